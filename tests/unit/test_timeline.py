@@ -217,7 +217,9 @@ def test_medians_of_a_thinned_timeline_weigh_all_of_the_training(path, small_lev
     assert wait_seconds == pytest.approx(median(blocks), rel=0.02)
     assert step_seconds == pytest.approx(0.04 + median(blocks), rel=0.02)
     found = measure({0: rows}, {})
-    assert found.samples_per_second == pytest.approx(32 / (0.04 + fmean(every)), rel=0.02)
+    # Each epoch has 500 steps, and 50 more of its validation.
+    expected = 32 * 500 / 550 / (0.04 + fmean(every))
+    assert found.samples_per_second == pytest.approx(expected, rel=0.02)
     assert found.spread["wait_seconds"].low == pytest.approx(quantiles(blocks)[0], rel=0.1)
 
 

@@ -102,6 +102,10 @@ class Epoch:
             usage.saw(batch)
         return batch
 
+    def now(self) -> float:
+        """Returns the time by the timeline's clock, in seconds."""
+        return self._process.timeline.clock()
+
     def end_in_finalizer(self) -> None:
         self.steps.end_in_finalizer()
 
@@ -134,6 +138,10 @@ class CountedIterator:
     @_index_sampler.setter
     def _index_sampler(self, sampler: object) -> None:
         pass
+
+    def opened(self, seconds: float) -> None:
+        """Records how long iter() took."""
+        self._epoch.steps.opened(seconds)
 
     def _ask_sampler_again(self) -> None:
         """Asks the sampler for an iterator as often as torch's loader with workers would."""
@@ -306,9 +314,13 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         self._user_init = user
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        if not first_iter:
-            self._epoch.begin()
+        if first_iter:
+            super()._reset(loader, first_iter)
+            return
+        began = self._epoch.now()
+        self._epoch.begin()
         super()._reset(loader, first_iter)
+        self.opened(self._epoch.now() - began)
 
     def _num_taken(self) -> int | None:
         # torch before 2.6 has no in_order, and always keeps the order.

@@ -15,9 +15,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import TrainerProcess, note_making, this_process
-from stoker.feed.iterators import is_making, part_iterator, torch_iterator
+from stoker.feed.iterators import TorchIterator, is_making, part_iterator, torch_iterator
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
+
+if TYPE_CHECKING:
+    from stoker.feed.remote_iterators import FeedIterator
 
 _FEED = "stoker.feed.remote_iterators"
 _MAX_LOOKED_AT_BYTES = 64 << 20
@@ -133,6 +136,14 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     if is_making():
         return part_iterator(loader)
     process = this_process()
+    began = process.timeline.clock()
+    iterator = _counted_iterator(loader, process)
+    # Workers start in it: the first batch waits for them.
+    iterator.opened(process.timeline.clock() - began)
+    return iterator
+
+
+def _counted_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterator | FeedIterator":
     if _has_feed(process):
         if process.books(loader).is_unshippable:
             return torch_iterator(loader, process)

@@ -86,9 +86,11 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         self._session.cancel(self._epoch.id)
         self._epoch.steps.end()
+        began = self._epoch.now()
         self._epoch.begin()
         super()._reset(loader, first_iter)
         self._begin()
+        self.opened(self._epoch.now() - began)
 
     def _next_data(self) -> object:  # type: ignore[override]
         batch = self._session.next(self._epoch.id, timeout_seconds=self._timeout)

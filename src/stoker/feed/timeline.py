@@ -8,7 +8,8 @@ The file is bounded (docs/method.md, "A step and its wait"). With each further L
 has, single steps get rarer by half: STRETCH_STEPS of them, whose `weight` says for how many each
 stands, then rows that are sums of `steps` steps, of weight 0. Sums over all rows stay exact;
 medians are over the single steps, by weight. 50 ms steps of a day are 3.8 MiB, steps of any length
-for ten years less than 15.
+for ten years less than 15. Rows of several steps in which epochs begin have COLUMNS_OF_EPOCHS, too,
+so that sums over epochs are exact as well (`feed.epoch_times`).
 """
 
 import contextlib
@@ -28,6 +29,9 @@ from stoker.text import wait_share
 # In the output folder of the rank's host.
 FILE = "timeline-rank{rank}.csv"
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"
+# Epochs that begin in a row of several steps, the waits for their first batches, and the time
+# between steps, which is of none.
+COLUMNS_OF_EPOCHS = "begins,first_wait_seconds,gap_seconds"
 # About 10,000 rows.
 LEVEL_BYTES = 512 << 10
 # The report's picture shows 24 to 40 steps; medians need blocks of BLOCK_STEPS.
@@ -51,6 +55,7 @@ class MeasuredStep:
     """A step, one row of a timeline: it waits for its batch, then computes.
 
     `steps`: of which the row is the sum; `weight`: steps that a single step stands for, else 0.
+    The last three are COLUMNS_OF_EPOCHS.
     """
 
     loader: int
@@ -62,6 +67,9 @@ class MeasuredStep:
     samples: int
     steps: int = 1
     weight: int = 1
+    begins: int = 0
+    first_wait_seconds: float = 0.0
+    gap_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -69,13 +77,14 @@ class MeasuredStep:
 
     @property
     def end_seconds(self) -> float:
-        return self.start_seconds + self.seconds
+        return self.start_seconds + self.seconds + self.gap_seconds
 
 
 def step_of(row: str) -> MeasuredStep | None:
     """Returns the step in a row of a timeline; None for the header, and for a truncated row."""
     try:
-        loader, epoch, batch, start, wait, compute, samples, steps, weight = row.split(",")
+        loader, epoch, batch, start, wait, compute, samples, steps, weight, *epochs = row.split(",")
+        begins, first_wait, gap = epochs or ("0", "0", "0")
         step = MeasuredStep(
             loader=int(loader),
             epoch=int(epoch),
@@ -86,11 +95,15 @@ def step_of(row: str) -> MeasuredStep | None:
             samples=int(samples),
             steps=int(steps),
             weight=int(weight),
+            begins=int(begins),
+            first_wait_seconds=float(first_wait),
+            gap_seconds=float(gap),
         )
     except ValueError:
         return None
     is_whole = math.isfinite(step.end_seconds) and step.steps > 0
     is_whole &= min(step.wait_seconds, step.compute_seconds, step.weight) >= 0
+    is_whole &= min(step.begins, step.first_wait_seconds, step.gap_seconds) >= 0
     return step if is_whole else None
 
 
@@ -231,14 +244,49 @@ _Row = tuple[str, int, float, float, float, int]
 
 
 @dataclass(slots=True)
+class _SumRow:
+    """An open row of several steps, which began with the step `first`."""
+
+    first: _Row
+    wait_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    begins: int = 0
+    first_wait_seconds: float = 0.0
+    gap_seconds: float = 0.0
+    ended: float = 0.0
+
+    def add(self, row: _Row) -> None:
+        _, batch, asked, got, ended, samples = row
+        if self.steps:
+            self.gap_seconds += max(0.0, asked - self.ended)
+        if batch == 0:
+            self.begins += 1
+            self.first_wait_seconds += got - asked
+        self.wait_seconds += got - asked
+        self.compute_seconds += ended - got
+        self.samples += samples
+        self.steps += 1
+        self.ended = ended
+
+    def text(self, *, zero: float) -> str:
+        head, batch, asked, *_ = self.first
+        times = f"{asked - zero:.6f},{self.wait_seconds:.6f},{self.compute_seconds:.6f}"
+        epochs = ""
+        if self.begins or self.gap_seconds:
+            epochs = f",{self.begins},{self.first_wait_seconds:.6f},{self.gap_seconds:.6f}"
+        return f"{head}{batch},{times},{self.samples},{self.steps},0{epochs}\n"
+
+
+@dataclass(slots=True)
 class _Thinning:
     """Rows of one loader, from all of its steps."""
 
     # Of the file when the present stretch began, `place` steps ago.
     level: int = 0
     place: int = 0
-    # First step, and sums of the open row of several steps.
-    sum: tuple[_Row, float, float, int, int] | None = None
+    sum: _SumRow | None = None
 
     def rows_of(self, row: _Row, *, level: int, zero: float) -> Iterator[str]:
         head, batch, asked, got, ended, samples = row
@@ -249,23 +297,22 @@ class _Thinning:
             times = f"{asked - zero:.6f},{got - asked:.6f},{ended - got:.6f}"
             yield f"{head}{batch},{times},{samples},1,{1 << self.level}\n"
         else:
-            first, wait, compute, total, steps = self.sum or (row, 0.0, 0.0, 0, 0)
-            wait, compute = wait + got - asked, compute + ended - got
-            self.sum = first, wait, compute, total + samples, steps + 1
+            self.sum = self.sum or _SumRow(row)
+            self.sum.add(row)
             longest = (1 << self.level) / 4
             if longest > MAX_ROW_SECONDS:
                 # Longer after 90 days: else a year would have half a million such rows.
                 longest = max(MAX_ROW_SECONDS, longest / 4096)
-            if self.place == STRETCH_STEPS << self.level or ended - first[2] >= longest:
+            began = self.sum.first[2]
+            if self.place == STRETCH_STEPS << self.level or ended - began >= longest:
                 yield from self.rest(zero=zero)
         if self.place == STRETCH_STEPS << self.level:
             self.place = 0
 
     def rest(self, *, zero: float) -> Iterator[str]:
         if self.sum:
-            (head, batch, asked, *_), wait, compute, samples, steps = self.sum
+            yield self.sum.text(zero=zero)
             self.sum = None
-            yield f"{head}{batch},{asked - zero:.6f},{wait:.6f},{compute:.6f},{samples},{steps},0\n"
 
 
 class Timeline:
@@ -371,12 +418,18 @@ class Steps:
         self._sums.epochs = max(self._sums.epochs, epoch + 1)
         self._done = 0
         self._asked = 0.0
+        self._opening_seconds = 0.0
         self._open: tuple[float, float, int] | None = None
+
+    def opened(self, seconds: float) -> None:
+        """Records how long iter() took, which starts workers: a part of the first wait."""
+        self._opening_seconds = seconds
 
     def ask(self) -> None:
         """Records that the trainer asks for a batch: the step before is complete."""
-        self._asked = self._clock()
-        self._complete(self._asked)
+        now = self._clock()
+        self._complete(now)
+        self._asked, self._opening_seconds = now - self._opening_seconds, 0.0
         if self._timeline.usage is not None:
             self._timeline.usage.asked(self._loader, self._epoch)
 

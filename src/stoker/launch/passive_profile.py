@@ -15,6 +15,7 @@ import msgspec
 from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.feed import timeline
+from stoker.feed.epoch_times import epoch_times, whole_run, whole_step_seconds
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
 from stoker.feed.timeline import (
     MeasuredStep,
@@ -65,7 +66,7 @@ def measure(
     slowest = waits_longest(shares)
     shown = waits_longest({rank: shares[rank] for rank in ranks})
     kept = steady(ranks[shown])
-    rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
+    rates = {replica_of(rank): _rate(steps) for rank, steps in ranks.items()}
     for rank, report in progress.items():
         # Timelines of other hosts are on their disks: only reports are here.
         rates.setdefault(replica_of(rank), 0.0)
@@ -91,6 +92,8 @@ def measure(
         rank=slowest,
         least_wait_share=min(shares.values()) if len(shares) > 1 else None,
         timeline_file=timeline.FILE.format(rank=shown),
+        whole_step_seconds=whole_step_seconds(ranks[shown]),
+        epochs=epoch_times(ranks[shown]),
     )
 
 
@@ -106,8 +109,12 @@ def wait_shares(
 
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
-    seconds = sum(step.weight * step.seconds for step in steps)
-    return sum(step.weight * step.samples for step in steps) / seconds if seconds else 0.0
+    """Returns the samples per second of whole epochs; of all steps where there are few."""
+    run, seconds = whole_run(steps), whole_step_seconds(steps)
+    if run and seconds:
+        return run.samples / run.steps / seconds
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.samples for step in steps) / seconds if seconds else 0.0
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -178,6 +185,7 @@ def passive_profile(
         step=step,
         observed=_observed(usage, vcpus),
         loader=loader,
+        epochs=measured.epochs,
         unmeasured=UNMEASURED if is_elsewhere(usages) else (),
         spread={name: each for name, each in spread.items() if name in known},
         what={

@@ -10,8 +10,8 @@ class EpochPause(Record, frozen=True, kw_only=True):
 
     Attributes:
         seconds: Mean, in seconds.
-        low_seconds: Lower quartile.
-        high_seconds: Upper quartile.
+        low_seconds: Lower quartile, in seconds.
+        high_seconds: Upper quartile, in seconds.
         count: Pauses that were measured. 0: computed, from the time of a batch in one worker.
     """
 

@@ -671,7 +671,7 @@ def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | Non
     usd = None
     price = facts.budget.total_usd_per_hour(facts.groups) if facts.budget else None
     if price is not None and measured.steps:
-        usd = measured.step_seconds * price / 3600 * 1000
+        usd = measured.counted_seconds * price / 3600 * 1000
     return msgspec.structs.replace(
         measured, usd_per_1000_steps=usd, timeline_file=facts.timeline_file
     )
