@@ -10,6 +10,7 @@ from stoker.decide.model import (
     Estimate,
     Hosts,
     Work,
+    cpu_seconds,
     estimate,
     parts_on,
     shards_on,
@@ -17,10 +18,8 @@ from stoker.decide.model import (
 )
 from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
-from stoker.records.parts import most_workers, useful_workers
+from stoker.records.parts import busy_worker_seconds, more_workers, most_workers, useful_workers
 
-# More workers are named only if a step takes less than this share of today's.
-_HELPS = 0.97
 # Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
 # across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
 _SCALING_INSIDE = 0.95
@@ -79,19 +78,22 @@ def keep(site: Site) -> Candidate:
 
 def tune(site: Site) -> Iterator[Candidate]:
     """Yields today's hosts with as many loader workers as help, where that is more than today."""
-    work, workers = site.work, site.work.num_workers
-    if workers is None or work.data:
+    work = site.work
+    if work.num_workers is None or work.data:
         return
+    today = ClusterShape(
+        dnn=Hosts(instance=site.today, count=work.hosts, workers=work.num_workers),
+        processes=site.processes,
+    )
+    better = more_workers(parts_on(work, today))
+    has_shards = work.shards > 0
     # More workers of a stream need more shards, which the script or feed.shards sets.
-    has_shards = work.shards > 0 and work.divides is not False and not work.are_shards_set
-    today, site = site, with_any_shards(site) if has_shards else site
-    shape = ClusterShape(dnn=_dnn(site, site.today), processes=site.processes)
-    tuned = _planned(site, "tune", shape)
-    found = tuned.shape.dnn.workers
-    step = tuned.estimate.step_seconds if tuned.estimate else math.inf
-    if found is not None and found > workers and step < _HELPS * work.step_seconds:
-        problem = more_shards_words(today, tuned.groups) if has_shards else ""
-        yield replace(tuned, problem=problem)
+    if better is None or (has_shards and (work.divides is False or work.are_shards_set)):
+        return
+    shape = replace(today, dnn=replace(today.dnn, workers=better.workers // work.hosts))
+    tuned = _candidate(with_any_shards(site), "tune", shape)
+    problem = more_shards_words(site, tuned.groups) if has_shards else ""
+    yield replace(tuned, problem=problem)
 
 
 def with_any_shards(site: Site) -> Site:
@@ -264,7 +266,9 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
 def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
     """Returns the workers of a dnn host that are busy at this step, and a tenth more."""
     dnn, work = shape.dnn, site.work
-    local = (1 - made.remote_share) * worker_seconds(work, dnn.instance) / dnn.count
+    alone = worker_seconds(work, dnn.instance)
+    busy = busy_worker_seconds(parallel=alone, cpu=cpu_seconds(work, dnn.instance))
+    local = (1 - made.remote_share) * busy / dnn.count
     # With separate storages the data hosts' reads do not slow down local workers.
     shared = 0.0 if shape.data and work.has_own_storage else parts_on(work, shape).shared.seconds
     return useful_workers(

@@ -244,6 +244,9 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
     return replace(
         work,
         reference=target,
+        rates=work.rates if is_same else {},
+        # The step there is modelled, and what it waits for.
+        wait_seconds=None,
         ranks=ranks,
         shards=-(-work.shards * ranks // work.ranks),
         accelerator_seconds=work.accelerator_seconds / accelerator_speed,

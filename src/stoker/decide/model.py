@@ -23,13 +23,13 @@ the accelerator-only step is CPU work itself and becomes faster with the CPU.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from stoker.catalog import Instance
-from stoker.records import Limit, Parts, Storage
-from stoker.records.parts import LEAST_FREE, WAITS, SharedLoading
+from stoker.records import Bottleneck, Limit, Parts, Storage
+from stoker.records.parts import COMPUTES, LEAST_FREE, WAITS, SharedLoading
 
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the
@@ -51,6 +51,14 @@ _LEAST_FREE = 1 / 8
 _LEAST_STEP = 1e-3
 # Of equal terms the first is named as the limit.
 _LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
+# The term that a bottleneck of hosts without a data group is.
+_LIMIT_OF: Mapping[Bottleneck, Limit] = {
+    "cpu": "cpu",
+    "accelerator": "accelerator",
+    "workers": "latency",
+    "latency": "latency",
+    "storage": "storage",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,8 @@ class Work:
         reserved_vcpus: vCPUs of one host for the trainer, instead of trainer_cpu_seconds.
         receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
         read_seconds: Time of today's storage for a step; 0: not known.
+        rates: Global batches per second of the loader alone, by workers of all of today's hosts.
+        wait_seconds: Part of today's step that waits for data; None: not known.
         others_vcpus: vCPUs of today's hosts that other programs kept busy.
         machine_width: Relative error from other programs and a CPU of changing speed.
         storage: per_host: each host has a separate storage rate; unknown counts as shared.
@@ -126,6 +136,8 @@ class Work:
     turns_cpu_seconds: float = 0.0
     read_seconds: float = 0.0
     shared: SharedLoading = SharedLoading()  # noqa: RUF009 - frozen
+    rates: Mapping[int, float] = field(default_factory=dict)
+    wait_seconds: float | None = None
     others_vcpus: float = 0.0
     machine_width: float = 0.0
     storage: Storage = "unknown"
@@ -239,20 +251,33 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     largest = max(terms.values())
     # Two lines that cross are one limit, whatever their last digits are.
     limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
+    limit = _named(limit, terms=terms, work=work, shape=shape, local=local)
     # CPU and workers are one limit where loading does not wait.
     one = () if work.waits else ("cpu", "latency")
     others = [name for name in _LIMITS if name != limit and not (limit in one and name in one)]
     second = max(others, key=terms.__getitem__)
-    step = max(terms[limit], work.step_seconds * _LEAST_STEP)
+    step = max(largest, work.step_seconds * _LEAST_STEP)
     return Estimate(
         step_seconds=step,
         remote_share=share,
         limit=limit,
         second_limit=second,
-        second_seconds=terms[second],
-        # `limit` may be a billionth below the largest term (above): never more than the step.
+        # `limit` may be below the largest term: never more than the step.
+        second_seconds=min(terms[second], step),
         accelerator_seconds=min(accelerator, step),
     )
+
+
+def _named(
+    limit: Limit, *, terms: Mapping[Limit, float], work: Work, shape: ClusterShape, local: Parts
+) -> Limit:
+    """Returns the limit under the name that the bottleneck of these hosts has."""
+    if not shape.data:
+        is_asked = limit == "latency" or local.measured_seconds > 0
+        return _LIMIT_OF.get(local.bottleneck, limit) if is_asked else limit
+    # Workers that compute all the time need the CPU: the two terms differ by noise.
+    is_cpu = not work.waits and terms["cpu"] * COMPUTES >= terms["latency"]
+    return "cpu" if limit == "latency" and is_cpu else limit
 
 
 def shards_on(work: Work, shape: ClusterShape) -> int:
@@ -293,6 +318,12 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     divided = shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
     # Without accelerators the step is CPU work, which a faster CPU shortens.
     divided *= 1.0 if instance.accelerators else _speed(work, instance)
+    is_todays = _is_todays(work, shape)
+    workers = busy_workers(work, shape)[0]
+    turns = work.turns_cpu_seconds
+    if work.num_workers is not None and workers > work.num_workers * work.hosts:
+        # As `Parts.with_workers`.
+        turns = max(0.0, turns)
     return Parts(
         accelerator_seconds=work.accelerator_seconds / divided,
         # Nothing is handed over where the trainer's own thread loads.
@@ -304,13 +335,25 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         trainer_cpu_seconds=work.trainer_cpu_seconds
         # Taking batches from workers is added, as the trainer was measured with cached batches.
         + (0.0 if local is None or loads_itself else local * work.ranks * work.ranks_per_process),
-        turns_cpu_seconds=work.turns_cpu_seconds,
+        turns_cpu_seconds=turns,
         vcpus=free_vcpus(work, dnn),
-        workers=busy_workers(work, shape)[0],
+        workers=workers,
+        hosts=dnn.count,
         ranks=_ranks_on(work, shape),
         read_seconds=work.read_seconds * storage,
         shared=replace(work.shared, seconds=work.shared.seconds * storage),
+        rates=work.rates if is_todays else {},
+        measured_seconds=work.step_seconds if is_todays else 0.0,
+        wait_seconds=work.wait_seconds if is_todays else None,
     )
+
+
+def _is_todays(work: Work, shape: ClusterShape) -> bool:
+    """Whether these are today's hosts with today's workers, and neither had data hosts."""
+    dnn = shape.dnn
+    is_same = dnn.instance.type == work.reference.type and dnn.count == work.hosts
+    is_alone = not shape.data and not work.data and shape.replicas == 1
+    return is_same and is_alone and dnn.workers == work.num_workers
 
 
 def free_vcpus(work: Work, hosts: Hosts) -> float:
@@ -335,6 +378,11 @@ def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -
     waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
     running = work.parallel_seconds - waiting
     return running / (_speed(work, instance) * efficiency) + waiting
+
+
+def cpu_seconds(work: Work, instance: Instance) -> float:
+    """Returns CPU-seconds of a step's loading on this type, with all vCPUs busy."""
+    return work.loader_cpu_seconds / _speed(work, instance)
 
 
 def _speed(work: Work, instance: Instance) -> float:

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.records import Profile, StepTerms, TransformCost, parts_of
-from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
+from stoker.records.parts import (
+    AGAIN,
+    LEAST_GAIN,
+    limit_words,
+    lost_share,
+    speed_words,
+    too_busy,
+)
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
 from stoker.words import loader_words
 
@@ -24,8 +31,6 @@ TERMS = (
     ("receive_seconds", "feed: trainer's own thread"),
     ("receive_cpu_seconds", "feed: CPU time, other threads"),
 )
-# Below this share of a step, waiting is not worth a change.
-_MIN_WAIT = 0.05
 # All are in the record.
 _MAX_STATES = 3
 _OF_STATES = {
@@ -101,8 +106,12 @@ def _verdict(profile: Profile) -> str:
     if step.accelerator_step_seconds is not None:
         # If loading shares the CPUs with the model, it costs more than the wait. This is given as a
         # time, as a reader would add up two shares of a step.
-        lost = 1 - step.accelerator_step_seconds / step.step_seconds
-        if lost > share + _MIN_WAIT:
+        lost = lost_share(
+            step_seconds=step.step_seconds,
+            wait_seconds=step.wait_seconds,
+            accelerator_seconds=step.accelerator_step_seconds,
+        )
+        if lost > share:
             said += (
                 f", and loading competes with the training for CPU time. Without loading, a step "
                 f"would take {ms(step.accelerator_step_seconds)} instead of "
@@ -119,7 +128,7 @@ def _verdict(profile: Profile) -> str:
         return f"{said}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
         return f"{said}; what making it costs on the same CPUs is not known."
-    if share < _MIN_WAIT:
+    if share < LEAST_GAIN:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)
     return f"{said}: the limit is {binding}." if binding else f"{said}."
@@ -134,7 +143,7 @@ def _limit(profile: Profile) -> str | None:
     parts = parts_of(profile)
     if parts is None:
         return None
-    if parts.limit == "latency" and parts.workers == 0:
+    if parts.bottleneck == "workers" and parts.workers == 0:
         return "loading in the trainer itself (num_workers=0)"
     return limit_words(parts.bottleneck)
 

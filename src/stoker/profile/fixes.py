@@ -7,7 +7,7 @@ from statistics import median
 from stoker.profile.rank_results import RankResult
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
-from stoker.records.parts import WAITS, tuned
+from stoker.records.parts import WAITS, more_workers
 from stoker.text import ms, size, vcpus_words
 
 # Less than this share of a step is not worth a line.
@@ -117,18 +117,15 @@ def _later_epochs(own: Signs) -> Fix | None:
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
-    better = tuned(parts, hosts=len({rank.host for rank in ranks}))
-    signs = [signs_of(rank) for rank in ranks if rank.as_is is not None]
-    if better.workers <= parts.workers or not all(own.is_faster_with_more for own in signs):
+    better = more_workers(parts)
+    if better is None:
         return None
     before = parts.step_seconds
     if parts.workers == 0 and step.wait_seconds is not None:
         # Loading in the main process was seen: with torch's threads, that no worker has.
         before = parts.accelerator_seconds + step.wait_seconds
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
-    saves = step.step_seconds * (1 - better.step_seconds / before)
-    if saves < _MIN_GAIN * step.step_seconds:
-        return None
+    saves = max(0.0, step.step_seconds * (1 - better.step_seconds / before)) or None
     wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
     because = f"on {vcpus_words(parts.vcpus)} the loader alone is faster with that many"
     if wall > WAITS * cpu:

@@ -12,13 +12,11 @@ import msgspec
 
 from stoker.profile.rank_results import AsIs, Drain, Evidence, Quartiles, RankResult
 from stoker.records import Parts, ProfileState
-from stoker.records.parts import MAX_OTHERS
+from stoker.records.parts import LEAST_GAIN, MAX_OTHERS, more_workers
 from stoker.text import ms, percentage, size, vcpus_words, wait_share
 
 # Two profiles of one training differ by this much of a step.
-MIN_SHARE = 0.05
-# More workers that loaded less faster than this, when they were tried, are no remedy.
-_FASTER = 1.1
+MIN_SHARE = LEAST_GAIN
 # A container that its quota stops in fewer periods hardly notices.
 MIN_THROTTLED = 0.10
 MIN_PERIODS = 5
@@ -109,14 +107,6 @@ class Signs:
         # The loader alone makes rate * step_seconds batches in a step's time; one is needed.
         rate = self.rate(max(1, self.workers)) or self.alone.batches_per_second
         return rate * self.step_seconds * MIN_LOADING <= 1
-
-    @property
-    def is_faster_with_more(self) -> bool:
-        """Whether no trial speaks against more workers than today's."""
-        today = self.rate(max(1, self.workers))
-        if self.workers == 0 or not today or not self.many or self.many.workers <= self.workers:
-            return True
-        return self.many.batches_per_second > _FASTER * today
 
     @property
     def own_seconds(self) -> float:
@@ -340,7 +330,8 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     vcpus = sum(hosts.values())
     # A group that is stopped has no idle vCPUs, even if the machine has.
     busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
-    binding = within(parts, vcpus=vcpus, is_throttled=bool(stopped)).limit if parts else None
+    bound = within(parts, vcpus=vcpus, is_throttled=bool(stopped)) if parts else None
+    binding = bound.bottleneck if bound else None
     is_serial = parts is not None and parts.workers == 0
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if stopped else interpreter_lock(signs)
@@ -354,10 +345,8 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
         storage = _cold_reads(waiting, is_limit=binding == "storage" and not is_shared)
         if not storage and is_shared:
             storage = _shared_reads(waiting, is_limit=binding == "storage")
-        if not storage and not is_serial:
-            workers = _few_workers(waiting, busy=busy, is_limit=binding == "latency")
-    if is_serial and binding == "latency":
-        workers = _serial(waiting)
+    if bound and not storage and more_workers(bound) is not None:
+        workers = _serial(waiting) if is_serial else _few_workers(waiting, busy=busy)
     accelerator = None if gil else _accelerator(signs, is_binding=binding == "accelerator")
     others = _other_programs(signs, vcpus=vcpus)
     found = (stopped, gil, straggler(signs), others, cpu, storage, workers, accelerator)
@@ -439,13 +428,11 @@ def _cold_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     )
 
 
-def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | None:
-    """Finds too few workers: there are idle vCPUs, or the workers wait for their reads."""
+def _few_workers(own: Signs, *, busy: float) -> ProfileState | None:
+    """Describes too few workers: there are idle vCPUs, or the workers wait for their reads."""
+    if own.wait_share < MIN_SHARE:
+        return None
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
-    if not own.is_loading_awaited or not own.is_faster_with_more:
-        return None
-    if not is_waiting and (not is_limit or busy >= BUSY):
-        return None
     rates = f" ({own.rates})" if own.rates else ""
     why = f"the vCPUs are {percentage(busy)} busy"
     if is_waiting and own.alone:

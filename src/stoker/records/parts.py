@@ -15,16 +15,19 @@ alone. B is the time for what workers share: with throughput 1 / t(m) for the fe
 / t(n) for the most, B = (n t(n) - m t(m)) / (n - m). Neither workers nor hosts reduce it, unless
 each host has its own storage. B is 0 if more workers loaded more, as far as the CPU allows, and at
 most the extra wait that each further worker caused: a worker that computes all the time waits for
-nothing. Pure.
+nothing.
+
+Whether more workers on the same cores would be faster is asked in one place, `more_workers`:
+bottleneck, states, fixes, plans and their words all follow it. Pure.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stoker.records.decision import Bottleneck, Limit
 from stoker.records.profile import LoaderRate, Profile, StepTerms
-from stoker.text import vcpus_words
+from stoker.text import vcpus_words, wait_share
 
 # Worker-seconds over CPU-seconds above which a loader waits for something.
 WAITS = 1.25
@@ -34,6 +37,14 @@ MOST_WORKERS_PER_VCPU = 4
 # caches.
 _NOISE_WAITING = 1.1
 _NOISE_COMPUTING = 1.3
+# A step that is shorter by less is no gain: two profiles of one training differ by as much.
+LEAST_GAIN = 0.05
+# More workers that loaded less faster than this, when they were tried, are no remedy.
+_FASTER = 1.1
+# A loader that alone delivers a batch in less of a step is not what steps wait for.
+_MIN_LOADING = 0.6
+# Worker-seconds over CPU-seconds below which a worker only computes, as repeated measurements say.
+COMPUTES = 1.1
 # Workers over those busy at the predicted step, for jitter.
 _SPARE = 1.1
 # If loading is shared: step over the best one for which the fewest workers are taken.
@@ -76,7 +87,7 @@ def limit_words(bottleneck: Bottleneck) -> str:
 
 
 def bottleneck_of(limit: Limit, *, waits: bool, workers: int | None) -> Bottleneck:
-    """Returns the bottleneck that a limit means, by what can be done about it.
+    """Returns the bottleneck that a limit means, where more workers would be faster.
 
     Args:
         limit: The slowest term of the step.
@@ -115,7 +126,12 @@ class Parts:
         turns_cpu_seconds: CPU-seconds of a step beyond loading and training alone; may be negative.
         others_vcpus: vCPUs that other programs used.
         workers: Loader workers; 0: the trainer loads between its steps.
+        hosts: Hosts that these workers are on, equally many on each.
         read_seconds: Storage time of a step's bytes; 0: fast enough, or not known.
+        rates: Global batches per second of the loader alone, by the number of workers that was
+            tried, all hosts.
+        measured_seconds: Today's step; 0: these are not today's hosts and workers.
+        wait_seconds: Part of it that waits for data; None: not known.
     """
 
     accelerator_seconds: float
@@ -128,8 +144,12 @@ class Parts:
     others_vcpus: float = 0.0
     workers: int
     ranks: int = 1
+    hosts: int = 1
     read_seconds: float = 0.0
     shared: SharedLoading = SharedLoading()
+    rates: Mapping[int, float] = field(default_factory=dict)
+    measured_seconds: float = 0.0
+    wait_seconds: float | None = None
 
     @property
     def free_vcpus(self) -> float:
@@ -173,12 +193,47 @@ class Parts:
         return next(name for name in _ORDER if terms[name] >= step * (1 - 1e-9))
 
     @property
+    def waits(self) -> bool:
+        """Whether a worker mostly waits for its own reads when it does not compute."""
+        return self.parallel_seconds > WAITS * self.loader_cpu_seconds
+
+    @property
+    def lost_share(self) -> float:
+        """Share of today's step that cached batches would save; 1 if that is not known."""
+        if not self.measured_seconds or self.wait_seconds is None:
+            return 1.0
+        return lost_share(
+            step_seconds=self.measured_seconds,
+            wait_seconds=self.wait_seconds,
+            accelerator_seconds=self.accelerator_seconds,
+        )
+
+    @property
     def bottleneck(self) -> Bottleneck:
         """Bottleneck of today's step, the same in profile, decide and report."""
         if self.loader_cpu_seconds == 0 and self.loader_wall_seconds == 0:
             return "none"
-        waits = self.parallel_seconds > WAITS * self.loader_cpu_seconds
-        return bottleneck_of(self.limit, waits=waits, workers=self.workers)
+        if self.lost_share < LEAST_GAIN:
+            return "accelerator"
+        limit = self.limit
+        if limit != "latency" or more_workers(self) is not None:
+            return bottleneck_of(limit, waits=self.waits, workers=self.workers)
+        # No more workers would help: the limit is the one that would hold with them.
+        limit = tuned(self, least=self.workers).limit
+        if limit != "latency":
+            return bottleneck_of(limit, waits=self.waits, workers=self.workers)
+        # A worker that computes all the time needs a core.
+        return "latency" if self.waits and self.workers else "cpu"
+
+    def with_workers(self, workers: int) -> "Parts":
+        """Returns the same hosts with another number of loader workers."""
+        turns = self.turns_cpu_seconds
+        if workers > self.workers:
+            # With idle cores today's workers used less CPU than with all of them busy.
+            turns = max(0.0, turns)
+        return replace(
+            self, workers=workers, turns_cpu_seconds=turns, measured_seconds=0.0, wait_seconds=None
+        )
 
 
 def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
@@ -214,9 +269,30 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         others_vcpus=others,
         workers=step.num_workers * hosts,
         ranks=ranks,
+        hosts=hosts,
         read_seconds=read_seconds(profile),
         shared=shared_of(profile, vcpus=vcpus * hosts - others),
+        rates=rates_of(profile),
+        measured_seconds=step.step_seconds,
+        wait_seconds=step.wait_seconds,
     )
+
+
+def rates_of(profile: Profile) -> Mapping[int, float]:
+    """Returns global batches per second of the loader alone, by workers of all hosts."""
+    hosts = profile.host.count
+    return {rate.workers * hosts: rate.steps_per_second for rate in profile.loader_rates}
+
+
+def lost_share(*, step_seconds: float, wait_seconds: float, accelerator_seconds: float) -> float:
+    """Returns the share of a step that cached batches would save.
+
+    Loading that competes with the training for CPUs costs more than the wait; a difference of
+    less than `LEAST_GAIN` between the two is noise.
+    """
+    waited = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
+    lost = 1 - accelerator_seconds / step_seconds
+    return lost if lost > waited + LEAST_GAIN else waited
 
 
 def turns_cpu_seconds(step: StepTerms, *, ranks: int) -> float:
@@ -224,8 +300,11 @@ def turns_cpu_seconds(step: StepTerms, *, ranks: int) -> float:
     used, loader, trainer = step.used_cpu_seconds, step.loader_cpu_seconds, step.trainer_cpu_seconds
     if used is None or loader is None or trainer is None:
         return 0.0
-    receive = (step.local_receive_seconds or 0.0) * ranks if step.num_workers else 0.0
-    return used - loader - trainer - receive
+    if step.num_workers == 0:
+        # One thread loads and trains in turn. What it uses beyond are threads of torch that look
+        # for work on every core while it loads: a worker has none.
+        return 0.0
+    return used - loader - trainer - (step.local_receive_seconds or 0.0) * ranks
 
 
 def read_seconds(profile: Profile) -> float:
@@ -335,7 +414,9 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
 
 def most_workers(*, vcpus: float, parallel: float, cpu: float) -> int:
     """Returns the maximum useful workers of a host: one per vCPU, more if they wait."""
-    waits = max(1.0, parallel / cpu) if cpu > 0 else MOST_WORKERS_PER_VCPU if parallel > 0 else 1.0
+    waits = parallel / cpu if cpu > 0 else MOST_WORKERS_PER_VCPU if parallel > 0 else 1.0
+    if waits < COMPUTES:
+        waits = 1.0
     return math.ceil(vcpus * min(waits, MOST_WORKERS_PER_VCPU))
 
 
@@ -343,7 +424,7 @@ def useful_workers(*, parallel: float, shared: float, step: float, most: int) ->
     """Returns the fewest workers with a step as fast as with `most`, plus a tenth for jitter.
 
     Args:
-        parallel: Worker-seconds that they divide among them.
+        parallel: Worker-seconds that they divide among them, with busy vCPUs.
         shared: Seconds that workers do not reduce.
         step: Seconds of a step with `most` workers.
     """
@@ -354,13 +435,58 @@ def useful_workers(*, parallel: float, shared: float, step: float, most: int) ->
     return max(1, min(most, math.ceil(busy - 1e-9)))
 
 
-def tuned(parts: Parts, *, hosts: int = 1) -> Parts:
-    """Returns the same hosts with as many workers as are useful, equally many on each."""
-    vcpus = parts.vcpus / hosts
-    parallel = parts.parallel_seconds
-    most = most_workers(vcpus=vcpus, parallel=parallel, cpu=parts.loader_cpu_seconds)
-    best = replace(parts, workers=most * hosts).step_seconds
+def busy_worker_seconds(*, parallel: float, cpu: float) -> float:
+    """Returns worker-seconds of loading with every vCPU busy, from those of a lone worker.
+
+    A core that two workers share by hyper-threads is slower: `cpu` was measured with all of them.
+    """
+    return max(parallel, cpu)
+
+
+def tuned(parts: Parts, *, least: int = 1) -> Parts:
+    """Returns the same hosts with as many workers as are useful, equally many on each.
+
+    Args:
+        least: Fewest workers of all hosts.
+    """
+    hosts, parallel, cpu = parts.hosts, parts.parallel_seconds, parts.loader_cpu_seconds
+    most = most_workers(vcpus=parts.free_vcpus / hosts, parallel=parallel, cpu=cpu)
     workers = useful_workers(
-        parallel=parallel / hosts, shared=parts.shared.seconds, step=best, most=most
+        parallel=busy_worker_seconds(parallel=parallel, cpu=cpu) / hosts,
+        shared=parts.shared.seconds,
+        step=parts.with_workers(most * hosts).step_seconds,
+        most=most,
     )
-    return replace(parts, workers=workers * hosts)
+    return parts.with_workers(max(workers * hosts, least))
+
+
+def more_workers(parts: Parts) -> Parts | None:
+    """Returns today's hosts with more loader workers, if that makes a step faster; else None.
+
+    A step is faster only by what it waits for data today. Neither a modelled step that the
+    measured one is shorter than, nor cores that are busy, nor a rate that was tried promises more.
+    """
+    better = tuned(parts)
+    if better.workers <= parts.workers or not _is_faster_alone(parts):
+        return None
+    today = parts.step_seconds
+    if parts.measured_seconds:
+        today = min(today, parts.measured_seconds)
+    reached = better.step_seconds
+    if parts.measured_seconds and parts.wait_seconds is not None:
+        # Compared as shares, as the model may miss the measured step.
+        busy = 1 - wait_share(step_seconds=parts.measured_seconds, wait_seconds=parts.wait_seconds)
+        reached = max(reached, busy * today)
+    return better if reached < (1 - LEAST_GAIN) * today else None
+
+
+def _is_faster_alone(parts: Parts) -> bool:
+    """Whether no trial of the loader alone speaks against more workers than today's."""
+    today = parts.rates.get(parts.workers)
+    if today is None:
+        return True
+    # One batch a step is needed: a loader that alone makes many more is not what steps wait for.
+    if today * parts.measured_seconds * _MIN_LOADING > 1:
+        return False
+    more = [rate for workers, rate in parts.rates.items() if workers > parts.workers]
+    return not more or max(more) > _FASTER * today
