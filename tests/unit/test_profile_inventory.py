@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.host.machine import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
+from stoker.host.machine import cpu_limit, cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
 from stoker.profile.combine import host_of, note_of_host
 from stoker.profile.inventory import cpu_model, instance_type, metadata_type
 from stoker.profile.rank_results import Inventory, RankResult
@@ -65,6 +65,11 @@ def test_a_host_counts_on_its_quota_or_what_its_pod_asks_for_and_not_on_its_node
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_vcpus)
     monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", asked)
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    if capacity == 4.0:
+        assert cpu_limit() == "affinity"
+    else:
+        assert cpu_limit() == ("quota" if quota_vcpus == capacity else "pod")
     assert vcpu_capacity() == capacity
     assert usable_vcpus() == workers
 

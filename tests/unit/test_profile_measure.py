@@ -1,5 +1,6 @@
 """The ranks' results become the record: sums, maxima, the self-check, the fixes, the words."""
 
+import msgspec
 import pytest
 import torch
 
@@ -8,11 +9,12 @@ from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.profile.batches import facts_of
 from stoker.profile.explain import explain
-from stoker.profile.rank_results import BatchFacts, Quartiles, Receive
+from stoker.profile.rank_results import BatchFacts, Evidence, Quartiles, Receive
 from stoker.records import Parts, Profile, ProfiledLoader
 from support import decisions
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 
+LOCAL = load_catalog("local")
 # One core: 40 ms to load, 22 ms to train.
 TOOK = {"step": 0.063, "wait": 0.038, "accelerator": 0.022, "receive_seconds": 0.0005}
 CPU = {"trainer_cpu": 0.0225, "trainer_alone_cpu": 0.022, "children_cpu": 0.0405}
@@ -291,9 +293,63 @@ def test_a_pod_that_used_idle_cpus_of_its_node_is_explained_with_those_that_it_h
             trainer_cpu_seconds=0.030,
             children_cpu_seconds=0.045,
             drains=(drained(1, 0.040), drained(2, 0.040)),
+            cpu_limit="pod",
         )
     )
     assert profile.host.capacity == pytest.approx(2.5)
     assert profile.check.explained
     (note,) = profile.what["notes"]
     assert "used 2.5 vCPUs of host algo-1, and its pod asks for 1" in note
+
+
+@pytest.mark.parametrize("limit", ["affinity", "quota", "machine"])
+@pytest.mark.parametrize("outside", [0.0, 0.045])
+def test_what_a_helper_uses_beyond_the_vcpus_of_a_host_is_neither_its_step_nor_its_vcpus(
+    limit, outside
+):
+    # 1.2 vCPUs of one, or 1.5 more on others: the same step, with a helper on another vCPU.
+    quiet = profile_of(changed(ONE_CORE, cpu_limit=limit))
+    profile = profile_of(
+        changed(
+            ONE_CORE,
+            children_cpu_seconds=0.0405 + 0.0135,
+            outside_cpu_seconds=outside,
+            cpu_limit=limit,
+        )
+    )
+    assert profile.host.capacity == 1
+    assert profile.check.explained
+    assert profile.step.used_cpu_seconds == pytest.approx(quiet.step.used_cpu_seconds, rel=0.05)
+    (note,) = profile.what["notes"]
+    assert "helper processes of the script" in note
+    assert (f"CPU {limit}" if limit == "quota" else "CPU affinity") in note
+
+
+def test_a_helper_elsewhere_is_no_other_program_of_the_machine():
+    busy = Evidence(seconds=6.3, steps=100, elsewhere_vcpus=1.5)
+    alone = changed(ONE_CORE, evidence=busy)
+    assert profile_of(alone).observed.elsewhere_vcpus == pytest.approx(1.5)
+    with_helper = changed(ONE_CORE, evidence=busy, outside_cpu_seconds=1.4 * 0.063)
+    assert profile_of(with_helper).observed.elsewhere_vcpus == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_pod"), [("machine", False), ("affinity", False), ("quota", False), ("pod", True)]
+)
+def test_where_no_pod_is_no_word_is_of_pods(limit, is_pod):
+    throttled = Evidence(seconds=9.0, steps=90, quota_vcpus=1.0, periods=90, throttled_periods=80)
+    rank = changed(
+        ONE_CORE,
+        evidence=msgspec.structs.replace(throttled, throttled_seconds=6.0),
+        children_cpu_seconds=0.09,
+        cpu_limit=limit,
+        is_pod=is_pod,
+    )
+    profile = profile_of(rank)
+    words = [*profile.what["notes"], *(fix.text for fix in profile.fixes)]
+    words += [own.text for own in decisions.decided(profile, catalog=LOCAL).advice]
+    text = " ".join(words).lower()
+    assert "throttled" in {fix.id for fix in profile.fixes}
+    assert "cpu limit" in text
+    for word in ("pod", "kubernetes", "node"):
+        assert (word in text) == is_pod, word

@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from stoker.host.counters import StrayCpu
 from stoker.profile.rank_results import block_means, quartiles
 from stoker.profile.step_watch import (
     AS_IS_ENOUGH,
@@ -17,13 +18,13 @@ from stoker.profile.step_watch import (
 )
 
 
-def as_is(*, children: float = 0.0, machine: float = 0.0, **warm_up: float) -> AsIsSteps:
+def as_is(*, children: float = 0.0, machine: float = 0.0, **given: object) -> AsIsSteps:
     """Makes steps whose processes use so many CPU-seconds from one look to the next."""
     return AsIsSteps(
         workers=1,
         children_cpu=itertools.count(step=children).__next__,
         machine_cpu=itertools.count(step=machine).__next__,
-        **warm_up,
+        **given,
     )
 
 
@@ -65,6 +66,31 @@ def test_cpu_of_workers_and_of_others_is_told_apart():
     assert result.trainer_cpu_seconds == pytest.approx(0.5)
     # 20 CPU-seconds of the machine in 10 s, of which 4 the workers' and 5 the trainer's.
     assert result.others_vcpus == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("machine", "inside", "outside", "others"),
+    [
+        # 4 CPU-seconds of a helper in 10 s. All elsewhere: the trainer's 5 and the others' 1 here.
+        (6.0, 0.0, 0.4, 0.1),
+        # It may use this vCPU for half of its time, on which nothing else ran.
+        (7.0, 2.0, 0.2, 0.0),
+        # It may, but nothing ran here beside the trainer.
+        (5.0, 2.0, 0.4, 0.0),
+        (5.5, 2.0, 0.35, 0.0),
+    ],
+)
+def test_a_helper_that_left_is_neither_a_neighbour_nor_on_these_vcpus(
+    machine, inside, outside, others
+):
+    looks = (StrayCpu(4.0 * look, inside * look) for look in itertools.count())
+    steps = as_is(children=4.0, machine=machine, stray_cpu=looks.__next__)
+    take(steps, count=WARM_UP_STEPS + 11, every=1.0)
+    steps.epoch_ended()
+    result = steps.result()
+    assert result.outside_cpu_seconds == pytest.approx(outside)
+    assert result.children_cpu_seconds == pytest.approx(0.4 - outside)
+    assert result.others_vcpus == pytest.approx(others)
 
 
 def test_what_is_looked_at_between_steps_is_none_of_them():

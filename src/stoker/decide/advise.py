@@ -19,8 +19,7 @@ _FIX_FIRST = {
 }
 _ADVICE = {
     "throttled": "Remove or raise the container's CPU limit, then profile again: with it, "
-    "hosts are judged by CPUs that they may not use (on Kubernetes kubernetes.cpu_limit sets it, "
-    "to the cpu of the pool or of kubernetes.dnn).",
+    "hosts are judged by CPUs that they may not use.",
     "straggler": "Look at the slow rank's host and data, then profile again: more hosts do not "
     "make it faster.",
     "storage": "Read nearer, faster or less: a copy on a local disk, more memory for the page "
@@ -100,7 +99,17 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
     for name in named:
         if name in _ADVICE and name != "storage":
             is_first = name in _FIX_FIRST or name == "other-programs"
-            yield Advice(id=name, text=_ADVICE[name], when=before if is_first else None)
+            text = _words_of_state(name, profile)
+            yield Advice(id=name, text=text, when=before if is_first else None)
+
+
+def _words_of_state(name: str, profile: Profile) -> str:
+    fix = next((fix for fix in profile.fixes if fix.id == name == "throttled"), None)
+    if fix is None:
+        return _ADVICE[name]
+    # The profile knows what limits the host it was taken on: a pod has keys for it.
+    how = f"{fix.text[:1].upper()}{fix.text[1:]}"
+    return f"{how}. Then profile again: with it, hosts are judged by CPUs that they may not use."
 
 
 def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:

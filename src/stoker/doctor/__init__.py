@@ -37,6 +37,12 @@ RESOLVE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 HANDSHAKE_SECONDS = 5.0
 _POLL_MS = 50
+_LIMITS: Mapping[machine.CpuLimit, str] = {
+    "machine": "what it has",
+    "affinity": "its CPU affinity",
+    "quota": "its CPU quota",
+    "pod": "what its pod asks for",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ def vcpus_check() -> Finding:
     usable, total = machine.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable"
     if usable < total:
-        text += f" of {total} (quota, affinity or what the pod asks for)"
+        text += f" of {total} ({_LIMITS[machine.cpu_limit()]})"
     if usable < 2:
         fix = "trainer and loader take turns on it: give the host two or more"
         return Finding("vcpus", "warn", text, fix)

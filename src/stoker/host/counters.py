@@ -119,9 +119,71 @@ def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float |
 
 
 def children_cpu_seconds() -> float:
+    """Returns CPU-seconds of all processes below this one, with those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    live = sum(_process_cpu_seconds(pid) for pid in descendant_pids())
+    live = sum(_whole_cpu_seconds(pid) for pid in descendant_pids())
     return ended.ru_utime + ended.ru_stime + live
+
+
+class StrayCpu(NamedTuple):
+    """CPU-seconds of processes that may use vCPUs beyond this one's; `inside` may be on its own."""
+
+    seconds: float = 0.0
+    inside: float = 0.0
+
+
+class StrayProcesses:
+    """Processes below this one whose CPU affinity goes beyond its vCPUs, as a compiler's helpers.
+
+    How much they use of this process's vCPUs is not counted by the kernel: at most the share of
+    their vCPUs that these are. A process that starts and ends between two looks is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] | None = None
+        self._total = StrayCpu()
+
+    def cpu_seconds(self) -> StrayCpu:
+        """Returns their CPU-seconds since the first call, which takes milliseconds."""
+        if not hasattr(os, "sched_getaffinity"):
+            return self._total
+        own = os.sched_getaffinity(0)
+        before, seen = self._seen, {}
+        for pid in descendant_pids():
+            seen[pid] = _whole_cpu_seconds(pid)
+            cpus = _affinity(pid)
+            if before is not None and cpus - own:
+                used = max(0.0, seen[pid] - before.get(pid, 0.0))
+                inside = used * len(cpus & own) / len(cpus)
+                self._total = StrayCpu(self._total.seconds + used, self._total.inside + inside)
+        self._seen = seen
+        return self._total
+
+
+def _affinity(pid: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(pid)
+    except OSError:
+        return set()
+
+
+def _whole_cpu_seconds(pid: int) -> float:
+    """Returns CPU-seconds of a process and of its children that it has waited for.
+
+    Without these a helper's children would count only when the helper itself has ended: all at
+    once, in another step than the one in which they ran.
+    """
+    return _process_cpu_seconds(pid) + _waited_for_seconds(pid)
+
+
+def _waited_for_seconds(pid: int) -> float:
+    try:
+        stat_line = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    # The name before the bracket may hold spaces. Fields 16 and 17, in ticks of the kernel.
+    fields = stat_line.rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
 
 def _process_cpu_seconds(pid: int) -> float:

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 # Linux encodes a process's CPU clock by its inverted pid and a thread's by its inverted tid.
 _PROCESS, _THREAD = 0b010, 0b110
@@ -21,6 +22,7 @@ _V1_FOLDERS = ("cpu", "cpu,cpuacct")
 _CPU_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
 # Requests of a pod's container, in thousandths of a vCPU.
 CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
+CpuLimit = Literal["machine", "affinity", "quota", "pod"]
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
@@ -52,6 +54,17 @@ def vcpu_capacity() -> float:
     may use its whole node only while others do not.
     """
     return min(num_cpus(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
+
+
+def cpu_limit() -> CpuLimit:
+    """Returns what sets `vcpu_capacity`; of several with the same, the strictest."""
+    capacity = vcpu_capacity()
+    # A quota is kept to by the kernel at any time, a request only where others run.
+    if cpu_quota() == capacity:
+        return "quota"
+    if num_cpus() == capacity:
+        return "affinity" if capacity < (os.cpu_count() or 1) else "machine"
+    return "pod"
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import psutil
 
-from stoker.host.machine import vcpu_capacity
+from stoker.host.machine import cpu_limit, vcpu_capacity
 from stoker.host.processes import descendants
 from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
-from stoker.settings import PROFILE_ENDED_FILE
+from stoker.settings import PROFILE_ENDED_FILE, api_server
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -197,6 +197,8 @@ class Findings:
             world_size=place.world_size,
             host=host,
             vcpus=vcpu_capacity(),
+            cpu_limit=cpu_limit(),
+            is_pod=api_server() is not None,
             ranks_on_host=place.ranks_on_host or 1,
         )
 

@@ -1,14 +1,14 @@
 """One profile from the results of all ranks: sums, maxima and the self-check. Pure."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import Cost, Drain, Inventory, Quartiles, RankResult
+from stoker.profile.rank_results import AsIs, Cost, Drain, Inventory, Quartiles, RankResult
 from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
 from stoker.profile.step_watch import speed_spread
 from stoker.records import (
@@ -240,11 +240,7 @@ def combine(
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in ranks]),
             # Where there are several hosts, it may be one of theirs.
-            elsewhere_vcpus=max(
-                (rank.evidence.elsewhere_vcpus for rank in ranks if rank.evidence), default=None
-            )
-            if len(hosts) == 1
-            else None,
+            elsewhere_vcpus=_elsewhere_vcpus(ranks) if len(hosts) == 1 else None,
             cpu_speed_spread=max((own for own in spreads if own is not None), default=None),
         ),
         spread={name: own for name, own in spread.items() if own is not None},
@@ -268,6 +264,16 @@ def combine(
         states=states,
         fixes=find_fixes(ranks, parts=parts, step=step, states=states),
     )
+
+
+def _elsewhere_vcpus(ranks: Sequence[RankResult]) -> float | None:
+    """Returns the vCPUs beyond those of the only host that other programs kept busy."""
+    busy = [rank.evidence.elsewhere_vcpus for rank in ranks if rank.evidence]
+    if not busy:
+        return None
+    # The script's own helpers are no other program.
+    helpers = sum(_vcpus_of_hosts(ranks, lambda own: own.outside_cpu_seconds).values())
+    return max(0.0, max(busy) - helpers)
 
 
 class _Whole:
@@ -308,30 +314,76 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Returns ranks with the vCPUs that their steps used, if more than their pod asks for.
+    """Returns ranks with the CPU time and the vCPUs that their hosts had, and notes on both.
 
-    A pod without a limit may use the idle CPUs of its node: the measured step had them.
+    A pod without a limit may use the idle CPUs of its node: the measured step had them. Beyond a
+    quota or an affinity mask only a process that left it uses CPUs: the training's CPU time, but
+    not on vCPUs of its host.
     """
+    inside = _vcpus_of_hosts(ranks, lambda own: own.trainer_cpu_seconds + own.children_cpu_seconds)
+    outside = _vcpus_of_hosts(ranks, lambda own: own.outside_cpu_seconds)
+    return [
+        _with_idle_vcpus(rank, used=inside[rank.host])
+        if rank.cpu_limit == "pod"
+        else _without_strays(rank, inside=inside[rank.host], outside=outside[rank.host])
+        for rank in ranks
+    ]
+
+
+def _vcpus_of_hosts(
+    ranks: Sequence[RankResult], cpu_seconds: Callable[[AsIs], float]
+) -> Mapping[str, float]:
     used = defaultdict[str, float](float)
     for rank in ranks:
         if rank.as_is is not None:
-            seconds = rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds
-            used[rank.host] += seconds / rank.as_is.step_seconds.mean
-    return [
-        rank
-        if used[rank.host] <= _MORE_THAN_ASKED * rank.vcpus
-        else msgspec.structs.replace(
-            rank,
-            vcpus=round(used[rank.host], 2),
-            notes=(
-                *rank.notes,
-                f"the training used {used[rank.host]:.1f} vCPUs of host {rank.host}, and its pod "
-                f"asks for {rank.vcpus:.3g}: it is slower where the node has no idle ones. Ask for "
-                "more (kubernetes.pools or kubernetes.dnn, key cpu)",
-            ),
-        )
-        for rank in ranks
-    ]
+            used[rank.host] += cpu_seconds(rank.as_is) / rank.as_is.step_seconds.mean
+    return used
+
+
+def _with_idle_vcpus(rank: RankResult, *, used: float) -> RankResult:
+    if used <= _MORE_THAN_ASKED * rank.vcpus:
+        return rank
+    return msgspec.structs.replace(
+        rank,
+        vcpus=round(used, 2),
+        notes=(
+            *rank.notes,
+            f"the training used {used:.1f} vCPUs of host {rank.host}, and its pod asks for "
+            f"{rank.vcpus:.3g}: it is slower where the node has no idle ones. Ask for more "
+            "(kubernetes.pools or kubernetes.dnn, key cpu)",
+        ),
+    )
+
+
+def _without_strays(rank: RankResult, *, inside: float, outside: float) -> RankResult:
+    """Returns the rank without CPU time that its host's vCPUs cannot have given.
+
+    Args:
+        inside: vCPUs that the host's ranks used, those outside of the host apart.
+        outside: vCPUs beyond the host's that processes of its ranks are known to have used.
+    """
+    if rank.as_is is None or inside + outside <= _MORE_THAN_ASKED * rank.vcpus:
+        return rank
+    as_is = rank.as_is
+    # Where no process is known to have left, one did that has ended since.
+    children = as_is.children_cpu_seconds
+    beyond = max(0.0, inside - rank.vcpus) * as_is.step_seconds.mean / rank.ranks_on_host
+    unseen = min(children, beyond)
+    limit = "its CPU quota" if rank.cpu_limit == "quota" else "its CPU affinity"
+    return msgspec.structs.replace(
+        rank,
+        as_is=msgspec.structs.replace(
+            as_is,
+            children_cpu_seconds=children - unseen,
+            outside_cpu_seconds=as_is.outside_cpu_seconds + unseen,
+        ),
+        notes=(
+            *rank.notes,
+            f"the training used {inside + outside:.1f} vCPUs, of which host {rank.host} has "
+            f"{rank.vcpus:.3g} by {limit}: helper processes of the script left it (a compiler's, "
+            "or some that set their own). What they used elsewhere is in no figure of a step",
+        ),
+    )
 
 
 def _loader_cpu(own: _Whole) -> Quartiles:

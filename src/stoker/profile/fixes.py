@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+import msgspec
+
 from stoker.profile.rank_results import RankResult
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
@@ -19,12 +21,12 @@ _MANY_WORKERS_PER_VCPU = 1.5
 # More than one epoch differs from another by chance; with fewer batches that cannot be told.
 _FIRST_RATIO = 1.5
 _LEAST_BATCHES = 5
+_LIMIT_OF_PODS = "kubernetes.cpu_limit sets it, to the cpu of the pool or of kubernetes.dnn"
 _OF_STATES = {
     "throttled": Fix(
         id="throttled",
         text="remove the container's CPU limit, or raise it: its host may have idle vCPUs that "
-        "it cannot use (on Kubernetes kubernetes.cpu_limit sets it, to the cpu of the pool or of "
-        "kubernetes.dnn)",
+        "it cannot use",
     ),
     "gil": Fix(
         id="gil",
@@ -60,7 +62,7 @@ def find_fixes(
         _later_epochs(waiting) if waiting else None,
         _pinned(ranks),
         _uint8(ranks),
-        *(_OF_STATES[name] for name in _OF_STATES if name in named),
+        *(_of_state(name, ranks) for name in _OF_STATES if name in named),
     ]
     by_id: dict[str, Fix] = {}
     for fix in found:
@@ -68,6 +70,13 @@ def find_fixes(
         if fix is not None and fix.id not in by_id:
             by_id[fix.id] = fix
     return tuple(sorted(by_id.values(), key=lambda fix: -(fix.saves_seconds or 0.0)))
+
+
+def _of_state(name: str, ranks: Sequence[RankResult]) -> Fix:
+    fix = _OF_STATES[name]
+    if name != "throttled" or not any(rank.is_pod for rank in ranks):
+        return fix
+    return msgspec.structs.replace(fix, text=f"{fix.text} ({_LIMIT_OF_PODS})")
 
 
 def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import UsageError
+from stoker.host.machine import CpuLimit
 from stoker.records import read_text
 
 
@@ -101,7 +102,8 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
         wait_seconds: Part of step_seconds in next().
         trainer_cpu_seconds: Without workers, loading included.
-        children_cpu_seconds: Of all processes below the trainer.
+        children_cpu_seconds: Of all processes below the trainer, on the vCPUs that it may use.
+        outside_cpu_seconds: Of those that left its affinity, on other vCPUs.
         receive_seconds: CPU-seconds of the trainer's own thread inside next().
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
@@ -111,6 +113,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: Quartiles
     trainer_cpu_seconds: float
     children_cpu_seconds: float
+    outside_cpu_seconds: float = 0.0
     receive_seconds: float
     first_wait_seconds: float | None = None
     others_vcpus: float = 0.0
@@ -243,6 +246,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         missing: Why the profile is incomplete; empty where it is not.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
+        cpu_limit: What sets `vcpus`; pod: the pod's request, beyond which idle vCPUs may be used.
+        is_pod: The process runs in a pod of Kubernetes.
         has_ended: The profile ended the process, not the script.
         ended_before: What the script was about to do to a user's file, which ended the profile.
     """
@@ -252,6 +257,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     missing: str = ""
     vcpus: float
+    cpu_limit: CpuLimit = "machine"
+    is_pod: bool = False
     ranks_on_host: int
     uses_cuda: bool = False
     steps: int = 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from stoker.feed.timeline import Steps, Timeline
-from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
+from stoker.host.counters import StrayProcesses, children_cpu_seconds, machine_cpu_seconds
 from stoker.profile import batches
 from stoker.profile.batches import Cache, OtherLoaders, length_of
 from stoker.profile.loader_phases import Loader
@@ -112,6 +112,7 @@ class Reading:
             workers=loader.num_workers,
             children_cpu=children_cpu_seconds,
             machine_cpu=machine_cpu_seconds,
+            stray_cpu=StrayProcesses().cpu_seconds,
             batches=self._seen_before,
             epoch_batches=length_of(loader),
             warm_up_seconds=_WARM_UP_SHARE * self._budget,

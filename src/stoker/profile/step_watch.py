@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
 from types import FrameType
+from typing import NamedTuple
 
 import msgspec
 
 from stoker.host.counters import (
     OwnSchedule,
     Scheduled,
+    StrayCpu,
     Throttling,
     elsewhere_cpu_seconds,
     machine_cpu_seconds,
@@ -119,6 +121,29 @@ AS_IS_ENOUGH = Enough(steps=120, least=0.10, usual=0.30, most=0.45, last=0.50)
 REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.25, last=0.30)
 
 
+class _Begun(NamedTuple):
+    """Clocks at the begin of an epoch's counted steps."""
+
+    now: float
+    cpu: float
+    children: float
+    machine: float
+    stray: StrayCpu
+
+
+def _outside_seconds(stray: StrayCpu, *, before: StrayCpu, children: float, room: float) -> float:
+    """Returns CPU-seconds that children used on vCPUs which this process may not use.
+
+    Args:
+        children: CPU-seconds of all children meanwhile.
+        room: CPU-seconds of this process's vCPUs that it did not use itself.
+    """
+    left = min(stray.seconds - before.seconds, children)
+    # What those that stayed leave of the vCPUs is the most that the others can have used there.
+    inside = min(stray.inside - before.inside, max(0.0, room - (children - left)))
+    return max(0.0, left - inside)
+
+
 @dataclass(slots=True, kw_only=True)
 class AsIsSteps:
     """Times of the user's own steps: from batch to batch, never over the end of an epoch.
@@ -126,6 +151,7 @@ class AsIsSteps:
     Args:
         children_cpu: Of all processes below this one; called at the begin and end of an epoch only,
             as it takes milliseconds.
+        stray_cpu: Of those among them that may use other vCPUs than this process; likewise.
         warm_up_seconds: The warm-up ends after this time, however few steps it had.
         clock_batches: The clock begins with this batch. Ranks get their first ones seconds apart,
             the second ones together: where it is 2, their warm-ups end together, too.
@@ -134,6 +160,7 @@ class AsIsSteps:
     workers: int
     children_cpu: Callable[[], float]
     machine_cpu: Callable[[], float]
+    stray_cpu: Callable[[], StrayCpu] = StrayCpu
     batches: int = 0
     epoch_batches: int | None = None
     warm_up_seconds: float = float("inf")
@@ -145,9 +172,10 @@ class AsIsSteps:
     _cpu_seconds: list[float] = field(default_factory=list)
     _first_waits: list[float] = field(default_factory=list)
     _children_seconds: float = 0.0
+    _outside_seconds: float = 0.0
     _others_seconds: float = 0.0
     _epochs_seconds: float = 0.0
-    _begun: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    _begun: "_Begun" = field(default_factory=lambda: _Begun(0.0, 0.0, 0.0, 0.0, StrayCpu()))
     _last: tuple[float, float] | None = None
     _is_first: bool = True
 
@@ -172,7 +200,9 @@ class AsIsSteps:
             self._waits.append(wait)
             self._receives.append(receive)
         elif self._is_warm(now):
-            self._begun = (now, cpu, self.children_cpu(), self.machine_cpu())
+            self._begun = _Begun(
+                now, cpu, self.children_cpu(), self.machine_cpu(), self.stray_cpu()
+            )
         self._last = (now, cpu) if self._is_warm(now) else None
 
     def gave(self, *, now: float, cpu: float) -> None:
@@ -189,12 +219,17 @@ class AsIsSteps:
         """Records that what follows is not part of a step; may be called twice."""
         if self._last is not None:
             # The machine counts the time between steps, so these figures include it, too.
-            began, cpu, children, machine = self._begun
-            children = self.children_cpu() - children
-            self._children_seconds += children
-            own = self._last[1] - cpu
-            self._others_seconds += self.machine_cpu() - machine - children - own
-            self._epochs_seconds += self._last[0] - began
+            begun = self._begun
+            children = self.children_cpu() - begun.children
+            machine = self.machine_cpu() - begun.machine
+            own = self._last[1] - begun.cpu
+            outside = _outside_seconds(
+                self.stray_cpu(), before=begun.stray, children=children, room=machine - own
+            )
+            self._outside_seconds += outside
+            self._children_seconds += children - outside
+            self._others_seconds += machine - (children - outside) - own
+            self._epochs_seconds += self._last[0] - begun.now
         self._last = None
         self._is_first = True
 
@@ -214,6 +249,7 @@ class AsIsSteps:
             wait_seconds=quartiles(block_means(self._waits, workers=self.workers), samples=count),
             trainer_cpu_seconds=sum(self._cpu_seconds) / count,
             children_cpu_seconds=self._children_seconds / count,
+            outside_cpu_seconds=self._outside_seconds / count,
             receive_seconds=sum(self._receives) / count,
             first_wait_seconds=quartiles(waits).median if waits else None,
             others_vcpus=max(0.0, self._others_seconds / (self._epochs_seconds or math.inf)),
