@@ -13,6 +13,7 @@ import msgspec
 
 from stoker.catalog import Catalog, Instance, local_instance
 from stoker.decide.candidates import Site, tune
+from stoker.decide.epochs import epochs_elsewhere
 from stoker.decide.model import ClusterShape, Doubt, Hosts, Unexplained, Work, estimate
 from stoker.errors import UsageError
 from stoker.records import Advice, Profile, TakenElsewhere
@@ -116,6 +117,7 @@ def taken_as(
         text = "its storage, and what loader workers share, are taken to be as in the profile"
         doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
     scaled = _scaled(work, target, speed=speed, ranks=work.hosts * processes)
+    scaled = replace(scaled, epochs=epochs_elsewhere(work, scaled))
     if accelerator_source in ("given", "unknown"):
         # The correction was for another accelerator's step.
         kept = tuple(limit for limit in scaled.corrected if limit != "accelerator")

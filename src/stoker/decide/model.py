@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from stoker.catalog import Instance
-from stoker.records import Bottleneck, Limit, Parts, Storage
+from stoker.records import Bottleneck, EpochTimes, Limit, Parts, Storage
 from stoker.records.parts import COMPUTES, LEAST_FREE, WAITS, SharedLoading
 
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
@@ -117,6 +117,7 @@ class Work:
         shards: Shards of the stream over all ranks, which limit the busy workers; 0: no limit.
         ranks_per_process: Profiled ranks over `ranks`, as a script may start more.
         divides: The stream divides itself among its workers; None: not known.
+        epochs: Time beyond the usual steps of whole epochs, on the profiled hosts.
         are_shards_set: `feed.shards` sets the number of shards, not the script.
     """
 
@@ -150,6 +151,7 @@ class Work:
     correction: float = 1.0
     corrected: tuple[Limit, ...] = ()
     global_batch_size: int | None = None
+    epochs: EpochTimes | None = None
     efficiency: float = 1.0
     calibration_spread: float = 0.0
     data: "tuple[Hosts, ...]" = ()

@@ -8,9 +8,10 @@ import msgspec
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.candidates import Candidate
+from stoker.decide.epochs import Bounds, of_whole_epochs, planned_epochs
 from stoker.decide.model import ClusterShape, Estimate, Work
 from stoker.errors import UsageError
-from stoker.records import Constraints, Plan, Predicted, Profile
+from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile
 from stoker.records.decision import NOMINAL, START_UP_SECONDS
 from stoker.text import apart
 
@@ -109,18 +110,22 @@ def predicted(
         own_work = replace(work, storage="per_host")
         low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
         own_speedup = work.step_seconds / own.step_seconds
+    times = planned_epochs(work, candidate.shape)
+    todays = of_whole_epochs(Bounds.exactly(work.step_seconds), planned_epochs(work, today))
     outcome = _priced(
         made,
         shape=candidate.shape,
-        step=(step, low, step * (1 + width)),
-        today=(work.step_seconds, today_usd),
+        step=Bounds(step, low, step * (1 + width)),
+        times=times,
+        today=(todays.seconds, today_usd),
         price=price,
         total_steps=rules.total_steps,
     )
     change = outcome.cost_change
     if rules.catalog.purchase == NOMINAL:
         # Without a bill CPU-seconds are compared.
-        change = step * capacity(candidate.shape) / (work.step_seconds * capacity(today)) - 1
+        used = outcome.counted_seconds * capacity(candidate.shape)
+        change = used / (todays.seconds * capacity(today)) - 1
     return msgspec.structs.replace(outcome, cost_change=change, own_storage_speedup=own_speedup)
 
 
@@ -136,12 +141,15 @@ def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Pre
         # A repeated run on the same hosts differs, too, and the machine changed in the profile.
         width = min(math.hypot(_BAND, work.machine_width), _WIDEST)
         low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
+    times = planned_epochs(work, kept.shape)
+    todays = of_whole_epochs(Bounds.exactly(step), times)
     return _priced(
         made,
         shape=kept.shape,
         # A spread may begin at 0; the field is a PositiveFloat.
-        step=(step, min(low, step) or step, max(high, step)),
-        today=(step, today_usd),
+        step=Bounds(step, min(low, step) or step, max(high, step)),
+        times=times,
+        today=(todays.seconds, today_usd),
         price=today_usd,
         total_steps=rules.total_steps,
     )
@@ -151,20 +159,26 @@ def _priced(
     made: Estimate,
     *,
     shape: ClusterShape,
-    step: tuple[float, float, float],
+    step: Bounds,
+    times: EpochTimes | None,
     today: tuple[float, float],
     price: float,
     total_steps: int | None,
 ) -> Predicted:
-    seconds, low, high = step
+    # Time and money are counted by whole epochs, where they are known.
+    whole = of_whole_epochs(step, times)
+    seconds = whole.seconds
     cost, cost_today = seconds * price * 1000 / 3600, today[0] * today[1] * 1000 / 3600
     return Predicted(
-        step_seconds=seconds,
-        step_seconds_low=low,
-        step_seconds_high=high,
+        step_seconds=step.seconds,
+        step_seconds_low=step.low,
+        step_seconds_high=step.high,
+        whole_step_seconds=whole.seconds if times else None,
+        whole_step_seconds_low=whole.low if times else None,
+        whole_step_seconds_high=whole.high if times else None,
         limit=made.limit,
         second_limit=made.second_limit,
-        accelerator_utilization=min(1.0, made.accelerator_seconds / seconds),
+        accelerator_utilization=min(1.0, made.accelerator_seconds / step.seconds),
         usd_per_hour=price,
         usd_per_1000_steps=cost,
         speedup=today[0] / seconds,

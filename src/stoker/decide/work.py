@@ -242,6 +242,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         handover_seconds=step.handover_seconds or 0.0,
         doubts=tuple(doubts),
         global_batch_size=step.global_batch_size,
+        epochs=profile.epochs,
     )
 
 

@@ -1,0 +1,88 @@
+"""Whole epochs of a plan: its steps, the wait for each first batch, and what lies between.
+
+One worker makes an epoch's first batch, so no host makes it sooner than its CPU allows, and more
+hosts do not help. Validation and checkpoints take as long with any data hosts.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from stoker.decide.model import ClusterShape, Hosts, Work, worker_seconds
+from stoker.records import EpochPause, EpochTimes
+
+# Which host makes the first batch is not known, nor what else its cores do then.
+_START_WIDTH = 0.25
+
+
+class Bounds(NamedTuple):
+    """Seconds, and the bounds of their error band."""
+
+    seconds: float
+    low: float
+    high: float
+
+    @classmethod
+    def exactly(cls, seconds: float) -> "Bounds":
+        return cls(seconds, seconds, seconds)
+
+
+def of_whole_epochs(step: Bounds, times: EpochTimes | None) -> Bounds:
+    """Returns the seconds of whole epochs over their steps; the step's, if they are not known."""
+    if times is None:
+        return step
+    return Bounds(
+        times.whole_step_seconds(step.seconds),
+        times.at_low().whole_step_seconds(step.low),
+        times.at_high().whole_step_seconds(step.high),
+    )
+
+
+def planned_epochs(work: Work, shape: ClusterShape) -> EpochTimes | None:
+    """Returns the epochs of a cluster; None where nothing is known of today's."""
+    times = work.epochs
+    if times is None or not (times.steps or times.inside_seconds):
+        return None
+    return msgspec.structs.replace(times, start=_start(times.start, work, shape))
+
+
+def _start(todays: EpochPause | None, work: Work, shape: ClusterShape) -> EpochPause | None:
+    makers = [hosts for hosts in (shape.dnn, *shape.data) if hosts.workers != 0]
+    if not makers:
+        # The trainer makes the first batch as it makes any other.
+        return todays if work.num_workers == 0 else None
+    slowest = max(_batch_seconds(work, hosts) for hosts in makers)
+    if work.num_workers == 0:
+        # No worker made a batch: the first one is the trainer's no more.
+        return EpochPause(
+            seconds=slowest,
+            low_seconds=slowest * (1 - _START_WIDTH),
+            high_seconds=slowest * (1 + _START_WIDTH),
+            count=0,
+        )
+    if todays is None:
+        return None
+    here = _batch_seconds(work, Hosts(instance=work.reference, count=1))
+    if not shape.data and slowest == here:
+        return todays
+    scaled = todays.scaled(slowest / here if here else 1.0)
+    return msgspec.structs.replace(
+        scaled,
+        low_seconds=min(scaled.low_seconds, scaled.seconds * (1 - _START_WIDTH)),
+        high_seconds=max(scaled.high_seconds, scaled.seconds * (1 + _START_WIDTH)),
+    )
+
+
+def _batch_seconds(work: Work, hosts: Hosts) -> float:
+    """Returns the seconds in which one worker makes one rank's batch."""
+    ranks = work.ranks * work.ranks_per_process
+    return (worker_seconds(work, hosts.instance) + work.shared.seconds) / ranks
+
+
+def epochs_elsewhere(profiled: Work, scaled: Work) -> EpochTimes | None:
+    """Returns the epochs of work that was scaled to another type: workers are faster or slower."""
+    times = profiled.epochs
+    if times is None or times.start is None or not profiled.loader_wall_seconds:
+        return times
+    factor = scaled.loader_wall_seconds / profiled.loader_wall_seconds
+    return msgspec.structs.replace(times, start=times.start.scaled(factor))
