@@ -32,6 +32,7 @@ class Case:
             every loader.
         slow_factor: One worker, the first to be asked, takes that many times longer.
         slots: Folder in which workers find out who was first; a new one for each measurement.
+        device: That the step copies the batch to.
     """
 
     workers: int
@@ -43,6 +44,7 @@ class Case:
     is_exponential: bool = False
     slow_factor: float = 1.0
     slots: str = ""
+    device: str = "cpu"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -50,6 +52,11 @@ class Case:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether loaders are to give pinned batches, which a GPU copies by itself."""
+        return self.device != "cpu"
 
     @property
     def batch_bytes(self) -> int:

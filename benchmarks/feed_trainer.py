@@ -30,23 +30,32 @@ def measure(
     Args:
         cpu_beside: CPU-seconds so far of a process beside this one that receives for it.
     """
-    device = torch.zeros((case.batch_size, *SAMPLE_SHAPE), dtype=torch.uint8)
-    resident = torch.ones_like(device)
+    shape = (case.batch_size, *SAMPLE_SHAPE)
+    device = torch.zeros(shape, dtype=torch.uint8, device=case.device)
+    # Pinned as a loader's batches are, so that its step costs what theirs do.
+    resident = torch.ones(shape, dtype=torch.uint8, pin_memory=case.is_pinned)
 
     def step(batch: torch.Tensor) -> int:
-        device.copy_(batch)
+        device.copy_(batch, non_blocking=True)
         if case.step_seconds > 0:
             time.sleep(case.step_seconds)
-        return number_of(device)
+        return number_of(batch)
+
+    def wait_for_device() -> None:
+        if device.is_cuda:
+            torch.cuda.synchronize()
 
     step(resident)
+    wait_for_device()
     count = _RESIDENT_STEPS if case.step_seconds > 0 else _RESIDENT_FLAT_STEPS
     # Of this thread: a loader may have begun to connect in one of its own.
     own_started, own_cpu = time.monotonic(), time.thread_time()
     for _ in range(count):
         step(resident)
-    own_seconds = (time.monotonic() - own_started) / count
+    # Before the wait, in which a thread may spin.
     own_cpu = (time.thread_time() - own_cpu) / count
+    wait_for_device()
+    own_seconds = (time.monotonic() - own_started) / count
 
     is_in_order = True
     asked = time.monotonic()
@@ -54,11 +63,13 @@ def measure(
     first_batch_seconds = started = cpu = beside = 0.0
     for number in range(case.warmup + case.steps):
         if number == case.warmup:
+            wait_for_device()
             started, cpu, beside = time.monotonic(), time.process_time(), cpu_beside()
         batch = next(iterator)
         if number == 0:
             first_batch_seconds = time.monotonic() - asked
         is_in_order = (step(batch) == number) and is_in_order
+    wait_for_device()
     seconds = (time.monotonic() - started) / case.steps
     cpu = (time.process_time() - cpu) / case.steps
     beside = (cpu_beside() - beside) / case.steps
@@ -110,6 +121,7 @@ def main(loader: str, case: Case, ports: Sequence[int]) -> dict[str, float | boo
             collate_fn=SleptCollate(case),
             num_workers=case.workers,
             prefetch_factor=2,
+            pin_memory=case.is_pinned,
             in_order=loader != "torch unordered",
         )
         return measure(local, case, cpu_beside=nothing)
@@ -117,7 +129,12 @@ def main(loader: str, case: Case, ports: Sequence[int]) -> dict[str, float | boo
         from stoker import DataLoader
 
         # No local workers: every batch comes from the data hosts.
-        fed = DataLoader(Images(case), batch_size=case.batch_size, collate_fn=SleptCollate(case))
+        fed = DataLoader(
+            Images(case),
+            batch_size=case.batch_size,
+            collate_fn=SleptCollate(case),
+            pin_memory=case.is_pinned,
+        )
         return measure(fed, case, cpu_beside=nothing)
     raise ValueError(f"unknown loader {loader!r}")
 

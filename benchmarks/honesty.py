@@ -362,7 +362,7 @@ def run_case(
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_bytes((folder / f"{name}.json").read_bytes())
         plan, today = advised(decision), profile["step"]["step_seconds"]
-        groups = [word for group in plan["groups"] for word in ("--group", _named(group))]
+        groups = group_words(plan)
         steps = min(max(round(_RUN_SECONDS / today), _LEAST_STEPS), _MOST_STEPS)
         write("run.json", steps=steps)
         runs = {"today": ["run.json", f"--group=dnn={case.today}:1"]}
@@ -580,6 +580,11 @@ def _files(folder: Path) -> Path:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return folder
+
+
+def group_words(plan: Mapping) -> list[str]:  # type: ignore[type-arg]
+    """Returns the options of `stoker train` that follow a plan."""
+    return [word for group in plan["groups"] for word in ("--group", _named(group))]
 
 
 def _named(group: Mapping) -> str:  # type: ignore[type-arg]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cases import Case
@@ -154,8 +154,16 @@ def environment() -> dict[str, object]:
         "autogroup": _text("/proc/self/autogroup"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "pyzmq", "msgspec", "stoker")},
+        **{name: version_of(name) for name in ("torch", "pyzmq", "msgspec", "stoker")},
     }
+
+
+def version_of(package: str) -> str:
+    """Returns a package's version; of stoker from a checkout that is not installed: checkout."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "checkout" if package == "stoker" else "not installed"
 
 
 def _text(path: str) -> str:

@@ -1,0 +1,379 @@
+"""Advice on trainings of a GPU: profiled, decided on, followed, and held against whole epochs."""
+
+import importlib.util
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_machine import TRAINER, Bench
+from honesty import advised, group_words
+
+Json = Mapping[str, object]
+# A whole case: start-up, profile and two trainings.
+_CASE_SECONDS = 100.0
+_PROFILE_START_SECONDS, _RUN_SECONDS = 90.0, 120.0
+# Of a training of three epochs; today's and the advised one.
+_WANTED_SECONDS = 14.0
+_STEPS_AN_EPOCH = 42
+# A step that is to stay may differ so much from run to run.
+_SAME = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A training, and what is right to say of it.
+
+    Attributes:
+        options: Of gpu_trainer.py.
+        tiny: The same in a dry run on the CPU, in place of `options`.
+        bottlenecks: That the decision may name.
+        states: That the profile has to name one of; none: whatever.
+        actions: That may be advised.
+        is_whole: It has all cores of the machine, not a quarter.
+        workers: "quarter", "all", "rest" (all but two) or a number.
+        module: Python package that it needs.
+        fix: The fix that has to be named, and which option of the script follows it.
+    """
+
+    name: str
+    about: str
+    options: tuple[str, ...]
+    bottlenecks: tuple[str, ...]
+    states: tuple[str, ...] = ()
+    actions: tuple[str, ...]
+    is_whole: bool = False
+    workers: str = "quarter"
+    module: str = ""
+    fix: tuple[str, str] | None = None
+    tiny: tuple[str, ...] = field(default=())
+
+
+_LIGHT = ("--augment", "light")
+CASES: tuple[Case, ...] = (
+    Case(
+        name="starved",
+        about="ResNet-50, RandAugment, 4 workers on 4 cores",
+        options=("--model", "resnet50"),
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("heterogeneous",),
+    ),
+    Case(
+        name="GPU-bound",
+        about="ResNet-152, light augmentation, all cores but two are workers",
+        options=("--model", "resnet152", *_LIGHT),
+        bottlenecks=("accelerator",),
+        states=("accelerator",),
+        actions=("keep",),
+        is_whole=True,
+        workers="rest",
+    ),
+    Case(
+        name="no workers",
+        about="ResNet-50, RandAugment, num_workers=0 on 4 cores",
+        options=("--model", "resnet50"),
+        bottlenecks=("workers",),
+        states=("workers",),
+        actions=("tune", "heterogeneous"),
+        workers="0",
+    ),
+    Case(
+        name="too few workers",
+        about="ResNet-50, RandAugment, 4 workers beside idle cores",
+        options=("--model", "resnet50"),
+        bottlenecks=("workers",),
+        states=("workers",),
+        actions=("tune",),
+        is_whole=True,
+    ),
+    Case(
+        name="torch.compile",
+        about="the starved one, compiled",
+        options=("--model", "resnet50", "--compile"),
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("heterogeneous",),
+    ),
+    Case(
+        name="transfer",
+        about="154 MB of float32 a batch, ready at once, not pinned, small network",
+        options=("--model", "small", "--ready", "--batch", "256", "--no-pin"),
+        bottlenecks=("accelerator", "transfer"),
+        states=("transfer",),
+        actions=("keep", "tune"),
+        is_whole=True,
+        workers="half",
+        fix=("pin", "--no-pin"),
+    ),
+    Case(
+        name="neighbour",
+        about="MobileNet-v3-small, as many loaders as cores, which keep all of them busy",
+        options=("--model", "mobilenet_v3_small", "--batch", "64", *_LIGHT),
+        bottlenecks=("cpu", "accelerator", "neighbour"),
+        states=("neighbour",),
+        actions=("keep", "tune"),
+        is_whole=True,
+        workers="all",
+    ),
+    Case(
+        name="Hugging Face",
+        about="ViT, bf16, transformers' Trainer, 4 workers on 4 cores",
+        options=("--engine", "huggingface"),
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("heterogeneous",),
+        module="transformers",
+    ),
+    Case(
+        name="Lightning",
+        about="ResNet-50, bf16-mixed, 4 workers on 4 cores",
+        options=("--engine", "lightning", "--model", "resnet50"),
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("heterogeneous",),
+        module="lightning",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One case. Ratios are of seconds over whole epochs, the advised training's over today's.
+
+    Attributes:
+        verdict: Bottleneck that the decision names.
+        promised: Ratio, with its band; of `keep` 1: nothing is to be gained.
+        measured: Ratio of the two trainings; of `keep` today's whole step over the profiled one.
+        today_ms: A step of torch's own training, over whole epochs.
+        advised_ms: The same where the advice was followed; None: nothing to follow.
+        is_right: Bottleneck, states and action are among those that are right.
+        is_inside: The measured ratio is inside the band.
+    """
+
+    case: str
+    about: str
+    verdict: str
+    states: tuple[str, ...]
+    action: str
+    plan: str
+    promised: float
+    low: float
+    high: float
+    measured: float
+    today_ms: float
+    advised_ms: float | None
+    profiled_ms: float
+    predicted_ms: float
+    explained: bool | None
+    is_right: bool
+    is_inside: bool
+    seconds: float
+    note: str = ""
+    is_carried_over: bool = False
+
+    @property
+    def is_honest(self) -> bool:
+        return self.is_right and self.is_inside
+
+
+def judge(case: Case, bench: Bench) -> Judged:
+    """Profiles, decides, trains as today and as advised.
+
+    Raises:
+        NoTimeError: If too little of the whole run's time is left.
+        CommandError: If a command failed.
+    """
+    if case.module and importlib.util.find_spec(case.module) is None:
+        raise LookupError(f"{case.module} is not installed")
+    bench.need(_CASE_SECONDS if not bench.is_tiny else 20)
+    began = time.monotonic()
+    trial = _Trial(case, bench)
+    profile, decision = trial.advice()
+    plan = advised(decision)
+    today = trial.trained_as_today(profile["step"]["step_seconds"])  # type: ignore[index]
+    followed = trial.followed(plan, profile)
+    return _row(trial, profile, decision, plan, today, followed, seconds=time.monotonic() - began)
+
+
+class _Trial:
+    """One case on this machine: its workload, and its trainings."""
+
+    def __init__(self, case: Case, bench: Bench) -> None:
+        self.case = case
+        self.bench = bench
+        self.cores = len(bench.cores) if case.is_whole else bench.quarter
+        self.today = f"local.c{self.cores}"
+        self.epochs = 3
+
+    @property
+    def workers(self) -> int:
+        cores = len(self.bench.cores)
+        named = {
+            "quarter": self.bench.quarter,
+            "all": cores,
+            "rest": max(1, cores - 2),
+            "half": max(1, cores // 2),
+        }
+        return named[self.case.workers] if self.case.workers in named else int(self.case.workers)
+
+    def words(self, *, epochs: int, without: str = "") -> list[str]:
+        """Returns the script's options, less one of them."""
+        bench = self.bench
+        words = [*self.case.options, "--data", str(bench.pictures), "--device", bench.device]
+        words += ["--workers", str(self.workers), "--epochs", str(epochs)]
+        if bench.is_tiny:
+            # Later options win.
+            words += ["--model", "tiny", "--side", "32", "--batch", "8", "--ready-batches", "40"]
+        return [word for word in words if word != without]
+
+    def workload(self, name: str, *, epochs: int, record: str) -> str:
+        """Writes the workload; returns its file's name."""
+        bench = self.bench
+        script = [sys.executable, str(TRAINER), *self.words(epochs=epochs)]
+        script += ["--record", str(bench.folder / record)] if record else []
+        document = {
+            "name": self.case.name.replace(" ", "-").replace(".", "-").lower(),
+            "command": script,
+            "cluster": {"dnn": {"instance_type": self.today, "count": 1}},
+            "constraints": {
+                "max_data_hosts": bench.data_hosts,
+                "allowed_instance_types": [self.today],
+            },
+            "profile": {"budget_seconds": bench.budget_seconds},
+        }
+        (bench.folder / name).write_text(json.dumps(document))
+        return name
+
+    def advice(self) -> tuple[dict, dict]:  # type: ignore[type-arg]
+        """Returns profile and decision."""
+        bench = self.bench
+        file = self.workload("profiled.json", epochs=10_000, record="")
+        seconds = bench.budget_seconds + _PROFILE_START_SECONDS
+        profile = bench.stoker("profile", file, "--out", "profile.json", seconds=seconds)
+        words = ("decide", "profile.json", "--workload", file, "--out", "decision.json")
+        decision = bench.stoker(*words, seconds=30)
+        if bench.keep is not None:
+            for name in ("profile", "decision"):
+                kept = bench.keep / f"{self.case.name.replace(' ', '-')}-{name}.json"
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(bench.folder / f"{name}.json", kept)
+        return dict(profile), dict(decision)
+
+    def trained_as_today(self, step_seconds: float) -> dict[str, object]:
+        """Trains with torch alone, on today's cores."""
+        epoch_seconds = _STEPS_AN_EPOCH * step_seconds
+        # A slow training has two epochs: one to start up, one that counts.
+        self.epochs = 2 if 3 * epoch_seconds > _WANTED_SECONDS else 3
+        return self.train_with_torch(without="")
+
+    def train_with_torch(self, *, without: str) -> dict[str, object]:
+        """Trains with torch alone; returns what the script recorded."""
+        words = self.words(epochs=self.epochs, without=without)
+        cores = self.bench.cores[: self.cores]
+        return self.bench.python("gpu_trainer.py", *words, seconds=_RUN_SECONDS, cores=cores)
+
+    def followed(self, plan: Json, profile: Json) -> dict[str, object] | None:
+        """Trains as advised; None: the advice is to change nothing."""
+        if plan["action"] != "keep":
+            self.workload("run.json", epochs=self.epochs, record="fed.json")
+            groups = group_words(plan)
+            self.bench.stoker(
+                "train", "run.json", *groups, "--out", "trained.json", seconds=_RUN_SECONDS
+            )
+            seen: dict[str, object] = json.loads((self.bench.folder / "fed.json").read_text())
+            return seen
+        if self.case.fix is not None and self.fix(profile) is not None:
+            return self.train_with_torch(without=self.case.fix[1])
+        return None
+
+    def fix(self, profile: Json) -> Json | None:
+        """Returns the fix of the profile that the case is about."""
+        if self.case.fix is None:
+            return None
+        fixes: Sequence[Json] = profile.get("fixes", ())  # type: ignore[assignment]
+        matching = (fix for fix in fixes if self.case.fix[0] in str(fix["id"]))
+        return next(matching, None)
+
+
+def whole(predicted: Json) -> float:
+    """Returns the predicted seconds of a step over whole epochs, else of a step within one."""
+    seconds = predicted.get("whole_step_seconds") or predicted["step_seconds"]
+    return float(seconds)  # type: ignore[arg-type]
+
+
+def promise(trial: _Trial, profile: Json, decision: Json, plan: Json) -> tuple[float, float, float]:
+    """Returns the promised ratio to today, and its band."""
+    keep = next(
+        (each for each in decision["plans"] if each["action"] == "keep" and "predicted" in each),  # type: ignore[attr-defined]
+        plan,
+    )
+    predicted: Json = plan["predicted"]  # type: ignore[assignment]
+    step = float(predicted["step_seconds"])  # type: ignore[arg-type]
+    low, high = (float(predicted[f"step_seconds_{end}"]) / step for end in ("low", "high"))  # type: ignore[arg-type]
+    ratio = whole(predicted) / whole(keep["predicted"])
+    fix = trial.fix(profile)
+    if plan["action"] == "keep" and fix is not None and fix.get("saves_seconds"):
+        ratio = max(0.0, 1 - float(fix["saves_seconds"]) / step)  # type: ignore[arg-type]
+    if plan["action"] == "keep":
+        low, high = min(low, 1 - _SAME), max(high, 1 + _SAME)
+    return ratio, ratio * low, ratio * high
+
+
+def _row(
+    trial: _Trial,
+    profile: Mapping,  # type: ignore[type-arg]
+    decision: Mapping,  # type: ignore[type-arg]
+    plan: Mapping,  # type: ignore[type-arg]
+    today: Json,
+    followed: Json | None,
+    *,
+    seconds: float,
+) -> Judged:
+    case = trial.case
+    ratio, low, high = promise(trial, profile, decision, plan)
+    today_seconds = float(today["whole_step_seconds"])  # type: ignore[arg-type]
+    advised_seconds = None if followed is None else float(followed["whole_step_seconds"])  # type: ignore[arg-type]
+    base = today_seconds if followed is not None else whole(plan["predicted"])
+    measured = (today_seconds if advised_seconds is None else advised_seconds) / base
+    states = tuple(state["id"] for state in profile.get("states", ()))
+    is_named = not case.states or bool(set(case.states) & set(states))
+    is_right = (
+        decision["bottleneck"] in case.bottlenecks and is_named and plan["action"] in case.actions
+    )
+    check = profile.get("check") or {}
+    return Judged(
+        case=case.name,
+        about=case.about,
+        verdict=decision["bottleneck"],
+        states=states,
+        action=plan["action"],
+        plan=" ".join(group_words(plan)[1::2]),
+        promised=ratio,
+        low=low,
+        high=high,
+        measured=measured,
+        today_ms=1e3 * today_seconds,
+        advised_ms=None if advised_seconds is None else 1e3 * advised_seconds,
+        profiled_ms=1e3 * profile["step"]["step_seconds"],
+        predicted_ms=1e3 * whole(plan["predicted"]),
+        explained=check.get("explained"),
+        is_right=is_right,
+        is_inside=low <= measured <= high,
+        seconds=seconds,
+    )
+
+
+def text(row: Judged) -> str:
+    """Says the case in one line."""
+    mark = "ok " if row.is_honest else "NOT"
+    advised_words = "-" if row.advised_ms is None else f"{row.advised_ms:.1f} ms"
+    return (
+        f"{mark} {row.case:<16} {row.verdict:<12} {row.action:<14} promised {row.promised:.2f} "
+        f"({row.low:.2f}..{row.high:.2f}) measured {row.measured:.2f}; states "
+        f"{','.join(row.states) or '-'}; profiled {row.profiled_ms:.1f} ms, torch's whole epochs "
+        f"{row.today_ms:.1f} ms, advised {row.predicted_ms:.1f} ms predicted, {advised_words} "
+        f"measured; {row.plan}; {row.seconds:.0f} s"
+    )
