@@ -3,10 +3,12 @@
 import pytest
 
 from stoker.catalog import load_catalog
+from stoker.decide.pricing import ASKED_FOR
 from stoker.profile.explain import explain
+from stoker.profile.rank_results import Inventory
 from stoker.records import parts_of
 from stoker.records.parts import more_workers
-from support import decisions
+from support import builders, decisions
 from support.profiled_ranks import changed, drained, profile_of, rank_of
 
 
@@ -136,3 +138,44 @@ def test_more_workers_are_the_free_plan_where_cores_or_workers_are_idle(name):
     assert tune.groups[0].workers_per_host == workers
     saved = tune.predicted.step_seconds / profile.step.step_seconds
     assert 1 - fix.saves_seconds / profile.step.step_seconds == pytest.approx(saved, rel=0.1)
+
+
+# The same training with num_workers=0. While the main process loads, torch's threads look for work
+# on all four cores; it takes 505 ms where a worker with one thread takes 603.
+ITSELF = rank_of(
+    step=0.550, wait=0.505, accelerator=0.045, trainer_cpu=2.02, trainer_alone_cpu=0.0591,
+    children_cpu=0.0, workers=0, vcpus=4, uses_cuda=True, inventory=Inventory(accelerators=1),
+    drains=(drained(4, 0.614, rate=5.7), drained(2, 0.6034), drained(1, 0.6034)),
+)  # fmt: skip
+
+
+def test_a_script_without_workers_is_given_all_cores_and_data_hosts_with_all_their_workers():
+    profile = profile_of(ITSELF, kind="local.c4")
+    asked = (builders.clusters("local.c4", "local.c10"),)
+    catalog = load_catalog("local", cores=16)
+    decision = decisions.decided(
+        profile, catalog=catalog, objective="time", extra_clusters=asked, max_data_hosts=3
+    )
+    # Its own loading is not a worker's, and a worker's counts for plans: no contradiction.
+    assert (profile.check.explained, profile.check.state) == (False, "workers")
+    assert (decision.bottleneck, decision.action) == ("workers", "heterogeneous")
+    (fix,) = [fix for fix in profile.fixes if fix.id == "num_workers"]
+    assert "num_workers=4 instead of 0" in fix.text
+    (tune,) = [plan for plan in decision.plans if plan.action == "tune"]
+    assert tune.groups[0].workers_per_host == 4
+    assert tune.predicted.step_seconds == pytest.approx(0.168, abs=0.001)
+    assert tune.predicted.step_seconds_low < 0.155
+    (ten,) = [plan for plan in decision.plans if plan.reason == ASKED_FOR]
+    assert ten.predicted.step_seconds == pytest.approx(0.060, abs=0.003)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 16])
+def test_what_a_script_without_workers_uses_of_the_cpu_is_no_part_of_its_plans(cores):
+    usual, spinning = (
+        changed(ITSELF, vcpus=cores, trainer_cpu_seconds=cpu) for cpu in (0.45, 0.5 * cores)
+    )
+    steps = [
+        [plan.predicted.step_seconds for plan in decided(profile_of(rank)).plans if plan.predicted]
+        for rank in (usual, spinning)
+    ]
+    assert steps[0] == steps[1]

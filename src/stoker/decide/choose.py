@@ -385,6 +385,8 @@ def _is_explained(found: Walk) -> Answer:
                 f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
                 f"{ms(work.step_seconds)}"
             )
+        elif work.num_workers == 0 and "latency" in work.corrected:
+            because += "; the trainer loads in it, and plans are predicted from workers alone"
         if not work.is_checked:
             reply, because = "unknown", f"not checked: {because}"
     return Answer(question="Do the measured parts explain the step?", answer=reply, because=because)

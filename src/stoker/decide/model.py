@@ -240,6 +240,9 @@ class Estimate:
 
 def estimate(work: Work, shape: ClusterShape) -> Estimate:
     """Estimates how long a global step of `work` takes on `shape`."""
+    if work.num_workers == 0 and not loads_itself(shape):
+        # The main process loads with more threads than a worker: its factor is of no worker.
+        work = replace(work, corrected=tuple(own for own in work.corrected if own != "latency"))
     local = parts_on(work, shape)
     # With data hosts the feed hands batches over, else torch's own loader does.
     receive = work.receive_seconds if shape.data else local.receive_seconds
@@ -268,6 +271,11 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
         second_seconds=min(terms[second], step),
         accelerator_seconds=min(accelerator, step),
     )
+
+
+def loads_itself(shape: ClusterShape) -> bool:
+    """Whether the trainer loads its own batches, between its steps."""
+    return shape.dnn.workers == 0 and not shape.data
 
 
 def _named(
@@ -311,7 +319,7 @@ def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
 def parts_on(work: Work, shape: ClusterShape) -> Parts:
     """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn, instance = shape.dnn, shape.dnn.instance
-    loads_itself = dnn.workers == 0 and not shape.data
+    is_serial = loads_itself(shape)
     local = work.local_receive_seconds
     receive = work.receive_seconds if local is None else local
     # Measured on today's hosts: if each host has its own storage, more hosts divide that time.
@@ -329,14 +337,14 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     return Parts(
         accelerator_seconds=work.accelerator_seconds / divided,
         # Nothing is handed over where the trainer's own thread loads.
-        receive_seconds=0.0 if loads_itself else max(receive, work.handover_seconds),
+        receive_seconds=0.0 if is_serial else max(receive, work.handover_seconds),
         loader_cpu_seconds=work.loader_cpu_seconds,
         # Where the trainer loads, it shares with no worker.
         loader_wall_seconds=worker_seconds(work, instance)
         + work.shared.least * work.shared.seconds * storage,
         trainer_cpu_seconds=work.trainer_cpu_seconds
         # Taking batches from workers is added, as the trainer was measured with cached batches.
-        + (0.0 if local is None or loads_itself else local * work.ranks * work.ranks_per_process),
+        + (0.0 if local is None or is_serial else local * work.ranks * work.ranks_per_process),
         turns_cpu_seconds=turns,
         vcpus=free_vcpus(work, dnn),
         workers=workers,

@@ -25,6 +25,7 @@ _BAND = 0.10
 # Turns of loading and training on the same cores, as a share of both: less is noise; none to all of
 # it may stay with the trainer when loading moves away.
 _WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
+_UNMEASURED_TURNS = 0.4
 # A wider band if the next limit is within 15 %: two limits at once are slower than either.
 _NEAR = 0.85
 # Up to a quarter was seen (docs/method.md, "What it cannot see").
@@ -315,6 +316,10 @@ def _widths_of(work: Work, shape: ClusterShape) -> Iterator[float]:
     workers = sum(hosts.all_workers for hosts in all_hosts)
     if work.shared.most and work.waits and workers > work.shared.most:
         yield min(_EACH_DOUBLING * math.log2(workers / work.shared.most), _MOST_OF_DOUBLINGS)
+    if work.num_workers == 0 and shape.dnn.workers and work.loader_cpu_seconds > 0:
+        # Beside no worker yet: a trainer on one core with its worker used 1.1 to 1.4 times its CPU.
+        share = work.trainer_cpu_seconds / (work.trainer_cpu_seconds + work.loader_cpu_seconds)
+        yield min(_UNMEASURED_TURNS * share, _MOST_OF_TURNS)
     if shape.replicas != 1:
         # How the accelerators scale was not measured.
         yield 0.1

@@ -119,6 +119,9 @@ def measure(
         free = corrected(replace(work, reserved_vcpus=0.0, trainer_cpu_seconds=0.0))
         at_least = min(at_least, free.parts_seconds)
     miss = abs(work.step_seconds / work.parts_seconds - 1)
+    if _is_loaded_by_trainer(profile, work):
+        # Loading by a worker was measured, and no plan loads as the main process does.
+        miss = 0.0
     vcpus = today.capacity * work.hosts
     others = others_width(profile, vcpus=vcpus)
     speed = speed_width(profile)
@@ -155,6 +158,9 @@ def corrected(work: Work) -> Work:
     # Limited to a factor of five below: beyond that the parts are wrong (see `_unexplained`).
     ratio = parts.step_seconds / modelled.step_seconds
     binding = _CORRECTED.get(modelled.limit, ())
+    if modelled.limit == "latency" and (ratio < 1 or parts.num_workers == 0):
+        # What a step used of the CPU was measured: less of it is no reason for another figure.
+        binding = ("latency",)
     if not parts.data:
         # Other terms that are not below the measured step: uncorrected, one of them would become
         # the limit.
@@ -318,6 +324,13 @@ def _loading(
     return free, _or(step.loader_wall_seconds, free)
 
 
+def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
+    """Whether the trainer loads, and its loading alone differs from what the parts give."""
+    check = profile.check
+    state = check.state if check else None
+    return work.num_workers == 0 and "latency" in work.corrected and state in (None, "workers")
+
+
 def _unexplained(profile: Profile, work: Work, *, at_least: float) -> Unexplained | None:
     step, check = profile.timed_step, profile.check
     if profile.unmeasured:
@@ -326,7 +339,7 @@ def _unexplained(profile: Profile, work: Work, *, at_least: float) -> Unexplaine
         return Unexplained(kind="not_measured", text=text)
     if check is not None:
         # The profile's own verdict: it knows what else kept the CPUs busy.
-        if check.explained:
+        if check.explained or (check.state == "workers" and _is_loaded_by_trainer(profile, work)):
             return None
         text = f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
         text += f", which its state explains: {check.state}" if check.state else ""

@@ -158,6 +158,11 @@ def _check(profile: Profile) -> str:
     )
     if check.explained:
         return text
+    if check.state == "workers":
+        return (
+            f"{text}: loading does not take as long in the trainer as in a worker, and plans are "
+            "predicted with workers"
+        )
     if check.state:
         return (
             f"{text}: the rest is the state {check.state}, which no other host changes, so stoker "
