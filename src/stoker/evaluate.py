@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -15,6 +16,7 @@ from stoker.records import (
     Group,
     Job,
     Json,
+    Measured,
     Performance,
     Predicted,
     Profile,
@@ -166,55 +168,113 @@ def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | Non
     return msgspec.structs.replace(result, passed=result.is_inside and not is_unknown)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WholeEpochs:
+    """Seconds of whole epochs over their steps; None: not compared by them."""
+
+    baseline: float | None = None
+    measured: float | None = None
+    predicted: float | None = None
+    band: Band | None = None
+
+
+def _whole_epochs(
+    profile: Profile,
+    measured: Measured,
+    *,
+    today_seconds: float,
+    keep: Predicted | None,
+    promise: Predicted | None,
+) -> _WholeEpochs:
+    """Returns what is compared: nothing where a part of whole epochs is not known of all three.
+
+    `keep` is today's prediction if the profile was taken elsewhere, else None.
+    """
+    profiled, run = profile.epochs, measured.epochs
+    if profiled is None or run is None or measured.whole_step_seconds is None:
+        return _WholeEpochs()
+    if run.start is not None and profiled.start is None:
+        return _WholeEpochs()
+    same = profiled.as_in(run)
+    baseline = same.whole_step_seconds(today_seconds)
+    # What the decision did not count, or the run did not have.
+    more = same.whole_step_seconds(0.0) - profiled.whole_step_seconds(0.0)
+    if keep is not None:
+        baseline = keep.counted_seconds + more
+    if promise is None:
+        return _WholeEpochs(baseline=baseline, measured=measured.whole_step_seconds)
+    if promise.whole_step_seconds is None:
+        return _WholeEpochs()
+    return _WholeEpochs(
+        baseline=baseline,
+        measured=measured.whole_step_seconds,
+        predicted=promise.whole_step_seconds + more,
+        band=Band(low_seconds=promise.counted_low + more, high_seconds=promise.counted_high + more),
+    )
+
+
 def _performance(profile: Profile, decision: Decision, training: Training) -> Performance | None:
     measured = training.measured
     if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
         return None
-    keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
-    today = profile.step.step_seconds
-    if decision.taken_elsewhere and keep and keep.predicted:
-        # The profile's step is another machine's.
-        today = keep.predicted.step_seconds
+    keep = next((plan.predicted for plan in decision.plans if plan.action == "keep"), None)
+    # The profile's step is another machine's.
+    scaled = keep if decision.taken_elsewhere else None
+    today = scaled.step_seconds if scaled else profile.step.step_seconds
     # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
     is_billed = not decision.prices.is_nominal
-    baseline = _cost_of(keep.predicted if keep else None, today, is_billed=is_billed)
     # The chosen plan first: another one in the list may have the same hosts.
     plans = (decision.plan, *decision.plans)
     plan = next((each for each in plans if _is_same(each.groups, training.groups)), None)
     promise = plan.predicted if plan else None
+    whole = _whole_epochs(profile, measured, today_seconds=today, keep=scaled, promise=promise)
+    baseline = _cost_of(keep, today, whole=whole.baseline, is_billed=is_billed)
+    predicted = None
+    if promise is not None:
+        predicted = _cost_of(
+            promise, promise.step_seconds, whole=whole.predicted, is_billed=is_billed
+        )
     # The plan's hosts ran, so its price also holds where the run has none.
-    outcome = _cost_of(promise, measured.step_seconds, is_billed=is_billed)
+    outcome = _cost_of(promise, measured.step_seconds, whole=whole.measured, is_billed=is_billed)
     if is_billed and measured.usd_per_1000_steps is not None:
-        outcome = msgspec.structs.replace(outcome, usd_per_1000_steps=measured.usd_per_1000_steps)
+        compared = outcome.counted_seconds / measured.counted_seconds
+        outcome = msgspec.structs.replace(
+            outcome, usd_per_1000_steps=measured.usd_per_1000_steps * compared
+        )
     change = _change(outcome.usd_per_1000_steps, baseline.usd_per_1000_steps)
     if not is_billed:
         change = _change(outcome.cpu_seconds, baseline.cpu_seconds)
-    band = None
-    if promise is not None:
+    band = whole.band
+    if band is None and promise is not None:
         band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
     return Performance(
         action=plan.action if plan else None,
         baseline=baseline,
-        predicted=_cost_of(promise, promise.step_seconds, is_billed=is_billed) if promise else None,
+        predicted=predicted,
         measured=outcome,
-        prediction_error=measured.step_seconds / promise.step_seconds - 1 if promise else None,
+        prediction_error=_change(
+            outcome.counted_seconds, predicted.counted_seconds if predicted else None
+        ),
         band=band,
-        is_inside_band=band.holds(measured.step_seconds) if band else None,
-        speedup=baseline.step_seconds / measured.step_seconds,
+        is_inside_band=band.holds(outcome.counted_seconds) if band else None,
+        speedup=baseline.counted_seconds / outcome.counted_seconds,
         cost_change=change,
     )
 
 
-def _cost_of(plan: Predicted | None, step_seconds: float, *, is_billed: bool) -> StepCost:
+def _cost_of(
+    plan: Predicted | None, step_seconds: float, *, whole: float | None, is_billed: bool
+) -> StepCost:
     if plan is None:
-        return StepCost(step_seconds=step_seconds)
-    times = step_seconds / plan.step_seconds
+        return StepCost(step_seconds=step_seconds, whole_step_seconds=whole)
+    times = (whole or step_seconds) / plan.counted_seconds
 
     def scaled(value: float | None) -> float | None:
         return None if value is None else value * times
 
     return StepCost(
         step_seconds=step_seconds,
+        whole_step_seconds=whole,
         usd_per_1000_steps=scaled(plan.usd_per_1000_steps) if is_billed else None,
         cpu_seconds=scaled(plan.cpu_seconds),
         accelerator_seconds=scaled(plan.accelerator_seconds),

@@ -38,7 +38,12 @@ def test_bounds_are_those_of_the_pauses() -> None:
 def test_what_a_profile_did_not_see_is_taken_from_the_run_but_not_its_start() -> None:
     profiled = EpochTimes(steps=42.0, start=pause(0.6, count=0))
     run = EpochTimes(steps=42.0, start=pause(0.9), between=pause(3.0), inside_seconds=0.002)
-    filled = profiled.filled_from(run)
+    filled = profiled.as_in(run)
     assert filled.start == profiled.start
     assert filled.between == run.between
     assert filled.inside_seconds == 0.002
+
+
+def test_run_of_one_epoch_has_no_pauses() -> None:
+    profiled = EpochTimes(steps=42.0, start=pause(0.6), between=pause(3.0))
+    assert profiled.as_in(EpochTimes(inside_seconds=0.0)).whole_step_seconds(0.1) == 0.1

@@ -20,6 +20,8 @@ from stoker.records import (
     Channel,
     Constraints,
     Decision,
+    EpochPause,
+    EpochTimes,
     Event,
     Gate,
     Job,
@@ -462,3 +464,92 @@ def test_an_error_of_the_feed_is_5_and_anything_else_6(failure, code, expected):
 
 def test_the_words_of_a_lost_feed_are_what_was_lost_and_not_what_to_try():
     assert training_words(failed(LOST, 5)).endswith("(exit code 5): " + LOST.splitlines()[0])
+
+
+def _pause(seconds):
+    return EpochPause(seconds=seconds, low_seconds=seconds, high_seconds=seconds, count=2)
+
+
+def _of_h100(*, profiled, run, predicted_start=0.65, usd=None):
+    """The H100 of 2026-11-26: 160 ms a step, predicted 52.7, measured 47.8; 42 steps an epoch."""
+    times = profiled and profiled.whole_step_seconds(0.0)
+    keep, data = (
+        replace(
+            _predicted(step, price),
+            whole_step_seconds=profiled and step + times,
+            whole_step_seconds_low=profiled and step * 0.9 + times,
+            whole_step_seconds_high=profiled and step * 1.1 + times,
+            usd_per_1000_steps=(step + (times or 0.0)) * price * 1000 / 3600,
+        )
+        for step, price in ((0.1596, 0.05), (0.0527, 0.1))
+    )
+    plans = (
+        Plan(action="heterogeneous", groups=(DNN, DATA), predicted=data),
+        Plan(action="keep", groups=(DNN,), predicted=keep),
+    )
+    training = _training(step=0.0478, usd=usd)
+    measured = replace(
+        training.measured,
+        epochs=run,
+        whole_step_seconds=run and run.whole_step_seconds(0.0478),
+    )
+    profile = replace(builders.profile(step_seconds=0.1596), epochs=profiled)
+    return _evaluate(
+        replace(training, measured=measured),
+        profile=profile,
+        decision=_decision(plan=plans[0], plans=plans),
+    ).performance
+
+
+FULL = EpochTimes(steps=42.0, start=_pause(0.65), between=_pause(0.3), inside_seconds=0.0)
+FED = EpochTimes(steps=42.0, start=_pause(0.76), between=_pause(0.3), inside_seconds=0.0)
+
+
+def test_speedup_is_of_whole_epochs():
+    found = _of_h100(profiled=FULL, run=FED)
+    before, now = 0.1596 + 0.95 / 42, 0.0478 + 1.06 / 42
+    assert found.speedup == pytest.approx(before / now)
+    assert found.speedup < 2.6 < 0.1596 / 0.0478
+    assert found.prediction_error == pytest.approx(now / (0.0527 + 0.95 / 42) - 1)
+    assert found.is_inside_band
+    # The step is there, too.
+    assert (found.baseline.step_seconds, found.measured.step_seconds) == (0.1596, 0.0478)
+
+
+def test_what_lies_between_epochs_and_was_not_profiled_is_as_in_the_run():
+    short = EpochTimes(steps=42.0, start=_pause(0.65))
+    found = _of_h100(profiled=short, run=FED)
+    assert found.baseline.whole_step_seconds == pytest.approx(0.1596 + 0.95 / 42)
+    assert found.predicted.whole_step_seconds == pytest.approx(0.0527 + 0.95 / 42)
+    assert found.band.high_seconds == pytest.approx(0.0527 * 1.1 + 0.95 / 42)
+
+
+def test_run_of_one_epoch_is_compared_without_pauses():
+    found = _of_h100(profiled=FULL, run=EpochTimes(inside_seconds=0.004))
+    assert found.baseline.whole_step_seconds == pytest.approx(0.1596)
+    assert found.measured.whole_step_seconds == pytest.approx(0.0478 + 0.004)
+
+
+@pytest.mark.parametrize(
+    ("profiled", "run"),
+    [
+        (None, FED),
+        (FULL, None),
+        # Its start is not known.
+        (EpochTimes(steps=42.0, between=_pause(0.3)), FED),
+    ],
+)
+def test_steps_are_compared_where_epochs_are_not_known_of_all(profiled, run):
+    found = _of_h100(profiled=profiled, run=run)
+    assert found.speedup == pytest.approx(0.1596 / 0.0478)
+    assert found.baseline.whole_step_seconds is found.measured.whole_step_seconds is None
+    assert found.prediction_error == pytest.approx(0.0478 / 0.0527 - 1)
+
+
+def test_dollars_are_compared_by_what_is_compared():
+    # The run's dollars are of whole epochs; the profile knows only the step.
+    usd = FED.whole_step_seconds(0.0478) * 0.1 * 1000 / 3600
+    whole = _of_h100(profiled=FULL, run=FED, usd=usd)
+    steps = _of_h100(profiled=None, run=FED, usd=usd)
+    assert whole.cost_change == pytest.approx(2 / whole.speedup - 1)
+    assert steps.cost_change == pytest.approx(2 / steps.speedup - 1)

@@ -82,16 +82,17 @@ class EpochTimes(Record, frozen=True, kw_only=True):
             between=self.between and _exactly(self.between, self.between.high_seconds),
         )
 
-    def filled_from(self, other: "EpochTimes") -> "EpochTimes":
-        """Returns the times, with what is not known here as in `other`, a run of the same script.
+    def as_in(self, run: "EpochTimes") -> "EpochTimes":
+        """Returns the times with those pauses that a run of the same script had.
 
-        Not the start: another cluster makes the first batch.
+        What is not known here is taken from the run, but its start: another cluster made the first
+        batches there. A run of one epoch has no pause.
         """
-        inside = other.inside_seconds if self.inside_seconds is None else self.inside_seconds
-        return msgspec.structs.replace(
-            self,
-            steps=self.steps or other.steps,
-            between=self.between or other.between,
+        inside = run.inside_seconds if self.inside_seconds is None else self.inside_seconds
+        return EpochTimes(
+            steps=run.steps or self.steps,
+            start=run.start and self.start,
+            between=run.between and (self.between or run.between),
             inside_seconds=inside,
         )
 

@@ -428,9 +428,14 @@ class StepCost(Record, frozen=True, kw_only=True):
     accelerator_seconds: NonNegativeFloat | None = None
     gpu_utilization: Fraction | None = None
 
+    @property
+    def counted_seconds(self) -> float:
+        """Seconds of a step that are compared: of whole epochs, if known of all."""
+        return self.whole_step_seconds or self.step_seconds
+
 
 class Band(Record, frozen=True, kw_only=True):
-    """Error band of the predicted step.
+    """Error band of the predicted step: of whole epochs, if they are compared.
 
     Attributes:
         low_seconds: Shortest step, in seconds.
@@ -446,6 +451,9 @@ class Band(Record, frozen=True, kw_only=True):
 
 class Performance(Record, frozen=True, kw_only=True):
     """Measured step against the profiled and the predicted one.
+
+    They are compared by whole epochs, where all three are known; a pause that the profile did not
+    see then is as in the run.
 
     Attributes:
         action: What the run's hosts change about the profiled ones. None: they are of no plan.
