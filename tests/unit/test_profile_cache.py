@@ -1,7 +1,12 @@
+import os
+import resource
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from stoker.profile.batch_memory import copy_of, kind_of
 from stoker.profile.batches import CACHED_BATCHES, Cache, OtherLoaders
 
 Loader = DataLoader[torch.Tensor]
@@ -58,3 +63,52 @@ def test_a_loader_without_a_length_never_ends_in_the_replay():
     for index in range(20):
         others.next_batch(own, inner, delivered=index, is_replaying=True)
     assert others.count == 1
+
+
+def faults(read: Callable[[], object]) -> int:
+    """Returns how many pages were mapped into this process while something was read."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    read()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux maps pages when they are read")
+def test_a_batch_of_a_worker_is_replayed_in_memory_that_was_not_read_before():
+    cache = Cache()
+    # As torch hands a worker's batch over.
+    batch = torch.rand(2, 3, 256, 1024).share_memory_()
+    pages = batch.numel() * batch.element_size() // resource.getpagesize()
+    assert kind_of(batch) == "worker"
+    cache.add(batch)
+    for _ in range(2):
+        given = cache.give(0)
+        assert faults(given.sum) > pages / 64
+        assert torch.equal(given, batch)
+        given.fill_(7)
+    # What the trainer makes itself lies in memory that it has read.
+    own = Cache()
+    own.add(torch.rand(2, 3, 256, 1024))
+    given = own.give(0)
+    assert faults(given.sum) < pages / 64
+
+
+@pytest.mark.parametrize("kind", ["own", "worker", "pinned"])
+def test_a_copy_has_the_values_type_and_layout_of_its_batch(kind):
+    images = torch.rand(4, 3, 256, 256).to(memory_format=torch.channels_last)
+    for tensor in (images, images.to(torch.bfloat16), torch.tensor(3), torch.zeros(0, 5)):
+        made = copy_of(tensor, kind)
+        assert torch.equal(made, tensor)
+        assert (made.dtype, made.stride()) == (tensor.dtype, tensor.stride())
+        assert made.data_ptr() != tensor.data_ptr() or not tensor.numel()
+    # Part of a batch, and one that needs gradients.
+    assert torch.equal(copy_of(images[1:, :1], kind), images[1:, :1])
+    assert not copy_of(images.clone().requires_grad_(), kind).requires_grad
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a device pins memory")
+def test_a_pinned_batch_is_replayed_in_pinned_memory():
+    cache = Cache()
+    cache.add({"x": torch.rand(1 << 20).pin_memory(), "y": torch.rand(4)})
+    given = cache.give(0)
+    assert given["x"].is_pinned()
+    assert not given["y"].is_pinned()

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from weakref import WeakKeyDictionary, ref
 
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from stoker.feed.bookkeeping import FormerLoader
 from stoker.feed.memory import num_bytes
 from stoker.feed.own_loaders import reach_of
+from stoker.profile.batch_memory import MemoryKind, copy_of, kind_of
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.step_watch import AsIsSteps
 
@@ -25,22 +26,32 @@ _CACHED_BYTES = 2 << 30
 # A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
 MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
+CopyTensor = Callable[[torch.Tensor], torch.Tensor]
 
-def clone(batch: object) -> object:
-    """Copies a batch into separate memory on the host: the script may change it in place."""
+
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def clone(batch: object, copied: CopyTensor = own_copy) -> object:
+    """Copies a batch into separate memory on the host: the script may change it in place.
+
+    Args:
+        copied: Copies a tensor; it is called for all tensors of a batch in the same order.
+    """
     if isinstance(batch, torch.Tensor):
-        return batch.detach().clone()
+        return copied(batch)
     if isinstance(batch, np.ndarray):
         return batch.copy()
     # Exact types: a subclass may hold more than its items, which only a deep copy keeps.
     if type(batch) is dict:
-        return {key: clone(value) for key, value in batch.items()}
+        return {key: clone(value, copied) for key, value in batch.items()}
     if type(batch) is list:
-        return [clone(item) for item in batch]
+        return [clone(item, copied) for item in batch]
     if type(batch) is tuple:
-        return tuple([clone(item) for item in batch])
+        return tuple([clone(item, copied) for item in batch])
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
-        return batch._make([clone(item) for item in batch])
+        return batch._make([clone(item, copied) for item in batch])
     return copy.deepcopy(batch)
 
 
@@ -131,21 +142,31 @@ def versions() -> dict[str, str]:
 
 
 class Cache:
-    """The first batches of a loader, up to 8 and 2 GiB."""
+    """The first batches of a loader, up to 8 and 2 GiB, and the kinds of memory they lay in."""
 
     def __init__(self) -> None:
         self.batches: list[object] = []
+        self._kinds: list[tuple[MemoryKind, ...]] = []
 
     def add(self, batch: object) -> None:
         if len(self.batches) >= CACHED_BATCHES:
             return
         if self.batches and num_bytes(batch) * (len(self.batches) + 1) > _CACHED_BYTES:
             return
-        self.batches.append(clone(batch))
+        kinds: list[MemoryKind] = []
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            kinds.append(kind_of(tensor))
+            return own_copy(tensor)
+
+        self.batches.append(clone(batch, copied))
+        self._kinds.append(tuple(kinds))
 
     def give(self, index: int) -> object:
         """Returns copies of the kept batches in turn; at least one is needed."""
-        return clone(self.batches[index % len(self.batches)])
+        place = index % len(self.batches)
+        kinds = iter(self._kinds[place])
+        return clone(self.batches[place], lambda tensor: copy_of(tensor, next(kinds)))
 
 
 class OtherLoaders:
