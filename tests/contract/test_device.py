@@ -1,8 +1,10 @@
 """stoker.to_device moves, casts and normalises batches on the device that trains."""
 
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +13,7 @@ import torch.utils.data as data
 
 import stoker
 from stoker.errors import UsageError
+from stoker.feed import device as device_module
 from support.loader_draws import Counting
 
 
@@ -19,21 +22,54 @@ def _torch_waits_half_a_second(monkeypatch):
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
-class NoStream:
-    def wait_stream(self, other: "NoStream") -> None:
-        pass
+class Streams:
+    """A double of torch.cuda: streams by name, and who waits for whom."""
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[str, str]] = []
+        self.num_made = 0
+        self.copying: list[bool] = [False]
+        self.compute = self._stream("compute")
+
+    def _stream(self, name: str) -> SimpleNamespace:
+        def wait_stream(other: SimpleNamespace) -> None:
+            self.waits.append((name, other.name))
+
+        return SimpleNamespace(name=name, wait_stream=wait_stream)
+
+    def Stream(self, device: torch.device) -> SimpleNamespace:
+        self.num_made += 1
+        return self._stream("copies")
+
+    def current_stream(self, device: torch.device) -> SimpleNamespace:
+        return self.compute
+
+    @contextlib.contextmanager
+    def stream(self, stream: SimpleNamespace) -> Iterator[None]:
+        self.copying.append(stream.name == "copies")
+        yield
+        self.copying.pop()
+
+    def current_device(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    double = Streams()
+    monkeypatch.setattr(device_module, "_streams_of", lambda device: double)
+    device_module._copy_stream.cache_clear()
+    yield double
+    device_module._copy_stream.cache_clear()
 
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 @pytest.fixture(params=["cpu", "cpu, ahead", pytest.param("cuda", marks=NEEDS_CUDA)])
-def device(request, monkeypatch):
+def device(request):
     if request.param == "cpu, ahead":
-        monkeypatch.setattr("stoker.feed.device._copies_ahead", lambda device: True)
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: NoStream())
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: NoStream())
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+        request.getfixturevalue("streams")
     return str(request.param).split(",")[0]
 
 
@@ -108,6 +144,95 @@ def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
     moved += [found["example"].pixels, found["example"].rest["more"][0]]
     assert {each.device.type for each in moved} == {device}
     assert found["ordered"]["a"][1] == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("mean", [None, 0.4, [0.5], [0.1, 0.5, 0.9]])
+@pytest.mark.parametrize("std", [None, 0.2, [0.1, 0.2, 0.4]])
+def test_pixels_are_what_three_steps_in_twice_the_precision_give(device, dtype, mean, std):
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(12).reshape(4, 3, 16, 16)
+    pixels = pixels.to(memory_format=torch.channels_last)
+    (found,) = stoker.to_device([pixels], device, dtype=dtype, mean=mean, std=std)
+    numbers = pixels.double() / 255
+    for values, change in ((mean, numbers.sub_), (std, numbers.div_)):
+        if values is not None:
+            change(torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1))
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found.cpu(), numbers.to(dtype))
+
+
+def test_means_of_other_channels_are_refused(device):
+    for pixels in (torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(3, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="3 channels, and uint8 pixels of"):
+            next(iter(stoker.to_device([pixels], device, mean=[0.1, 0.2, 0.3])))
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu, ahead", pytest.param("cuda", marks=NEEDS_CUDA)], indirect=True
+)
+def test_one_tensor_at_two_places_stays_one(device):
+    tensor = torch.zeros(4, dtype=torch.uint8)
+    batch = {"first": tensor, "again": [tensor], "other": torch.zeros(4, dtype=torch.uint8)}
+    for options in ({}, {"mean": 0.5}):
+        (found,) = stoker.to_device([batch], device, **options)
+        found["first"].add_(3)
+        assert torch.equal(found["again"][0], found["first"])
+        assert not torch.equal(found["other"], found["first"])
+
+
+class Fresh(UserDict[str, torch.Tensor]):
+    """A mapping that makes its tensors each time it is asked."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return super().__getitem__(key).clone()
+
+
+def test_tensors_that_are_made_when_asked_for_are_moved(device):
+    batch = Fresh({str(number): torch.tensor([number]) for number in range(50)})
+    (found,) = stoker.to_device([batch], device)
+    assert {name: found[name].item() for name in found} == {str(n): n for n in range(50)}
+
+
+def test_copies_wait_for_the_steps_and_steps_for_their_copy(streams):
+    next(iter(stoker.to_device(loader(), "cpu")))
+    # The first batch is copied, awaited by the script's kernels, and the second is under way.
+    assert streams.waits == [("copies", "compute"), ("compute", "copies"), ("copies", "compute")]
+    assert streams.copying == [False]
+
+
+def test_all_loaders_and_epochs_share_the_stream_of_a_device(streams):
+    batches = stoker.to_device(loader(), "cpu")
+    for epochs in (batches, batches, stoker.to_device(loader(), "cpu:0")):
+        assert len(list(epochs)) == 5
+    assert streams.num_made == 1
+
+
+def test_other_devices_with_streams_copy_ahead_and_those_without_do_not(monkeypatch):
+    monkeypatch.setattr(torch, "newer", SimpleNamespace(Stream=object), raising=False)
+    assert device_module._streams_of(SimpleNamespace(type="newer")) is torch.newer
+    for name in ("cuda", "xpu", "mtia"):
+        assert device_module._streams_of(torch.device(name)) is getattr(torch, name)
+    for name in ("cpu", "mps", "meta"):
+        assert device_module._streams_of(torch.device(name)) is None
+
+
+def many(number: int) -> dict[str, torch.Tensor]:
+    tensors = {f"feature_{index}": torch.full((16,), number + index) for index in range(100)}
+    return tensors | {"pixels": torch.full((3, 64, 64), number, dtype=torch.uint8)}
+
+
+@NEEDS_CUDA
+def test_batches_in_pinned_memory_arrive_whole_while_the_device_is_busy():
+    busy = torch.zeros(4096, 4096, device="cuda")
+    pinned = [{name: value.pin_memory() for name, value in many(n).items()} for n in range(20)]
+    kept: list[torch.Tensor] = []
+    for batch in stoker.to_device(pinned, "cuda", mean=0.5):
+        for _ in range(10):
+            busy = (busy @ busy).clamp_(-1, 1)
+        kept.append(batch["feature_7"] + 0)
+        del batch
+    assert [values.tolist() for values in kept] == [[n + 7] * 16 for n in range(20)]
 
 
 def test_it_may_be_gone_through_epoch_by_epoch(device):

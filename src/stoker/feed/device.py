@@ -1,11 +1,18 @@
 """Batches copied ahead to the device that trains, and cast and normalised there.
 
-On CUDA the next batch is copied on another stream while the script computes with the one before:
-give the loader `pin_memory=True`, without which a copy waits for the host.
+On a device with streams (CUDA, ROCm, XPU ...) the next batch is copied on a stream of its own while
+the script computes with the one before. From memory that is not pinned, a copy waits for the host.
+
+Memory of a batch belongs to the copying stream. What the script drops is free at once for the
+allocator, though kernels that read it may still be queued: so each copy first waits for all that
+the script has queued until then. This needs no `record_stream`, whose events delay the reuse. A
+script that uses a batch on yet another stream says so by `record_stream`, as always in torch.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -14,10 +21,14 @@ from torch.utils.data import DataLoader
 from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import this_process
+from stoker.feed.transfer import transferred
 
 _T = TypeVar("_T")
 
 Moments = float | Sequence[float]
+
+# Known to have no `to`, without a look at each name that it would have.
+_PLAIN = frozenset({list, tuple, int, float, bool, str, bytes, type(None)})
 
 
 @runtime_checkable
@@ -25,6 +36,24 @@ class _Movable(Protocol):
     """A batch of the user's own type that can be moved."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
+
+
+class _DeviceStream(Protocol):
+    """A queue of a device."""
+
+    def wait_stream(self, other: "_DeviceStream", /) -> None: ...
+
+
+class _Streams(Protocol):
+    """Torch's module of a kind of device, such as `torch.cuda` and `torch.xpu`."""
+
+    def Stream(self, device: torch.device, /) -> _DeviceStream: ...  # noqa: N802
+
+    def current_stream(self, device: torch.device, /) -> _DeviceStream: ...
+
+    def stream(self, stream: _DeviceStream, /) -> AbstractContextManager[object]: ...
+
+    def current_device(self) -> int: ...
 
 
 def to_device(
@@ -43,9 +72,11 @@ def to_device(
 
     All tensors in tuples, lists, dictionaries, named tuples and dataclasses are moved, and anything
     else that has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8 tensors
-    become `(pixels / 255 - mean) / std`; others keep type and values.
+    become `(pixels / 255 - mean) / std`; others keep type and values. That is one pass in float32
+    (for float64: in float64), and differs from torchvision's three steps by rounding.
 
-    The device holds one batch more than the script uses. It may be iterated over epoch by epoch.
+    Small tensors of a batch that data hosts made share their memory on the device, up to 1 MiB. The
+    device holds one batch more than the script uses. It may be iterated over epoch by epoch.
     Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead: save its state,
     not the loader's.
 
@@ -80,12 +111,9 @@ class DeviceBatches(Generic[_T]):
             raise ValueError(f"dtype={dtype} is not a floating type")
         self._batches = batches
         self.device = device
-        self._mean = _moments(mean, device)
-        self._std = _moments(std, device)
-        if self._std is not None and not bool(self._std.all()):
-            raise ValueError(f"std={std}: a standard deviation is 0")
         is_normalised = mean is not None or std is not None
-        self._dtype = dtype or (torch.float32 if is_normalised else None)
+        dtype = dtype or (torch.float32 if is_normalised else None)
+        self._pixels = None if dtype is None else _Pixels(dtype, mean=mean, std=std, device=device)
         self._num_held = 0
         self._is_under_way = False
 
@@ -94,10 +122,11 @@ class DeviceBatches(Generic[_T]):
 
     def __iter__(self) -> Iterator[_T]:
         self._num_held, self._is_under_way = 0, False
-        if not _copies_ahead(self.device):
+        streams = _streams_of(self.device)
+        if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
-        return _CopiedAhead(self, iter(self._batches))
+        return _CopiedAhead(self, iter(self._batches), streams)
 
     def state_dict(self) -> dict[str, object]:
         """Returns the loader's state, without the batch that is only under way to the device.
@@ -135,27 +164,79 @@ class DeviceBatches(Generic[_T]):
     def moved(self, batch: _T) -> _T:
         return cast("_T", _mapped(batch, self._on_device))
 
+    def moved_together(self, batch: _T) -> _T:
+        """Returns the same, copied in few transfers; one tensor at two places stays one."""
+        tensors = list({id(tensor): tensor for tensor in _tensors_in(batch)}.values())
+        copies = transferred(tensors, self.device)
+        # `tensors` keeps them, so no other tensor gets one of these ids meanwhile.
+        pairs = zip(tensors, copies, strict=True)
+        done = {id(tensor): self._normalised(tensor, there) for tensor, there in pairs}
+
+        def on_device(value: object) -> object:
+            there = done.get(id(value))
+            return self._on_device(value) if there is None else there
+
+        return cast("_T", _mapped(batch, on_device))
+
     def _on_device(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return cast("_Movable", value).to(self.device, non_blocking=True)
-        there = value.to(self.device, non_blocking=True)
-        if value.dtype != torch.uint8 or self._dtype is None:
+        return self._normalised(value, value.to(self.device, non_blocking=True))
+
+    def _normalised(self, pixels: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        if pixels.dtype != torch.uint8 or self._pixels is None:
             return there
-        numbers = there.to(self._dtype).div_(255)
-        if self._mean is not None:
-            numbers.sub_(self._mean.to(self._dtype))
-        if self._std is not None:
-            numbers.div_(self._std.to(self._dtype))
-        return numbers
+        return self._pixels.normalised(there)
+
+
+class _Pixels:
+    """What uint8 tensors become on a device, in one pass."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        *,
+        mean: Moments | None,
+        std: Moments | None,
+        device: torch.device,
+    ) -> None:
+        self._dtype = dtype
+        self._is_cast = mean is None and std is None
+        # From exact factors: of bfloat16 only the results are rounded.
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        self._whole = torch.tensor(255.0, dtype=exact, device=device)
+        deviation = _moments(1.0 if std is None else std)
+        if not bool(deviation.all()):
+            raise ValueError(f"std={std}: a standard deviation is 0")
+        factor = 1 / (255 * deviation)
+        offset = -_moments(0.0 if mean is None else mean) / deviation
+        # Both of one shape, which `normalised` compares with.
+        self._factor = (factor + torch.zeros_like(offset)).to(device, exact)
+        self._offset = (offset + torch.zeros_like(factor)).to(device, exact)
+
+    def normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Raises ValueError if there is a mean or deviation for each of other channels."""
+        channels = self._offset.shape[:1]
+        if channels and pixels.shape[-3:-2] != channels:
+            raise ValueError(
+                f"mean or std of {channels[0]} channels, and uint8 pixels of {tuple(pixels.shape)}"
+            )
+        numbers = torch.empty_like(pixels, dtype=self._dtype)
+        if self._is_cast:
+            return torch.div(pixels, self._whole, out=numbers)
+        return torch.addcmul(self._offset, pixels, self._factor, out=numbers)
 
 
 class _CopiedAhead(Generic[_T]):
-    """Iterator over one epoch on CUDA; the batch after the present one is under way."""
+    """Iterator over one epoch on a device with streams; the next batch is under way."""
 
-    def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T]) -> None:
+    def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T], streams: _Streams) -> None:
         self._owner = owner
         self._batches = batches
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(owner.device)  # type: ignore[no-untyped-call]
+        self._streams = streams
+        index = owner.device.index
+        number = streams.current_device() if index is None else index
+        self._stream = _copy_stream(torch.device(owner.device.type, number))
         # A batch or an error of the loader that the script has not got yet.
         self._coming: tuple[_T | None, Exception | None] | None = None
 
@@ -169,7 +250,7 @@ class _CopiedAhead(Generic[_T]):
             self._owner.hold(0, is_under_way=False)
             raise StopIteration
         # The script's kernels begin after this batch is copied; the host does not wait for it.
-        torch.cuda.current_stream(self._owner.device).wait_stream(self._stream)
+        self._streams.current_stream(self._owner.device).wait_stream(self._stream)
         self._coming = self._start()
         self._owner.hold(not isinstance(self._coming[1], StopIteration), is_under_way=True)
         if error is not None:
@@ -180,23 +261,60 @@ class _CopiedAhead(Generic[_T]):
         """Asks for the next batch and starts its copy; an error waits for its turn."""
         try:
             batch = next(self._batches)
+            # Memory that the script gave back is free for this copy when the steps so far are done.
+            self._stream.wait_stream(self._streams.current_stream(self._owner.device))
+            with self._streams.stream(self._stream):
+                return self._owner.moved_together(batch), None
         except Exception as err:
             return None, err
-        # Memory that the script gave back is free for this copy when the steps so far are done.
-        self._stream.wait_stream(torch.cuda.current_stream(self._owner.device))
-        with torch.cuda.stream(self._stream):
-            return self._owner.moved(batch), None
 
 
-def _copies_ahead(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
-def _moments(values: Moments | None, device: torch.device) -> torch.Tensor | None:
-    if values is None:
+def _streams_of(device: torch.device) -> _Streams | None:
+    """Returns torch's module of this kind of device; None if it has no streams (CPU, MPS)."""
+    if device.type == "cpu":
         return None
-    numbers = torch.tensor(values, dtype=torch.float32, device=device)
-    return numbers if numbers.dim() == 0 else numbers.reshape(-1, 1, 1)
+    module = getattr(torch, device.type, None)
+    return cast("_Streams", module) if hasattr(module, "Stream") else None
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> _DeviceStream:
+    """Returns this process's stream for copies to a device, whose number is given.
+
+    Torch's allocator keeps free memory for each stream: a new one for each epoch, of up to 32,
+    would hold the memory of two more batches.
+    """
+    streams = _streams_of(device)
+    assert streams is not None
+    return streams.Stream(device)
+
+
+def _moments(values: Moments) -> torch.Tensor:
+    numbers = torch.tensor(values, dtype=torch.float64)
+    return numbers.reshape(()) if numbers.numel() == 1 else numbers.reshape(-1, 1, 1)
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Yields the tensors that `_mapped` would change."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    for item in _items_in(value):
+        if isinstance(item, torch.Tensor):
+            yield item
+        else:
+            yield from _tensors_in(item)
+
+
+def _items_in(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if type(value) in _PLAIN or not isinstance(value, _Movable):
+        if isinstance(value, list | tuple):
+            return value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return [getattr(value, name) for name in _fields_of(value)]
+    return ()
 
 
 def _mapped(value: object, change: Callable[[object], object]) -> object:
@@ -205,7 +323,7 @@ def _mapped(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, Mapping):
         changed = {key: _mapped(item, change) for key, item in value.items()}
         return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
-    if isinstance(value, _Movable):
+    if type(value) not in _PLAIN and isinstance(value, _Movable):
         return change(value)
     if isinstance(value, list | tuple):
         items = [_mapped(item, change) for item in value]
@@ -213,8 +331,11 @@ def _mapped(value: object, change: Callable[[object], object]) -> object:
             return type(value)(*items)  # type: ignore[arg-type]
         return type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [each.name for each in dataclasses.fields(value) if each.init]
-        return dataclasses.replace(
-            value, **{name: _mapped(getattr(value, name), change) for name in fields}
-        )
+        changes = {name: _mapped(getattr(value, name), change) for name in _fields_of(value)}
+        return dataclasses.replace(value, **changes)
     return value
+
+
+def _fields_of(value: object) -> list[str]:
+    fields = dataclasses.fields(value)  # type: ignore[arg-type]
+    return [field.name for field in fields if field.init]
