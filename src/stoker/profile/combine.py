@@ -11,6 +11,7 @@ from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import AsIs, Cost, Drain, Inventory, Quartiles, RankResult
 from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
 from stoker.profile.step_watch import speed_spread
+from stoker.profile.whole_epochs import epochs_of
 from stoker.records import (
     Check,
     LoaderRate,
@@ -247,6 +248,7 @@ def combine(
         loader_rates=_loader_rates(ranks),
         transforms=transforms_of(ranks),
         loader=loader_of(ranks),
+        epochs=epochs_of(waiting.rank, batch_in_one_worker=_loader_wall(waiting)),
         what={
             **what,
             "versions": {**first.versions},

@@ -16,8 +16,9 @@ import torch.distributed
 from torch.optim.lr_scheduler import LRScheduler
 
 from stoker.feed import loader as loader_module
+from stoker.feed.epoch_times import epoch_times
 from stoker.feed.memory import num_bytes
-from stoker.feed.timeline import Timeline
+from stoker.feed.timeline import Timeline, read_timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 from stoker.logs import EventName, Log
 from stoker.profile import batches
@@ -165,6 +166,10 @@ class ProfileSession:
         """Ends the main loader's epoch, complete or not; may be called twice."""
         self._reading.end_epoch()
 
+    def opened(self, seconds: float) -> None:
+        """Records how long iter() of the main loader took: its next first batch waited for it."""
+        self._reading.opened(seconds)
+
     def other_batch(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
         # Without gradients it is a validation, which is no part of a step.
         if self._reading.steps is None or not torch.is_grad_enabled():
@@ -246,7 +251,8 @@ class ProfileSession:
             world_size=place.world_size,
             lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
         )
-        self._timeline = Timeline(self._folder / f"baseline-timeline-rank{place.rank}.csv")
+        self._timeline_file = self._folder / f"baseline-timeline-rank{place.rank}.csv"
+        self._timeline = Timeline(self._timeline_file)
         self._findings = Findings(
             place,
             host=self._settings.host,
@@ -310,7 +316,12 @@ class ProfileSession:
         self._timeline.close()
         self._reading.first_words.cancel()
         found = steps.result()
-        self._findings.learn(as_is=found, evidence=self._reading.watch.result())
+        rows = read_timeline(self._timeline_file)
+        self._findings.learn(
+            as_is=found,
+            evidence=self._reading.watch.result(),
+            epoch_times=epoch_times(rows, epoch_steps=steps.epoch_batches),
+        )
         own = self._findings.result
         if own.world_size == 1:
             # As the verdict has it. One of several ranks does not know which work is the others'.

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -136,9 +137,13 @@ class ProfiledIterator:
         if session.is_replaying(loader):
             return
         # -1: before its first batch it cannot take the place of another loader.
-        if session.is_main(loader, delivered=-1):
+        is_main = session.is_main(loader, delivered=-1)
+        if is_main:
             session.end_epoch()
+        began = time.monotonic()
         self._inner = original(loader)
+        if is_main:
+            session.opened(time.monotonic() - began)
 
     def __iter__(self) -> "ProfiledIterator":
         return self

@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.host.machine import CpuLimit
-from stoker.records import read_text
+from stoker.records import EpochTimes, read_text
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +281,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     has_ended: bool = False
     ended_before: str = ""
     grown_files: tuple[GrownFile, ...] = ()
+    epoch_times: EpochTimes | None = None
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:

@@ -100,6 +100,7 @@ class Reading:
         self.watch = StepWatch()
         self._rows: Steps | None = None
         self._epochs = 0
+        self._opening_seconds = 0.0
         self._seen_before = 0
         self._began = 0.0
 
@@ -121,6 +122,10 @@ class Reading:
         self._began = time.monotonic()
         return self.steps
 
+    def opened(self, seconds: float) -> None:
+        """Records how long iter() took, which is part of the wait for the first batch."""
+        self._opening_seconds = seconds
+
     def start_over(self, *, delivered: int) -> None:
         self.end_epoch()
         self.steps = None
@@ -135,7 +140,9 @@ class Reading:
         """Returns the main loader's next batch; call `gave` before the script has it."""
         if self._rows is None:
             self._rows = timeline.epoch(loader=0, epoch=self._epochs)
+            self._rows.opened(self._opening_seconds)
             self._epochs += 1
+            self._opening_seconds = 0.0
         self._rows.ask()
         self.watch.asked()
         asked = time.monotonic()
