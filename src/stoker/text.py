@@ -20,6 +20,8 @@ NOT_KNOWN = "not known"
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # A smaller difference between the waits of ranks is not shown.
 _RANKS_DIFFER = 0.05
+# Of a step: by less whole epochs are not said to be slower than it.
+_WORTH_A_WORD = 0.01
 # A smaller error would be written as 0.0 %.
 _SAME_TIME = 0.0005
 # A change of a step's cost below it is written as 0%.
@@ -197,10 +199,24 @@ def step_words(
     wait_seconds: float,
     least_wait_share: float | None = None,
     rank: int = 0,
+    whole_step_seconds: float | None = None,
 ) -> str:
-    """Writes a step and its wait for a terminal: `61.8 ms, 64% of it waiting for data`."""
+    """Writes a step and its wait for a terminal: `61.8 ms, 64% of it waiting for data`.
+
+    With what whole epochs have beyond their steps, if that is worth a word: `75.1 ms over whole
+    epochs (61.8 ms within them, 64% of it waiting for data)`.
+    """
     share = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
-    return f"{ms(step_seconds)}, {wait_words(share, least=least_wait_share, rank=rank)}"
+    waiting = wait_words(share, least=least_wait_share, rank=rank)
+    if whole_step_seconds is None or not is_whole_longer(step_seconds, whole_step_seconds):
+        return f"{ms(step_seconds)}, {waiting}"
+    whole = f"{ms(whole_step_seconds)} over whole epochs"
+    return f"{whole} ({ms(step_seconds)} within them, {waiting})"
+
+
+def is_whole_longer(step_seconds: float, whole_step_seconds: float) -> bool:
+    """Returns whether whole epochs are so much slower than their steps that it is worth a word."""
+    return whole_step_seconds >= (1 + _WORTH_A_WORD) * step_seconds
 
 
 def than_predicted(error: float, style: Style = "terminal") -> str:

@@ -8,6 +8,7 @@ from stoker.records import (
     Band,
     Bottleneck,
     Decision,
+    EpochTimes,
     Evaluation,
     FeedSettings,
     GateResult,
@@ -36,6 +37,8 @@ from stoker.text import (
 
 # Two runs of a minute on the same quiet hosts differ by less.
 _SAME_HOSTS = 0.1
+# Of a step: less is in no line.
+_WORTH_A_WORD = 0.01
 _LIMITS: dict[Bottleneck, str] = {
     "cpu": "the CPUs that load the data are the limit",
     "workers": "too few loader workers are the limit",
@@ -52,7 +55,11 @@ def profile_words(record: Profile) -> str:
     step, check = record.timed_step, record.check
     if step.wait_seconds is None:
         return f"a step takes {ms(step.step_seconds)}"
-    took = step_words(step_seconds=step.step_seconds, wait_seconds=step.wait_seconds)
+    took = step_words(
+        step_seconds=step.step_seconds,
+        wait_seconds=step.wait_seconds,
+        whole_step_seconds=whole_step_of(record),
+    )
     if check is None or check.explained:
         return f"a step takes {took}"
     unexplained = f"in the state {check.state}" if check.state else "unexplained"
@@ -174,6 +181,7 @@ def training_words(training: Training) -> str:
         wait_seconds=measured.wait_seconds,
         least_wait_share=measured.least_wait_share,
         rank=measured.rank,
+        whole_step_seconds=measured.whole_step_seconds,
     )
     return f"{measured.steps} steps of {took}{more}"
 
@@ -268,3 +276,42 @@ def prediction_words(
 
 def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.4g}"
+
+
+def whole_step_of(profile: Profile) -> float | None:
+    """Returns today's seconds of whole epochs over their steps; None: not known."""
+    times = profile.epochs
+    if profile.step is None or times is None or not times.steps:
+        return None
+    return times.whole_step_seconds(profile.step.step_seconds)
+
+
+def epoch_words(times: EpochTimes, *, step_seconds: float) -> list[str]:
+    """Returns what whole epochs have beyond steps of `step_seconds`, one thing a line."""
+    lines = []
+    shortest = _WORTH_A_WORD * step_seconds
+    start, between, inside = times.start, times.between, times.inside_seconds
+    steps = times.steps or 0.0
+    if start and start.seconds >= shortest * steps and steps:
+        seen = f"{start.count} seen" if start.count else "as one worker takes for a batch alone"
+        lines.append(
+            f"an epoch of {steps:.0f} steps begins with {_seconds(start.seconds)} of waiting "
+            f"({seen}): one worker makes its first batch"
+        )
+    if between and between.seconds >= shortest:
+        lines.append(
+            f"{_seconds(between.seconds)} lie between two epochs ({between.count} seen): "
+            "validation, checkpoints, logging"
+        )
+    if inside and inside >= shortest:
+        lines.append(
+            f"{ms(inside)} of a mean step are in no usual one: validation or checkpoints in "
+            "mid-epoch, or steps that are slow themselves"
+        )
+    if steps and between is None:
+        lines.append("what lies between epochs is not known: no two epochs were seen")
+    return lines
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"

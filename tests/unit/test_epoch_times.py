@@ -8,6 +8,8 @@ import pytest
 from stoker.feed.epoch_times import epoch_times, whole_run, whole_step_seconds
 from stoker.feed.timeline import Timeline, main_loader, read_timeline, steps_in
 from stoker.launch.passive_profile import measure
+from stoker.records import Group, Job, Training
+from stoker.words import training_words
 from support.aws_answers import Clock
 
 STEP = 0.0478
@@ -171,3 +173,18 @@ def test_iter_is_a_part_of_the_first_wait(tmp_path):
     timeline.close()
     (row,) = rows_of(tmp_path / "t.csv")
     assert row.wait_seconds == pytest.approx(0.5)
+
+
+def test_one_line_of_a_run_is_of_whole_epochs(tmp_path):
+    trained(tmp_path / "t.csv")
+    measured = measure({0: rows_of(tmp_path / "t.csv")}, {})
+    record = Training(
+        status="succeeded",
+        groups=(Group(name="dnn", role="dnn", instance_type="local.c4", count=1),),
+        measured=measured,
+        job=Job(platform="local", name="r"),
+    )
+    # 126 steps of 47.8 ms were told where 66 were meant.
+    assert training_words(record).startswith(
+        "126 steps of 65.9 ms over whole epochs (47.8 ms within them, 6% of it waiting for data)"
+    )

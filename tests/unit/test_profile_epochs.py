@@ -2,7 +2,9 @@
 
 import pytest
 
+from stoker.profile.explain import explain
 from stoker.records import EpochPause, EpochTimes
+from stoker.words import profile_words
 from support.profiled_ranks import changed, drained, profile_of, rank_of
 
 # The H100 of 2026-11-26: four workers, each makes a batch in 0.6 s, an epoch has 42.
@@ -67,3 +69,24 @@ def test_smaller_batches_are_named_where_an_epochs_first_batch_costs_much():
     assert short.saves_seconds == pytest.approx((0.6034 - 0.1216) / 2 / 8)
     assert "one worker makes its first batch" in short.text
     assert "smaller_batches" not in fixes_of(changed(H100, epoch_times=EpochTimes(steps=5000.0)))
+
+
+def test_profile_says_what_an_epoch_begins_with():
+    text = " ".join(explain(profile_of(H100)).split())
+    assert "over whole epochs a step takes 171 ms:" in text
+    assert "an epoch of 42 steps begins with 0.48 s of waiting" in text
+    assert "one worker makes its first batch" in text
+    assert "what lies between epochs is not known" in text
+
+
+def test_profile_of_long_epochs_has_no_word_of_their_start():
+    epochs = EpochTimes(steps=50_000.0, start=seen(0.5), between=seen(20.0))
+    text = " ".join(explain(profile_of(changed(H100, epoch_times=epochs))).split())
+    assert "begins with" not in text
+    assert "over whole epochs" not in text
+    assert "20 s lie between two epochs (4 seen)" in text
+
+
+def test_one_line_of_a_profile_is_of_whole_epochs():
+    words = profile_words(profile_of(H100))
+    assert words.startswith("a step takes 171 ms over whole epochs (160 ms within them, 76% of it")

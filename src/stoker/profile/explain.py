@@ -12,8 +12,8 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
 )
-from stoker.text import ms, percentage, size, vcpus_words, wrapped
-from stoker.words import loader_words
+from stoker.text import is_whole_longer, ms, percentage, size, vcpus_words, wrapped
+from stoker.words import epoch_words, loader_words, whole_step_of
 
 _ROWS = 8
 _NAME = 44
@@ -73,6 +73,8 @@ def explain(profile: Profile) -> str:
         # Already in the verdict.
         if not (busy and state.id == "other-programs"):
             lines += wrapped(f"found: {state.text}")
+    for words in _epochs(profile):
+        lines += wrapped(words)
     if profile.loader:
         lines += wrapped(loader_words(profile.loader))
     lines += ["", *_table(profile)]
@@ -132,6 +134,17 @@ def _verdict(profile: Profile) -> str:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)
     return f"{said}: the limit is {binding}." if binding else f"{said}."
+
+
+def _epochs(profile: Profile) -> list[str]:
+    times, whole = profile.epochs, whole_step_of(profile)
+    if times is None or whole is None:
+        return []
+    step_seconds = profile.timed_step.step_seconds
+    lines = epoch_words(times, step_seconds=step_seconds)
+    if is_whole_longer(step_seconds, whole):
+        lines.insert(0, f"over whole epochs a step takes {ms(whole)}:")
+    return lines
 
 
 def _too_busy(profile: Profile) -> str:
