@@ -820,6 +820,8 @@ RUN_FILES = MappingProxyType(
         "timeline.csv": "A row for each step of the first rank: waiting, computing, samples.",
         "feed.csv": "With data hosts: a row each second, with batches, bytes, waits, busy workers "
         "([columns](../feed.md)).",
+        "gpu.csv": "With NVIDIA's GPUs: a row each second for each GPU of the leader, with its "
+        "load, memory, power and clocks.",
         "logs/": "The log of each host, with the output of the training's command.",
         "profile/": "The same of the profile's own run; `baseline-timeline.csv` has its steps as "
         "they were.",

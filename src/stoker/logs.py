@@ -81,6 +81,11 @@ class EventName(StrEnum):
     FEED_WRITE_FAILED = auto()  # The feed's figures could not be saved.
     FEW_SHARDS = auto()  # An iterable dataset has fewer shards than the data hosts have workers.
     GENERATOR_NOT_SEEDED = auto()  # A random generator of the dataset takes no seed per batch.
+    GPU_LOAD = auto()  # Load of the GPUs of all dnn hosts, now.
+    GPU_LOAD_INCOMPLETE = auto()  # A GPU does not tell some figures of its load.
+    GPU_LOAD_UNREAD = auto()  # The load of the GPUs cannot be read; the text says why.
+    GPU_LOST = auto()  # A GPU does not answer any more; the training continues.
+    GPU_WRITE_FAILED = auto()  # The load of the GPUs could not be saved.
     HOST_ABSENT = auto()  # A host did not join in time.
     HOST_ENDED = auto()  # A local host's process ended.
     HOST_EXCLUDED = auto()  # A data host makes no batches in this epoch; the text says why.

@@ -348,6 +348,7 @@ def facts_of(
                 found = _keep(folder / leader.measured.timeline_file, job.run_dir / "timeline.csv")
                 timeline_file = "timeline.csv" if found else None
             _keep(folder / "feed.csv", job.run_dir / "feed.csv")
+            _keep(folder / "gpu.csv", job.run_dir / "gpu.csv")
             _keep_passive(folder / PASSIVE_PROFILE, job)
         # On a full disk the report lacks a picture.
         except (OSError, UsageError) as err:

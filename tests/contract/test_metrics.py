@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
+from stoker.host.gpus import Gpu, GpuSample, GpuState
 from stoker.launch.prometheus import MAX_CONNECTIONS, metrics_served
 from stoker.launch.spending import Spending
 from stoker.logs import Log, parse_line
@@ -48,6 +49,12 @@ NAMES = {
     "stoker_spent_usd": "gauge",
     "stoker_predicted_usd": "gauge",
     "stoker_max_usd": "gauge",
+    "stoker_gpu_utilization": "gauge",
+    "stoker_gpu_memory_used_bytes": "gauge",
+    "stoker_gpu_power_watts": "gauge",
+    "stoker_gpu_sm_clock_megahertz": "gauge",
+    "stoker_gpu_pcie_received_bytes_per_second": "gauge",
+    "stoker_gpu_throttled": "gauge",
 }
 SPENDING = Spending(
     Budget(usd_per_hour={"dnn": 3600.0}, max_usd=5.0),
@@ -76,6 +83,16 @@ class Seen:
         return {0: first, 1: second}
 
 
+GPUS = (
+    GpuState(
+        gpu=Gpu(index=0, uuid="GPU-1", model="NVIDIA H100 80GB HBM3"),
+        sample=GpuSample(utilization=0.28, power_watts=210.0, throttled=("power",)),
+    ),
+    # A MIG slice tells its memory alone.
+    GpuState(gpu=Gpu(index=1, slice=0, uuid="MIG-1"), sample=GpuSample(memory_bytes=2e9)),
+)
+
+
 class Waiting:
     seconds_since_last_step = 61.5
     num_warnings = 2
@@ -89,6 +106,7 @@ def scrape(port):
 def served(port, coordinator=None, *, stream=None):
     log = Log(run="run", host="gpu-1", stream=stream or StringIO())
     about = {"spending": SPENDING, "watchdog": Waiting(), "run_id": "r", "log": log}
+    about["gpus"] = lambda: {"gpu-1": GPUS, "gpu-2": ()}
     return metrics_served(FeedSettings(metrics_port=port), coordinator, **about)
 
 
@@ -125,6 +143,21 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     assert values["stoker_seconds_since_last_step", run] == 61.5
     assert values["stoker_no_progress_warnings_total", run] == 2
     assert values["stoker_data_host_up", ("host", 'data-"2"\\'), run] == 0
+    # As DCGM's exporter spells its labels.
+    labels = ("UUID", "GPU-1"), ("gpu", "0"), ("host", "gpu-1")
+    gpu = (*labels, ("modelName", "NVIDIA H100 80GB HBM3"))
+    part = ("UUID", "MIG-1"), ("gpu", "1"), ("host", "gpu-1"), ("modelName", "")
+    assert values["stoker_gpu_utilization", *gpu, run] == 0.28
+    assert values["stoker_gpu_power_watts", *gpu, run] == 210
+    assert ("stoker_gpu_memory_used_bytes", *gpu, run) not in values
+    assert ("stoker_gpu_utilization", *part, run) not in values
+    assert values["stoker_gpu_memory_used_bytes", *part, run] == 2e9
+    lowered = {
+        reason: values["stoker_gpu_throttled", *gpu, ("reason", reason), run]
+        for reason in ("power", "thermal", "other")
+    }
+    assert lowered == {"power": 1, "thermal": 0, "other": 0}
+    assert ("stoker_gpu_throttled", *part, ("reason", "power"), run) not in values
 
 
 def test_the_port_is_on_loopback_and_free_again_after_the_run():

@@ -26,6 +26,7 @@ from stoker.feed.wire.protocol import (
     MAX_START_ARGUMENTS,
     PROTOCOL_VERSION,
     Attend,
+    GpuReport,
     Heartbeat,
     Join,
     Leave,
@@ -39,14 +40,17 @@ from stoker.feed.wire.protocol import (
     Unpacker,
     pack,
 )
+from stoker.host.gpus import GpuState
 from stoker.launch.roster import Change, HostLeases
 from stoker.logs import EventName, Log, now_utc
-from stoker.records import Event, FeedSettings
+from stoker.records import Event, FeedSettings, GpuLoad
 
 # Processes of one rank, more than any training has; above it the longest silent one is dropped.
 MAX_PROCESSES = 64
 # Ranks report once a second: a process that is silent for longer has ended or restarted.
 RANK_TIMEOUT_SECONDS = 5.0
+# Followers report their GPUs every few seconds: an older report says nothing of now.
+GPU_TIMEOUT_SECONDS = 30.0
 # Messages to the coordinator are small; a larger one closes the connection.
 MAX_MESSAGE_BYTES = 64 << 10
 BIND_SECONDS = 10.0
@@ -152,6 +156,7 @@ class Coordinator:
         self.expected_agents = frozenset(agents)
         self._launchers: dict[str, bytes] = {}
         self._ranks = Attendance()
+        self._gpus: dict[str, tuple[float, GpuReport]] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._followers = frozenset(followers)
@@ -180,6 +185,19 @@ class Coordinator:
     @property
     def progress(self) -> dict[int, Progress]:
         return self._ranks.progress
+
+    @property
+    def gpu_states(self) -> dict[str, tuple[GpuState, ...]]:
+        """The latest samples of the other dnn hosts' GPUs, by host."""
+        since = self._clock() - GPU_TIMEOUT_SECONDS
+        reports = self._gpus.copy().items()
+        return {host: report.states for host, (told_at, report) in reports if told_at > since}
+
+    @property
+    def gpu_loads(self) -> tuple[GpuLoad, ...]:
+        """Loads of the GPUs of the dnn hosts whose commands have ended, without the leader's."""
+        reports = [report for _, report in self._gpus.copy().values()]
+        return tuple(load for report in reports for load in report.loads)
 
     @property
     def live_agents(self) -> frozenset[str]:
@@ -410,6 +428,8 @@ class Coordinator:
                 self._send(socket, sender, Refused(reason=f"this is run {self._run_id}"))
             case Progress():
                 self._ranks.report(sender, message, now=now)
+            case GpuReport() if message.host in self._followers:
+                self._gpus[message.host] = (now, message)
             case _:
                 self._warn(sender, type(message).__name__)
 

@@ -309,6 +309,12 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
     )
 
 
+def interval_of(run_seconds: float) -> float:
+    """Returns the seconds between two lines of the log, after so much of the run."""
+    due = min(run_seconds * _SHARE_OF_RUN, _MAX_INTERVAL_SECONDS)
+    return max(INTERVAL_SECONDS, due)
+
+
 @dataclass(eq=False)
 class FeedLog:
     """Writes the feed's intervals to feed.csv, created with the first one, and to the log."""
@@ -326,8 +332,7 @@ class FeedLog:
 
     def tick(self) -> None:
         now = self.clock()
-        due = min((now - self._began) * _SHARE_OF_RUN, _MAX_INTERVAL_SECONDS)
-        if now - self._looked_at >= max(INTERVAL_SECONDS, due):
+        if now - self._looked_at >= interval_of(now - self._began):
             self._look(now)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
-from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
+from stoker.records import Event, GpuLoad, Group, Host, Job, Scalar, write_json, write_text
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
@@ -98,6 +98,7 @@ def record_end(
     strategy: str,
     events: Sequence[Event],
     spending: Spending,
+    gpus: Sequence[GpuLoad],
     inputs: Mapping[str, InputVersion],
 ) -> None:
     """Writes the leader's record and its passive profile; a full disk is logged."""
@@ -119,6 +120,7 @@ def record_end(
         engine=settings.engine.name,
         hyperparameters=_hyperparameters(settings, log),
         measured=measured,
+        gpus=(*gpus, *(coordinator.gpu_loads if coordinator else ())),
         steps=counted_steps(output, timelines, progress),
         spending=spending.of_groups(
             progress,

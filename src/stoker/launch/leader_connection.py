@@ -29,6 +29,7 @@ from stoker.feed.wire.crypto import Keys, read_event, read_token, secure_client
 from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
     FromCoordinator,
+    GpuReport,
     Heartbeat,
     HostStage,
     Join,
@@ -71,6 +72,7 @@ _POLL_SECONDS = 1.0
 # Short, as it blocks the thread that sends heartbeats.
 _DIAL_SECONDS = 0.3
 _POLL_MS = 50
+_MAX_GPU_REPORTS = 4
 # How a connection of ZeroMQ begins, on both sides; no proxy of another protocol sends it.
 _GREETING = b"\xff" + bytes(8) + b"\x7f"
 _MONITORED = (
@@ -179,6 +181,7 @@ class Membership:
         self._silence = Silence(lease_seconds=self.feed.lease_seconds, now=self._started_at)
         self._failed_since = self._failed_at = self._started_at
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
+        self._gpus: queue.SimpleQueue[GpuReport] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
         self.leader_ip: str | None = None
@@ -202,6 +205,12 @@ class Membership:
     def tell_unfed(self, ranks: int) -> None:
         """Reports how many ranks of this host never ask for batches; returns at once."""
         self._unfed_ranks = ranks
+
+    def tell_gpus(self, report: GpuReport) -> None:
+        """Sends the load of this host's GPUs to the leader; returns at once."""
+        # While the leader does not answer, only the first of them wait.
+        if self._gpus.qsize() < _MAX_GPU_REPORTS or report.loads:
+            self._gpus.put(report)
 
     def start(self) -> None:
         self._thread.start()
@@ -290,6 +299,8 @@ class Membership:
         is_member = False
         next_at = connected_at
         while True:
+            while is_member and not self._gpus.empty():
+                self._send(connection, self._gpus.get())
             # Before `_is_closing` is checked: `close` follows `leave`, whose goodbye must be sent.
             if not self._leaving.empty():
                 self._has_left = True

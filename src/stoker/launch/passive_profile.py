@@ -29,6 +29,7 @@ from stoker.feed.timeline import (
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import now_utc
 from stoker.records import (
+    GpuLoad,
     Group,
     Measured,
     Observed,
@@ -39,6 +40,7 @@ from stoker.records import (
     StepTerms,
     Training,
 )
+from stoker.records.gpu import step_busy_share
 from stoker.records.profile import ProfiledData
 from stoker.text import wait_share
 
@@ -183,7 +185,7 @@ def passive_profile(
             for group in data
         ),
         step=step,
-        observed=_observed(usage, vcpus),
+        observed=_observed(usage, vcpus, gpus=record.gpus),
         loader=loader,
         epochs=measured.epochs,
         unmeasured=UNMEASURED if is_elsewhere(usages) else (),
@@ -293,7 +295,17 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
     return fmean(known) * world or None if known else None
 
 
-def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
+def _observed(
+    usage: Sequence[LoaderUsage], vcpus: int, *, gpus: tuple[GpuLoad, ...]
+) -> Observed | None:
+    cpu = _cpu_utilization(usage, vcpus)
+    gpu = step_busy_share(gpus)
+    if cpu is None and gpu is None:
+        return None
+    return Observed(cpu_utilization=cpu, gpu_utilization=gpu, gpus=gpus, hosts=1)
+
+
+def _cpu_utilization(usage: Sequence[LoaderUsage], vcpus: int) -> float | None:
     if not usage or any(not own.wall_seconds for own in usage):
         return None
     busy = 0.0
@@ -301,4 +313,4 @@ def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
         busy += own.trainer_cpu_seconds / own.wall_seconds
         if own.span_steps:
             busy += own.children_cpu_seconds / own.span_steps * own.steps / own.wall_seconds
-    return Observed(cpu_utilization=min(1.0, busy / vcpus), hosts=1)
+    return min(1.0, busy / vcpus)

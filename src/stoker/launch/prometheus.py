@@ -8,7 +8,7 @@ read its metric. The endpoint is plain HTTP without authentication, on loopback 
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from socketserver import BaseServer, ThreadingTCPServer
@@ -18,6 +18,7 @@ import msgspec
 
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
+from stoker.host.gpus import THROTTLE_REASONS, GpuSample, GpuState
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.spending import Spending
 from stoker.launch.watchdog import Watchdog
@@ -28,12 +29,21 @@ REQUEST_SECONDS = 10.0
 # Connections, each with a thread; one more replaces the oldest.
 MAX_CONNECTIONS = 16
 LOOPBACK = "127.0.0.1"
+_GPU_LABELS = ("gpu", "UUID", "modelName")
 _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Progress: ("run", "rank"),
     FeedWork: ("run", "rank"),
     HostWork: ("run", "host", "rank"),
     WorkerWork: ("run", "host", "worker", "rank"),
+    # GPU, UUID and model as DCGM's exporter names them, so that both can be joined.
+    GpuSample: ("run", "host", *_GPU_LABELS),
 }
+
+_THROTTLED = (
+    "stoker_gpu_throttled",
+    "1 while the GPU's clocks are lowered for this reason: power, thermal or other. Power is usual "
+    "at full load.",
+)
 
 
 class _Metric(NamedTuple):
@@ -98,6 +108,20 @@ _METRICS = (
             "workers have equal rates; one far behind marks a hung or starved process."),
     _Metric(WorkerWork, "busy_seconds", "counter", "stoker_feed_worker_busy_seconds",
             "Seconds that one data worker was at work for the rank."),
+    _Metric(GpuSample, "utilization", "gauge", "stoker_gpu_utilization",
+            "Share of the last second in which a kernel ran on the GPU, 0 to 1, as "
+            "DCGM_FI_DEV_GPU_UTIL has it in percent. Low while stoker_wait_seconds grows: it waits "
+            "for data."),
+    _Metric(GpuSample, "memory_bytes", "gauge", "stoker_gpu_memory_used_bytes",
+            "Memory of the GPU in use, of all its processes."),
+    _Metric(GpuSample, "power_watts", "gauge", "stoker_gpu_power_watts",
+            "Power that the GPU draws. Far below its limit at a high utilization: small kernels."),
+    _Metric(GpuSample, "sm_clock_mhz", "gauge", "stoker_gpu_sm_clock_megahertz",
+            "Clock of the GPU's multiprocessors. Lower under load than in the first minutes: see "
+            "stoker_gpu_throttled."),
+    _Metric(GpuSample, "pcie_received_bytes_per_second", "gauge",
+            "stoker_gpu_pcie_received_bytes_per_second",
+            "Data that the GPU receives over PCIe, over 20 ms: batches, and what other GPUs send."),
 )
 # fmt: on
 
@@ -110,6 +134,7 @@ class Metrics:
     _: KW_ONLY
     spending: Spending
     watchdog: Watchdog
+    gpus: Callable[[], Mapping[str, Sequence[GpuState]]]
     run_id: str
 
     def collect(self) -> Iterator[object]:
@@ -124,8 +149,17 @@ class Metrics:
             labels = _LABELS[metric.record]
             family = families[metric.type](metric.name, metric.help, labels=labels)
             for record, values in found[metric.record]:
-                family.add_metric(values, getattr(record, metric.field))
+                # A GPU does not tell everything.
+                if (value := getattr(record, metric.field)) is not None:
+                    family.add_metric(values, value)
             yield family
+        throttled = GaugeMetricFamily(*_THROTTLED, labels=("run", "host", *_GPU_LABELS, "reason"))
+        for sample, values in self._samples():
+            if sample.throttled is None:
+                continue
+            for reason in THROTTLE_REASONS:
+                throttled.add_metric((*values, reason), float(reason in sample.throttled))
+        yield throttled
         up = GaugeMetricFamily(
             "stoker_data_host_up",
             "1 while the data host's lease is valid, else 0: not yet there, left or lost. The "
@@ -188,6 +222,14 @@ class Metrics:
                 yield host, (run, host.host, rank)
                 for worker in host.workers:
                     yield worker, (run, host.host, str(worker.worker), rank)
+        yield from self._samples()
+
+    def _samples(self) -> Iterator[tuple[GpuSample, tuple[str, ...]]]:
+        for name, states in sorted(self.gpus().items()):
+            for state in states:
+                gpu = state.gpu
+                labels = (self.run_id, name, str(gpu.index), gpu.uuid, gpu.model or "")
+                yield state.sample, labels
 
 
 @contextmanager
@@ -197,6 +239,7 @@ def metrics_served(
     *,
     spending: Spending,
     watchdog: Watchdog,
+    gpus: Callable[[], Mapping[str, Sequence[GpuState]]],
     run_id: str,
     log: Log,
 ) -> Iterator[None]:
@@ -207,7 +250,7 @@ def metrics_served(
     address, started = feed.metrics_address or LOOPBACK, None
     try:
         started = _start(
-            Metrics(coordinator, spending=spending, watchdog=watchdog, run_id=run_id),
+            Metrics(coordinator, spending=spending, watchdog=watchdog, gpus=gpus, run_id=run_id),
             address,
             feed.metrics_port,
         )

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,8 @@ import msgspec
 
 from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, UsageError
 from stoker.feed.loading import Unfed, discard_loadings, why_unfed
+from stoker.feed.wire.protocol import MAX_GPUS, GpuReport
+from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
@@ -29,6 +31,7 @@ from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.feed_log import FeedLog, ProgressLog
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
+from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
@@ -165,6 +168,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     left = partial(Change, what="left", host=run.topology.host, kind="follower")
     engine = EngineCommands(run, lambda words: fail(left(reason=words)))
     inputs = _input_versions(run)
+    gpus = _gpu_log(run)
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -175,6 +179,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             coordinator,
             watchdog=watchdog,
             spending=spending,
+            gpus=partial(_gpus_of_all, run, gpus, coordinator),
             run_id=run.settings.run_id,
             log=run.log,
         ):
@@ -183,6 +188,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
                 command,
                 trainer,
                 engine,
+                gpus=gpus,
                 leader_ip=None,
                 coordinator=coordinator,
                 lease=lease,
@@ -227,6 +233,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         strategy=trainer.strategy,
         events=events,
         spending=spending,
+        gpus=gpus.loads(),
         inputs=inputs,
     )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
@@ -244,7 +251,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         # No token, no coordinator: only torchrun connects the hosts.
         trainer = Trainer.of(run.settings, run.topology, run.environ)
         alone = EngineCommands(run, lambda _: None)
-        ending = _train(run, command, trainer, alone, leader_ip=None)
+        ending = _train(run, command, trainer, alone, gpus=_gpu_log(run), leader_ip=None)
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
@@ -261,9 +268,21 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             # 143: a signal asked this host to stop (128 + SIGTERM).
             return HOST_LOST if verdict else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
-        ending = engine.follow(membership) or _train(
-            run, command, trainer, engine, leader_ip=membership.leader_ip, membership=membership
+        host = run.topology.host
+        gpus = _gpu_log(
+            run, tell=lambda states: membership.tell_gpus(GpuReport(host=host, states=states))
         )
+        ending = engine.follow(membership) or _train(
+            run,
+            command,
+            trainer,
+            engine,
+            gpus=gpus,
+            leader_ip=membership.leader_ip,
+            membership=membership,
+        )
+        if loads := gpus.loads():
+            membership.tell_gpus(GpuReport(host=host, loads=loads[:MAX_GPUS]))
         if not ending.exit_code:
             # Other hosts may still use this host's engine commands.
             engine.outlast(membership)
@@ -292,6 +311,19 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
     finally:
         engine.stop()
         membership.close()
+
+
+def _gpu_log(
+    run: HostRun, *, tell: Callable[[tuple[GpuState, ...]], None] = lambda states: None
+) -> GpuLog:
+    return GpuLog(run.output, environ=run.environ, host=run.topology.host, log=run.log, tell=tell)
+
+
+def _gpus_of_all(
+    run: HostRun, gpus: GpuLog, coordinator: Coordinator | None
+) -> dict[str, tuple[GpuState, ...]]:
+    others = coordinator.gpu_states if coordinator else {}
+    return {run.topology.host: gpus.states, **others}
 
 
 def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
@@ -397,6 +429,7 @@ def _train(
     trainer: Trainer,
     engine: EngineCommands,
     *,
+    gpus: GpuLog,
     leader_ip: str | None,
     coordinator: Coordinator | None = None,
     membership: Membership | None = None,
@@ -432,11 +465,12 @@ def _train(
     address = leader_ip or run.coordinator_address[0]
     # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
     master = (address, run.coordinator_address[1] + 2)
-    logs: list[ProgressLog | FeedLog] = []
+    logs: list[ProgressLog | FeedLog | GpuLines] = []
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
         spent = (lambda: spending.usd) if spending else (lambda: None)
         logs.append(ProgressLog(run.output, run.log, progress=told, spent_usd=spent))
+        logs.append(GpuLines(run.log, hosts=partial(_gpus_of_all, run, gpus, coordinator)))
     if coordinator:
         file = run.output / "feed.csv"
         file.unlink(missing_ok=True)
@@ -491,6 +525,8 @@ def _train(
             line = trainer.command(found, run.topology, master=master, feed=run.settings.feed)
         if isinstance(line, Ending):
             return line
+        gpus.start()
+        closed.callback(gpus.close)
         ending = supervise(
             line,
             environ=environ,

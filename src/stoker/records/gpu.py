@@ -15,9 +15,6 @@ from stoker.records.base import (
     Record,
 )
 
-# What a host may have: messages and records of more are refused.
-MAX_GPUS = 256
-
 
 class GpuFigure(Record, frozen=True, kw_only=True):
     """One quantity of a GPU over time, weighted by time.

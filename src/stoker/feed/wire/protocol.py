@@ -7,6 +7,7 @@ and come from an agent's next port, which is a plain TCP socket:
 
 coordinator (in the dnn leader's launcher)
     launchers  Join → Welcome | Refused;  Heartbeat → State;  Leave;  unasked, to followers: Start
+    followers  GpuReport
     ranks      Attend → Roster, and again whenever it changes;  Progress
 
 agent (on a data host)
@@ -29,6 +30,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from stoker.errors import ProtocolError
+from stoker.host.gpus import GpuState
+from stoker.records.gpu import GpuLoad
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
@@ -45,6 +48,9 @@ TICKET_BYTES = 32
 PIECE_BYTES = 240 << 10
 # Incomplete messages, one a peer: a trainer that is lost in the middle of one leaves its pieces.
 _MAX_UNFINISHED = 64
+
+# GPUs of one host, or their slices: eight of seven slices are 56.
+MAX_GPUS = 64
 
 # Arguments of a daemon that a follower starts.
 MAX_START_ARGUMENTS = 500
@@ -143,6 +149,14 @@ class Leave(Message, frozen=True, kw_only=True):
     exit_code: int | None = None
     reason: str = ""
     is_signalled: bool = False
+
+
+class GpuReport(Message, frozen=True, kw_only=True):
+    """GPUs of a dnn host: their latest samples, and once the command has ended their loads."""
+
+    host: Identifier
+    states: Annotated[tuple[GpuState, ...], msgspec.Meta(max_length=MAX_GPUS)] = ()
+    loads: Annotated[tuple[GpuLoad, ...], msgspec.Meta(max_length=MAX_GPUS)] = ()
 
 
 class Attend(Message, frozen=True, kw_only=True):
@@ -450,7 +464,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
     host: str
 
 
-ToCoordinator = Join | Heartbeat | Leave | Attend | Progress
+ToCoordinator = Join | Heartbeat | Leave | Attend | Progress | GpuReport
 FromCoordinator = Welcome | Refused | State | Roster | Start
 ToAgent = Attach | Open | Ship | Make | Cancel | Close | Piece
 FromAgent = (

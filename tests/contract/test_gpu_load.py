@@ -1,0 +1,136 @@
+"""The load of GPUs in real local runs, with a double of NVML in the hosts' launchers."""
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.gpu_log import gpus_in, read_rows
+from stoker.logs import parse_line
+from stoker.records import read_json
+from stoker.records.profile import Profile
+from support import nvml
+from support.local_job import LocalJob
+from support.nvml import FakeGpu, FakeSlice
+
+TESTS = Path(__file__).parents[1]
+# Two epochs of steps of 20 ms, after a start of a second in which the GPU is idle.
+SCRIPT = """
+import time
+import torch
+from stoker import DataLoader
+time.sleep(1.0)
+for epoch in range(2):
+    for batch in DataLoader(torch.utils.data.TensorDataset(torch.zeros(320, 2)), batch_size=4):
+        time.sleep(0.02)
+"""
+UUIDS = ("GPU-aa11", "GPU-bb22")
+
+
+def job(tmp_path, *gpus, init_code=None, environment=None, script=SCRIPT, **options):
+    found = LocalJob(tmp_path, script, **options)
+    folders = (str(TESTS / "support" / "fake_nvml"), str(TESTS), os.environ.get("PYTHONPATH"))
+    double = {
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        nvml.VARIABLE: nvml.environment(*gpus, init_code=init_code),
+        **(environment or {}),
+    }
+    found.spec = dataclasses.replace(found.spec, environment={**found.spec.environment, **double})
+    return found
+
+
+def events(text, name):
+    found = (parse_line(line) for line in text.splitlines())
+    return [event for event in found if event and event.event == name]
+
+
+def test_a_run_of_one_host_has_its_gpus_load_in_all_places(tmp_path):
+    first = FakeGpu(uuid=UUIDS[0], utilization=(20, 30, 40), reasons=0x4)
+    idle = FakeGpu(uuid=UUIDS[1], utilization=(0,), memory_used=1 << 20)
+    with job(tmp_path, first, idle) as run:
+        record = run.training()
+        log = run.log(run.leader)
+        output = run.base_dir(run.leader) / "output" / "data" / "stoker"
+    busy, other = record.gpus
+    assert (busy.host, busy.uuid, busy.number) == (run.leader, UUIDS[0], "0")
+    assert (busy.model, busy.during) == ("NVIDIA H100 80GB HBM3", "steps")
+    # Steps took some 4 s, the start 1 s and the imports.
+    assert 3 <= busy.samples <= 30
+    assert busy.utilization is not None
+    assert 0.2 <= busy.utilization.mean <= 0.4
+    assert busy.step_utilization is not None
+    assert busy.throttled == {"power": 1.0, "thermal": 0.0, "other": 0.0}
+    assert other.utilization is not None
+    assert other.utilization.mean == 0.0
+    assert {row.gpu for row in read_rows(output / "gpu.csv")} == {"0", "1"}
+    assert (tmp_path / "run" / "gpu.csv").read_text() == (output / "gpu.csv").read_text()
+    now = gpus_in(events(log, "gpu_load")[0])
+    assert now is not None
+    assert now.count == 2
+    passive = read_json(output / "passive-profile.json", Profile)
+    assert passive.observed is not None
+    assert passive.observed.gpu_utilization == busy.step_utilization
+    assert [gpu.uuid for gpu in passive.observed.gpus] == [*UUIDS]
+    assert events(log, "gpu_load_unread") == []
+
+
+def test_the_gpus_of_all_training_hosts_are_in_the_leaders_record(tmp_path):
+    with job(tmp_path, FakeGpu(), dnn=2, strategy="none") as run:
+        record = run.training()
+        log = run.log(run.leader)
+    assert {gpu.host for gpu in record.gpus} == {host.name for host in run.request.hosts}
+    seen = [gpus_in(event) for event in events(log, "gpu_load")]
+    assert max(now.count for now in seen if now) == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environment", "init_code", "words"),
+    [
+        ((), {}, 18, "GPU load: NVML: RM has detected an NVML/RM version mismatch."),
+        ((FakeGpu(),), {"CUDA_VISIBLE_DEVICES": ""}, None, "CUDA_VISIBLE_DEVICES='' names none"),
+        ((FakeGpu(slices=()),), {}, None, "GPU load: all are in MIG mode, without a slice"),
+    ],
+    ids=["driver and library differ", "no visible GPU", "no slice"],
+)
+def test_without_a_gpu_to_read_there_is_one_line_and_the_training_succeeds(
+    tmp_path, gpus, environment, init_code, words
+):
+    with job(tmp_path, *gpus, environment=environment, init_code=init_code) as run:
+        record = run.training()
+        log = run.log(run.leader)
+    assert (record.status, record.gpus) == ("succeeded", ())
+    (event,) = events(log, "gpu_load_unread")
+    assert words in event.values["text"]
+
+
+def test_a_host_without_a_driver_says_nothing(tmp_path):
+    with job(tmp_path, init_code=12) as run:
+        assert run.training().gpus == ()
+        assert "gpu_load" not in run.log(run.leader)
+
+
+def test_a_gpu_that_falls_off_the_bus_is_one_line_and_the_training_succeeds(tmp_path):
+    gone = FakeGpu(uuid=UUIDS[0], lost_after=2)
+    with job(tmp_path, gone, FakeGpu(uuid=UUIDS[1])) as run:
+        record = run.training()
+        log = run.log(run.leader)
+    assert record.status == "succeeded"
+    (event,) = events(log, "gpu_lost")
+    assert re.match(r"GPU 0 \(GPU-aa11\): GPU is lost; .* training continues", event.values["text"])
+    assert [gpu.uuid for gpu in record.gpus] == [*UUIDS]
+    assert record.gpus[0].samples < record.gpus[1].samples
+
+
+def test_a_mig_slice_and_a_uuid_are_read_and_what_they_do_not_tell_is_one_line(tmp_path):
+    sliced = FakeGpu(uuid=UUIDS[0], slices=(FakeSlice(uuid="MIG-1"), FakeSlice(uuid="MIG-2")))
+    whole = FakeGpu(uuid=UUIDS[1], refuses={"nvmlDeviceGetPcieThroughput": 3})
+    with job(tmp_path, sliced, whole, environment={"CUDA_VISIBLE_DEVICES": "MIG-2"}) as run:
+        record = run.training()
+        log = run.log(run.leader)
+    (gpu,) = record.gpus
+    assert (gpu.uuid, gpu.number, gpu.utilization) == ("MIG-2", "0.1", None)
+    assert gpu.memory_bytes is not None
+    (event,) = events(log, "gpu_load_incomplete")
+    assert "utilization (Not Supported) of GPU 0.1" in event.values["text"]
