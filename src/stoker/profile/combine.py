@@ -247,6 +247,7 @@ def combine(
         spread={name: own for name, own in spread.items() if own is not None},
         loader_rates=_loader_rates(ranks),
         transforms=transforms_of(ranks),
+        gpu_decoding=next((rank.gpu_decoding for rank in ranks if rank.gpu_decoding), None),
         loader=loader_of(ranks),
         epochs=epochs_of(waiting.rank, batch_in_one_worker=_loader_wall(waiting)),
         what={

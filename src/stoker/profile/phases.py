@@ -35,6 +35,7 @@ from stoker.profile.batches import Choice, facts_of, is_cuda_used, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.divided_streams import is_divided
 from stoker.profile.file_guard import FileGuard
+from stoker.profile.gpu_decoding import MOST_SECONDS, measure_gpu_decoding
 from stoker.profile.grown_files import Growth
 from stoker.profile.inventory import take_inventory
 from stoker.profile.loader_phases import (
@@ -67,6 +68,7 @@ _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
 _READS_SHARE = 0.03
 _COSTS_SHARE = 0.03
+_DECODING_SHARE = 0.05
 _MOST_SECONDS = 6.0
 # A shorter phase measures nothing.
 _LEAST_SECONDS = 0.2
@@ -490,6 +492,19 @@ class ProfileSession:
         if not findings.is_stopped() and own.rank == 0:
             findings.learn(inventory=take_inventory(given=self._asked_type))
             findings.write()
+            self._decode_on_device(loader)
+
+    def _decode_on_device(self, loader: Loader) -> None:
+        """Decodes some of the dataset's JPEGs where the script uses CUDA; last, as it may fail."""
+        seconds = min(MOST_SECONDS, _DECODING_SHARE * self._budget)
+        if not is_cuda_used() or seconds < _LEAST_SECONDS:
+            return
+        found = self._tried(
+            "decoding on the accelerator",
+            lambda: measure_gpu_decoding(loader, seconds=seconds, iterate=self._iterate),
+        )
+        self._findings.learn(gpu_decoding=found)
+        self._findings.write()
 
     def _look_closer(self, loader: Loader) -> None:
         findings = self._findings

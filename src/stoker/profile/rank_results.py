@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.host.machine import CpuLimit
-from stoker.records import EpochTimes, read_text
+from stoker.records import EpochTimes, GpuDecoding, read_text
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,6 +271,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     receive: Receive | None = None
     reads: Reads | None = None
     costs: tuple[Cost, ...] = ()
+    gpu_decoding: GpuDecoding | None = None
     inventory: Inventory | None = None
     batch: BatchFacts | None = None
     loader: LoaderFacts | None = None

@@ -58,6 +58,7 @@ from stoker.records.platforms import SageMakerSettings as SageMakerSettings
 from stoker.records.platforms import bare_type as bare_type
 from stoker.records.profile import Check as Check
 from stoker.records.profile import Fix as Fix
+from stoker.records.profile import GpuDecoding as GpuDecoding
 from stoker.records.profile import LoaderRate as LoaderRate
 from stoker.records.profile import Observed as Observed
 from stoker.records.profile import Profile as Profile

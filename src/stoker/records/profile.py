@@ -233,6 +233,26 @@ class TransformCost(Record, frozen=True, kw_only=True):
     samples: PositiveInt
 
 
+class GpuDecoding(Record, frozen=True, kw_only=True):
+    """JPEGs of the dataset that the accelerator decoded during the profile.
+
+    Attributes:
+        device: Device that decoded, such as cuda:0.
+        library: Package whose decoder was used, such as torchvision.
+        pictures_per_second: Pictures decoded per second, with nothing else on the device.
+        pictures: Number of different pictures.
+        picture_bytes: Mean bytes of their files.
+        read_cpu_seconds: CPU-seconds to read one of the files.
+    """
+
+    device: Name
+    library: Name
+    pictures_per_second: PositiveFloat
+    pictures: PositiveInt
+    picture_bytes: NonNegativeFloat | None = None
+    read_cpu_seconds: NonNegativeFloat | None = None
+
+
 class Fix(Record, frozen=True, kw_only=True):
     """A change to the script or its settings that costs no host.
 
@@ -300,6 +320,7 @@ class Profile(Record, frozen=True, kw_only=True):
         fixes: Changes that help without another host.
         loader_rates: Throughput of the loader alone by number of workers; upper bounds for plans.
         transforms: Parts of loading a sample, most expensive first.
+        gpu_decoding: JPEGs of the dataset, decoded on the accelerator. None: not tried.
         loader: The loader that made the batches.
         epochs: Time beyond the usual steps of whole epochs. None: not known.
         unmeasured: Parts that cannot be measured without torch's DataLoader.
@@ -319,6 +340,7 @@ class Profile(Record, frozen=True, kw_only=True):
     fixes: tuple[Fix, ...] = ()
     loader_rates: tuple[LoaderRate, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
+    gpu_decoding: GpuDecoding | None = None
     loader: ProfiledLoader | None = None
     epochs: EpochTimes | None = None
     unmeasured: tuple[Name, ...] = ()
