@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from stoker.profile import batches
-from stoker.profile.loader_phases import Round, Stamp, summarize, worker_counts
+from stoker.profile.loader_phases import (
+    Round,
+    Stamp,
+    room_for_batches,
+    summarize,
+    waiting_counts,
+    worker_counts,
+)
+from support.profiled_ranks import drained
 
 Pair = namedtuple("Pair", "image label")
 
@@ -82,15 +90,48 @@ def test_a_batch_that_only_waited_for_a_cpu_takes_no_time_and_not_less():
 
 
 @pytest.mark.parametrize(
-    ("script", "vcpus", "ranks", "counts"),
+    ("script", "vcpus", "ranks", "seconds", "counts"),
     [
-        (4, 32, 1, [32, 1, 4, 16]),
-        (4, 32, 4, [8, 1, 4]),
-        (0, 1, 1, [1]),
-        (1, 2, 1, [2, 1]),
-        (6, 8, 1, [8, 1, 6, 4]),
-        (8, 2, 4, [1, 8]),
+        (0, 1, 1, 54, [1]),
+        (1, 2, 1, 54, [2, 1]),
+        (0, 4, 1, 54, [4, 1, 2]),
+        (6, 8, 1, 54, [8, 1, 6, 4]),
+        (8, 2, 4, 54, [1, 8]),
+        # Too few are more by doubling, as far as there is time.
+        (0, 16, 1, 54, [16, 1, 8, 2, 4]),
+        (4, 32, 1, 54, [32, 1, 4, 16, 8]),
+        (4, 32, 4, 54, [8, 1, 4]),
+        (0, 96, 1, 54, [96, 1, 48, 2, 4, 8, 16, 32, 64]),
+        (0, 96, 1, 18, [96, 1, 48, 2, 4, 8]),
+        (0, 96, 1, 6, [96, 1, 48]),
     ],
 )
-def test_loaders_are_tried_at_one_at_todays_at_all_vcpus_and_at_half(script, vcpus, ranks, counts):
-    assert worker_counts(script=script, vcpus=vcpus, ranks_on_host=ranks) == counts
+def test_loaders_are_tried_at_one_at_todays_and_from_there_up_to_all_vcpus(
+    script, vcpus, ranks, seconds, counts
+):
+    tried = worker_counts(script=script, vcpus=vcpus, ranks_on_host=ranks, seconds=seconds)
+    assert tried == counts
+
+
+@pytest.mark.parametrize(
+    ("wall", "batch_bytes", "more"),
+    [
+        (0.10, 1000, []),
+        (0.12, 1000, []),
+        (0.40, 1000, [8, 16]),
+        # Three batches of each of 16 workers do not fit.
+        (0.40, 400_000, [8]),
+        (0.40, 4_000_000, []),
+    ],
+)
+def test_a_loader_that_waits_is_tried_with_more_workers_than_vcpus_where_they_fit(
+    wall, batch_bytes, more
+):
+    drains = [drained(4, 0.1, wall=wall), drained(1, 0.1, wall=wall)]
+    room = 12_000_000
+    found = waiting_counts(drains, counts=[4, 1], batch_bytes=batch_bytes, room_bytes=room)
+    assert found == more
+    assert waiting_counts([], counts=[1], batch_bytes=1, room_bytes=room) == []
+    large = [drained(32, 0.1, wall=1.0)]
+    assert waiting_counts(large, counts=[32, 1], batch_bytes=1, room_bytes=room) == [64]
+    assert room_for_batches() > 0

@@ -133,10 +133,15 @@ def _of_the_family(site: Site) -> Iterator[Instance]:
 
 
 def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Candidate]:
-    """Yields today's hosts with 1 to `most` data hosts of a type."""
+    """Yields today's hosts with 1 to `most` data hosts of a type.
+
+    They start from the free plan: at most its workers join on a dnn host.
+    """
+    free = next(tune(site), None)
+    dnn = free.shape.dnn if free else _dnn(site, site.today)
     for count in range(1, most + 1):
         shape = ClusterShape(
-            dnn=_dnn(site, site.today),
+            dnn=dnn,
             data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
             processes=site.processes,
         )

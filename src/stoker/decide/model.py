@@ -330,6 +330,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     divided *= 1.0 if instance.accelerators else _speed(work, instance)
     is_todays = _is_todays(work, shape)
     workers = busy_workers(work, shape)[0]
+    vcpus = dnn.count * instance.capacity * _speed(work, instance)
     turns = work.turns_cpu_seconds
     if work.num_workers is not None and workers > work.num_workers * work.hosts:
         # As `Parts.with_workers`.
@@ -346,7 +347,8 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         # Taking batches from workers is added, as the trainer was measured with cached batches.
         + (0.0 if local is None or is_serial else local * work.ranks * work.ranks_per_process),
         turns_cpu_seconds=turns,
-        vcpus=free_vcpus(work, dnn),
+        vcpus=vcpus,
+        others_vcpus=vcpus - free_vcpus(work, dnn),
         workers=workers,
         hosts=dnn.count,
         ranks=_ranks_on(work, shape),
@@ -441,11 +443,11 @@ def _mixed_lines(
     # Measured on one core, over the CPU-seconds with cached batches: 1.0 to 1.1 times with all
     # batches made elsewhere, 1.1 to 1.4 times with a local worker. Half of the turns fits both.
     alone = max(0.0, work.trainer_cpu_seconds + _TURNS_LEFT * work.turns_cpu_seconds)
-    training = alone / parts.vcpus
+    training = alone / parts.free_vcpus
     lines = [
         # dnn hosts: ((1-x) c + (1-x/2) turns + trainer + x receive) / V; data hosts: x c / their
         # vCPUs.
-        _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.vcpus),
+        _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.free_vcpus),
         _TermLine("cpu", 0.0, work.loader_cpu_seconds / cpu),
         # One thread of a rank receives: more vCPUs do not help it.
         _TermLine("receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, shape)),

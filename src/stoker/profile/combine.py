@@ -291,6 +291,8 @@ class _Whole:
         self.accelerator = rank.accelerator
         self.batch = rank.batch
         self.num_workers = rank.loader.num_workers if rank.loader else 0
+        # Workers that make every vCPU of this rank busy.
+        self.share = max(1, round(rank.vcpus) // rank.ranks_on_host)
 
 
 def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
@@ -390,9 +392,8 @@ def _without_strays(rank: RankResult, *, inside: float, outside: float) -> RankR
 
 
 def _loader_cpu(own: _Whole) -> Quartiles:
-    share = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
     # Else with most workers: hyper-threads and caches are shared as in real work.
-    drain = _drain_with(own.rank.drains, workers=share)
+    drain = _drain_with(own.rank.drains, workers=own.share)
     if drain:
         return drain.cpu_seconds
     # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
@@ -412,7 +413,7 @@ def _handover(own: _Whole) -> Quartiles | None:
     if own.rank.uses_cuda:
         return None
     drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
-    drain = _drain_with(drains, workers=own.num_workers)
+    drain = _drain_with(drains, workers=own.num_workers or own.share)
     return drain.handover_seconds if drain else None
 
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 import msgspec
+import psutil
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -37,6 +38,7 @@ from stoker.host.counters import (
 from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
+from stoker.records.parts import MOST_WORKERS_PER_VCPU, WAITS
 
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
@@ -60,6 +62,10 @@ _MOST_ROUNDS = 3
 _IDLE_SHARE = 0.05
 _QUIET_POLLS = 2
 _POLL_SECONDS = 0.1
+# More workers of a loader that waits need memory, and a start each.
+_MOST_TRIED = 64
+_HELD_BATCHES = 3
+_ROOM_PART = 4
 # Batches of a worker in a pass: they are read three times.
 _MAX_BATCHES = 8
 _MAX_WORKERS = 16
@@ -367,12 +373,51 @@ def error_words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
-    """Returns the numbers of workers of one rank that are tried, the most informative first."""
+def worker_counts(*, script: int, vcpus: int, ranks_on_host: int, seconds: float) -> list[int]:
+    """Returns the numbers of workers of one rank that are tried, the most informative first.
+
+    Args:
+        script: The script's own number of workers.
+        seconds: Time for all of them: less than 3 s each leave out the last ones.
+    """
     most = max(1, vcpus // ranks_on_host)
     # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
     # the vCPUs (whether hyper-threads are worth a whole core).
-    return list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
+    counts = list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
+    # Too few are more by doubling, up to the cores.
+    doubled = (2**power for power in range(1, most.bit_length()))
+    more = [count for count in doubled if script < count < most and count not in counts]
+    return [*counts, *more[: max(0, int(seconds / _ROUND_SECONDS) - len(counts))]]
+
+
+def waiting_counts(
+    drains: Sequence[Drain], *, counts: Sequence[int], batch_bytes: int, room_bytes: int
+) -> list[int]:
+    """Returns two and four times the most workers, to try for a loader that waits.
+
+    Args:
+        drains: What was measured with `counts`.
+        batch_bytes: Size of a batch; each worker holds the one that it makes and two ready ones.
+        room_bytes: Memory that they may take.
+    """
+    alone = min(drains, key=lambda drain: drain.workers, default=None)
+    most = max(counts)
+    if alone is None or alone.wall_seconds.median <= WAITS * alone.cpu_seconds.mean:
+        return []
+    return [
+        workers
+        for workers in (2 * most, MOST_WORKERS_PER_VCPU * most)
+        if workers <= _MOST_TRIED and (_HELD_BATCHES * workers * batch_bytes <= room_bytes)
+    ]
+
+
+def room_for_batches(shared_memory: str = "/dev/shm") -> int:
+    """Returns the bytes that batches of tried workers may take of memory and shared memory."""
+    room = psutil.virtual_memory().available
+    with contextlib.suppress(OSError):
+        found = os.statvfs(shared_memory)
+        room = min(room, found.f_bavail * found.f_frsize)
+    return room // _ROOM_PART
 
 
 def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
@@ -393,53 +438,87 @@ def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
 def measure_loading(
     loader: Loader,
     *,
-    counts: list[int],
+    counts: Sequence[int],
     seconds: float,
     is_stopped: Callable[[], bool],
     iterate: Iterate,
     log: Log,
+    more: Callable[[Sequence[Drain]], Sequence[int]] = lambda drains: (),
 ) -> tuple[list[Drain], list[str]]:
-    """Measures the loader alone at each of `counts`, in turns, in `seconds`; also returns notes."""
+    """Measures the loader alone at each of `counts`, in turns, in `seconds`; also returns notes.
+
+    Args:
+        more: Returns counts to try as well, from what the first turn of `counts` gave; without
+            time for a second turn it is not asked.
+    """
     until = time.monotonic() + seconds
     rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
+    trials = _Trials(loader, is_stopped=is_stopped, iterate=iterate)
+    tried = [*counts]
     # In turns, so that a machine that becomes slower or faster meanwhile does so for all counts.
-    turns = [workers for _ in range(rounds) for workers in counts]
-    rounds_of: dict[int, list[Round]] = {}
-    failed: dict[int, str] = {}
-    for index, workers in enumerate(turns):
-        if workers in failed:
-            continue
-        # The time that is left, divided among the turns to come: a short turn leaves more to them.
-        share = (until - time.monotonic()) / (len(turns) - index)
-        if is_stopped() or (index and share < _MIN_SECONDS):
-            if workers not in rounds_of:
-                failed[workers] = (
-                    f"the loader was not tried with {workers} workers: no time was left"
-                )
-            continue
-        try:
-            read = read_round(
-                loader, workers=workers, seconds=share, is_stopped=is_stopped, iterate=iterate
-            )
-            rounds_of.setdefault(workers, []).append(read)
-        except Exception as err:
-            # A process edge: the dataset is the user's, and may not work in workers at all.
-            failed[workers] = f"the loader failed with {workers} workers: {error_words(err)}"
-    drains: list[Drain] = []
-    for workers in counts:
-        drained = summarize(rounds_of.get(workers, []), workers=workers)
-        if drained is None:
-            failed.setdefault(workers, f"too few batches came from {workers} workers")
-            continue
-        drains.append(drained)
+    for turn in range(rounds):
+        if turn == 1:
+            tried += more(trials.drains(counts))
+        for index, workers in enumerate(tried):
+            # The time that is left, divided among the turns to come: a short turn leaves more.
+            left = (rounds - turn) * len(tried) - index
+            share = (until - time.monotonic()) / left
+            trials.try_once(workers, seconds=share, is_first=not turn and not index)
+    drains = trials.drains(tried)
+    for drained in drains:
         log.event(
             EventName.PROFILE_LOADER,
-            workers=workers,
+            workers=drained.workers,
             cpu_seconds=drained.cpu_seconds.mean,
             wall_seconds=drained.wall_seconds.median,
             batches=drained.cpu_seconds.samples,
         )
-    return drains, list(failed.values())
+    return drains, list(trials.failed.values())
+
+
+class _Trials:
+    """Rounds of the loader alone, by number of workers, and why some failed."""
+
+    def __init__(self, loader: Loader, *, is_stopped: Callable[[], bool], iterate: Iterate) -> None:
+        self.failed: dict[int, str] = {}
+        self._loader = loader
+        self._is_stopped = is_stopped
+        self._iterate = iterate
+        self._rounds: dict[int, list[Round]] = {}
+
+    def try_once(self, workers: int, *, seconds: float, is_first: bool) -> None:
+        """Reads for about `seconds`; a number that failed is not tried again."""
+        if workers in self.failed:
+            return
+        if self._is_stopped() or (not is_first and seconds < _MIN_SECONDS):
+            if workers not in self._rounds:
+                self.failed[workers] = (
+                    f"the loader was not tried with {workers} workers: no time was left"
+                )
+            return
+        try:
+            read = read_round(
+                self._loader,
+                workers=workers,
+                seconds=seconds,
+                is_stopped=self._is_stopped,
+                iterate=self._iterate,
+            )
+            self._rounds.setdefault(workers, []).append(read)
+        except Exception as err:
+            # A process edge: the dataset is the user's, and may not work in workers at all.
+            self.failed[workers] = f"the loader failed with {workers} workers: {error_words(err)}"
+
+    def drains(self, counts: Sequence[int]) -> list[Drain]:
+        """Returns what each of `counts` gave, less those that made too few batches."""
+        drains: list[Drain] = []
+        for workers in counts:
+            drained = summarize(self._rounds.get(workers, []), workers=workers)
+            if drained is None:
+                self.failed.setdefault(workers, f"too few batches came from {workers} workers")
+                continue
+            drains.append(drained)
+        return drains
 
 
 class BatchRead(NamedTuple):

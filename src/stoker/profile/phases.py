@@ -6,7 +6,8 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 from weakref import ref
@@ -44,12 +45,14 @@ from stoker.profile.loader_phases import (
     error_words,
     measure_loading,
     measure_reads,
+    room_for_batches,
     shut_down,
     try_receive,
+    waiting_counts,
     worker_counts,
     workers_rest,
 )
-from stoker.profile.rank_results import quartiles
+from stoker.profile.rank_results import Drain, quartiles
 from stoker.profile.script_phases import Reading, Replay, StepsSoFar
 from stoker.profile.states import with_one_step
 from stoker.profile.step_watch import (
@@ -459,15 +462,21 @@ class ProfileSession:
         if own.rank == 0:
             findings.note(*_what_stays_here(loader))
         findings.meet("loader-only")
+        seconds = _LOADING_SHARE * self._budget
+        counts = worker_counts(
+            script=loader.num_workers,
+            vcpus=round(own.vcpus),
+            ranks_on_host=own.ranks_on_host,
+            seconds=seconds,
+        )
         drains, notes = measure_loading(
             loader,
-            counts=worker_counts(
-                script=loader.num_workers, vcpus=round(own.vcpus), ranks_on_host=own.ranks_on_host
-            ),
-            seconds=_LOADING_SHARE * self._budget,
+            counts=counts,
+            seconds=seconds,
             is_stopped=findings.is_stopped,
             iterate=self._iterate,
             log=self._log,
+            more=partial(self._more_counts, loader, counts),
         )
         findings.note(*notes)
         findings.learn(drains=tuple(drains))
@@ -505,6 +514,20 @@ class ProfileSession:
         )
         self._findings.learn(gpu_decoding=found)
         self._findings.write()
+
+    def _more_counts(
+        self, loader: Loader, counts: Sequence[int], drains: Sequence[Drain]
+    ) -> Sequence[int]:
+        own = self._findings.result
+        # Several ranks try the same numbers at the same time; spawned workers take seconds to come.
+        if own.world_size > 1 or loader.multiprocessing_context is not None:
+            return ()
+        return waiting_counts(
+            drains,
+            counts=counts,
+            batch_bytes=own.batch.num_bytes if own.batch else 0,
+            room_bytes=room_for_batches(),
+        )
 
     def _look_closer(self, loader: Loader) -> None:
         findings = self._findings

@@ -412,12 +412,23 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     return ""
 
 
-def most_workers(*, vcpus: float, parallel: float, cpu: float) -> int:
-    """Returns the maximum useful workers of a host: one per vCPU, more if they wait."""
-    waits = parallel / cpu if cpu > 0 else MOST_WORKERS_PER_VCPU if parallel > 0 else 1.0
-    if waits < COMPUTES:
-        waits = 1.0
-    return math.ceil(vcpus * min(waits, MOST_WORKERS_PER_VCPU))
+def most_workers(*, vcpus: float, parallel: float, cpu: float, free: float | None = None) -> int:
+    """Returns the maximum useful workers of a host: one per free vCPU, more if they wait.
+
+    Args:
+        vcpus: vCPUs of the host.
+        parallel: Worker-seconds that the workers divide among them.
+        cpu: CPU-seconds of these.
+        free: vCPUs that other programs leave; None: all.
+    """
+    free = vcpus if free is None else free
+    most = MOST_WORKERS_PER_VCPU * vcpus
+    if cpu > 0:
+        waits = parallel / cpu
+        most = min(most, free * (waits if waits >= COMPUTES else 1.0))
+    elif parallel == 0:
+        most = free
+    return math.ceil(most)
 
 
 def useful_workers(*, parallel: float, shared: float, step: float, most: int) -> int:
@@ -450,7 +461,9 @@ def tuned(parts: Parts, *, least: int = 1) -> Parts:
         least: Fewest workers of all hosts.
     """
     hosts, parallel, cpu = parts.hosts, parts.parallel_seconds, parts.loader_cpu_seconds
-    most = most_workers(vcpus=parts.free_vcpus / hosts, parallel=parallel, cpu=cpu)
+    most = most_workers(
+        vcpus=parts.vcpus / hosts, free=parts.free_vcpus / hosts, parallel=parallel, cpu=cpu
+    )
     workers = useful_workers(
         parallel=busy_worker_seconds(parallel=parallel, cpu=cpu) / hosts,
         shared=parts.shared.seconds,
