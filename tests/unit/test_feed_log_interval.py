@@ -3,6 +3,7 @@
 import dataclasses
 from io import StringIO
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -226,6 +227,47 @@ def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     assert found.limit == limit
     assert words in found.words
     assert found.advice
+
+
+def at_starts(value, share):
+    """Changes an interval: so much of the wait is for the first batches of epochs."""
+    rank = dataclasses.replace(value.ranks[0], start_wait_share=share)
+    return dataclasses.replace(value, ranks=(rank,))
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        # Seven others are ready with an epoch's first batch: none of them is late.
+        (at_starts(interval(host_rate(), wait=0.24, ready=7.0), 0.23), "start"),
+        (at_starts(interval(host_rate(), wait=0.24, ready=7.0), 0.15), "start"),
+        # More hosts do not help, however busy these are while the trainer waits.
+        (at_starts(interval(host_rate(busy_workers=3.9, busy_cpus=3.8), wait=0.3), 0.28), "start"),
+        (at_starts(interval(host_rate(busy_workers=3.9, busy_cpus=3.8), wait=0.3), 0.1), "cpu"),
+        (at_starts(interval(host_rate(), SLOWER, wait=0.5, ready=6.0), 0.05), "order"),
+        (at_starts(interval(host_rate(), wait=0.5), 0.1), "network"),
+    ],
+)
+def test_wait_for_the_first_batch_of_epochs_is_no_late_batch(value, limit):
+    found = feed_limit_of(value)
+    assert found.limit == limit
+    if limit == "start":
+        assert "one worker makes each batch" in found.words
+        assert "persistent_workers" in found.advice
+
+
+def test_wait_at_the_start_of_epochs_is_told_apart():
+    def told(seconds, *, waited, steady):
+        whole = report(seconds=seconds, batches=int(seconds * 20), waited=waited, computed=seconds)
+        return msgspec.structs.replace(whole, steady_steps=1, steady_wait_seconds=steady)
+
+    found = between(told(10.0, waited=5.0, steady=1.0), told(12.0, waited=6.0, steady=1.25))
+    (rank,) = found.ranks
+    assert rank.wait_share == pytest.approx(1 / 3)
+    assert rank.start_wait_share == pytest.approx(0.75 / 3)
+    assert found.start_wait_share == rank.start_wait_share
+    (same,) = read_csv(HEAD + csv_text(found))
+    assert same.start_wait_share == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

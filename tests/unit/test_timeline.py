@@ -26,7 +26,7 @@ from stoker.feed.timeline import (
     typical_step,
 )
 from stoker.feed.wire.protocol import FeedWork, Progress
-from stoker.launch.feed_log import ProgressLog, interval_between
+from stoker.launch.feed_log import ProgressLog, interval_between, progress_in
 from stoker.launch.passive_profile import measure
 from stoker.logs import Log, parse_line
 from stoker.platforms.base import LogLine
@@ -397,6 +397,72 @@ def test_ranks_that_wait_alike_have_one_figure(tmp_path):
     assert (measured.rank, measured.least_wait_share) == (0, None)
     assert training_words(record(measured)).endswith("50.0 ms, 50% of it waiting for data")
     assert "rank" not in progress_of(tmp_path).head()
+
+
+class Live:
+    """A training whose live line is read after each step."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock, self.stream = Clock(), StringIO()
+        self.timeline = Timeline(path, clock=self.clock)
+        log = Log(run="r", host="h", stream=self.stream)
+        self.lines = ProgressLog(path.parent, log, clock=self.clock)
+
+    def epoch(self, number, *, steps=42, first_wait=0.8, between=0.0):
+        recorded = self.timeline.epoch(loader=0, epoch=number)
+        for batch in range(steps):
+            step(recorded, self.clock, wait=first_wait if batch == 0 else 0.002, compute=0.045)
+            self.lines.tick()
+        recorded.end()
+        for _ in range(int(between / 0.5)):
+            self.lines.tick()
+            self.clock.now += 0.5
+
+    def progress(self):
+        events = map(parse_line, self.stream.getvalue().splitlines())
+        return [progress_in(event) for event in events if event]
+
+
+@pytest.fixture
+def live(path):
+    training = Live(path)
+    yield training
+    training.lines.close()
+
+
+def test_live_line_has_no_pause_across_an_epochs_end(live):
+    for number in range(6):
+        live.epoch(number)
+    # 1.15 s each, 97 % waiting: that was the first batch of an epoch alone.
+    assert len(live.progress()) > 4
+    for progress in live.progress()[1:]:
+        assert progress.step_seconds == pytest.approx(0.047)
+        assert progress.wait_seconds == pytest.approx(0.002)
+    # Of the rest of the training, as far as it was seen: the first epoch's start is apart.
+    assert 0.047 + 0.5 * 0.798 / 42 < live.progress()[-1].whole_step_seconds < 0.047 + 0.798 / 42
+
+
+def test_live_line_says_between_epochs(live):
+    for number in range(3):
+        live.epoch(number, between=9.0)
+    told = live.progress()
+    between = [progress for progress in told if progress.is_between_epochs]
+    # An epoch's length is known after the first one; said once each.
+    assert [progress.steps for progress in between] == [84, 126]
+    assert all(progress.step_seconds == pytest.approx(0.047) for progress in between)
+    assert between[0].words.startswith("between epochs; 47.0 ms per step, 4% of it")
+    view = RunView()
+    for line in live.stream.getvalue().splitlines():
+        view.take(parse_line(line))
+    assert "between epochs" in view.head()
+    live.epoch(3)
+    assert not live.progress()[-1].is_between_epochs
+
+
+def test_live_line_of_epochs_of_one_step_has_their_steps(live):
+    for number in range(20):
+        live.epoch(number, steps=1, first_wait=0.3)
+    assert live.progress()[-1].step_seconds == pytest.approx(0.345)
 
 
 def test_a_profile_says_what_the_slowest_rank_waits(capsys):

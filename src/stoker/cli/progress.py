@@ -298,9 +298,11 @@ class Follow:
         if total and progress.steps > total:
             done, total = f"{progress.steps} steps ({total} were planned)", None
         if total and progress.steps >= _ESTIMATE_STEPS:
-            seconds = max(0, total - progress.steps) * progress.step_seconds
+            seconds = max(0, total - progress.steps) * progress.counted_seconds
             left = f", {duration(seconds)} left"
-        words = f"{done}, {ms(progress.step_seconds)} each, "
+        now = "between epochs, after steps of " if progress.is_between_epochs else ""
+        each = "" if progress.is_between_epochs else " each"
+        words = f"{done}, {now}{ms(progress.step_seconds)}{each}, "
         words += f"{progress.wait_words('waiting for data')}{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)

@@ -22,7 +22,16 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from stoker.feed.timeline import FILE, step_of, steps_in, timeline_ranks, waits_longest
+from stoker.feed.epoch_times import WholeRun
+from stoker.feed.timeline import (
+    FILE,
+    SKIPPED_STEPS,
+    MeasuredStep,
+    step_of,
+    steps_in,
+    timeline_ranks,
+    waits_longest,
+)
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.follow import FileTail
@@ -50,6 +59,8 @@ _FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
     "credits": "last",  # Batches that may be requested; 0: the host is gone.
     "moved": "sum",  # Batches taken from the host (lost, dropped or late), made elsewhere.
     "duplicates": "sum",  # Batches that came after another host's.
+    # Share of the rank's time waiting for the first two batches of epochs, 0..1.
+    "start_wait_share": "known",
 }
 COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
 _HEAD = ",".join(COLUMNS) + "\n"
@@ -83,6 +94,7 @@ class RankRate:
     window: int
     shards: int = 0
     shard_workers: int = 0
+    start_wait_share: _Figure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +137,12 @@ class FeedInterval:
     @property
     def wait_share(self) -> float | None:
         return max((r.wait_share for r in self.ranks if r.wait_share is not None), default=None)
+
+    @property
+    def start_wait_share(self) -> float:
+        """Of the rank that waits longest, the share of time for epochs' first batches."""
+        waits = ((rank.wait_share or 0.0, rank.start_wait_share or 0.0) for rank in self.ranks)
+        return max(waits, default=(0.0, 0.0))[1]
 
     @property
     def queue_depth(self) -> float | None:
@@ -248,6 +266,7 @@ def interval_between(
             continue
         waited = max(now.wait_seconds - then.wait_seconds, 0.0)
         stepped = waited + now.compute_seconds - then.compute_seconds
+        steady = max(now.steady_wait_seconds - then.steady_wait_seconds, 0.0)
         taken = max(now.feed.taken - was.taken, 0)
         ready = max(now.feed.ready_at_takes - was.ready_at_takes, 0)
         ranks.append(
@@ -261,6 +280,11 @@ def interval_between(
                 window=now.feed.window,
                 shards=now.feed.shards,
                 shard_workers=now.feed.shard_workers,
+                start_wait_share=wait_share(
+                    step_seconds=stepped, wait_seconds=max(waited - steady, 0.0)
+                )
+                if stepped > 0 and now.steady_steps
+                else None,
             )
         )
         known = {each.host: each for each in was.hosts}
@@ -368,11 +392,11 @@ class FeedLog:
 class FeedBottleneck:
     """What limits the run, what was measured, and what to do.
 
-    Of the feed only: shards are fewer than workers; order is one late batch that delays others;
-    hand-out are credits that are not used.
+    Of the feed only: start is the first batch of each epoch; shards are fewer than workers; order
+    is one late batch that delays others; hand-out are credits that are not used.
     """
 
-    limit: Limit | Literal["workers", "unknown", "shards", "order", "hand-out"]
+    limit: Limit | Literal["workers", "unknown", "start", "shards", "order", "hand-out"]
     words: str
     advice: str
 
@@ -400,6 +424,9 @@ def feed_limit_of(
             f"the trainer, as data is there in time{queue}",
             "a faster trainer, or fewer data hosts",
         )
+    start = interval.start_wait_share
+    if wait - start < MIN_WAIT_SHARE:
+        return _start_limit(wait, start=start)
     hosts = [host for host in interval.hosts if host.credits]
     if not hosts:
         return FeedBottleneck(
@@ -447,6 +474,9 @@ def feed_limit_of(
             f"{seen}, as they share their cores with other processes",
             "more data hosts, on separate cores",
         )
+    # Workers that begin together are ready together: nothing is late.
+    if (ready or 0.0) >= MIN_READY and start >= wait / 2:
+        return _start_limit(wait, start=start)
     if (ready or 0.0) >= MIN_READY:
         slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
         return FeedBottleneck(
@@ -469,6 +499,16 @@ def feed_limit_of(
     )
 
 
+def _start_limit(wait: float, *, start: float) -> FeedBottleneck:
+    return FeedBottleneck(
+        "start",
+        f"the start of epochs: the trainer waits {start:.0%} of the time for their first batches, "
+        f"and {wait - start:.0%} for all others, as one worker makes each batch",
+        "smaller batches (gradients of several accumulated) or longer epochs; "
+        "persistent_workers=True, where an epoch starts new workers",
+    )
+
+
 def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
     what = "only shard" if shards == 1 else f"{shards} shards"
     words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
@@ -486,8 +526,11 @@ class StepProgress:
     """Progress of the training, with means of the latest steps of its main loader.
 
     Attributes:
+        step_seconds: Of steps within epochs: without an epoch's first one, and what is between.
         rank: The one that waits longest, whose steps these are.
         least_wait_share: Wait share of the rank that waits least; None: there is one rank.
+        whole_step_seconds: All time since the third step, over the steps; None: not known.
+        is_between_epochs: All steps of an epoch are done, and no step of the next one is.
     """
 
     steps: Annotated[int, msgspec.Meta(ge=0)]
@@ -496,10 +539,18 @@ class StepProgress:
     rank: Annotated[int, msgspec.Meta(ge=0)] = 0
     least_wait_share: _Figure | None = None
     spent_usd: _Figure | None = None
+    whole_step_seconds: _Figure | None = None
+    is_between_epochs: bool = False
 
     @property
     def words(self) -> str:
-        return f"{ms(self.step_seconds)} per step, {self.wait_words('of it waiting for data')}"
+        took = f"{ms(self.step_seconds)} per step, {self.wait_words('of it waiting for data')}"
+        return f"between epochs; {took}" if self.is_between_epochs else took
+
+    @property
+    def counted_seconds(self) -> float:
+        """Seconds of a step by which the rest of the training is estimated."""
+        return self.whole_step_seconds or self.step_seconds
 
     def wait_words(self, of: str) -> str:
         share = wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
@@ -514,6 +565,79 @@ def progress_in(event: LogEvent) -> StepProgress | None:
         return msgspec.convert(event.values, StepProgress, strict=False)
     except msgspec.ValidationError:
         return None
+
+
+class _RankSteps:
+    """Steps of one rank that runs, from the rows of its timeline."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._new: list[MeasuredStep] = []
+        self._last: MeasuredStep | None = None
+        self._epoch_steps = 0
+        self._whole = WholeRun()
+
+    @property
+    def count(self) -> int:
+        """Steps of the training's loader, which has most; others may be for validation."""
+        return max(self._counts.values(), default=0)
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """Seconds of all time since the third step, over the steps; None: not known."""
+        return self._whole.mean_step_seconds if self._whole.steps else None
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the epoch has as many steps as the one before it, which is known."""
+        last = self._last
+        return last is not None and 0 < self._epoch_steps == last.batch + last.steps
+
+    def add(self, rows: Sequence[MeasuredStep]) -> bool:
+        """Takes new rows; returns whether one is the training's."""
+        before = len(self._new)
+        for row in rows:
+            self._counts[row.loader] += row.steps
+        main = max(self._counts, key=self._counts.__getitem__, default=0)
+        for row in rows:
+            if row.loader == main:
+                self._follow(row)
+                self._new.append(row)
+        return len(self._new) > before
+
+    def take(self) -> tuple[float, float] | None:
+        """Returns the mean step and wait since the last call, within epochs; None: no step was.
+
+        An epoch's first step waits for its workers: it is no step like the others.
+        """
+        rows, self._new = self._new, []
+        steps, wait, compute = 0, 0.0, 0.0
+        for row in rows:
+            begins = row.begins if row.weight == 0 else int(row.batch == 0)
+            first_wait = row.first_wait_seconds if row.weight == 0 else begins * row.wait_seconds
+            usual = row.steps - begins
+            steps += usual
+            wait += row.wait_seconds - first_wait
+            compute += row.compute_seconds * usual / row.steps
+        if steps:
+            return (wait + compute) / steps, max(0.0, wait) / steps
+        # At the very beginning, and in epochs of one step, there are no others.
+        if self._epoch_steps > 1 or not rows or self.count > len(rows):
+            return None
+        count = steps_in(rows)
+        seconds = sum(row.seconds for row in rows)
+        return seconds / count, sum(row.wait_seconds for row in rows) / count
+
+    def _follow(self, row: MeasuredStep) -> None:
+        last = self._last
+        is_same_process = last is not None and row.start_seconds >= last.start_seconds
+        if last is not None and is_same_process:
+            gap = max(0.0, row.start_seconds - last.end_seconds)
+            if self.count > SKIPPED_STEPS:
+                self._whole.add(row, gap=gap)
+            if row.epoch != last.epoch and last.begins <= 1:
+                self._epoch_steps = last.batch + last.steps
+        self._last = row
 
 
 @dataclass(eq=False)
@@ -533,10 +657,11 @@ class ProgressLog:
 
     def __post_init__(self) -> None:
         self._tails: dict[int, FileTail] = {}
-        self._counts: dict[int, Counter[int]] = {}
+        self._ranks: dict[int, _RankSteps] = {}
         self._told: Mapping[int, Progress] = {}
         self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
+        self._was_between = False
 
     def tick(self) -> None:
         if self.clock() - self._reported_at >= REPORT_SECONDS:
@@ -549,12 +674,18 @@ class ProgressLog:
             tail.close()
 
     def _report(self, *, is_last: bool) -> None:
-        new = self._here(is_last=is_last)
-        if not new:
+        has_new = self._read(is_last=is_last)
+        is_between = not is_last and not has_new and self._is_between()
+        if not has_new and (is_between == self._was_between or not is_between):
             return
+        self._was_between = is_between
+        new = {rank: steps.take() for rank, steps in self._ranks.items()}
         told = self.progress()
         # A rank without a new step keeps its last figures: slow steps end a moment apart.
-        self._latest |= new | self._elsewhere(told)
+        self._latest |= {rank: means for rank, means in new.items() if means is not None}
+        self._latest |= self._elsewhere(told)
+        if not self._latest:
+            return
         self._told = told
         self._reported_at = self.clock()
         shares = {
@@ -568,37 +699,34 @@ class ProgressLog:
             more = {"rank": rank, "least_wait_share": min(shares.values())}
         if (spent := self.spent_usd()) is not None:
             more["spent_usd"] = spent
+        whole = [steps.whole_seconds for steps in self._ranks.values() if steps.whole_seconds]
+        if whole:
+            more["whole_step_seconds"] = max(whole)
+        if is_between:
+            more["is_between_epochs"] = 1
         self.log.event(
             EventName.PROGRESS,
-            steps=max(max(counts.values(), default=0) for counts in self._counts.values()),
+            steps=max(steps.count for steps in self._ranks.values()),
             step_seconds=step_seconds,
             wait_seconds=wait_seconds,
             **more,
         )
 
-    def _here(self, *, is_last: bool) -> dict[int, tuple[float, float]]:
-        """Returns mean step and wait of each local rank's new steps."""
+    def _read(self, *, is_last: bool) -> bool:
+        """Reads the local ranks' timelines; returns whether the training made a step since."""
         for rank in timeline_ranks(self.folder):
             if rank not in self._tails:
                 self._tails[rank] = FileTail(self.folder / FILE.format(rank=rank))
-                self._counts[rank] = Counter()
-        found = {}
+                self._ranks[rank] = _RankSteps()
+        has_new = False
         for rank, tail in self._tails.items():
             rows = map(step_of, tail.read(is_last=is_last))
             new = [step for step in rows if step is not None]
-            counts = self._counts[rank]
-            for step in new:
-                counts[step.loader] += step.steps
-            # The training's loader has most steps; others may be for validation.
-            main = max(counts, key=counts.__getitem__, default=0)
-            own = [step for step in new if step.loader == main]
-            if own:
-                count = steps_in(own)
-                found[rank] = (
-                    sum(step.seconds for step in own) / count,
-                    sum(step.wait_seconds for step in own) / count,
-                )
-        return found
+            has_new |= self._ranks[rank].add(new)
+        return has_new
+
+    def _is_between(self) -> bool:
+        return bool(self._ranks) and all(each.is_between for each in self._ranks.values())
 
     def _elsewhere(self, told: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
         """Returns the same for ranks on other hosts, from their reports."""
