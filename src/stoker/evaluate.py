@@ -222,7 +222,7 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     scaled = keep if decision.taken_elsewhere else None
     today = scaled.step_seconds if scaled else profile.step.step_seconds
     # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
-    is_billed = not decision.prices.is_nominal
+    is_billed = decision.prices.is_billed
     # The chosen plan first: another one in the list may have the same hosts.
     plans = (decision.plan, *decision.plans)
     plan = next((each for each in plans if _is_same(each.groups, training.groups)), None)

@@ -99,7 +99,8 @@ def _next_best(decision: Decision) -> str:
     words = groups_in_words(plan.groups)
     if plan.predicted is None:
         return words
-    price = "" if decision.prices.is_nominal else f", {usd(plan.predicted.usd_per_hour)} per hour"
+    usd_per_hour = plan.predicted.usd_per_hour
+    price = f", {usd(usd_per_hour)} per hour" if decision.prices.is_billed else ""
     return f"{words} ({ms(plan.predicted.step_seconds)} per step{price})"
 
 

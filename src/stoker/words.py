@@ -3,6 +3,8 @@
 A page's figures have spaces that do not break and one unit of time; see `stoker.text`.
 """
 
+import math
+
 from stoker.logs import shown
 from stoker.records import (
     Band,
@@ -19,6 +21,7 @@ from stoker.records import (
     ProfiledLoader,
     StepCost,
     Training,
+    Trial,
     plan_in_words,
 )
 from stoker.records.outcome import outcome_of, outcome_of_gates
@@ -30,11 +33,16 @@ from stoker.text import (
     count,
     metric,
     ms,
+    percentage,
     step_words,
     than_predicted,
     usd,
 )
 
+# A free plan is named if a step takes less than this share of today's.
+_HELPS = 0.95
+# Plans this close are as good.
+_AS_GOOD = 1.03
 # Two runs of a minute on the same quiet hosts differ by less.
 _SAME_HOSTS = 0.1
 # Of a step: less is in no line.
@@ -112,11 +120,15 @@ def loader_words(loader: ProfiledLoader) -> str:
 
 
 def decision_words(record: Decision) -> str:
-    predicted = record.plan.predicted
-    promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
+    plan, probable = record.plan, record.probable
+    if record.kind == "probable" and probable:
+        speed = f", {probable.predicted.speedup:.2f} times as fast" if probable.predicted else ""
+        what = "tried" if plan.action != "keep" else "not tried: constraints.follow is not probable"
+        return f"probably {plan_in_words(probable)}{speed}, within the error band; {what}"
     if record.action == "keep" or record.is_noisy:
-        return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
-    return f"{plan_in_words(record.plan)}{promise}"
+        return f"{plan_in_words(plan)}: {plan.reason or 'no other cluster pays'}"
+    promise = f", {plan.predicted.speedup:.2f} times as fast" if plan.predicted else ""
+    return f"{plan_in_words(plan)}{promise}"
 
 
 def plan_reason(decision: Decision) -> str:
@@ -125,15 +137,100 @@ def plan_reason(decision: Decision) -> str:
 
 def kept_words(decision: Decision, style: Style = "terminal") -> str:
     """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
-    is_known, reason = decision.bottleneck != "unexplained", plan_reason(decision)
+    is_known, reason = decision.kind == "none", plan_reason(decision)
+    begin = "stoker does not help here"
+    if any(advice.id == "elsewhere" for advice in decision.advice):
+        begin = "This machine has nothing left for it"
     if style == "terminal":
-        keep = "stoker does not help here: keep today's cluster."
-        keep = keep if is_known else "Keep today's cluster for now."
-        return f"{keep} {reason[:1].upper()}{reason[1:]}."
+        keep = f"{begin}: keep today's cluster." if is_known else "Keep today's cluster for now."
+        return f"{keep} {_capital(reason)}."
     if decision.is_noisy:
         # The page's table of plans has the whole reason.
         return "Other programs kept the machine busy, so today's cluster is kept for now."
-    return f"{'stoker does not help here' if is_known else 'Kept as it is for now'}: {reason}."
+    return f"{begin if is_known else 'Kept as it is for now'}: {reason}."
+
+
+def probable_words(decision: Decision) -> str:
+    """Returns the plan that probably gains, how to make sure, and whether it is followed."""
+    plan = decision.probable
+    if plan is None:
+        return ""
+    is_sure_before = decision.kind == "sure"
+    begin = "Then probably" if is_sure_before else "Probably worth it"
+    text = f"{begin}: {plan_in_words(plan)}. {_capital(plan.reason)}."
+    text += f" {trial_words(decision.trial)}" if decision.trial else ""
+    if is_sure_before:
+        return text
+    return f"{text} {followed_words(decision)}"
+
+
+def trial_words(trial: Trial) -> str:
+    """Returns how to make sure of a plan: `To make sure: stoker profile ... (8 min, $0.37).`"""
+    cost = f"about {trial.minutes:.0f} min"
+    cost += f", {usd(trial.usd)}" if trial.usd is not None else ""
+    where = f", {trial.condition}" if trial.condition else ""
+    return f"To make sure: {trial.command}{where} ({cost})."
+
+
+def followed_words(decision: Decision) -> str:
+    """Returns whether a probable plan is followed, and the key that changes it."""
+    if decision.action == "keep":
+        return (
+            "Until then today's cluster is kept (constraints.follow: probable would follow the "
+            "plan)."
+        )
+    if decision.constraints.follow == "probable":
+        return "It is followed, as constraints.follow says."
+    return "A try costs nothing here, so it is followed (constraints.follow: sure would not)."
+
+
+def free_first(decision: Decision) -> Plan | None:
+    """Returns the best plan that needs no host of its own, where the chosen one adds hosts.
+
+    On this machine these are more loader workers, and more of its cores for the training host.
+    """
+    chosen = decision.plan.action
+    if decision.prices.is_billed or chosen not in ("heterogeneous", "scale_up"):
+        return None
+    is_here = decision.prices.is_nominal and chosen == "heterogeneous"
+    actions = {"tune", "scale_up"} if is_here else {"tune"}
+    able = [
+        (plan.predicted.step_seconds, plan)
+        for plan in decision.plans
+        if plan.action in actions and plan.feasible and plan.predicted
+    ]
+    seconds, best = min(able, key=lambda each: each[0], default=(math.inf, None))
+    today = next((p.predicted for p in decision.plans if p.action == "keep"), None)
+    if best is None or today is None or seconds > _HELPS * today.step_seconds:
+        return None
+    # Fewer cores where they are about as good.
+    near = [plan for step, plan in able if step <= seconds * _AS_GOOD]
+    return min(near, key=lambda plan: (plan.action != "tune", _cpu_seconds(plan)))
+
+
+def free_words(decision: Decision) -> str:
+    """Returns the free plan that comes before the chosen one; empty: there is none."""
+    plan = free_first(decision)
+    if plan is None or plan.predicted is None:
+        return ""
+    dnn, outcome = plan.groups[0], plan.predicted
+    workers = dnn.workers_per_host or 0
+    text = f"First, at no cost: {workers} loader worker{'' if workers == 1 else 's'} per host"
+    if plan.action == "scale_up":
+        text += f" on {dnn.instance_type}, whose cores are idle"
+    text += f", {ms(outcome.step_seconds)} per step, {outcome.speedup:.2f}x as fast"
+    if outcome.accelerator_seconds:
+        text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
+    is_as_it_is = decision.plan.action == "heterogeneous"
+    return f"{text}. {'Or, with the script as it is' if is_as_it_is else 'Then'}: "
+
+
+def _cpu_seconds(plan: Plan) -> float:
+    return (plan.predicted.cpu_seconds or 0.0) if plan.predicted else math.inf
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def todays_group(decision: Decision) -> Group | None:

@@ -12,8 +12,8 @@ from stoker.catalog import load_catalog
 from stoker.cli.decide import calibration_of
 from stoker.decide import EarlierRun, calibrate, explain
 from stoker.decide.calibrate import BOUNDS
-from stoker.decide.choose import error_band
 from stoker.decide.model import ClusterShape, Hosts, estimate
+from stoker.decide.ranking import error_band
 from stoker.decide.work import measure
 from stoker.errors import UsageError
 from stoker.records import Calibration, Check, Event, Job, ProfiledData, ProfiledHost, write_json

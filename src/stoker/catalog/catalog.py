@@ -118,6 +118,7 @@ class Catalog:
         instances: All types, by name.
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: unlimited.
         added_by: Option or key that adds a type.
+        has_pools: Its types are the node pools of a cluster, and no others.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Catalog:
         max_total_vcpus: int | None = None,
         make: Callable[[str], Instance | None] | None = None,
         added_by: str = "--prices FILE",
+        has_pools: bool = False,
     ) -> None:
         self.platform = platform
         self.info = PLATFORM_INFOS[platform]
@@ -141,6 +143,7 @@ class Catalog:
         self.purchase = purchase
         self.max_total_vcpus = max_total_vcpus
         self.added_by = added_by
+        self.has_pools = has_pools
         self._make = make
 
     def get(self, instance_type: str) -> Instance:

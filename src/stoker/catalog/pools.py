@@ -65,6 +65,7 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
         # Not proposed, but today's hosts need a price and a speed to be compared with.
         make=lambda name: known.get(name) if _bare(name) == today else None,
         added_by="kubernetes.pools_file",
+        has_pools=True,
     )
 
 

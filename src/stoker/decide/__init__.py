@@ -1,10 +1,11 @@
 """Choice of the cluster that pays, from a profile, a catalog and constraints."""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
-from stoker.decide.choose import local_core_words, pareto_front
+from stoker.decide.choose import local_core_words
 from stoker.decide.decide import decide, refuse_unfed
 from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
+from stoker.decide.ranking import pareto_front
 
 __all__ = [
     "EarlierRun",

@@ -6,7 +6,7 @@ from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
-from stoker.text import ms, percentage
+from stoker.text import ms, percentage, usd
 
 # A state with a smaller share of a step leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
@@ -73,7 +73,7 @@ def before_money(*, is_billed: bool) -> str | None:
 
 def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
     """Yields advice for each state that no plan resolves."""
-    before = before_money(is_billed=found.is_billed)
+    before = before_money(is_billed=found.ranking.is_billed)
     named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
     if found.is_busy:
         # The plan's reason says it.
@@ -126,6 +126,11 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     ]
     advice += [own for own in of_states if own.id != "storage"]
     advice += _advice_on_profiling(found, profile, is_taken=is_taken)
+    if _is_full(found):
+        busy = percentage(found.work.accelerator_seconds / found.work.step_seconds)
+        text = f"The accelerators compute for {busy} of a step, and this machine has no cores left "
+        text += "for them. What other hosts would do: stoker decide profile.json --as TYPE."
+        advice.append(Advice(id="elsewhere", text=text))
     if found.unfed:
         advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
     work, chosen = found.work, found.chosen
@@ -185,8 +190,20 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     return tuple(advice)
 
 
+def _is_full(found: Walk) -> bool:
+    """Whether accelerators wait on a machine whose cores are all used."""
+    today = found.keep.predicted
+    return (
+        found.is_machine_full
+        and found.choice.verdict == "none"
+        and today is not None
+        and bool(today.accelerator_seconds)
+        and today.accelerator_utilization < _SLACK
+    )
+
+
 def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
-    before = before_money(is_billed=found.is_billed)
+    before = before_money(is_billed=found.ranking.is_billed)
     if profile.unmeasured:
         text = (
             "Train on the cluster in question, stoker train --group ..., and compare the run with "
@@ -237,9 +254,28 @@ def warnings_of(
             warnings.append(f"{name} is allowed, but it is in no plan: {problem}")
     if rules.constraints.deadline_hours and rules.total_steps is None:
         warnings.append("the deadline is not checked: the number of steps is not known")
-    if found.keep.predicted is None:
-        warnings.append(f"{rules.today.type} has no price: give one with --prices FILE")
+    if rules.today.usd_per_hour is None:
+        warnings.append(f"{rules.today.type} has no price: give one with {rules.catalog.added_by}")
+    warnings += _unpriced_pools(rules)
     return tuple(warnings)
+
+
+def _unpriced_pools(rules: Rules) -> list[str]:
+    """Returns warnings of pools whose price, or whose lack of one, today's pool does not share."""
+    pools = rules.catalog.instances if rules.catalog.has_pools else ()
+    others = [pool for pool in pools if pool.type != rules.today.type]
+    if rules.ranking.is_billed:
+        return [
+            f"{pool.type} has no price, so it is in no plan: plans are compared in dollars"
+            for pool in others
+            if pool.usd_per_hour is None
+        ]
+    return [
+        f"{pool.type} costs {usd(pool.usd_per_hour)} per host and hour, which is not compared: "
+        f"{rules.today.type} has no price"
+        for pool in others
+        if pool.usd_per_hour is not None
+    ]
 
 
 def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:

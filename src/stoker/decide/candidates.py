@@ -65,9 +65,17 @@ class Site:
     unfed: str = ""
 
     def get(self, instance_type: str) -> Instance:
-        """Returns a type; today's with what was measured."""
+        """Returns a type; today's with what was measured, and all of this machine with its GPUs."""
         found = self.catalog.get(instance_type)
-        return self.today if found.type == self.today.type else found
+        if found.type == self.today.type:
+            return self.today
+        if not self.catalog.info.is_this_machine:
+            return found
+        return replace(
+            found,
+            accelerators=self.today.accelerators,
+            accelerator_model=self.today.accelerator_model,
+        )
 
 
 def keep(site: Site) -> Candidate:
@@ -127,7 +135,8 @@ def scale_up(site: Site) -> Iterator[Candidate]:
 
 def _of_the_family(site: Site) -> Iterator[Instance]:
     model = site.today.accelerator_model
-    for instance in site.catalog.instances:
+    for listed in site.catalog.instances:
+        instance = site.get(listed.type)
         if instance.family == site.today.family and instance.accelerator_model == model:
             yield instance
 
@@ -151,7 +160,8 @@ def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Cand
 def scale_out(site: Site) -> Iterator[Candidate]:
     """Yields more accelerators of the same model: larger instances first, then more instances."""
     today, work = site.today, site.work
-    if today.accelerators == 0:
+    # All hosts of this machine have the same accelerators.
+    if today.accelerators == 0 or site.catalog.info.is_this_machine:
         return
     for instance in _of_the_family(site):
         if instance.accelerators > today.accelerators:
@@ -194,6 +204,8 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
     if here != todays:
         what = f"the accelerators differ ({todays} today, {here} here)"
         problem = f"{what}: profile the training there"
+    if site.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
+        problem = f"this machine has no accelerators for {group.count} training hosts"
     if shape.data and site.unfed:
         problem = site.unfed
     is_set = workers is not None or problem

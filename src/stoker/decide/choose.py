@@ -1,6 +1,5 @@
 """The choice among priced plans, explained by the flow chart of the published method."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +8,13 @@ import msgspec
 
 from stoker.decide.model import Hosts, Unexplained, Work, free_vcpus
 from stoker.decide.pricing import ASKED_FOR
+from stoker.decide.ranking import (
+    WORTH_A_TRY,
+    Ranking,
+    combined_band,
+    cores,
+    error_band,
+)
 from stoker.records import (
     Action,
     Answer,
@@ -19,12 +25,11 @@ from stoker.records import (
     Plan,
     Predicted,
     TakenElsewhere,
+    VerdictKind,
 )
 from stoker.records.parts import AGAIN, limit_words
 from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
-# Plans this close to the best count as equal: then fewer machines win.
-TIE = 0.03
 LIMIT_NAMES: Mapping[Limit, str] = {
     "cpu": "CPU",
     "accelerator": "accelerator",
@@ -35,22 +40,18 @@ LIMIT_NAMES: Mapping[Limit, str] = {
 }
 
 
-def objective_value(outcome: Predicted, objective: str) -> float:
-    return outcome.usd_per_1000_steps if objective == "cost" else outcome.step_seconds
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is recommended.
 
+    Attributes:
+        plan: The plan to run, with the reason; today's cluster unless `verdict` is sure.
+        probable: The plan that probably gains more than `plan`, by less than its error band.
+    """
 
-def error_band(outcome: Predicted) -> float:
-    return outcome.step_seconds_high / outcome.step_seconds - 1
-
-
-def gain(outcome: Predicted, keep: Predicted, objective: str) -> float:
-    """Returns the fraction of money or time that the plan saves."""
-    return 1 - objective_value(outcome, objective) / objective_value(keep, objective)
-
-
-def ranked(plans: Sequence[Plan], objective: str) -> list[Plan]:
-    """Returns the best first, infeasible ones and those without a prediction last."""
-    return sorted(plans, key=lambda plan: _rank(plan, objective))
+    plan: Plan
+    verdict: VerdictKind
+    probable: Plan | None = None
 
 
 def choose(
@@ -58,64 +59,74 @@ def choose(
     others: Sequence[Plan],
     constraints: Constraints,
     *,
+    ranking: Ranking,
     unexplained: Unexplained | None,
     fix_first: str = "",
-    is_billed: bool = True,
-) -> Plan:
-    """Returns the plan to run, with the reason.
+) -> Choice:
+    """Returns the plan to run, with the reason, and the one that is worth a measurement.
 
-    A change is chosen only if it saves more than its own error band, or if it makes the deadline
-    and today's cluster does not. Unless `is_billed`, reasons name no dollars.
+    A change is sure only if it saves more than its own error band, or if it makes the deadline and
+    today's cluster does not. One that saves less than its band is probable.
+
+    Args:
+        unexplained: Why the profile supports no recommendation.
+        fix_first: What to fix before anything that costs; empty: nothing.
     """
 
-    def kept(reason: str) -> Plan:
-        return msgspec.structs.replace(keep, reason=reason)
+    def kept(reason: str, verdict: VerdictKind, probable: Plan | None = None) -> Choice:
+        plan = msgspec.structs.replace(keep, reason=reason)
+        return Choice(plan=plan, verdict=verdict, probable=probable)
 
-    today, objective = keep.predicted, constraints.objective
+    today = keep.predicted
     if today is None:
-        return kept("today's price is not known: nothing can be compared with it")
-    budget = constraints.max_usd_per_hour
-    # Prices are sums of floats: a difference of a billionth is ignored, here and below.
-    if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
-        cost, limit = apart(today.usd_per_hour, budget)
-        over = f"today's cluster costs ${cost} per hour, above the budget of ${limit}"
-        return kept(f"{over}: no plan can keep it")
+        return kept("today's price is not known: nothing can be compared with it", "unknown")
+    if reason := _over_budget(today, constraints):
+        return kept(reason, "none")
     if unexplained:
-        what = "paid hosts" if is_billed else "change"
+        what = "paid hosts" if ranking.is_billed else "change"
         then = f", so stoker recommends no {what}"
         then = f"; {AGAIN}" if unexplained.kind == "other_programs" else then
-        return kept(unexplained.text + then)
+        return kept(unexplained.text + then, "unknown")
     is_late = misses_deadline(today, constraints)
+    able = _able(others, today, constraints)
     # Until something else is fixed, only plans that cost no more are left.
-    left = [plan for plan in others if not fix_first or is_free(plan, keep)]
-    able = _able(left, today, constraints)
-    worth, free = _worth_running(able, keep, constraints)
+    left = [plan for plan in able if not fix_first or ranking.is_free(plan, keep)]
+    worth, free = _worth_running(left, keep, constraints, ranking)
     if worth:
-        best = best_plan(worth, objective)
-        text = _praise(best, today, is_late=is_late, is_billed=is_billed)
-        if free and free.predicted and best.predicted and not is_free(best, keep):
-            more = percentage(gain(best.predicted, free.predicted, objective))
-            bands = percentage(combined_band(best.predicted, free.predicted))
-            text += f"; {more} beyond what is free, where both bands together are {bands}"
-        return msgspec.structs.replace(best, reason=text)
+        best = _best_as_is(worth, ranking)
+        reason = _praise(best, today, ranking, is_late=is_late) + _beyond(best, free, keep, ranking)
+        # Without prices these come first, at no cost (`words.free_first`).
+        is_free = not ranking.is_billed and best.action == "heterogeneous"
+        more = [plan for plan in left if not is_free or plan.action not in ("tune", "scale_up")]
+        further = _probable(more, best, today, ranking)
+        return Choice(
+            plan=msgspec.structs.replace(best, reason=reason), verdict="sure", probable=further
+        )
+    probable = _probable(able, keep, today, ranking)
     if fix_first:
-        return kept(f"{fix_first}: fix that {'before money is spent' if is_billed else 'first'}")
-    late = _why_late(others, constraints) if is_late else ""
-    return kept(_why_keep(able, today, objective, is_billed=is_billed) + late)
-
-
-def is_free(plan: Plan, keep: Plan) -> bool:
-    outcome, today = plan.predicted, keep.predicted
-    return (
-        outcome is not None
-        and today is not None
-        and outcome.usd_per_hour <= today.usd_per_hour * (1 + 1e-9)
-    )
+        when = "before money is spent" if ranking.is_billed else "first"
+        verdict: VerdictKind = "none" if probable is None else "unknown"
+        return kept(f"{fix_first}: fix that {when}", verdict)
+    reason = _why_keep(able, today, ranking)
+    reason += _why_late(others, constraints) if is_late else ""
+    return kept(reason, "none" if probable is None else "probable", probable)
 
 
 def misses_deadline(today: Predicted, constraints: Constraints) -> bool:
     deadline, hours = constraints.deadline_hours, today.total_hours
     return deadline is not None and hours is not None and hours > deadline
+
+
+def _over_budget(today: Predicted, constraints: Constraints) -> str:
+    budget = constraints.max_usd_per_hour
+    if budget is None or today.usd_per_hour is None:
+        return ""
+    # Prices are sums of floats: a difference of a billionth is ignored, here and below.
+    if today.usd_per_hour <= budget * (1 + 1e-9):
+        return ""
+    cost, limit = apart(today.usd_per_hour, budget)
+    over = f"today's cluster costs ${cost} per hour, above the budget of ${limit}"
+    return f"{over}: no plan can keep it"
 
 
 def _able(plans: Sequence[Plan], today: Predicted, constraints: Constraints) -> list[Plan]:
@@ -134,13 +145,13 @@ def _able(plans: Sequence[Plan], today: Predicted, constraints: Constraints) -> 
 
 
 def _worth_running(
-    able: Sequence[Plan], keep: Plan, constraints: Constraints
+    able: Sequence[Plan], keep: Plan, constraints: Constraints, ranking: Ranking
 ) -> tuple[list[Plan], Plan | None]:
     """Returns the plans that are worth the change, and the fastest free one among them.
 
     A plan that costs more per hour than today must beat the free one by more than both bands.
     """
-    today, objective = keep.predicted, constraints.objective
+    today = keep.predicted
     assert today is not None
     # If today's cluster is late, every feasible plan, which makes the deadline, is worth it.
     is_late = misses_deadline(today, constraints)
@@ -148,56 +159,67 @@ def _worth_running(
         (plan, plan.predicted)
         for plan in able
         if plan.predicted
-        and (is_late or gain(plan.predicted, today, objective) > error_band(plan.predicted))
+        and (is_late or ranking.gain(plan.predicted, today) > error_band(plan.predicted))
     ]
-    at_no_cost = [(plan, outcome) for plan, outcome in worth if is_free(plan, keep)]
-    free, rival = min(at_no_cost, key=lambda one: _rank(one[0], "time"), default=(None, None))
+    at_no_cost = [plan for plan, _ in worth if ranking.is_free(plan, keep)]
+    by_time = Ranking(objective="time", is_billed=ranking.is_billed)
+    free = min(at_no_cost, key=by_time.rank, default=None)
+    rival = free.predicted if free else None
     return [
         plan
         for plan, outcome in worth
         if rival is None
-        or is_free(plan, keep)
-        or gain(outcome, rival, objective) > combined_band(outcome, rival)
+        or ranking.is_free(plan, keep)
+        or ranking.gain(outcome, rival) > combined_band(outcome, rival)
     ], free
 
 
-def combined_band(one: Predicted, other: Predicted) -> float:
-    """Returns the relative error of the ratio of two predictions."""
-    # In squares, as independent errors add up (see `pricing.band`).
-    return math.hypot(error_band(one), error_band(other))
+def _best_as_is(worth: Sequence[Plan], ranking: Ranking) -> Plan:
+    """Returns the best plan; without prices, one for the unchanged script if it is about as good.
+
+    A larger host helps only a script that asks for more loader workers; data hosts help it as it
+    is.
+    """
+    best = ranking.best(worth)
+    groups = [plan for plan in worth if plan.action == "heterogeneous"]
+    if ranking.is_billed or best.action != "scale_up" or not groups:
+        return best
+    rival = ranking.best(groups)
+    one, other = best.predicted, rival.predicted
+    assert one is not None
+    assert other is not None
+    return best if ranking.gain(one, other) > combined_band(one, other) else rival
 
 
-def best_plan(plans: Sequence[Plan], objective: str) -> Plan:
-    """Returns the smallest of the plans that are as good as the best."""
-    least = min(plan_value(plan, objective) for plan in plans)
-    equal = [plan for plan in plans if plan_value(plan, objective) <= least * (1 + TIE)]
-    return min(equal, key=lambda plan: (_machines(plan), *_rank(plan, objective)))
+def _probable(able: Sequence[Plan], than: Plan, today: Predicted, ranking: Ranking) -> Plan | None:
+    """Returns the best plan that is worth a try, with the reason; `than`: what it must beat."""
+    other = than.predicted
+    assert other is not None
+    better = [
+        plan
+        for plan in able
+        if plan.predicted and ranking.gain(plan.predicted, other) > WORTH_A_TRY
+    ]
+    if not better:
+        return None
+    best = _best_as_is(better, ranking)
+    assert best.predicted is not None
+    saved = percentage(ranking.gain(best.predicted, other))
+    band = percentage(error_band(best.predicted))
+    reason = _praise(best, today, ranking, is_late=False)
+    reason += f"; {ranking.saved_words} saved: {saved}, within the error band of {band}"
+    return msgspec.structs.replace(best, reason=reason)
 
 
-def _rank(plan: Plan, objective: str) -> tuple[bool, float, float, int, str]:
-    return (
-        not (plan.feasible and plan.predicted is not None),
-        plan_value(plan, objective),
-        plan_value(plan, "time" if objective == "cost" else "cost"),
-        _machines(plan),
-        " ".join(f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups),
-    )
-
-
-def plan_value(plan: Plan, objective: str) -> float:
-    return objective_value(plan.predicted, objective) if plan.predicted else math.inf
-
-
-def _machines(plan: Plan) -> int:
-    return sum(group.count for group in plan.groups)
-
-
-def _praise(plan: Plan, today: Predicted, *, is_late: bool, is_billed: bool) -> str:
+def _praise(plan: Plan, today: Predicted, ranking: Ranking, *, is_late: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    change = cost_change_words(outcome.cost_change, is_billed=is_billed)
-    comma = "," if abs(outcome.cost_change) < SAME_COST else " and"
-    text = f"{outcome.speedup:.2f}x as fast{comma} {change}"
+    text = f"{outcome.speedup:.2f}x as fast"
+    if ranking.is_billed:
+        comma = "," if abs(outcome.cost_change) < SAME_COST else " and"
+        text += f"{comma} {cost_change_words(outcome.cost_change, is_billed=True)}"
+    else:
+        text += _busy_words(outcome, today) + added_words(plan, outcome, today)
     if is_late and outcome.total_hours is not None and today.total_hours is not None:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
@@ -205,47 +227,67 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool, is_billed: bool) -> 
     return f"{text}; bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
 
 
-def _why_keep(able: Sequence[Plan], today: Predicted, objective: str, *, is_billed: bool) -> str:
-    word = "is faster"
-    if objective == "cost":
-        word = "costs less" if is_billed else "needs fewer CPU-seconds"
-    better = [p for p in able if p.predicted and gain(p.predicted, today, objective) > 0]
+def _busy_words(outcome: Predicted, today: Predicted) -> str:
+    if not outcome.accelerator_seconds:
+        return ""
+    busy = percentage(outcome.accelerator_utilization)
+    return f", accelerators busy {busy} instead of {percentage(today.accelerator_utilization)}"
+
+
+def added_words(plan: Plan, outcome: Predicted, today: Predicted) -> str:
+    """Returns what a plan without a price takes: more cores, and loader workers of the script."""
+    added = cores(outcome) - cores(today)
+    text = ""
+    if added > 1e-6:
+        text = f", on {added:.3g} more core{'' if round(added, 6) == 1 else 's'}"
+    workers = plan.groups[0].workers_per_host
+    if plan.action in ("tune", "scale_up") and workers:
+        text += f", with {workers} loader worker{'' if workers == 1 else 's'} per host"
+    return text
+
+
+def _beyond(best: Plan, free: Plan | None, keep: Plan, ranking: Ranking) -> str:
+    """Returns what comes first, at no cost, and what the plan gains beyond it; empty: nothing."""
+    if free is None or free.predicted is None or best.predicted is None:
+        return ""
+    if ranking.is_free(best, keep):
+        return ""
+    more = percentage(ranking.gain(best.predicted, free.predicted))
+    bands = percentage(combined_band(best.predicted, free.predicted))
+    return f"; {more} beyond what is free, where both bands together are {bands}"
+
+
+def _why_keep(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> str:
+    word = ranking.better_words
+    better = [p for p in able if p.predicted and ranking.gain(p.predicted, today) > 0]
     if not better:
         return f"no feasible plan {word} than today's cluster"
-    best = ranked(better, objective)[0].predicted
+    best = ranking.ranked(better)[0].predicted
     assert best is not None
     return (
         f"no plan {word} by more than its own error band: the best gains "
-        f"{percentage(gain(best, today, objective))}, its band is {percentage(error_band(best))}"
+        f"{percentage(ranking.gain(best, today))}, its band is {percentage(error_band(best))}"
     )
 
 
 def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
     deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
-    known = [plan.predicted for plan in others if plan.predicted]
-    in_time = [p for p in known if p.total_hours is not None and p.total_hours <= deadline]
-    if budget is None or not in_time:
+    in_time = [
+        plan.predicted.usd_per_hour
+        for plan in others
+        if plan.predicted
+        and plan.predicted.total_hours is not None
+        and plan.predicted.total_hours <= deadline
+    ]
+    prices = [price for price in in_time if price is not None]
+    if budget is None or not prices:
         return text
-    cost, limit = apart(min(p.usd_per_hour for p in in_time), budget)
+    cost, limit = apart(min(prices), budget)
     return (
         f"{text} within the budget of ${limit} per hour: the two contradict each other, the "
         f"cheapest plan in time needs ${cost} per hour"
     )
-
-
-def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
-    """Returns the feasible, predicted plans that none beats in time and money, fastest first."""
-    front: list[Plan] = []
-    cheapest = math.inf
-    # A plan is on the front if it is cheaper than all faster plans.
-    for plan in sorted(
-        plans, key=lambda plan: (plan_value(plan, "time"), plan_value(plan, "cost"))
-    ):
-        if plan.feasible and plan_value(plan, "cost") < cheapest:
-            front.append(plan)
-            cheapest = plan_value(plan, "cost")
-    return front
 
 
 def cluster(plan: Plan) -> str:
@@ -269,6 +311,10 @@ def own_storage_words(outcome: Predicted) -> str:
     return f"; {outcome.own_storage_speedup:.2f}x if each host has separate storage"
 
 
+def step_time_words(outcome: Predicted) -> str:
+    return f"{ms(outcome.step_seconds)} per step"
+
+
 def pays(outcome: Predicted) -> str:
     """Returns from which speed-up a step is cheaper than today, and whether the plan reaches it."""
     ratio = outcome.break_even_speedup
@@ -279,16 +325,6 @@ def pays(outcome: Predicted) -> str:
     if outcome.speedup >= ratio:
         return f"a step is cheaper than today from {ratio:.2f}x on: it is {outcome.speedup:.2f}x"
     return f"it buys time, not money: a step is cheaper than today from {ratio:.2f}x on"
-
-
-def cost_words(outcome: Predicted, *, is_billed: bool) -> str:
-    """Returns the cost of a step: dollars, or CPU- and accelerator-seconds without a bill."""
-    if is_billed:
-        return f"{usd(outcome.usd_per_1000_steps)} per 1000 steps"
-    words = [] if outcome.cpu_seconds is None else [f"{outcome.cpu_seconds:.3g} CPU-seconds"]
-    if outcome.accelerator_seconds:
-        words.append(f"{outcome.accelerator_seconds:.3g} accelerator-seconds")
-    return f"{' and '.join(words)} per step" if words else "its cost is not known"
 
 
 def local_core_words(decision: Decision) -> str:
@@ -325,22 +361,26 @@ class Walk:
     """Inputs of the decision flow chart.
 
     Attributes:
+        chosen: The plan that is run: the choice's, or its probable plan.
         free_fixes: Texts of the profile's fixes that cost nothing.
         fix_first: What to fix before anything that costs.
         unfed: Why data hosts cannot make the batches.
+        is_machine_full: Today's hosts have all cores of the machine that all plans run on.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
 
     work: Work
     bottleneck: Bottleneck
     keep: Plan
+    choice: Choice
     chosen: Plan
     plans: tuple[Plan, ...]
     constraints: Constraints
+    ranking: Ranking
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
     unfed: str = ""
-    is_billed: bool = True
+    is_machine_full: bool = False
     taken: TakenElsewhere | None = None
 
     @property
@@ -368,7 +408,7 @@ def walk(found: Walk) -> tuple[Answer, ...]:
 
 def best_of(found: Walk, action: Action) -> Plan | None:
     plans = [p for p in found.plans if p.action == action and p.feasible and p.predicted]
-    return min(plans, key=lambda plan: _rank(plan, found.constraints.objective), default=None)
+    return min(plans, key=found.ranking.rank, default=None)
 
 
 def _is_explained(found: Walk) -> Answer:
@@ -438,16 +478,24 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         elif action == "tune" and found.work.num_workers is None:
             reply = "unknown"
         return Answer(question=question, answer=reply, because=because)
-    because = _figures(plan, is_billed=found.is_billed)
+    because = _figures(plan, found)
     rival = best_of(found, "heterogeneous")
-    if action == "scale_up" and rival and rival.predicted and plan.predicted:
-        other = cost_words(rival.predicted, is_billed=found.is_billed)
-        this = cost_words(plan.predicted, is_billed=found.is_billed)
-        less = "cheaper than that" if found.is_billed else "fewer CPU-seconds"
-        if plan_value(rival, "cost") >= plan_value(plan, "cost"):
-            less = f"not {less}"
-        because += f"; a data group is {less}: {cluster(rival)}, {other} against {this}"
+    if action == "scale_up" and rival:
+        because += _against_data_hosts(plan, rival, found)
     return Answer(question=question, answer="yes", because=because)
+
+
+def _against_data_hosts(plan: Plan, rival: Plan, found: Walk) -> str:
+    this, other = plan.predicted, rival.predicted
+    assert this is not None
+    assert other is not None
+    cost = Ranking(objective="cost", is_billed=found.ranking.is_billed)
+    less, words = "cheaper than that", cost.cost_words
+    if not found.ranking.is_billed:
+        less, words = "faster than that", step_time_words
+    if cost.value(other) >= cost.value(this):
+        less = f"not {less}"
+    return f"; a data group is {less}: {cluster(rival)}, {words(other)} against {words(this)}"
 
 
 def _why_none(found: Walk, action: Action) -> str:
@@ -463,9 +511,7 @@ def _why_none(found: Walk, action: Action) -> str:
 
 def _is_a_data_group_better(found: Walk) -> Answer:
     keep = found.keep.predicted
-    what = "be cheaper" if found.is_billed else "take fewer CPU-seconds"
-    if found.constraints.objective == "time":
-        what = "be faster"
+    what = "be cheaper" if found.ranking.saved_words == "money" else "be faster"
     is_late = keep is not None and misses_deadline(keep, found.constraints)
     question = f"Would a data group {'make the deadline' if is_late else what}?"
     plan = best_of(found, "heterogeneous")
@@ -481,39 +527,36 @@ def _is_a_data_group_better(found: Walk) -> Answer:
             because = "max_data_hosts is 0"
         return Answer(question=question, answer="no", because=found.unfed or because)
     able = _able(found.plans, keep, found.constraints)
-    worth, free = _worth_running(able, found.keep, found.constraints)
+    worth, free = _worth_running(able, found.keep, found.constraints, found.ranking)
     groups = [one for one in worth if one.action == "heterogeneous"]
     # The plan that pays need not be the best one: its band may be narrower.
-    plan = best_plan(groups, found.constraints.objective) if groups else plan
+    plan = found.ranking.best(groups) if groups else plan
     outcome = plan.predicted
-    costs_more = not is_free(plan, found.keep)
+    costs_more = not found.ranking.is_free(plan, found.keep)
     assert outcome is not None
-    figures = _figures(plan, is_billed=found.is_billed)
+    figures = _figures(plan, found)
     because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"
     if free is not None and free.predicted is not None and costs_more:
         rival = free.predicted
         because += (
             f"; against the best free plan ({ms(rival.step_seconds)}): "
-            f"{_change(outcome, rival, found)}, both bands together are "
+            f"{found.ranking.change_words(outcome, rival)}, both bands together are "
             f"{percentage(combined_band(outcome, rival))}"
         )
     elif is_late:
         because += "; it makes the deadline, which today's cluster misses"
     elif not groups:
         band = percentage(error_band(outcome))
-        because += f"; {_change(outcome, keep, found)}, its error band is {band}"
+        because += f"; {found.ranking.change_words(outcome, keep)}, its error band is {band}"
     is_refused = bool(found.fix_first) and costs_more
     if groups and is_refused:
         because += f"; {found.fix_first}: that comes first"
     reply: _Reply = "yes" if groups and not is_refused else "no"
+    gain = found.ranking.gain(outcome, keep)
+    if not groups and not found.fix_first and gain > WORTH_A_TRY:
+        # An uncertain gain is no "no".
+        reply = "unknown"
     return Answer(question=question, answer=reply, because=because)
-
-
-def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
-    saved = gain(outcome, other, found.constraints.objective)
-    if found.constraints.objective == "cost":
-        return cost_change_words(-saved, is_billed=found.is_billed)
-    return f"a step takes {percentage(abs(saved))} {'longer' if saved < 0 else 'less time'}"
 
 
 def _is_change_worth_it(found: Walk) -> Answer:
@@ -523,31 +566,30 @@ def _is_change_worth_it(found: Walk) -> Answer:
     if found.is_busy:
         reply = "unknown"
         because = "the figures are not reliable enough to compare plans"
+    elif found.choice.verdict == "probable" and found.choice.probable:
+        reply = "unknown"
+        because = f"{cluster(found.choice.probable)}: {found.choice.probable.reason}"
     elif reply == "yes" and outcome is not None and keep is not None:
-        saved = gain(outcome, keep, found.constraints.objective)
-        what = "time"
-        if found.constraints.objective == "cost":
-            what = "money" if found.is_billed else "CPU-seconds"
+        saved = percentage(found.ranking.gain(outcome, keep))
         because = (
-            f"{cluster(found.chosen)} saves {percentage(saved)} of the {what}, "
+            f"{cluster(found.chosen)} saves {saved} of the {found.ranking.saved_words}, "
             f"its error band is {percentage(error_band(outcome))}"
         )
     question = "Is the best change worth more than its error band?"
     return Answer(question=question, answer=reply, because=because)
 
 
-def _figures(plan: Plan, *, is_billed: bool) -> str:
+def _figures(plan: Plan, found: Walk) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    change = percentage(outcome.cost_change, signed=True)
-    is_same = abs(outcome.cost_change) < SAME_COST
-    if is_billed:
-        change = "a step costs the same" if is_same else f"{change} $ per step"
-        cost, end = f"{usd(outcome.usd_per_hour)} per hour, {change}", pays(outcome)
-    else:
-        change = "as today" if is_same else change
-        cost, end = f"{cost_words(outcome, is_billed=False)} ({change})", ""
-    return (
-        f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), {cost}, "
-        f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}{end and f'; {end}'}"
-    )
+    speed = f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x)"
+    limit = f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
+    if not found.ranking.is_billed:
+        today = found.keep.predicted
+        assert today is not None
+        more = f"{_busy_words(outcome, today)}{added_words(plan, outcome, today)}"
+        return f"{speed}{more}, {limit}"
+    change = f"{percentage(outcome.cost_change, signed=True)} $ per step"
+    if abs(outcome.cost_change) < SAME_COST:
+        change = "a step costs the same"
+    return f"{speed}, {usd(outcome.usd_per_hour)} per hour, {change}, {limit}; {pays(outcome)}"

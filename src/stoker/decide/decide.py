@@ -1,5 +1,6 @@
 """The decision: which cluster to use for a profiled training."""
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import date
 
@@ -20,13 +21,11 @@ from stoker.decide.candidates import (
     with_any_shards,
 )
 from stoker.decide.choose import (
+    Choice,
     Walk,
-    best_plan,
     choose,
     cluster,
     misses_deadline,
-    plan_value,
-    ranked,
     walk,
 )
 from stoker.decide.elsewhere import (
@@ -49,6 +48,7 @@ from stoker.decide.pricing import (
     refuse_foreign_prices,
     why_unusable,
 )
+from stoker.decide.trial import trial_of
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
 from stoker.records import (
@@ -109,6 +109,10 @@ def decide_observed(
     suspect = observed.suspect
     best = _best_data_type(catalog, constraints) if suspect == "cpu" and not unfed else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
+    rules = Rules(
+        constraints=constraints, catalog=catalog, today=now, allowed=None, total_steps=None
+    )
+    prices = msgspec.structs.replace(prices, purchase=rules.purchase)
     warnings = list(warnings_of_prices(prices, platform=catalog.info))
     if is_asked:
         warnings.append(f"what the named groups would do is not known: {_NOTHING}")
@@ -131,7 +135,7 @@ def decide_observed(
         "Is the CPU the limit?": meaning,
         "Is the best change worth more than its error band?": _NOTHING,
     }
-    when = before_money(is_billed=catalog.purchase != NOMINAL)
+    when = before_money(is_billed=prices.is_billed)
     return Decision(
         profile_sha256=sha256_of(profile),
         workload_sha256=profile.workload_sha256,
@@ -139,6 +143,7 @@ def decide_observed(
         bottleneck="unexplained",
         action="keep",
         plan=keep,
+        verdict="unknown",
         plans=(keep,),
         path=tuple(Answer(question=q, answer="unknown", because=b) for q, b in because.items()),
         advice=(
@@ -213,6 +218,7 @@ def decide(
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
     take_as: TakeAs | None = None,
+    subject: Sequence[str] = (),
 ) -> Decision:
     """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
 
@@ -223,6 +229,8 @@ def decide(
         today: The date for the age of prices.
         processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
         take_as: Target type to scale the profile to; absent: it was taken on today's hosts.
+        subject: The training as words of stoker's commands, for one that measures a plan; empty:
+            the profile's command.
 
     Raises:
         UsageError: If a type is not in the catalog, a number is out of range, more data hosts are
@@ -272,7 +280,6 @@ def decide(
             work, profile=profile, target=now, processes=processes, given=take_as, catalog=catalog
         )
         profile = of_the_training(profile)
-    is_billed = catalog.purchase != NOMINAL
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -289,6 +296,7 @@ def decide(
         allowed=allowed_types(constraints, catalog),
         total_steps=training.total_steps(),
     )
+    ranking = rules.ranking
     kept = keep(site)
     bottleneck: Bottleneck = "unexplained"
     if kept.estimate and not work.unexplained:
@@ -332,14 +340,15 @@ def decide(
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
     if more_shards:
         first = first or more_shards.reason
-    chosen = choose(
+    choice = choose(
         keep_plan,
         others,
         constraints,
+        ranking=ranking,
         unexplained=work.unexplained,
         fix_first=first,
-        is_billed=is_billed,
     )
+    chosen = _followed(choice, constraints, catalog)
     is_noisy = bool(busy)
     if fallback and chosen.action == "keep" and (busy or work.machine_width):
         plan = _plan(site, named(site, fallback), rules)
@@ -351,24 +360,27 @@ def decide(
     for plan in (keep_plan, *others):
         if not any(_is_same(plan, other) for other in (chosen, *rest)):
             rest.append(plan)
-    plans = (chosen, *ranked(rest, constraints.objective))
+    plans = (chosen, *ranking.ranked(rest))
     found = Walk(
         work=work,
         bottleneck=bottleneck,
         keep=keep_plan,
+        choice=choice,
         chosen=chosen,
         plans=plans,
         constraints=constraints,
+        ranking=ranking,
         free_fixes=tuple(
             fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
         ),
         fix_first=first,
         unfed=site.unfed,
-        is_billed=is_billed,
+        is_machine_full=most_vcpus is not None and most_vcpus <= vcpus and not first,
         taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
-    prices = catalog.prices(used, today=today)
+    prices = msgspec.structs.replace(catalog.prices(used, today=today), purchase=rules.purchase)
+    probable = choice.probable
     return Decision(
         profile_sha256=profile_sha256,
         workload_sha256=profile.workload_sha256,
@@ -376,6 +388,17 @@ def decide(
         bottleneck=found.bottleneck,
         action=chosen.action,
         plan=chosen,
+        verdict=choice.verdict,
+        probable=probable,
+        trial=trial_of(
+            probable,
+            profile=profile,
+            catalog=catalog,
+            subject=subject,
+            is_elsewhere=taken is not None,
+        )
+        if probable
+        else None,
         plans=plans,
         path=walk(found),
         advice=(
@@ -402,6 +425,16 @@ def decide(
     )
 
 
+def _followed(choice: Choice, constraints: Constraints, catalog: Catalog) -> Plan:
+    """Returns the plan to train on: a probable one only where it was allowed, or a try is free."""
+    follow = constraints.follow
+    if follow is None:
+        is_free = catalog.info.is_this_machine and catalog.purchase == NOMINAL
+        follow = "probable" if is_free else "sure"
+    is_tried = choice.verdict == "probable" and follow == "probable"
+    return choice.probable if is_tried and choice.probable else choice.plan
+
+
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
     yield from tune(site)
     for candidate in scale_up(site):
@@ -424,8 +457,6 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
 def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     if site.unfed:
         return
-    objective = rules.constraints.objective
-    other = "time" if objective == "cost" else "cost"
     by_type: dict[str, list[Candidate]] = {}
     plans: dict[str, list[Plan]] = {}
     for instance in _data_types(site, rules):
@@ -434,11 +465,19 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
             by_type[instance.type] = made
             plans[instance.type] = [_plan(site, candidate, rules) for candidate in made]
 
-    def best(name: str, objective: str) -> tuple[bool, float]:
-        return min((not plan.feasible, plan_value(plan, objective)) for plan in plans[name])
+    def best(name: str) -> tuple[bool, float, float]:
+        return min(value_of(plan) for plan in plans[name])
 
-    names = sorted(plans, key=lambda name: best(name, objective))[:_BEST_TYPES]
-    names += sorted(plans, key=lambda name: best(name, other))[:_BEST_BY_OTHER]
+    def value_of(plan: Plan) -> tuple[bool, float, float]:
+        value, cpu = rules.ranking.of_plan(plan)
+        # Without prices many types are as fast: those that take less CPU time are listed.
+        return not plan.feasible, value, 0.0 if rules.ranking.is_billed else cpu
+
+    def best_by_other(name: str) -> tuple[bool, float]:
+        return min((not plan.feasible, rules.ranking.of_plan(plan)[1]) for plan in plans[name])
+
+    names = sorted(plans, key=best)[:_BEST_TYPES]
+    names += sorted(plans, key=best_by_other)[:_BEST_BY_OTHER]
     for name in dict.fromkeys(names):
         yield from by_type[name]
 
@@ -453,8 +492,8 @@ def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[A
     able = [plan for plan in plans_of if plan.feasible and plan.predicted]
     if not able:
         return []
-    best = best_plan(able, rules.constraints.objective)
-    seconds = plan_value(best, "time")
+    best = rules.ranking.best(able)
+    seconds = best.predicted.step_seconds if best.predicted else math.inf
     known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
     if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
         return []
@@ -477,7 +516,7 @@ def _data_types(site: Site, rules: Rules) -> list[Instance]:
         site.get(instance.type)
         for _, instance in sorted(listed.items())
         if instance.accelerators == 0
-        and instance.usd_per_hour is not None
+        and (instance.usd_per_hour is not None or not rules.ranking.is_billed)
         and not why_unusable(instance, rules)
     ]
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import cluster, cost_words, error_band, limits, pareto_front, pays
+from stoker.decide.choose import cluster, limits, pays, step_time_words
 from stoker.decide.pricing import ASKED_FOR
+from stoker.decide.ranking import Ranking, cores, error_band, pareto_front, ranking_of
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
 from stoker.text import ms, percentage, wrapped
-from stoker.words import kept_words
+from stoker.words import free_words, kept_words, probable_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -39,11 +40,14 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
+    if decision.kind == "probable":
+        return probable_words(decision)
     if plan.action == "keep":
         return kept_words(decision)
     words = plan_in_words(plan)
     reason = plan.reason
-    text = f"{words[0].upper()}{words[1:]}. "
+    first = free_words(decision)
+    text = f"{first}{words}. " if first else f"{words[0].upper()}{words[1:]}. "
     text += f"{reason[:1].upper()}{reason[1:]}." if reason else ""
     if decision.is_noisy:
         return text
@@ -51,7 +55,8 @@ def _verdict(decision: Decision) -> str:
         text += f" Prediction error: ±{percentage(error_band(outcome))}"
         text += ", where the storage is shared" if outcome.own_storage_speedup else ""
         text += ": profile taken elsewhere." if decision.taken_elsewhere else "."
-    return text
+    then = probable_words(decision)
+    return f"{text} {then}" if then else text
 
 
 def _taken(taken: TakenElsewhere) -> str:
@@ -80,28 +85,15 @@ def _limits(decision: Decision) -> list[str]:
     today = "Today"
     if decision.bottleneck != "unexplained":
         today += f" the bottleneck is {limit_words(decision.bottleneck)}"
-    is_billed = not decision.prices.is_nominal
     lines = []
     if keep is not None:
-        lines.append(
-            f"{today}: {ms(keep.step_seconds)} per step, {cost_words(keep, is_billed=is_billed)}"
-        )
+        lines.append(f"{today}: {_step_and_cost(keep, decision)}")
     elif decision.bottleneck != "unexplained":
         lines.append(today)
-    outcome = decision.plan.predicted
-    if decision.plan.action != "keep" and outcome is not None:
-        lines.append(
-            f"With the plan: {ms(outcome.step_seconds)} per step "
-            f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
-            f"{cost_words(outcome, is_billed=is_billed)}; bottleneck: {limits(outcome)}"
-        )
-        busy = f"{percentage(outcome.accelerator_utilization)} of a step"
-        if is_billed:
-            lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
-        elif outcome.accelerator_seconds:
-            lines.append(f"Accelerators are busy {busy}")
-        else:
-            lines.append(f"The training computes for {busy}")
+    if decision.plan.action != "keep":
+        lines += _promises("With the plan", decision.plan, decision)
+    if decision.probable is not None and decision.probable.groups != decision.plan.groups:
+        lines += _promises("Probably", decision.probable, decision)
     found = decision.calibration
     if found is not None and not found.runs:
         lines.append(f"Not calibrated: fewer than {LEAST_RUNS} earlier runs fit this one")
@@ -113,19 +105,46 @@ def _limits(decision: Decision) -> list[str]:
     return [part for line in lines for part in wrapped(line)]
 
 
+def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
+    outcome = plan.predicted
+    if outcome is None:
+        return []
+    text = f"{begin}: {_step_and_cost(outcome, decision)}; bottleneck: {limits(outcome)}"
+    step = step_time_words(outcome)
+    band = f"{step} ({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)})"
+    lines = [text.replace(step, band, 1)]
+    busy = f"{percentage(outcome.accelerator_utilization)} of a step"
+    if decision.prices.is_billed:
+        lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
+    elif not outcome.accelerator_seconds:
+        lines.append(f"The training computes for {busy}")
+    added = [f"{g.count} {g.instance_type}" for g in plan.groups if g.role == "data"]
+    if added and not decision.prices.is_billed:
+        lines.append(f"Hosts added: {', '.join(added)}, for batches alone")
+    return lines
+
+
+def _step_and_cost(outcome: Predicted, decision: Decision) -> str:
+    """Returns a step and what it costs: dollars, or how busy the accelerators are."""
+    step = step_time_words(outcome)
+    if not decision.prices.is_billed and outcome.accelerator_seconds:
+        return f"{step}, accelerators busy {percentage(outcome.accelerator_utilization)}"
+    return f"{step}, {ranking_of(decision).cost_words(outcome)}"
+
+
 def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
-    front = pareto_front(shown)
+    is_billed = decision.prices.is_billed
+    front = pareto_front(shown, is_billed=is_billed)
     if not shown:
         return wrapped(_prices(decision.prices))
-    rows = _few(shown, decision.plan, front)
+    rows = _few(shown, decision, front)
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
     wide = max(map(len, [*names, "cluster"]))
-    is_billed = not decision.prices.is_nominal
     heads = _MONEY if is_billed else ("cores", "CPU-s")
     if not is_billed and any(p.predicted and p.predicted.accelerator_seconds for p in rows):
-        heads = ("CPU-s", "acc-s")
+        heads = ("busy", "cores")
     lines = [
         f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
         f"{heads[1]:>6} limit",
@@ -134,6 +153,8 @@ def _table(decision: Decision) -> list[str]:
         mark = "." if plan in front else " "
         if plan is rows[0] or plan.reason == ASKED_FOR:
             mark = "*" if plan is rows[0] else "?"
+        elif decision.probable and plan.groups == decision.probable.groups:
+            mark = "~"
         lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
     hidden = len(shown) - len(rows)
     forbidden = sum(not p.feasible for p in decision.plans)
@@ -151,17 +172,26 @@ def _table(decision: Decision) -> list[str]:
     if is_billed:
         lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     else:
-        what = "CPU-s, acc-s: cores and accelerators" if heads[1] == "acc-s" else "CPU-s: cores"
-        lines.append(f"{what} of all hosts, times the step.")
+        words = {
+            "busy": "busy: share of a step in which the accelerators compute; cores: of all hosts.",
+            "cores": "CPU-s: cores of all hosts, times the step.",
+        }
+        lines.append(words[heads[0]])
+    probable = " ~ probable." if decision.probable else ""
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
-    lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
+    better = "faster and cheaper" if is_billed else "faster and takes less CPU time"
+    front_words = f". no other plan is both {better} (the Pareto front)"
+    lines.append(f"{front_words}.{asked}{probable}")
     return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
 
 
-def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
+def _few(plans: Sequence[Plan], decision: Decision, front: Sequence[Plan]) -> list[Plan]:
     """Returns the first rows, including today's, each action's best plan and the front."""
+    chosen, probable, is_billed = decision.plan, decision.probable, decision.prices.is_billed
     # In a decision from a file the chosen plan is two equal objects.
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
+    if probable is not None:
+        first += [p for p in plans if p.groups == probable.groups and p not in first][:1]
     seen: set[str] = set()
     for plan in plans:
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
@@ -171,19 +201,21 @@ def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Pla
     every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
     first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:
-        if len(first) < _MOST_ROWS and plan not in first and not _is_more_of_it(plan, first):
+        is_new = plan not in first and not _is_more_of_it(plan, first, is_billed=is_billed)
+        if len(first) < _MOST_ROWS and is_new:
             first.append(plan)
     return sorted(first, key=plans.index)
 
 
-def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
+def _is_more_of_it(plan: Plan, shown: Sequence[Plan], *, is_billed: bool) -> bool:
     """Whether a shown plan of the same types is as fast and costs no more."""
     outcome, types = plan.predicted, [group.instance_type for group in plan.groups]
+    ranking = Ranking(objective="time", is_billed=is_billed)
     return outcome is not None and any(
         other.predicted is not None
         and [group.instance_type for group in other.groups] == types
         and other.predicted.step_seconds <= outcome.step_seconds * (1 + 1e-9)
-        and other.predicted.usd_per_1000_steps <= outcome.usd_per_1000_steps
+        and ranking.other_value(other.predicted) <= ranking.other_value(outcome)
         for other in shown
     )
 
@@ -220,7 +252,9 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 
 def _prices(prices: Prices) -> str:
     if prices.is_nominal:
-        return "Local cores are free, so plans are compared by the cores they use."
+        return "Idle cores of this machine are free, so plans are compared by time."
+    if not prices.is_billed:
+        return "Today's hosts have no price, so plans are compared by time."
     stale = ", STALE" if prices.stale else ""
     where = prices.region or "unknown region"
     when = prices.date or "unknown date"
@@ -235,13 +269,12 @@ def _short(seconds: float) -> str:
 def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
     if outcome.cpu_seconds is None and heads != _MONEY:
         return ["?", "?"]
-    cpu = outcome.cpu_seconds or 0.0
     cells = {
-        "$/h": _money(outcome.usd_per_hour),
-        "$/1000": _money(outcome.usd_per_1000_steps),
-        "cores": f"{cpu / outcome.step_seconds:.3g}",
-        "CPU-s": _money(cpu),
-        "acc-s": _money(outcome.accelerator_seconds or 0.0),
+        "$/h": _money(outcome.usd_per_hour or 0.0),
+        "$/1000": _money(outcome.usd_per_1000_steps or 0.0),
+        "cores": f"{cores(outcome):.3g}",
+        "CPU-s": _money(outcome.cpu_seconds or 0.0),
+        "busy": percentage(outcome.accelerator_utilization),
     }
     return [cells[head] for head in heads]
 

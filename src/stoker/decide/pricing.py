@@ -10,9 +10,10 @@ from stoker.catalog import Catalog, Instance
 from stoker.decide.candidates import Candidate
 from stoker.decide.epochs import Bounds, of_whole_epochs, planned_epochs
 from stoker.decide.model import ClusterShape, Estimate, Work
+from stoker.decide.ranking import Ranking
 from stoker.errors import UsageError
 from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile
-from stoker.records.decision import NOMINAL, START_UP_SECONDS
+from stoker.records.decision import NOMINAL, START_UP_SECONDS, UNPRICED
 from stoker.text import apart
 
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
@@ -43,16 +44,18 @@ _MOST_OF_DOUBLINGS = 0.3
 
 def break_even_words(promise: Predicted, keep: Predicted) -> str:
     """Returns the break-even speed-up, and when the more expensive start is paid back."""
-    if not keep.usd_per_hour:
-        return "break-even: today's price is not known"
-    ratio = promise.usd_per_hour / keep.usd_per_hour
+    usd, usd_today = promise.usd_per_hour, keep.usd_per_hour
+    if not usd_today or usd is None:
+        return "break-even: a price is not known"
+    ratio = usd / usd_today
     if ratio <= 1:
         return "break-even: it costs no more per hour than today's cluster"
-    saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
+    cost, cost_today = promise.usd_per_1000_steps or 0.0, keep.usd_per_1000_steps or 0.0
+    saved = (cost_today - cost) / 1000
     if saved <= 0:
         return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
     # Both clusters take about as long to start: only the price difference is lost.
-    steps = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600 / saved
+    steps = (usd - usd_today) * START_UP_SECONDS / 3600 / saved
     return (
         f"break-even: {ratio:.2f} times as fast; the more expensive start is paid back after "
         f"{steps:,.0f} steps"
@@ -61,13 +64,30 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules that a plan is checked against; `allowed` None: all types."""
+    """The rules that a plan is checked against.
+
+    Attributes:
+        allowed: Types that hosts may have. None: all.
+    """
 
     constraints: Constraints
     catalog: Catalog
     today: Instance
     allowed: frozenset[str] | None
     total_steps: int | None
+
+    @property
+    def ranking(self) -> Ranking:
+        return Ranking(
+            objective=self.constraints.objective,
+            is_billed=self.purchase not in (NOMINAL, UNPRICED),
+        )
+
+    @property
+    def purchase(self) -> str:
+        """Purchase option of the plans' prices: none where today's pool of nodes has no price."""
+        is_unpriced = self.today.usd_per_hour is None and self.catalog.info.has_node_pools
+        return UNPRICED if is_unpriced else self.catalog.purchase
 
 
 def usd_per_hour(shape: ClusterShape) -> float | None:
@@ -98,9 +118,10 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
 def predicted(
     work: Work, candidate: Candidate, *, today: ClusterShape, rules: Rules
 ) -> Predicted | None:
-    """Returns time and cost of a candidate; None where there is no estimate or no price."""
+    """Returns time and cost of a candidate; None where there is no estimate, or a price lacks."""
     made, price, today_usd = candidate.estimate, usd_per_hour(candidate.shape), usd_per_hour(today)
-    if made is None or price is None or today_usd is None:
+    is_billed = rules.ranking.is_billed
+    if made is None or (is_billed and None in (price, today_usd)):
         return None
     width = band(work, candidate.shape, made)
     step = made.step_seconds
@@ -123,7 +144,7 @@ def predicted(
         total_steps=rules.total_steps,
     )
     change = outcome.cost_change
-    if rules.catalog.purchase == NOMINAL:
+    if not is_billed:
         # Without a bill CPU-seconds are compared.
         used = outcome.counted_seconds * capacity(candidate.shape)
         change = used / (todays.seconds * capacity(today)) - 1
@@ -131,9 +152,9 @@ def predicted(
 
 
 def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
-    """Returns today's cluster with its measured step; None where its price is not known."""
+    """Returns today's cluster with its measured step; None where its price lacks."""
     made, today_usd = kept.estimate, usd_per_hour(kept.shape)
-    if made is None or today_usd is None:
+    if made is None or (rules.ranking.is_billed and today_usd is None):
         return None
     step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
@@ -162,14 +183,15 @@ def _priced(
     shape: ClusterShape,
     step: Bounds,
     times: EpochTimes | None,
-    today: tuple[float, float],
-    price: float,
+    today: tuple[float, float | None],
+    price: float | None,
     total_steps: int | None,
 ) -> Predicted:
     # Time and money are counted by whole epochs, where they are known.
     whole = of_whole_epochs(step, times)
     seconds = whole.seconds
-    cost, cost_today = seconds * price * 1000 / 3600, today[0] * today[1] * 1000 / 3600
+    cost = None if price is None else seconds * price * 1000 / 3600
+    cost_today = today[0] * (today[1] or 0.0) * 1000 / 3600
     return Predicted(
         step_seconds=step.seconds,
         step_seconds_low=step.low,
@@ -183,11 +205,11 @@ def _priced(
         usd_per_hour=price,
         usd_per_1000_steps=cost,
         speedup=today[0] / seconds,
-        cost_change=cost / cost_today - 1,
+        cost_change=cost / cost_today - 1 if cost is not None and cost_today else 0.0,
         total_hours=None if total_steps is None else total_steps * seconds / 3600,
-        total_usd=None if total_steps is None else total_steps * cost / 1000,
+        total_usd=None if total_steps is None or cost is None else total_steps * cost / 1000,
         second_limit_seconds=made.second_seconds,
-        break_even_speedup=price / today[1] if today[1] else None,
+        break_even_speedup=price / today[1] if price is not None and today[1] else None,
         cpu_seconds=seconds * capacity(shape),
         accelerator_seconds=seconds * shape.dnn.count * shape.dnn.instance.accelerators,
     )
@@ -210,18 +232,26 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     most = rules.catalog.max_total_vcpus
     if most is not None and vcpus > most:
         return f"needs {vcpus} cores, this machine has {most}"
-    budget = rules.constraints.max_usd_per_hour
-    if budget is not None and outcome.usd_per_hour > budget * (1 + 1e-9):
-        cost, limit = apart(outcome.usd_per_hour, budget)
-        return f"${cost} per hour is above the budget of ${limit}"
-    most_usd, run_usd = rules.constraints.max_usd, outcome.run_usd
-    if most_usd is not None and run_usd is not None and run_usd > most_usd * (1 + 1e-9):
-        cost, limit = apart(run_usd, most_usd)
-        return f"${cost} for the run is above max_usd, ${limit}"
+    if problem := _too_expensive(outcome, rules.constraints):
+        return problem
     deadline = rules.constraints.deadline_hours
     if deadline is not None and outcome.total_hours is not None and outcome.total_hours > deadline:
         hours, limit = apart(outcome.total_hours, deadline)
         return f"{hours} hours miss the deadline of {limit}"
+    return ""
+
+
+def _too_expensive(outcome: Predicted, constraints: Constraints) -> str:
+    budget, per_hour = constraints.max_usd_per_hour, outcome.usd_per_hour
+    if (budget is not None or constraints.max_usd is not None) and per_hour is None:
+        return "its price is not known, so that no limit in dollars can be kept"
+    if budget is not None and per_hour is not None and per_hour > budget * (1 + 1e-9):
+        cost, limit = apart(per_hour, budget)
+        return f"${cost} per hour is above the budget of ${limit}"
+    most_usd, run_usd = constraints.max_usd, outcome.run_usd
+    if most_usd is not None and run_usd is not None and run_usd > most_usd * (1 + 1e-9):
+        cost, limit = apart(run_usd, most_usd)
+        return f"${cost} for the run is above max_usd, ${limit}"
     return ""
 
 
@@ -234,7 +264,7 @@ def why_unusable(instance: Instance, rules: Rules) -> str:
         return f"{instance.type} is not among the allowed instance types"
     if rules.catalog.info.needs_training_enum and not instance.in_training_enum:
         return f"a SageMaker training job cannot use {instance.type}"
-    if instance.usd_per_hour is None:
+    if instance.usd_per_hour is None and rules.ranking.is_billed:
         return f"{instance.type} has no price"
     return instance.barred
 

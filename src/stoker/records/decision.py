@@ -88,8 +88,8 @@ class Predicted(Record, frozen=True, kw_only=True):
         second_limit: The next bottleneck.
         second_limit_seconds: The step if only the second limit applied, in seconds.
         accelerator_utilization: Share of the step in which accelerators compute, 0 to 1.
-        usd_per_hour: Price of all hosts, in dollars per hour.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars.
+        usd_per_hour: Price of all hosts, in dollars per hour. None: a price is not known.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars. None: a price is not known.
         speedup: Today's measured time over this one: 2 is twice as fast.
         cost_change: Cost of a step over today's, minus 1. Where nothing is billed: of cpu_seconds.
         total_hours: Hours of the whole training. None: its number of steps is not known.
@@ -108,8 +108,8 @@ class Predicted(Record, frozen=True, kw_only=True):
     second_limit: Limit
     second_limit_seconds: NonNegativeFloat
     accelerator_utilization: Fraction
-    usd_per_hour: NonNegativeFloat
-    usd_per_1000_steps: NonNegativeFloat
+    usd_per_hour: NonNegativeFloat | None = None
+    usd_per_1000_steps: NonNegativeFloat | None = None
     speedup: PositiveFloat
     cost_change: float
     total_hours: NonNegativeFloat | None = None
@@ -140,7 +140,7 @@ class Predicted(Record, frozen=True, kw_only=True):
     @property
     def run_usd(self) -> float | None:
         """Dollars of the whole training and its start; None: its number of steps is not known."""
-        if self.total_usd is None:
+        if self.total_usd is None or self.usd_per_hour is None:
             return None
         return self.total_usd + self.usd_per_hour * START_UP_SECONDS / 3600
 
@@ -284,13 +284,13 @@ class Trial(Record, frozen=True, kw_only=True):
 
     Attributes:
         command: Shell command that measures a step on the plan's hosts.
-        change: What to change in the script first. None: nothing.
+        condition: Where the command is to run, and what the script has to ask for. None: nothing.
         minutes: Minutes until its verdict, the hosts' start included.
         usd: Dollars of these minutes. None: not billed, or a price is not known.
     """
 
     command: str
-    change: str | None = None
+    condition: str | None = None
     minutes: PositiveFloat
     usd: NonNegativeFloat | None = None
 

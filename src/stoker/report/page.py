@@ -163,7 +163,9 @@ def write_report(
     plans = decision.plans if decision else ()
     steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
     unit = time_unit([figures.baseline, figures.measured, *steps])
-    nominal = decision.prices.is_nominal if decision else workload.platform_info.is_this_machine
+    nominal = workload.platform_info.is_this_machine
+    if decision:
+        nominal = not decision.prices.is_billed
     rows = _plan_rows(decision) if decision else []
     strips = collect_strips(
         profile=profile,

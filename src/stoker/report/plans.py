@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stoker.decide import pareto_front
-from stoker.records import Decision, Plan
+from stoker.records import Decision, Plan, Predicted
 from stoker.report.svg import (
     FOOT,
     HEAD,
@@ -43,14 +43,14 @@ class Spot:
 
 def spots_of(decision: Decision) -> list[Spot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
-    front = pareto_front(decision.plans)
+    is_billed = decision.prices.is_billed
+    front = pareto_front(decision.plans, is_billed=is_billed)
     chosen = decision.plan
-    is_nominal = decision.prices.is_nominal
     spots = [
         Spot(
             name=_short_name(plan),
             step_seconds=plan.predicted.step_seconds,
-            cost=(is_nominal and plan.predicted.cpu_seconds) or plan.predicted.usd_per_1000_steps,
+            cost=_cost(plan.predicted, is_billed=is_billed),
             is_front=any(plan is each for each in front),
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),
             is_today=plan.action == "keep",
@@ -60,6 +60,11 @@ def spots_of(decision: Decision) -> list[Spot]:
     ]
     # SVG paints in order: what comes later covers what came before.
     return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
+
+
+def _cost(outcome: Predicted, *, is_billed: bool) -> float:
+    cost = outcome.usd_per_1000_steps if is_billed else outcome.cpu_seconds
+    return cost or 0.0
 
 
 def _short_name(plan: Plan) -> str:
@@ -74,7 +79,7 @@ def _short_name(plan: Plan) -> str:
 def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Drawing | None:
     """Draws plans by time and cost; None where the table is enough."""
     spots = spots_of(decision)
-    is_billed = not decision.prices.is_nominal
+    is_billed = decision.prices.is_billed
     is_known = is_billed or all(
         plan.predicted.cpu_seconds is not None for plan in decision.plans if plan.predicted
     )

@@ -1,0 +1,73 @@
+"""How to measure a plan before it is relied on: the command, its minutes and its dollars."""
+
+import math
+import shlex
+from collections.abc import Sequence
+
+from stoker.catalog import Catalog
+from stoker.records import Group, Plan, Profile, Trial
+from stoker.records.decision import START_UP_SECONDS
+
+# A profile's usual budget (records/workload.py, ProfileSettings); as many seconds of steps do.
+_MEASURED_SECONDS = 180.0
+
+
+def trial_of(
+    plan: Plan,
+    *,
+    profile: Profile,
+    catalog: Catalog,
+    subject: Sequence[str] = (),
+    is_elsewhere: bool = False,
+) -> Trial:
+    """Returns how to measure a step on the plan's hosts.
+
+    Args:
+        profile: It knows the training's command, if `subject` is empty.
+        subject: The training as words of stoker's commands: a workload file, or `--` and a command.
+        is_elsewhere: The profile was taken on other hosts than today's.
+    """
+    words = list(subject) or ["--", *shlex.split(str(profile.what.get("command") or ""))]
+    is_named = words[0] != "--"
+    is_here = catalog.info.is_this_machine
+    seconds = _MEASURED_SECONDS + (0.0 if is_here else START_UP_SECONDS)
+    per_hour = None if is_here or plan.predicted is None else plan.predicted.usd_per_hour
+    usd = None if per_hour is None else per_hour * seconds / 3600
+    dnn = plan.groups[0]
+    is_todays = dnn.instance_type == profile.host.instance_type and not is_elsewhere
+    if plan.action == "heterogeneous":
+        options = [word for group in plan.groups for word in ("--group", _group(group))]
+        if usd is not None:
+            # It ends by itself.
+            options += ["--max-usd", f"{math.ceil(usd * 100) / 100:.2f}"]
+        if not (is_named or is_here):
+            options = ["--platform", catalog.platform, *options]
+        verb, condition = "train", None
+    else:
+        verb, options = "profile", []
+        condition = _condition(dnn, is_there=is_todays or is_named or is_here)
+        if not is_todays and (is_named or is_here):
+            options = ["--set", f"cluster.dnn.instance_type={dnn.instance_type}"]
+        if dnn.count != profile.host.count and is_named:
+            options += ["--set", f"cluster.dnn.count={dnn.count}"]
+    command = [*words, *options] if is_named else [*options, *words]
+    return Trial(
+        command=shlex.join(["stoker", verb, *command]),
+        condition=condition,
+        minutes=seconds / 60,
+        usd=usd,
+    )
+
+
+def _condition(dnn: Group, *, is_there: bool) -> str | None:
+    """Returns where the command is to run, and what the script has to ask for."""
+    parts = [] if is_there else [f"on a host of type {dnn.instance_type}"]
+    if dnn.workers_per_host:
+        plural = "" if dnn.workers_per_host == 1 else "s"
+        parts.append(f"with {dnn.workers_per_host} loader worker{plural} per host in the script")
+    return ", ".join(parts) or None
+
+
+def _group(group: Group) -> str:
+    workers = "" if group.workers_per_host is None else f":{group.workers_per_host}"
+    return f"{group.role}={group.instance_type}:{group.count}{workers}"
