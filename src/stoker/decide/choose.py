@@ -506,7 +506,8 @@ def _why_none(found: Walk, action: Action) -> str:
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":
         return f"{work.reference.type} has none that may be used"
-    return "the hosts have no accelerators"
+    has_some = work.reference.accelerators > 0
+    return "there are no more of them here" if has_some else "the hosts have no accelerators"
 
 
 def _is_a_data_group_better(found: Walk) -> Answer:

@@ -37,9 +37,7 @@ class Ranking:
             return outcome.counted_seconds
         if self.is_billed:
             return _usd(outcome)
-        # What trains, for as long as it is held: accelerators, or hosts without any.
-        accelerators = (outcome.accelerator_seconds or 0.0) / outcome.step_seconds
-        return (accelerators or 1.0) * outcome.counted_seconds
+        return outcome.accelerator_seconds or outcome.counted_seconds
 
     def other_value(self, outcome: Predicted) -> float:
         """Returns what decides where `value` does not: time or dollars, CPU time without them."""
@@ -157,7 +155,7 @@ def num_machines(plan: Plan) -> int:
 
 def cores(outcome: Predicted) -> float:
     """Returns the vCPUs of all hosts."""
-    return (outcome.cpu_seconds or 0.0) / outcome.step_seconds
+    return (outcome.cpu_seconds or 0.0) / outcome.counted_seconds
 
 
 def _usd(outcome: Predicted) -> float:
