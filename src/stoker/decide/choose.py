@@ -41,7 +41,7 @@ LIMIT_NAMES: Mapping[Limit, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Recommendation:
     """What is recommended.
 
     Attributes:
@@ -62,7 +62,7 @@ def choose(
     ranking: Ranking,
     unexplained: Unexplained | None,
     fix_first: str = "",
-) -> Choice:
+) -> Recommendation:
     """Returns the plan to run, with the reason, and the one that is worth a measurement.
 
     A change is sure only if it saves more than its own error band, or if it makes the deadline and
@@ -73,9 +73,9 @@ def choose(
         fix_first: What to fix before anything that costs; empty: nothing.
     """
 
-    def kept(reason: str, verdict: VerdictKind, probable: Plan | None = None) -> Choice:
+    def kept(reason: str, verdict: VerdictKind, probable: Plan | None = None) -> Recommendation:
         plan = msgspec.structs.replace(keep, reason=reason)
-        return Choice(plan=plan, verdict=verdict, probable=probable)
+        return Recommendation(plan=plan, verdict=verdict, probable=probable)
 
     today = keep.predicted
     if today is None:
@@ -99,7 +99,7 @@ def choose(
         is_free = not ranking.is_billed and best.action == "heterogeneous"
         more = [plan for plan in left if not is_free or plan.action not in ("tune", "scale_up")]
         further = _probable(more, best, today, ranking)
-        return Choice(
+        return Recommendation(
             plan=msgspec.structs.replace(best, reason=reason), verdict="sure", probable=further
         )
     probable = _probable(able, keep, today, ranking)
@@ -372,7 +372,7 @@ class Walk:
     work: Work
     bottleneck: Bottleneck
     keep: Plan
-    choice: Choice
+    choice: Recommendation
     chosen: Plan
     plans: tuple[Plan, ...]
     constraints: Constraints

@@ -21,7 +21,7 @@ from stoker.decide.candidates import (
     with_any_shards,
 )
 from stoker.decide.choose import (
-    Choice,
+    Recommendation,
     Walk,
     choose,
     cluster,
@@ -425,7 +425,7 @@ def decide(
     )
 
 
-def _followed(choice: Choice, constraints: Constraints, catalog: Catalog) -> Plan:
+def _followed(choice: Recommendation, constraints: Constraints, catalog: Catalog) -> Plan:
     """Returns the plan to train on: a probable one only where it was allowed, or a try is free."""
     follow = constraints.follow
     if follow is None:
