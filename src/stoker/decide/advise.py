@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from stoker.decide.choose import Walk, best_of, cluster
+from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loading
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
@@ -37,8 +38,6 @@ _DATA_HOSTS: Mapping[Storage, str] = {
 }
 # Names of states in profiles of early versions.
 _FORMERLY = {"network": "storage", "latency": "workers"}
-# Below this utilization an accelerator has room for augmentation.
-_SLACK = 0.7
 # Smaller doubts get no warning.
 _WORTH_A_LINE = 0.1
 
@@ -155,14 +154,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         text = f"{more.reason[:1].upper()}{more.reason[1:]}{promise}."
         kept = [own for own in advice if own.id != "num_workers"]
         advice = [Advice(id="num-workers", text=text), *kept]
-    utilization = work.accelerator_seconds / work.step_seconds
-    # Augmentation costs accelerator time: only idle ones gain by it.
-    has_room = work.reference.accelerators > 0 and utilization < _SLACK
-    if found.bottleneck == "cpu" and has_room:
-        busy = percentage(utilization)
-        when = f"these operations exist there; they are busy {busy} of a step"
-        text = "Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2)."
-        advice.append(Advice(id="offload-gpu", text=text, when=when))
+    advice += _advice_on_accelerators(found, profile)
     wider = best_of(found, "scale_out")
     saved = -wider.predicted.cost_change if wider and wider.predicted else 0.0
     may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
@@ -198,8 +190,28 @@ def _is_full(found: Walk) -> bool:
         and found.choice.verdict == "none"
         and today is not None
         and bool(today.accelerator_seconds)
-        and today.accelerator_utilization < _SLACK
+        and today.accelerator_utilization < MOST_BUSY
     )
+
+
+def _advice_on_accelerators(found: Walk, profile: Profile) -> Iterator[Advice]:
+    """Yields advice to load on the accelerators, if the CPU is the limit and they have time."""
+    work = found.work
+    if found.bottleneck != "cpu":
+        return
+    loading = device_loading(profile, work)
+    if loading is not None:
+        yield advice_on_decoding(loading, work=work, decoding=profile.gpu_decoding)
+        return
+    utilization = work.accelerator_seconds / work.step_seconds
+    has_room = work.reference.accelerators > 0 and utilization < MOST_BUSY
+    # Of a profile without transforms nothing is known that could go there, or could not.
+    is_unseen = not profile.transforms and profile.gpu_decoding is None
+    if has_room and is_unseen:
+        busy = percentage(utilization)
+        when = f"these operations exist there; they are busy {busy} of a step"
+        text = "Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2)."
+        yield Advice(id="offload-gpu", text=text, when=when)
 
 
 def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:

@@ -35,6 +35,7 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
+from stoker.decide.gpu_decoding import offload_plan
 from stoker.decide.model import ClusterShape, Hosts, parts_on
 from stoker.decide.pricing import (
     ASKED_FOR,
@@ -280,6 +281,9 @@ def decide(
             work, profile=profile, target=now, processes=processes, given=take_as, catalog=catalog
         )
         profile = of_the_training(profile)
+        if now.accelerator_model != listed.accelerator_model:
+            # Another accelerator decodes at another rate.
+            profile = msgspec.structs.replace(profile, gpu_decoding=None)
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -332,6 +336,8 @@ def decide(
         # Today's cluster with its data hosts was measured and needs no prediction.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
+    if bottleneck == "cpu" and (offload := offload_plan(profile, work, kept, rules=rules)):
+        others.append(offload)
     unknown = f"what the named groups would do is not known: {nothing_holds}"
     more_shards = next(
         (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),

@@ -1,0 +1,248 @@
+"""Decoding and augmenting on the accelerators: what can go there, and how long a step takes then.
+
+Workers then only read files, and the training loop decodes on the device:
+
+    t = max(g + b / r, (reading + trainer) / V)
+
+g: accelerator-only step; b: samples of a step for each accelerator; r: pictures that it decodes per
+second, as the profile measured (`Profile.gpu_decoding`); V: vCPUs of today's hosts. On one H100
+(2026-11-26) g was 34.3 ms, b 128 and r 4,118: 65.4 ms, where 67.9 ms were measured with one crop,
+flip and normalise on the device. Augmentations that are many kernels for each picture cost more:
+with RandAugment it was 135 ms. For those the formula gives what a step takes at least.
+"""
+
+from dataclasses import dataclass, replace
+
+from stoker.decide.candidates import Candidate
+from stoker.decide.model import Doubt, Estimate, Work
+from stoker.decide.pricing import Rules, plan_of, predicted
+from stoker.records import Advice, GpuDecoding, Limit, Plan, Profile, TransformCost
+from stoker.text import ms, percentage
+
+# An accelerator that computes for more of a step has no time for decoding.
+MOST_BUSY = 0.7
+# A smaller gain than this is not worth a rewrite of the loading code.
+_LEAST_GAIN = 0.1
+# What must be able to go there, as a share of getitem's CPU time.
+_LEAST_SHARE = 0.5
+# Launching the transforms on the device was not measured: 4 % of a step on one H100.
+_LAUNCHES = Doubt(width=0.25, text="transforms on the accelerator were not measured")
+
+# Names of transforms as torchvision (v1, v2), Albumentations and DALI spell them.
+# Of pictures alone, with few kernels for each:
+_OF_PICTURES = frozenset(
+    {
+        "Resize",
+        "CenterCrop",
+        "RandomCrop",
+        "RandomResizedCrop",
+        "RandomHorizontalFlip",
+        "RandomVerticalFlip",
+        "HorizontalFlip",
+        "VerticalFlip",
+        "Pad",
+    }
+)
+# Of other samples, too, with some kernels for a whole batch:
+_OF_NUMBERS = frozenset(
+    {
+        "Normalize",
+        "ToTensor",
+        "ToTensorV2",
+        "ToImage",
+        "PILToTensor",
+        "ToPureTensor",
+        "ToDtype",
+        "ConvertImageDtype",
+        "RGB",
+        "Grayscale",
+    }
+)
+# Many kernels for each picture:
+_COSTLY = frozenset(
+    {
+        "RandAugment",
+        "AutoAugment",
+        "TrivialAugmentWide",
+        "AugMix",
+        "ColorJitter",
+        "RandomPhotometricDistort",
+        "GaussianBlur",
+        "RandomRotation",
+        "RandomAffine",
+        "RandomPerspective",
+        "ElasticTransform",
+        "RandomErasing",
+        "RandomGrayscale",
+        "RandomSolarize",
+        "RandomPosterize",
+        "RandomEqualize",
+        "RandomInvert",
+        "RandomAutocontrast",
+        "RandomAdjustSharpness",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLoading:
+    """Loading as it would be with pictures decoded on the accelerators.
+
+    Attributes:
+        moves: Names of what goes there at a small cost, JPEG decoding first.
+        costs_more: Transforms that go there, at a cost that was not measured.
+        stays: The script's own transforms, which have to be written for the device.
+        step_seconds: A step, or what it takes at least where `costs_more` or `stays` has a name;
+            None: the rate of decoding was not measured.
+    """
+
+    moves: tuple[str, ...]
+    costs_more: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
+    step_seconds: float | None = None
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether `step_seconds` is the step, not only its least."""
+        return self.step_seconds is not None and not (self.costs_more or self.stays)
+
+
+def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
+    """Returns what decoding on the accelerators would give; None where it is not worth a try.
+
+    That is without accelerators, where they have no time left, where the profile saw neither JPEGs
+    nor a transform that can go there, and where the gain would be too small.
+    """
+    busy = work.accelerator_seconds / work.step_seconds
+    if not work.reference.accelerators or busy >= MOST_BUSY:
+        return None
+    sorted_names = _sorted_names(profile)
+    if sorted_names is None:
+        return None
+    decoding = profile.gpu_decoding
+    seconds = decoded_step_seconds(work, decoding) if decoding else None
+    if seconds is not None and seconds > (1 - _LEAST_GAIN) * work.step_seconds:
+        return None
+    return replace(sorted_names, step_seconds=seconds)
+
+
+def decoded_step_seconds(work: Work, decoding: GpuDecoding) -> float | None:
+    """Returns the seconds of a step with pictures decoded on the accelerators.
+
+    None where the samples of a step are not known.
+    """
+    samples = work.global_batch_size
+    if samples is None:
+        return None
+    ranks = max(1, round(work.ranks * work.ranks_per_process))
+    accelerators = min(work.reference.accelerators * work.hosts, ranks)
+    device = work.accelerator_seconds + samples / accelerators / decoding.pictures_per_second
+    return max(device, _cpu_seconds(work, decoding, samples=samples))
+
+
+def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules) -> Plan | None:
+    """Returns the row of the table for today's hosts, which takes a change of the script.
+
+    None where it is not worth a try, and without a prediction.
+
+    Args:
+        kept: Today's cluster.
+    """
+    loading, decoding = device_loading(profile, work), profile.gpu_decoding
+    samples = work.global_batch_size or 0
+    if loading is None or decoding is None or not loading.is_predicted:
+        return None
+    step = loading.step_seconds
+    assert step is not None
+    cpu = _cpu_seconds(work, decoding, samples=samples)
+    limits: tuple[Limit, Limit] = ("accelerator", "cpu")
+    limit, second = limits if cpu < step else limits[::-1]
+    made = Estimate(
+        step_seconds=step,
+        remote_share=0.0,
+        limit=limit,
+        second_limit=second,
+        second_seconds=min(cpu, step),
+        # Decoding keeps the accelerator busy, too.
+        accelerator_seconds=step,
+    )
+    candidate = replace(kept, action="offload_gpu", estimate=made, own_storage=None)
+    doubted = replace(work, doubts=(*work.doubts, _LAUNCHES))
+    outcome = predicted(doubted, candidate, today=kept.shape, rules=rules)
+    reason = "the script has to decode on the accelerator: see decode-on-gpu"
+    return plan_of(candidate, outcome, reason, global_batch_size=None)
+
+
+def advice_on_decoding(
+    loading: DeviceLoading, *, work: Work, decoding: GpuDecoding | None
+) -> Advice:
+    """Returns what to write, what it gives as far as known, and what it costs."""
+    busy = percentage(work.accelerator_seconds / work.step_seconds)
+    text = f"Decode on the accelerators, which are busy {busy} of a step: {_and(loading.moves)} "
+    text += f"can go there{_rate_words(loading, decoding)}. "
+    if loading.costs_more:
+        text += f"{_and(loading.costs_more)} can, too, at a cost that was not measured: "
+        text += "torchvision runs such transforms picture by picture, DALI's pipelines have some "
+        text += "(nvidia.dali.auto_aug). "
+    if loading.stays:
+        text += f"{_and(loading.stays)} would have to be written for the accelerator. "
+    text += "What it costs: the dataset returns the file's bytes, and the training loop decodes "
+    text += "each batch (torchcodec or torchvision.io: decode_jpeg on cuda) and runs the v2 "
+    text += "transforms there, or takes DALI's, which replace torchvision's by an import "
+    text += "(nvidia.dali.experimental.torchvision, 2.1 or newer). Pixels differ a little from "
+    text += "PIL's: compare the accuracy."
+    when = "the loading code may be rewritten"
+    if decoding is None:
+        when += ", and the samples are JPEGs"
+    return Advice(id="decode-on-gpu", text=text, when=when)
+
+
+def _rate_words(loading: DeviceLoading, decoding: GpuDecoding | None) -> str:
+    if decoding is None:
+        return " (how fast was not measured)"
+    words = f" ({decoding.pictures_per_second:,.0f} JPEGs a second were decoded there, alone"
+    if loading.step_seconds is not None:
+        about = "about" if loading.is_predicted else "at least"
+        words += f": {about} {ms(loading.step_seconds)} per step"
+    return f"{words})"
+
+
+def _cpu_seconds(work: Work, decoding: GpuDecoding, *, samples: int) -> float:
+    """Returns the step if only the CPU's rest counted: reading the files, and the trainer."""
+    reading = samples * (decoding.read_cpu_seconds or 0.0)
+    vcpus = work.reference.capacity * work.hosts
+    return (reading + work.trainer_cpu_seconds) / vcpus
+
+
+def _sorted_names(profile: Profile) -> DeviceLoading | None:
+    """Sorts the transforms by where they can run; None where too little can go there."""
+    rows = {row.name: row for row in profile.transforms if row.within == "getitem"}
+    moves = tuple(name for name in rows if _bare(name) in _OF_PICTURES | _OF_NUMBERS)
+    costs_more = tuple(name for name in rows if _bare(name) in _COSTLY)
+    stays = tuple(name for name in rows if name not in {*moves, *costs_more})
+    is_jpeg = profile.gpu_decoding is not None
+    is_picture = any(_bare(name) in _OF_PICTURES | _COSTLY for name in rows)
+    if not (is_jpeg or is_picture):
+        return None
+    whole = next((row for row in profile.transforms if row.name == "getitem"), None)
+    if whole is not None and _share([rows[name] for name in stays], whole) > 1 - _LEAST_SHARE:
+        return None
+    # What getitem does beside the transforms is reading and decoding.
+    decodes = ("JPEG decoding",) if is_jpeg else ("decoding",)
+    return DeviceLoading(moves=(*decodes, *moves), costs_more=costs_more, stays=stays)
+
+
+def _share(rows: list[TransformCost], whole: TransformCost) -> float:
+    if not whole.cpu_seconds:
+        return 0.0
+    return sum(row.cpu_seconds for row in rows) / whole.cpu_seconds
+
+
+def _bare(name: str) -> str:
+    """Returns a class's name without what it is nested in."""
+    return name.rpartition(".")[2]
+
+
+def _and(names: tuple[str, ...]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
