@@ -252,6 +252,8 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
         ranks=ranks,
         shards=-(-work.shards * ranks // work.ranks),
         accelerator_seconds=work.accelerator_seconds / accelerator_speed,
+        # Kernels are launched by a CPU: a faster one is late by less.
+        neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / speed),
         receive_seconds=work.receive_seconds / speed,
         local_receive_seconds=None if local is None else local / speed,
         handover_seconds=work.handover_seconds / speed,

@@ -2,7 +2,7 @@
 
 With the remote share x that minimises it, a step takes
 
-    t = max(g + r,                                     accelerator
+    t = max(g + r + n(x),                              accelerator
             ((1-x) c + (1-x/2) turns + trainer + x receive) / V_t,   cpu of the dnn hosts
             x c / (eta sum n_h (V_h - q_h) s_h),       cpu of the data hosts
             B + wall / workers,                        latency, dnn and data hosts
@@ -10,12 +10,13 @@ With the remote share x that minimises it, a step takes
 
 The terms of hosts that load alone, including today's, are defined in `records/parts.py`.
 
-c: CPU-seconds of loading; turns: what loading and training cost each other on the same cores; V:
-vCPUs; s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on data hosts with
-8 or more; eta: efficiency of data hosts, higher where they make all batches (x is 1). The waiting
-part of the worker-seconds takes as long anywhere: eta and s apply to the rest. Every term but the
-first is linear in x, so the exact minimum is at an end or where two lines cross. Where the
-accelerator is the limit, x leaves the other terms most room.
+n: what loading on the dnn hosts' own cores adds to the accelerator's step, 0 where the data hosts
+make all batches; c: CPU-seconds of loading; turns: what loading and training cost each other on the
+same cores; V: vCPUs; s: CoreMark per vCPU over the profiled host's; q_h: one vCPU for the agent on
+data hosts with 8 or more; eta: efficiency of data hosts, higher where they make all batches (x is
+1). The waiting part of the worker-seconds takes as long anywhere: eta and s apply to the rest.
+Every term but the first is linear in x, so the exact minimum is at an end or where two lines cross.
+Where the accelerator is the limit, x leaves the other terms most room.
 
 The trainer's own CPU is charged in seconds (it holds on one-core hosts, where loading and training
 share the core); only where no seconds were measured are whole vCPUs reserved. Without accelerators
@@ -29,7 +30,7 @@ from typing import Literal, NamedTuple
 
 from stoker.catalog import Instance
 from stoker.records import Bottleneck, EpochTimes, Limit, Parts, Storage
-from stoker.records.parts import COMPUTES, LEAST_FREE, WAITS, SharedLoading
+from stoker.records.parts import COMPUTES, LEAST_FREE, WAITS, Neighbour, SharedLoading
 
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the
@@ -95,6 +96,7 @@ class Work:
         receive_seconds: With the feed, in the trainer's own thread, not overlapped.
         local_receive_seconds: The same with local workers alone, as part of what a rank's process
             uses; None: not known, as with the feed.
+        neighbour: What loading on today's hosts adds to the accelerator's step.
         handover_seconds: Wall clock to take a ready batch from a local worker; 0: not known.
         loader_cpu_seconds: Loading and augmenting, all ranks.
         loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
@@ -134,6 +136,7 @@ class Work:
     reserved_vcpus: float
     receive_cpu_seconds: float
     batch_bytes: float
+    neighbour: Neighbour = Neighbour()  # noqa: RUF009 - frozen
     turns_cpu_seconds: float = 0.0
     read_seconds: float = 0.0
     shared: SharedLoading = SharedLoading()  # noqa: RUF009 - frozen
@@ -250,7 +253,8 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     lines, share = _lines(work, shape, local)
     terms = dict.fromkeys(_LIMITS, 0.0)
     # The trainer's thread receives between two steps of the accelerator: its time is added.
-    terms["accelerator"] = accelerator + receive * work.factor("accelerator")
+    neighbour = local.neighbour.seconds_at(local.loading_share(1 - share))
+    terms["accelerator"] = accelerator + (receive + neighbour) * work.factor("accelerator")
     for line in lines:
         terms[line.limit] = max(terms[line.limit], line.at(share))
     largest = max(terms.values())
@@ -337,6 +341,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         turns = max(0.0, turns)
     return Parts(
         accelerator_seconds=work.accelerator_seconds / divided,
+        neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / divided),
         # Nothing is handed over where the trainer's own thread loads.
         receive_seconds=0.0 if is_serial else max(receive, work.handover_seconds),
         loader_cpu_seconds=work.loader_cpu_seconds,

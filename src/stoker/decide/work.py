@@ -34,6 +34,7 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
     turns_cpu_seconds,
+    with_neighbour,
 )
 from stoker.text import ms, percentage, vcpus_words
 
@@ -102,6 +103,7 @@ def measure(
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
     raw = _with_shards(raw, profile, shards_of_rank=None)
+    raw = _with_neighbour(raw, seconds=profile.timed_step.neighbour_seconds or 0.0)
     work = corrected(
         replace(
             raw,
@@ -175,6 +177,11 @@ def corrected(work: Work) -> Work:
         correction=min(max(ratio, 0.2), 5.0),
         corrected=binding,
     )
+
+
+def _with_neighbour(work: Work, *, seconds: float) -> Work:
+    todays = parts_on(work, _todays(work))
+    return replace(work, neighbour=with_neighbour(todays, seconds=seconds).neighbour)
 
 
 def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) -> Work:

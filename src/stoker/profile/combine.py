@@ -9,6 +9,7 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import AsIs, Cost, Drain, Inventory, Quartiles, RankResult
+from stoker.profile.replayed_states import neighbour_seconds, slowest_of, transfer_seconds
 from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
 from stoker.profile.step_watch import speed_spread
 from stoker.profile.whole_epochs import epochs_of
@@ -176,7 +177,7 @@ def combine(
     waiting = whole[
         waits_longest({place: signs_of(own.rank).wait_share for place, own in enumerate(whole)})
     ]
-    slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
+    slowest = _Whole(slowest_of(ranks))
     trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
     on_host = [own for own in whole if own.rank.host == first.host]
     read_bytes = _added_if_known([rank.reads.batch_bytes if rank.reads else None for rank in ranks])
@@ -190,6 +191,8 @@ def combine(
         step_seconds=waiting.as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
+        transfer_seconds=transfer_seconds(slowest.rank),
+        neighbour_seconds=neighbour_seconds(slowest.rank),
         loader_cpu_seconds=cpu.mean,
         receive_seconds=max((own.thread_seconds.median for own in receives), default=None),
         # Today's loader is torch's own: it takes what the trainer's thread spent in next().

@@ -23,6 +23,8 @@ TERMS = (
     ("step_seconds", "a step, as is"),
     ("wait_seconds", "  of it waiting for data"),
     ("accelerator_step_seconds", "a step with cached batches"),
+    ("transfer_seconds", "  of it waiting for copies"),
+    ("neighbour_seconds", "  more beside busy workers"),
     ("loader_cpu_seconds", "CPU time to load a batch"),
     ("loader_wall_seconds", "worker time to load it"),
     ("trainer_cpu_seconds", "CPU time of the trainer"),
@@ -105,21 +107,10 @@ def _verdict(profile: Profile) -> str:
         return f"A step takes {ms(step.step_seconds)}; what it waits for was not measured."
     share = step.wait_share or 0.0
     said = f"{percentage(share)} of a step is waiting for data"
-    if step.accelerator_step_seconds is not None:
-        # If loading shares the CPUs with the model, it costs more than the wait. This is given as a
-        # time, as a reader would add up two shares of a step.
-        lost = lost_share(
-            step_seconds=step.step_seconds,
-            wait_seconds=step.wait_seconds,
-            accelerator_seconds=step.accelerator_step_seconds,
-        )
-        if lost > share:
-            said += (
-                f", and loading competes with the training for CPU time. Without loading, a step "
-                f"would take {ms(step.accelerator_step_seconds)} instead of "
-                f"{ms(step.step_seconds)}"
-            )
-            share = lost
+    lost = _lost(step)
+    if lost > share:
+        said += _lost_words(profile)
+        share = lost
     busy = _too_busy(profile)
     if busy:
         return f"{said}. {busy[0].upper()}{busy[1:]}; {AGAIN}."
@@ -130,6 +121,12 @@ def _verdict(profile: Profile) -> str:
         return f"{said}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
         return f"{said}; what making it costs on the same CPUs is not known."
+    states = {state.id for state in profile.states}
+    if "neighbour" in states:
+        return f"{said}: the limit is loading on the hosts that train."
+    if share < LEAST_GAIN and "transfer" in states:
+        copying = ms(step.transfer_seconds or 0.0)
+        return f"{said}, and {copying} are copying a batch to the accelerator: that is the limit."
     if share < LEAST_GAIN:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)
@@ -145,6 +142,36 @@ def _epochs(profile: Profile) -> list[str]:
     if is_whole_longer(step_seconds, whole):
         lines.insert(0, f"over whole epochs a step takes {ms(whole)}:")
     return lines
+
+
+def _lost(step: StepTerms) -> float:
+    """Returns the share of a step that cached batches save, waiting included; 0: not known."""
+    if step.accelerator_step_seconds is None or step.wait_seconds is None:
+        return 0.0
+    return lost_share(
+        step_seconds=step.step_seconds,
+        wait_seconds=step.wait_seconds,
+        accelerator_seconds=step.accelerator_step_seconds,
+    )
+
+
+def _lost_words(profile: Profile) -> str:
+    """Returns why a step is shorter without its loading by more than its wait, and how short.
+
+    As a time, because a reader would add up two shares of a step.
+    """
+    step = profile.timed_step
+    without = ms(step.accelerator_step_seconds or 0.0)
+    times = f"a step would take {without} instead of {ms(step.step_seconds)}"
+    if "neighbour" in {state.id for state in profile.states}:
+        return (
+            ", and loading on the same cores slows the accelerator, whose kernels are launched "
+            f"late. Without loading, {times}"
+        )
+    if profile.host.accelerators:
+        # An accelerator needs little of the CPUs: what else it waits for is not known.
+        return f". With cached batches, {times}"
+    return f", and loading competes with the training for CPU time. Without loading, {times}"
 
 
 def _too_busy(profile: Profile) -> str:

@@ -7,6 +7,7 @@ from statistics import median
 import msgspec
 
 from stoker.profile.rank_results import RankResult
+from stoker.profile.replayed_states import fixes_of_transfer, gain_of_bytes
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.profile.whole_epochs import batch_in_one_worker, epochs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
@@ -33,6 +34,12 @@ _OF_STATES = {
         id="gil",
         text="move Python work out of the trainer's main process: into the dataset or the collate "
         "function, with num_workers=1 or more; or run threads as separate processes",
+        cost="small",
+    ),
+    "neighbour": Fix(
+        id="neighbour",
+        text="launch less: CUDA graphs (torch.compile with mode='reduce-overhead') launch a whole "
+        "step at once, which busy cores can hardly delay; or make batches on data hosts",
         cost="small",
     ),
     "straggler": Fix(
@@ -62,8 +69,8 @@ def find_fixes(
         _persistent_workers(ranks, step=step),
         _smaller_batches(ranks, step=step),
         _later_epochs(waiting) if waiting else None,
-        _pinned(ranks),
-        _uint8(ranks),
+        *fixes_of_transfer(ranks, parts=parts),
+        _uint8(ranks, parts=parts),
         *(_of_state(name, ranks) for name in _OF_STATES if name in named),
     ]
     by_id: dict[str, Fix] = {}
@@ -205,17 +212,7 @@ def _smaller_batches(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix | N
     )
 
 
-def _pinned(ranks: Sequence[RankResult]) -> Fix | None:
-    first = ranks[0]
-    if not first.uses_cuda or first.loader is None or first.loader.pin_memory:
-        return None
-    return Fix(
-        id="pin_memory",
-        text="pin_memory=True, and non_blocking=True where batches are copied to the accelerator",
-    )
-
-
-def _uint8(ranks: Sequence[RankResult]) -> Fix | None:
+def _uint8(ranks: Sequence[RankResult], *, parts: Parts | None) -> Fix | None:
     images = [rank.batch.float_image_bytes for rank in ranks if rank.batch]
     if sum(images) < _MIN_FLOAT_BYTES:
         return None
@@ -225,5 +222,6 @@ def _uint8(ranks: Sequence[RankResult]) -> Fix | None:
         id="uint8",
         text=f"send images as uint8 and cast them on the accelerator: {size(sum(images))} "
         f"per step become {size(sum(images) / 4)} ({loss})",
+        saves_seconds=gain_of_bytes(ranks, parts=parts),
         cost="small",
     )

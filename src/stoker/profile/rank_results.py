@@ -128,6 +128,28 @@ class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
     cached_batches: int
 
 
+class ReplayVariants(msgspec.Struct, frozen=True, kw_only=True):
+    """Further steps on cached batches where a device trains; None: not tried, or not possible.
+
+    Attributes:
+        on_device: Steps whose batch lies on the device already: the script's copies take nothing.
+        pinned: Steps whose batch lies in pinned memory and is copied without waiting.
+        beside_workers: Steps beside today's loader workers, which make a batch for each of them.
+        copied_bytes: Bytes that the script copies to the device in a step.
+        is_pinned: All of them lie in pinned memory.
+        is_waiting: The script waits for some of these copies, as without `non_blocking`.
+        pin_seconds: Time of a thread that pins the batch, as with `pin_memory`; None: it is pinned.
+    """
+
+    on_device: Quartiles | None = None
+    pinned: Quartiles | None = None
+    beside_workers: Quartiles | None = None
+    copied_bytes: int = 0
+    is_pinned: bool = False
+    is_waiting: bool = False
+    pin_seconds: float | None = None
+
+
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """The loader without the model, at one number of workers of this rank.
 
@@ -267,6 +289,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     as_is: AsIs | None = None
     evidence: Evidence | None = None
     accelerator: AcceleratorOnly | None = None
+    variants: ReplayVariants | None = None
     drains: tuple[Drain, ...] = ()
     receive: Receive | None = None
     reads: Reads | None = None

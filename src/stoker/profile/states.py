@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 
 from stoker.profile.rank_results import AsIs, Drain, Evidence, Quartiles, RankResult
+from stoker.profile.replayed_states import neighbour, slowest_of, transfer, transfer_seconds
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import LEAST_GAIN, MAX_OTHERS, more_workers
 from stoker.text import ms, percentage, size, vcpus_words, wait_share
@@ -349,7 +350,12 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
         workers = _serial(waiting) if is_serial else _few_workers(waiting, busy=busy)
     accelerator = None if gil else _accelerator(signs, is_binding=binding == "accelerator")
     others = _other_programs(signs, vcpus=vcpus)
-    found = (stopped, gil, straggler(signs), others, cpu, storage, workers, accelerator)
+    slowest = slowest_of(ranks)
+    copied, slowed = transfer(slowest, parts=parts), neighbour(slowest, parts=parts)
+    found = (
+        *(stopped, gil, straggler(signs), others, cpu, storage, workers, accelerator),
+        *(copied, slowed),
+    )
     return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
 
 
@@ -482,9 +488,11 @@ def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> ProfileState | 
     if accelerator is None:
         return None
     replayed = accelerator.step_seconds.median
+    # The rest of the cached step waits for copies: a state of its own.
+    busy = replayed - (transfer_seconds(waiting.rank) or 0.0)
     return ProfileState(
         id="accelerator",
         text=f"accelerator-bound: a step takes {ms(waiting.step_seconds)}, with cached batches "
         f"{ms(replayed)}; {percentage(waiting.wait_share)} of it is waiting for data",
-        share=min(1.0, replayed / waiting.step_seconds),
+        share=min(1.0, busy / waiting.step_seconds),
     )

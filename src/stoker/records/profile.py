@@ -273,8 +273,8 @@ class ProfileState(Record, frozen=True, kw_only=True):
     """A state that limits the training.
 
     Attributes:
-        id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or
-            other-programs; later versions may add others.
+        id: cpu, accelerator, transfer, neighbour, storage (or network), workers, gil, throttled,
+            straggler or other-programs; later versions may add others.
         text: The state and its figures.
         share: Share of a step that it explains or costs, 0 to 1.
     """
