@@ -244,7 +244,7 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
         "keep": "today's cluster",
         "tune": "today's cluster, tuned",
         "scale_up": f"a larger type ({dnn.instance_type})",
-        "offload_gpu": "augmentation on the accelerator",
+        "offload_gpu": "decoding on the accelerator",
     }
     if plan.action in named:
         return named[plan.action]

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
+from stoker.decide import explain
 from stoker.decide.elsewhere import TakeAs
 from stoker.records import (
     Check,
@@ -98,6 +99,16 @@ def test_plan_is_named_and_never_chosen_as_it_takes_a_change_of_the_script():
         assert "decode-on-gpu" in plan.reason
         assert decision.plan.action != "offload_gpu"
         assert decision.plans[0] is not plan
+
+
+def test_plan_is_a_row_of_the_table_that_says_what_it_needs():
+    decision, _, _ = outcome(profile(*PLAIN))
+    text = explain(decision)
+    (row,) = [line for line in text.splitlines() if line.startswith("+offload_gpu")]
+    assert "today, decoding on its GPUs" in row
+    assert " 65.4ms  2.44x " in row
+    assert "+ needs another loading code" in text
+    assert "loading code" not in explain(outcome(profile(*PLAIN, decoding=None))[0]).split("How")[0]
 
 
 def test_randaugment_on_the_device_has_no_figure_but_what_decoding_takes_at_least():

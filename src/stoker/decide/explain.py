@@ -138,7 +138,9 @@ def _table(decision: Decision) -> list[str]:
     front = pareto_front(shown, is_billed=is_billed)
     if not shown:
         return wrapped(_prices(decision.prices))
-    rows = _few(shown, decision, front)
+    # Not among those to choose from: what a change of the script would give.
+    rewrites = [p for p in decision.plans if p.action == "offload_gpu" and p.predicted]
+    rows = [*_few(shown, decision, front), *rewrites]
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
     wide = max(map(len, [*names, "cluster"]))
@@ -155,9 +157,10 @@ def _table(decision: Decision) -> list[str]:
             mark = "*" if plan is rows[0] else "?"
         elif decision.probable and plan.groups == decision.probable.groups:
             mark = "~"
+        mark = "+" if plan in rewrites else mark
         lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
-    hidden = len(shown) - len(rows)
-    forbidden = sum(not p.feasible for p in decision.plans)
+    hidden = len(shown) + len(rewrites) - len(rows)
+    forbidden = sum(not p.feasible for p in decision.plans) - len(rewrites)
     counts = ((hidden, "more"), (forbidden, "ruled out"))
     more = [f"{count} {what}" for count, what in counts if count]
     if more:
@@ -165,6 +168,8 @@ def _table(decision: Decision) -> list[str]:
     for plan in decision.plans:
         if not plan.feasible and plan.reason.startswith(ASKED_FOR):
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
+    if rewrites:
+        lines.append("+ needs another loading code, see below: stoker does not choose it.")
     if decision.bottleneck == "unexplained":
         lines.append("Rough guide only: the profile is not reliable enough for these figures.")
     if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
@@ -239,6 +244,8 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
         workers = plan.groups[0].workers_per_host or 0
         words = f"today, {workers} worker{'s' if workers > 1 else ''} per host"
+    elif plan.action == "offload_gpu":
+        words = "today, decoding on its GPUs"
     elif today and plan.groups[len(today) :] and _hosts(plan.groups)[: len(today)] == _hosts(today):
         more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
         words = " + ".join(["today", *more])
