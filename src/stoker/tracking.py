@@ -165,8 +165,13 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
     }
     measured = training.measured if training else None
     if measured and measured.steps:
-        steps = ("step_seconds", "wait_seconds", "samples_per_second", "usd_per_1000_steps")
+        steps = (
+            *("step_seconds", "wait_seconds", "whole_step_seconds"),
+            *("samples_per_second", "usd_per_1000_steps"),
+        )
         found |= {f"stoker_{name}": getattr(measured, name) for name in steps}
+        epochs = measured.epochs.figures if measured.epochs else {}
+        found |= {f"stoker_{name}": value for name, value in epochs.items()}
     if evaluation:
         found["stoker_passed"] = float(evaluation.passed)
         found |= {each.metric: each.value for each in evaluation.gates}

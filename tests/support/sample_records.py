@@ -13,6 +13,8 @@ from stoker.records import (
     Cluster,
     Constraints,
     Decision,
+    EpochPause,
+    EpochTimes,
     Evaluation,
     Event,
     Fix,
@@ -137,6 +139,22 @@ def training() -> Training:
             Event(when="2026-11-20T08:15:41Z", what="training ended, data host released"),
         ),
     )
+
+
+def training_of_epochs() -> Training:
+    """A run whose epochs of 42 steps begin with 0.7 s of waiting, with 3 s between them."""
+    record = training()
+    start, between = (
+        EpochPause(seconds=seconds, low_seconds=seconds, high_seconds=seconds, count=17)
+        for seconds in (0.7, 3.0)
+    )
+    times = EpochTimes(steps=42.0, start=start, between=between, inside_seconds=0.0)
+    measured = msgspec.structs.replace(
+        record.measured,
+        epochs=times,
+        whole_step_seconds=times.whole_step_seconds(MEASURED_SECONDS),
+    )
+    return msgspec.structs.replace(record, measured=measured)
 
 
 def evaluation() -> Evaluation:

@@ -188,3 +188,22 @@ def test_one_line_of_a_run_is_of_whole_epochs(tmp_path):
     assert training_words(record).startswith(
         "126 steps of 65.9 ms over whole epochs (47.8 ms within them, 6% of it waiting for data)"
     )
+
+
+def test_sums_that_ranks_report_have_the_starts_of_epochs_and_what_is_between():
+    clock = Clock()
+    timeline = Timeline(None, clock=clock)
+    for epoch in range(3):
+        for loader, steps in ((0, 5), (1, 2)):
+            recorded = timeline.epoch(loader=loader, epoch=epoch)
+            for number in range(steps):
+                recorded.ask()
+                clock.now += 0.5 if number == 0 else 0.1
+                recorded.got(8)
+                clock.now += 0.4
+            recorded.end()
+    main = timeline.main
+    assert main.begins == 2
+    assert main.first_wait_seconds == pytest.approx(2 * 0.5)
+    # A validation of two steps is between the training's epochs.
+    assert main.between_seconds == pytest.approx(2 * (0.5 + 0.1 + 2 * 0.4))

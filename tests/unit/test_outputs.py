@@ -123,6 +123,13 @@ def test_a_long_training_is_carried_within_its_bound_with_verdict_and_metrics(ma
     assert found.failure.endswith("y end")
 
 
+def test_a_training_tells_its_whole_epochs():
+    metrics = told_of_training(sample_records.training_of_epochs()).metrics
+    assert metrics["whole_step_seconds"] > metrics["step_seconds"]
+    assert (metrics["epoch_steps"], metrics["epoch_start_seconds"]) == (42, 0.7)
+    assert metrics["between_epochs_seconds"] == 3.0
+
+
 def test_a_training_and_its_evaluation_tell_parameters_and_known_metrics():
     trained = told_of_training(training(metrics={"accuracy": 0.9}))
     assert trained.metrics["accuracy"] == 0.9

@@ -210,7 +210,7 @@ def test_the_metric_definitions_read_what_the_progress_log_writes(tmp_path):
     progress = ProgressLog(tmp_path, log, spent_usd=lambda: 1.5)
     progress.tick()
     progress.close()
-    assert metrics_in(stream.getvalue()) == [0.25, 0.125, 1.5]
+    assert metrics_in(stream.getvalue()) == [0.25, 0.125, 0.25, 1.5]
 
 
 def test_the_requests_digest_changes_with_the_job_alone():

@@ -12,7 +12,7 @@ from stoker.records import Evaluation, GateResult, TrackingSettings, Workload, t
 from stoker.tracking import TrackedRun, handed, kept, metrics_of, parameters_of, started
 from support import sample_records
 from support.command import stoker, succeeds
-from support.sample_records import training
+from support.sample_records import training, training_of_epochs
 
 SERVER = TrackingSettings(mlflow="https://mlflow.example/team/")
 RUN = TrackedRun(run_id="0a1b")
@@ -20,7 +20,7 @@ RUN = TrackedRun(run_id="0a1b")
 
 def test_parameters_and_metrics_are_the_scripts_own_and_those_of_the_run_and_its_gate():
     record = msgspec.structs.replace(
-        training(),
+        training_of_epochs(),
         metrics={"accuracy": 0.97, "loss": float("nan")},
         hyperparameters={"lr": 0.1, "name": "sgd"},
     )
@@ -28,6 +28,10 @@ def test_parameters_and_metrics_are_the_scripts_own_and_those_of_the_run_and_its
     metrics = metrics_of(record, Evaluation(passed=True, gates=gates))
     assert (metrics["accuracy"], metrics["stoker_passed"]) == (0.97, 1.0)
     assert metrics["stoker_step_seconds"] == record.measured.step_seconds
+    epochs = record.measured.epochs
+    assert metrics["stoker_whole_step_seconds"] == record.measured.whole_step_seconds
+    assert metrics["stoker_epoch_start_seconds"] == epochs.start.seconds
+    assert metrics["stoker_between_epochs_seconds"] == epochs.between.seconds
     # MLflow would take it for a value, and draw a curve of it.
     assert "loss" not in metrics
     parameters = parameters_of(record)

@@ -21,6 +21,7 @@ from stoker.parameters import HYPERPARAMETER_INPUT
 from stoker.reasons import shortened
 from stoker.records import (
     Decision,
+    EpochTimes,
     Evaluation,
     Json,
     Profile,
@@ -31,6 +32,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import Record, RecordT, mapping
+from stoker.words import whole_step_of
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -245,7 +247,10 @@ def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
 def told_of_profile(record: Profile) -> Told:
     terms = ("step_seconds", "wait_seconds", "accelerator_step_seconds", "loader_cpu_seconds")
     loads = ("cpu_utilization", "gpu_utilization")
-    return Told(metrics={**_values(record.step, terms), **_values(record.observed, loads)})
+    metrics = {**_values(record.step, terms), **_values(record.observed, loads)}
+    if (whole := whole_step_of(record)) is not None:
+        metrics["whole_step_seconds"] = whole
+    return Told(metrics={**metrics, **_epochs(record.epochs)})
 
 
 def told_of_decision(record: Decision) -> Told:
@@ -256,10 +261,18 @@ def told_of_decision(record: Decision) -> Told:
 
 def told_of_training(record: Training) -> Told:
     """Returns the script's metrics and the measured step; and the record, for the next step."""
-    names = ("step_seconds", "wait_seconds", "samples_per_second", "usd_per_1000_steps")
+    names = (
+        *("step_seconds", "wait_seconds", "whole_step_seconds"),
+        *("samples_per_second", "usd_per_1000_steps"),
+    )
     return Told(
         parameters={"status": record.status, "training": carried(record)},
-        metrics={**record.metrics, **_values(record.measured, names), **record.dollars},
+        metrics={
+            **record.metrics,
+            **_values(record.measured, names),
+            **_epochs(record.measured.epochs if record.measured else None),
+            **record.dollars,
+        },
         origin=record.lineage.facts(),
     )
 
@@ -270,11 +283,15 @@ def told_of_evaluation(record: Evaluation) -> Told:
         parameters={"passed": "true" if record.passed else "false"},
         metrics={
             **{gate.metric: gate.value for gate in record.gates if gate.value is not None},
-            **_values(performance and performance.measured, ("step_seconds",)),
+            **_values(performance and performance.measured, ("step_seconds", "whole_step_seconds")),
             **_values(performance, ("speedup", "prediction_error", "cost_change")),
             "passed": float(record.passed),
         },
     )
+
+
+def _epochs(times: EpochTimes | None) -> dict[str, float]:
+    return times.figures if times else {}
 
 
 def _values(record: Record | None, names: Sequence[str]) -> dict[str, float]:

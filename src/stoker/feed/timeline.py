@@ -217,7 +217,12 @@ def has_no_step(output: Path) -> bool:
 
 @dataclass(slots=True)
 class LoaderSums:
-    """Sums over the steps of one loader; `steady` excludes the first ones of each epoch."""
+    """Sums over the steps of one loader; `steady` excludes the first ones of each epoch.
+
+    Attributes:
+        begins: Epochs that began after another one, with the waits for their first batches, and the
+            time from the last step before to the request for it.
+    """
 
     epochs: int = 0
     steps: int = 0
@@ -227,6 +232,15 @@ class LoaderSums:
     steady_steps: int = 0
     steady_wait_seconds: float = 0.0
     steady_compute_seconds: float = 0.0
+    begins: int = 0
+    first_wait_seconds: float = 0.0
+    between_seconds: float = 0.0
+
+    def begin(self, *, wait: float, gap: float) -> None:
+        """Adds the first batch of an epoch, asked for `gap` seconds after the last step."""
+        self.begins += 1
+        self.first_wait_seconds += wait
+        self.between_seconds += gap
 
     def add(self, *, wait: float, compute: float, samples: int, is_steady: bool) -> None:
         self.steps += 1
@@ -337,6 +351,8 @@ class Timeline:
         self.begun = 0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
+        # When the last step of each loader ended.
+        self._ends: dict[int, float] = {}
         self._thinned: dict[str, _Thinning] = {}
         self._lock = threading.Lock()
 
@@ -353,6 +369,12 @@ class Timeline:
         # A copy: another thread reads this while a loader may be added.
         known = list(self._sums.values())
         return max(known, key=lambda sums: sums.steps, default=LoaderSums())
+
+    def gap(self, loader: int, *, asked: float, ended: float) -> float | None:
+        """Returns the time since the loader's last step, and notes this one; None: the first."""
+        before = self._ends.get(loader)
+        self._ends[loader] = ended
+        return None if before is None else max(0.0, asked - before)
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         return Steps(self, loader=loader, epoch=epoch, batch=batch)
@@ -464,6 +486,9 @@ class Steps:
             (asked, got, samples), self._open = self._open, None
             row = (self._head, self._batch, asked, got, now, samples)
             self._timeline.add(row, may_write=may_write)
+            gap = self._timeline.gap(self._loader, asked=asked, ended=now)
+            if self._batch == 0 and gap is not None:
+                self._sums.begin(wait=got - asked, gap=gap)
             self._sums.add(
                 wait=got - asked,
                 compute=now - got,

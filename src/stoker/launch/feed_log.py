@@ -575,6 +575,7 @@ class _RankSteps:
         self._new: list[MeasuredStep] = []
         self._last: MeasuredStep | None = None
         self._epoch_steps = 0
+        self._followed = 0
         self._whole = WholeRun()
 
     @property
@@ -633,10 +634,11 @@ class _RankSteps:
         is_same_process = last is not None and row.start_seconds >= last.start_seconds
         if last is not None and is_same_process:
             gap = max(0.0, row.start_seconds - last.end_seconds)
-            if self.count > SKIPPED_STEPS:
+            if self._followed >= SKIPPED_STEPS:
                 self._whole.add(row, gap=gap)
             if row.epoch != last.epoch and last.begins <= 1:
                 self._epoch_steps = last.batch + last.steps
+        self._followed += row.steps
         self._last = row
 
 

@@ -72,7 +72,7 @@ def measure(
     for rank, report in progress.items():
         # Timelines of other hosts are on their disks: only reports are here.
         rates.setdefault(replica_of(rank), 0.0)
-        seconds = report.wait_seconds + report.compute_seconds
+        seconds = report.wait_seconds + report.compute_seconds + report.between_seconds
         if rank not in ranks and seconds:
             rates[replica_of(rank)] = max(rates[replica_of(rank)], report.samples / seconds)
     fields = {"step_seconds": block_means(kept, lambda step: step.seconds)}

@@ -71,6 +71,14 @@ _METRICS = (
     _Metric(Progress, "compute_seconds", "counter", "stoker_compute_seconds",
             "Seconds of these steps that the rank did not wait for data. rate() near 1: the "
             "trainer is the limit, more data hosts gain nothing."),
+    _Metric(Progress, "begins", "counter", "stoker_epochs_begun",
+            "Epochs that the rank began after another one."),
+    _Metric(Progress, "first_wait_seconds", "counter", "stoker_epoch_start_wait_seconds",
+            "Of stoker_wait_seconds, those for the first batches of these epochs. rate() near that "
+            "of stoker_wait_seconds: epochs begin with waiting, and more data hosts gain nothing."),
+    _Metric(Progress, "between_seconds", "counter", "stoker_between_epochs_seconds",
+            "Seconds between epochs, which are in no step: validation, checkpoints. rate() is "
+            "their share of the time."),
     _Metric(FeedWork, "ready", "gauge", "stoker_feed_queue_batches",
             "Batches that are ready for the rank, now. 0 while the rank waits: data is late. "
             "Above 2 while it waits: one late batch holds up the others."),

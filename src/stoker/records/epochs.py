@@ -54,6 +54,16 @@ class EpochTimes(Record, frozen=True, kw_only=True):
         """The known pauses of an epoch."""
         return tuple(pause for pause in (self.start, self.between) if pause is not None)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The known figures by name, for metrics."""
+        found = {} if self.steps is None else {"epoch_steps": self.steps}
+        if self.start is not None:
+            found["epoch_start_seconds"] = self.start.seconds
+        if self.between is not None:
+            found["between_epochs_seconds"] = self.between.seconds
+        return found
+
     def pause_seconds(self) -> float:
         """Returns the seconds of an epoch's known pauses."""
         return sum(pause.seconds for pause in self.pauses)

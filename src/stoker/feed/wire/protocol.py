@@ -243,7 +243,13 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """Progress of a rank with its main loader; `steady_`: without the first steps of epochs."""
+    """Progress of a rank with its main loader; `steady_`: without the first steps of epochs.
+
+    Attributes:
+        begins: Epochs that began after another one.
+        first_wait_seconds: Waits for their first batches.
+        between_seconds: From the last steps of epochs to the requests for these batches.
+    """
 
     rank: Count
     steps: Count
@@ -253,6 +259,9 @@ class Progress(Message, frozen=True, kw_only=True):
     steady_steps: Count = 0
     steady_wait_seconds: float = 0.0
     steady_compute_seconds: float = 0.0
+    begins: Count = 0
+    first_wait_seconds: float = 0.0
+    between_seconds: float = 0.0
     feed: FeedWork | None = None
 
 

@@ -44,7 +44,12 @@ _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
 # They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=.. spent_usd=..
 PROGRESS_METRICS: Sequence[Mapping[str, str]] = tuple(
     {"Name": f"stoker:{key}", "Regex": rf" progress steps=[0-9]+ {between}{key}={_NUMBER}"}
-    for between, key in (("", "step_seconds"), (".*", "wait_seconds"), (".*", "spent_usd"))
+    for between, key in (
+        ("", "step_seconds"),
+        (".*", "wait_seconds"),
+        (".*", "whole_step_seconds"),
+        (".*", "spent_usd"),
+    )
 )
 DISK_GB = 100
 # For a host that breaks, but not for a job that always breaks.
