@@ -194,10 +194,10 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
     profile = to_json(sample_records.profile())
     step("profile", "profile", "--out=p.json", "--yes", reuse_profile=profile)
     words = ("decide", "p.json", "--out=d.json", "--summary=summary.md")
-    step("decide", *words, parameters=("action",))
+    step("decide", *words, parameters=("action", "verdict"))
     made = read_json(folder / "d.json", Decision)
     assert made.objective == "time"
-    assert told(folder)[0] == {"action": made.action}
+    assert told(folder)[0] == {"action": made.action, "verdict": made.verdict}
     assert (folder / "summary.md").read_text().startswith("# Decision\n")
     assert not [plan for plan in made.plans if len(plan.groups) > 1]
     words = ("train", "--profile=p.json", "--decision=d.json", "--out=t.json", "--always", "--yes")

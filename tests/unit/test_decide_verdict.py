@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.decide import TakeAs, explain
+from stoker.decide import TakeAs, explain, followed
 from stoker.decide.ranking import error_band, ranking_of
 from stoker.records import Decision, Observed, Place, convert, to_document
 from stoker.words import decision_words
@@ -163,3 +163,13 @@ def test_a_record_of_an_early_version_has_a_kind():
     assert convert(keep, Decision, FILE).kind == "none"
     blind = {**keep, "bottleneck": "unexplained"}
     assert convert(blind, Decision, FILE).kind == "unknown"
+
+
+def test_a_later_step_may_follow_a_probable_plan_or_not():
+    decision = taken()
+    asked = followed(decision, "probable")
+    assert (asked.action, asked.plan) == ("scale_up", decision.probable)
+    assert followed(asked, "sure").action == "keep"
+    assert followed(decision, None) == decision
+    # What is sure is followed in any case.
+    assert followed(here(H100), "sure") == here(H100)

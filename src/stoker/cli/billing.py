@@ -175,6 +175,8 @@ def bill(
     keep = next((p.predicted for p in plans if p.action == "keep"), None)
     if promise:
         lines.append(_promise(promise))
+    if plan and decision and decision.kind == "probable" and plan.action != "keep":
+        lines.append("a gain is probable, not sure: it is within the error band")
     if price is not None:
         start = price * START_UP_SECONDS / 3600
         lines.append(

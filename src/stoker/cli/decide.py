@@ -158,6 +158,7 @@ def decide_verb(
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
         take_as=take_as,
+        subject=_subject(workload, named),
     )
     is_here = take_as is None and judged.platform_info.is_this_machine
     if is_here and (hint := _elsewhere(profile, record)):
@@ -178,6 +179,14 @@ def decide_verb(
         from stoker.cli.report import report_of_decision
 
         report_of_decision(report, workload=judged, profile=record, decision=decision)
+
+
+def _subject(file: str | None, workload: "Workload | None") -> tuple[str, ...]:
+    """Returns the training as words of stoker's commands; empty: the profile's own command."""
+    if file is None or workload is None:
+        return ()
+    # A pipeline's step has the workload as JSON.
+    return (file if Path(file).suffix in (".yaml", ".yml", ".json") else f"{workload.name}.yaml",)
 
 
 def _elsewhere(file: Path | None, profile: "Profile") -> str:

@@ -44,7 +44,7 @@ MODEL = "system.Model"
 _OF_THE_POD = ("image", "cache_key")
 # Empty, they name nothing, also to a workload that has neither channels nor pools.
 _MAY_BE_EMPTY = ("input_data", "pools_file")
-DECIDE_PARAMETERS = frozenset({"action"})
+DECIDE_PARAMETERS = frozenset({"action", "verdict"})
 TRAIN_PARAMETERS = frozenset({"status", "training"})
 EVALUATE_PARAMETERS = frozenset({"passed"})
 # The record is a text in Kubeflow's JSON, where its quotes make it up to twice as long.
@@ -256,7 +256,8 @@ def told_of_profile(record: Profile) -> Told:
 def told_of_decision(record: Decision) -> Told:
     promise = record.plan.predicted
     names = promise.__struct_fields__ if promise else ()
-    return Told(parameters={"action": record.action}, metrics=_values(promise, names))
+    told = {"action": record.action, "verdict": record.kind}
+    return Told(parameters=told, metrics=_values(promise, names))
 
 
 def told_of_training(record: Training) -> Told:

@@ -209,7 +209,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide, local_core_words, refuse_unfed
+    from stoker.decide import decide, followed, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.profile import profile
@@ -266,9 +266,12 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             fallback=chain.fallback,
             today=date.today(),
             processes_per_host=todays_cluster(workload).dnn.processes_per_host,
+            subject=(chain.source,),
         ),
         decision_words,
     )
+    # A decision of an earlier run may have been followed otherwise.
+    decision = followed(decision, workload.constraints.follow)
     # Fixes that cost nothing are not part of the plan.
     for text in free_advice(profiled, decision):
         say(step_line("  free", text, None), quiet=chain.quiet)

@@ -107,6 +107,7 @@ def train_verb(
         read_with_params,
         resolve,
     )
+    from stoker.decide import followed
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
@@ -145,7 +146,9 @@ def train_verb(
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:
         raise UsageError("--decision cannot be used with --group", fix="leave one of them out")
-    decided = read_json(decision, Decision) if decision else None
+    decided = None
+    if decision:
+        decided = followed(read_json(decision, Decision), workload.constraints.follow)
     profiled = read_json(profile, Profile) if profile else None
     chosen = decided.plan.groups if decided else groups_of(workload, groups or ())
     runs_on = platform_named(workload.platform, settings=workload)

@@ -1,7 +1,7 @@
 """Choice of the cluster that pays, from a profile, a catalog and constraints."""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
-from stoker.decide.choose import local_core_words
+from stoker.decide.choose import followed, local_core_words
 from stoker.decide.decide import decide, refuse_unfed
 from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
@@ -13,6 +13,7 @@ __all__ = [
     "calibrate",
     "decide",
     "explain",
+    "followed",
     "local_core_words",
     "pareto_front",
     "refuse_unfed",

@@ -28,6 +28,7 @@ from stoker.records import (
     VerdictKind,
 )
 from stoker.records.parts import AGAIN, limit_words
+from stoker.records.workload import Followed
 from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
 LIMIT_NAMES: Mapping[Limit, str] = {
@@ -110,6 +111,20 @@ def choose(
     reason = _why_keep(able, today, ranking)
     reason += _why_late(others, constraints) if is_late else ""
     return kept(reason, "none" if probable is None else "probable", probable)
+
+
+def followed(decision: Decision, follow: Followed | None) -> Decision:
+    """Returns the decision as a workload follows it: with the probable plan, or without.
+
+    Args:
+        follow: What the workload says now. None: as it was decided.
+    """
+    probable = decision.probable
+    if follow is None or probable is None or decision.kind != "probable":
+        return decision
+    keep = next((plan for plan in decision.plans if plan.action == "keep"), decision.plan)
+    plan = probable if follow == "probable" else keep
+    return msgspec.structs.replace(decision, plan=plan, action=plan.action)
 
 
 def misses_deadline(today: Predicted, constraints: Constraints) -> bool:

@@ -180,6 +180,7 @@ def decide(
     metrics: Output[Metrics],
     summary: Output[Markdown],
     action: OutputText,
+    verdict: OutputText,
     image: str,
     workload: str,
     instance_type: str | None = None,
@@ -215,6 +216,8 @@ def decide(
         metrics: Predictions for the chosen plan.
         summary: The plans and the reasons, in words.
         action: keep, tune, scale_up, heterogeneous or scale_out.
+        verdict: sure, probable, none or unknown. A probable plan is only followed if the workload
+            says so (constraints.follow).
     """
     return _container(
         image, "decide", profile.path, f"--out={decision.path}", f"--summary={summary.path}"

@@ -185,7 +185,8 @@ def decide_step(
         profile: The profile step, or a folder with profile.json.
 
     Returns:
-        The step, with the output `decision`; `value_in(step, "action")` reads decision.json.
+        The step, with the output `decision`; `value_in(step, "action")` reads decision.json, and
+        so does "verdict": sure, probable, none or unknown.
     """
     return control_step(
         run,
