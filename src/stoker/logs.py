@@ -48,6 +48,7 @@ class EventName(StrEnum):
     BATCH_LOST = auto()  # A data worker failed while it made a batch.
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
     BATCHES_LOST = auto()  # The connection for batches of a data host broke.
+    BATCHES_PINNED = auto()  # Batches lie in pinned memory though the script asked for none.
     BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
     BUDGET_NEARLY_SPENT = auto()  # 80 % of constraints.max_usd are spent.
     BUDGET_SPENT = auto()  # constraints.max_usd is spent; the training saves, then is ended.
@@ -139,6 +140,7 @@ class EventName(StrEnum):
     OWNER_UNKNOWN = auto()  # The owner of a pod could not be read.
     PASSIVE_PROFILE_WRITE_FAILED = auto()  # The profile of this training could not be saved.
     PERMISSION_MISSING = auto()  # The service account lacks a permission.
+    PINNING_FAILED = auto()  # Memory could not be pinned; batches lie in pageable memory.
     PROFILE_ACCELERATOR = auto()  # The profiler measured steps with cached batches.
     PROFILE_AS_IS = auto()  # The profiler measured the script unchanged.
     PROFILE_ENDED = auto()  # The profiler ended.

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +9,7 @@ import torch
 
 from stoker.errors import ProtocolError
 from stoker.feed.trainer import buffers
-from stoker.feed.trainer.buffers import (
-    MAX_PLANS,
-    BatchBuffers,
-    LayoutCache,
-    current_device,
-    set_device,
-)
+from stoker.feed.trainer.buffers import MAX_PLANS, BatchBuffers, LayoutCache
 from stoker.feed.wire.codec import Bytes1D, decode, encode
 from stoker.feed.wire.sealing import TAG_BYTES, Sealer, Unsealer
 from stoker.feed.wire.stream import BufferPool
@@ -46,19 +39,6 @@ def test_no_view_is_overwritten_by_what_comes_later():
         del payload, value
     gc.collect()
     assert [view.tolist() for view in views] == [[number] * 10 for number in range(100)]
-
-
-@pytest.mark.parametrize("accelerator", [None, SimpleNamespace(current_device_idx=min)])
-def test_older_torch_pins_for_the_current_device_of_cuda(accelerator, monkeypatch):
-    if accelerator is None:
-        monkeypatch.delattr(torch, "accelerator", raising=False)
-    else:
-        monkeypatch.setattr(torch, "accelerator", accelerator, raising=False)
-    chosen: list[int] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    set_device(current_device())
-    assert chosen == [3]
 
 
 def sent(value: object) -> tuple[bytes, Bytes1D]:

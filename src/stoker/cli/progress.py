@@ -73,11 +73,17 @@ _WARNINGS = (
     EventName.METRICS_SERVE_FAILED,
     EventName.MLFLOW_FAILED,
     EventName.NO_PROGRESS,
+    EventName.PINNING_FAILED,
     EventName.RECORD_WRITE_FAILED,
     EventName.TOKEN_EXPOSED,
 )
 # Events whose text is shown as a note: no action is needed.
-_NOTES = (EventName.BATCHES_SEEDED, EventName.PROGRESS_RESUMED, EventName.WATCHDOG_IDLE)
+_NOTES = (
+    EventName.BATCHES_PINNED,
+    EventName.BATCHES_SEEDED,
+    EventName.PROGRESS_RESUMED,
+    EventName.WATCHDOG_IDLE,
+)
 
 
 class HostNews:

@@ -13,7 +13,7 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -31,6 +31,8 @@ _MAX_FORMER = 100
 _GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
+# Position of `pin_memory` among the arguments of torch's DataLoader.
+_PIN_MEMORY = 7
 _MAKERS = ("torch", "torchdata", "stoker")
 
 
@@ -226,10 +228,12 @@ class Making(NamedTuple):
         lines: File and line of the innermost call outside of torch and stoker, then of the calls
             in the script's own files that led there. Calls inside other packages are left out:
             Lightning's trainer makes its first loader and later ones in different ways.
+        chooses_pinning: The user's code gave `pin_memory`; a package copies that of another loader.
     """
 
     lines: tuple[tuple[str, int], ...]
     seconds: float
+    chooses_pinning: bool = False
 
 
 def making_of(loader: object) -> Making | None:
@@ -237,7 +241,12 @@ def making_of(loader: object) -> Making | None:
     return made
 
 
-def note_making(loader: object) -> None:
+def gives_pin_memory(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Returns whether a call of DataLoader (without `self`) says if batches are pinned."""
+    return "pin_memory" in kwargs or len(args) > _PIN_MEMORY
+
+
+def note_making(loader: object, *, gives_pin_memory: bool = False) -> None:
     lines: list[tuple[str, int]] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -248,7 +257,9 @@ def note_making(loader: object) -> None:
         if is_innermost or (lines and is_own):
             lines.append((file, frame.f_lineno))
         frame = frame.f_back
-    setattr(loader, _MADE, Making(tuple(lines), time.monotonic()))
+    is_by_user = bool(lines) and not INSTALLED.search(lines[0][0])
+    chooses_pinning = gives_pin_memory and is_by_user
+    setattr(loader, _MADE, Making(tuple(lines), time.monotonic(), chooses_pinning))
 
 
 class FormerLoader:
@@ -304,8 +315,9 @@ class TrainerProcess:
     timeline: Timeline
     # The launcher knows that no loader of this process takes batches from the feed.
     said_unfed: bool = False
-    # The log says that batches are not seeded as by torch.
+    # The log says that batches are not seeded as by torch; that they are pinned.
     said_seeding: bool = False
+    said_pinning: bool = False
     # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)

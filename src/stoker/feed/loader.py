@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
-from stoker.feed.bookkeeping import TrainerProcess, note_making, this_process
+from stoker.feed.bookkeeping import TrainerProcess, gives_pin_memory, note_making, this_process
 from stoker.feed.iterators import TorchIterator, is_making, part_iterator, torch_iterator
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
@@ -57,7 +57,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            note_making(self)
+            note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
             # So that a process with a loader and no steps leaves a timeline that says so.
             with contextlib.suppress(UsageError):
                 this_process()

@@ -15,12 +15,12 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
-from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.iterators import CountedIterator, Epoch
 from stoker.feed.seeding import Numbered, Seeding
-from stoker.feed.trainer.buffers import current_device
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
@@ -28,6 +28,11 @@ from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
 from stoker.logs import EventName, Log
+
+_PINNED = (
+    "batches are in pinned memory, because this process uses an accelerator and the loader has no "
+    "pin_memory: copies with non_blocking=True do not wait (PyTorch's way: --set feed.pin=script)"
+)
 
 
 class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
@@ -45,6 +50,11 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             "torch" if self._spec.is_iterable else process.settings.feed.seeding
         )
         self._packed = _packed(self._spec, process)
+        made = making_of(loader)
+        is_chosen = loader.pin_memory or (made is not None and made.chooses_pinning)
+        self._pins_unasked = process.settings.feed.pin == "auto" and not is_chosen
+        # Not yet: at the first batches the script may not have touched its accelerator.
+        self._may_pin = False
         self._epoch = Epoch(process, loader, seeding=self._seeding, is_fed=True)
         super().__init__(loader)
         self._ask_sampler_again()
@@ -79,7 +89,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             indices=indices,
             asked_each=asked_each,
             is_eager=is_eager,
-            pins_on=current_device() if self._pin_memory else None,
+            pins_on=current_device() if self._pin_memory else self._unasked_pinning(),
             base_seed=None if seed is None else int(seed),
         )
 
@@ -94,8 +104,25 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _next_data(self) -> object:  # type: ignore[override]
         batch = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
+        if self._may_pin:
+            device = self._unasked_pinning()
+            if device is not None:
+                self._session.pin(device)
+        if not self._pin_memory or self._feed.shared.pinned.has_failed:
+            return batch
         # Tensors are in pinned memory already; objects of the script may pin themselves.
-        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+        return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+    def _unasked_pinning(self) -> int | None:
+        """Returns the accelerator in use, for a loader whose script chose nothing; None: none."""
+        device = device_in_use() if self._pins_unasked else None
+        self._may_pin = self._pins_unasked and device is None
+        process = self._process
+        if device is not None and not process.said_pinning:
+            process.said_pinning = True
+            if process.settings.rank == 0:
+                self._feed.shared.log.event(EventName.BATCHES_PINNED, text=_PINNED)
+        return device
 
     def _shutdown_workers(self) -> None:
         """Ends the epoch, for scripts that do so as with torch's: nothing more is made ahead."""

@@ -45,10 +45,10 @@ def note_makings(cls: type["AnyLoader"]) -> None:
 
     @functools.wraps(made)
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
-        from stoker.feed.bookkeeping import note_making
+        from stoker.feed.bookkeeping import gives_pin_memory, note_making
 
         made(self, *args, **kwargs)  # type: ignore[arg-type]
-        note_making(self)
+        note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
 
     cls.__init__ = noted  # type: ignore[method-assign]
 

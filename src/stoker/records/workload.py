@@ -222,6 +222,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             dataset uses: error makes no batches there, warn only says so.
         replace_dataloader: Whether PyTorch's own loaders are fed. auto: unless the script imports
             stoker's.
+        pin: Whether batches lie in pinned memory where the script gives its loader no `pin_memory`,
+            so that copies with `non_blocking=True` do not wait. auto: under a data group, once the
+            process uses an accelerator; script: only with `pin_memory=True`.
         shards: Shards of an iterable dataset per rank, in place of `num_workers`. Only for datasets
             that split themselves by `get_worker_info()`; others repeat every sample in each shard.
         port: TCP port of coordinator and agents. Port + 1 carries batches, port + 2 is torchrun's
@@ -246,6 +249,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     unshippable: Literal["error", "local"] | None = None
     code_check: Literal["error", "warn", "off"] = "error"
     replace_dataloader: ReplaceDataLoader = "auto"
+    pin: Literal["auto", "script"] = "auto"
     shards: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None

@@ -92,7 +92,7 @@ class Answers:
             address=link.address,
             port=link.member.batch_port,
             ticket=ticket,
-            buffers=BatchBuffers(self._pool),
+            buffers=BatchBuffers(self._pool, self._shared.pinned),
             pool=self._pool,
             take=partial(self._take_batch, link),
             ended=lambda ended: self._shared.post(partial(self._lost_batches, link, ended)),

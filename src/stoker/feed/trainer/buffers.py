@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from stoker.errors import FeedError
+from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.wire.blocks import contiguous_part, cut
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
@@ -25,18 +26,6 @@ _MAX_TREE_BYTES = 64 << 10
 
 _Build = Callable[[Sequence[torch.Tensor]], object]
 _decoder = msgspec.msgpack.Decoder()
-
-
-# torch.accelerator has these names from 2.7 on; before, torch pins for CUDA.
-def current_device() -> int:
-    """Returns the number of this thread's accelerator, which batches are pinned for."""
-    accelerator = getattr(torch, "accelerator", None)
-    return int(getattr(accelerator, "current_device_index", torch.cuda.current_device)())
-
-
-def set_device(number: int) -> None:
-    accelerator = getattr(torch, "accelerator", None)
-    getattr(accelerator, "set_device_index", torch.cuda.set_device)(number)
 
 
 class BatchLayout:
@@ -155,12 +144,12 @@ class BatchOutcome(msgspec.Struct):
 
 
 class BatchBuffers:
-    """Memory where batches will live; used by one thread."""
+    """Memory where batches will live; used by one thread. `pinned` is the process's."""
 
-    def __init__(self, pool: BufferPool | None = None) -> None:
+    def __init__(self, pool: BufferPool | None = None, pinned: PinnedMemory | None = None) -> None:
         self._pool = pool or BufferPool()
-        self._plans = LayoutCache()
-        self._pins_on: int | None = None
+        self._pinned = pinned or PinnedMemory()
+        self._layouts = LayoutCache()
 
     def copied(self, source: Bytes, pins_on: int | None) -> Bytes:
         payload = self.room(source.nbytes, pins_on)
@@ -168,20 +157,13 @@ class BatchBuffers:
         return payload
 
     def room(self, nbytes: int, pins_on: int | None) -> Bytes:
-        """Returns memory for a batch, pinned for that accelerator if `pins_on` is not None."""
-        if pins_on is None:
-            return self._pool.take(nbytes)
-        if self._pins_on != pins_on:
-            # The device is set per thread; without this, every rank would open device 0.
-            set_device(pins_on)
-            self._pins_on = pins_on
-        # torch's allocator, unlike ours, knows of the copies to the accelerator under way. The base
-        # of the array is a tensor: see `BatchLayout.batch`.
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        """Returns memory for a batch, pinned for accelerator `pins_on` if that can be."""
+        pinned = None if pins_on is None else self._pinned.take(nbytes, pins_on)
+        return self._pool.take(nbytes) if pinned is None else pinned
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:
         try:
-            return BatchOutcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
+            return BatchOutcome(self._layouts.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:
             return BatchOutcome(error=err)
 

@@ -24,6 +24,7 @@ from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
 from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.observer import Observer, SessionState
+from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.trainer.shards import idle_words
@@ -335,7 +336,7 @@ class IoThread:
             shared, self._observer, pool, settings.feed, on_lost=self._mark_lost
         )
         self._local_answers = LocalAnswers(
-            shared, self._observer, BatchBuffers(pool), host=settings.host
+            shared, self._observer, BatchBuffers(pool, shared.pinned), host=settings.host
         )
         self._asking = Requester(shared, settings, self._links)
         host, _, port = (settings.coordinator or "").rpartition(":")
@@ -588,7 +589,16 @@ class Feed:
         log = Log(run=settings.run_id, host=settings.host)
         self._settings = settings
         self._pid = os.getpid()
-        self.shared = SharedState(timeline=process.timeline, log=log)
+        pinned = PinnedMemory(
+            # Twice what may wait: torch pins powers of two.
+            max_idle_bytes=2 * memory.max_bytes(settings.feed) // settings.local_world_size,
+            warn=lambda reason: log.event(
+                EventName.PINNING_FAILED,
+                rank=settings.rank,
+                text=f"batches are in pageable memory, which cannot be pinned: {reason}",
+            ),
+        )
+        self.shared = SharedState(timeline=process.timeline, log=log, pinned=pinned)
         # More than one of a loader where its epochs overlap.
         self._sessions = weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]()
         io_thread = IoThread(self.shared, settings, keys)

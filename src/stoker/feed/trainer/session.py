@@ -18,6 +18,7 @@ from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer, Scheduler
 from stoker.feed.wire.codec import pack_value, unpack_value
@@ -154,6 +155,11 @@ class FeedSession:
         else:
             self._wake()
         return epoch_id
+
+    def pin(self, device: int) -> None:
+        """Has batches that arrive from now on in memory pinned for an accelerator."""
+        with self._lock:
+            self.pins_on = device
 
     def next(self, epoch_id: int, *, timeout_seconds: float) -> object:
         """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
@@ -324,7 +330,7 @@ class FeedSession:
 class SharedState:
     """State that the I/O thread and the threads that iterate share."""
 
-    def __init__(self, *, timeline: Timeline, log: Log) -> None:
+    def __init__(self, *, timeline: Timeline, log: Log, pinned: PinnedMemory | None = None) -> None:
         # Over the sessions and their contents; held for microseconds.
         self.lock = threading.Lock()
         self.sessions: dict[str, FeedSession] = {}
@@ -333,6 +339,7 @@ class SharedState:
         self.is_closing = False
         self.timeline = timeline
         self.log = log
+        self.pinned = pinned or PinnedMemory()
         self.receivers: weakref.WeakSet[BatchReceiver] = weakref.WeakSet()
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False
