@@ -31,6 +31,7 @@ from stoker.text import (
     TimeUnit,
     cost_change_words,
     count,
+    is_whole_longer,
     metric,
     ms,
     percentage,
@@ -195,13 +196,13 @@ def free_first(decision: Decision) -> Plan | None:
     is_here = decision.prices.is_nominal and chosen == "heterogeneous"
     actions = {"tune", "scale_up"} if is_here else {"tune"}
     able = [
-        (plan.predicted.step_seconds, plan)
+        (plan.predicted.counted_seconds, plan)
         for plan in decision.plans
         if plan.action in actions and plan.feasible and plan.predicted
     ]
     seconds, best = min(able, key=lambda each: each[0], default=(math.inf, None))
     today = next((p.predicted for p in decision.plans if p.action == "keep"), None)
-    if best is None or today is None or seconds > _HELPS * today.step_seconds:
+    if best is None or today is None or seconds > _HELPS * today.counted_seconds:
         return None
     # Fewer cores where they are about as good.
     near = [plan for step, plan in able if step <= seconds * _AS_GOOD]
@@ -218,7 +219,7 @@ def free_words(decision: Decision) -> str:
     text = f"First, at no cost: {workers} loader worker{'' if workers == 1 else 's'} per host"
     if plan.action == "scale_up":
         text += f" on {dnn.instance_type}, whose cores are idle"
-    text += f", {ms(outcome.step_seconds)} per step, {outcome.speedup:.2f}x as fast"
+    text += f", {ms(outcome.counted_seconds)} per step, {outcome.speedup:.2f}x as fast"
     if outcome.accelerator_seconds:
         text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
     is_as_it_is = decision.plan.action == "heterogeneous"
@@ -330,12 +331,17 @@ def evaluation_table(evaluation: Evaluation) -> str:
     head = "$ per 1000 steps" if is_billed else "CPU-s per step"
     has_accelerators = not is_billed and any(row.accelerator_seconds for row in known)
     more = f" {'accelerator-s':>14}" if has_accelerators else ""
-    lines.append(f"  {'':<10} {'step':>11} {head:>16}{more}")
+    has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for row in known)
+    whole = f"{'whole epochs':>13}" if has_whole else ""
+    lines.append(f"  {'':<10}{whole} {'step':>11} {head:>16}{more}")
     for name, row in rows:
         if row:
             cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
             more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
-            lines.append(f"  {name:<10} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}")
+            whole = f"{ms(row.counted_seconds):>13}" if has_whole else ""
+            lines.append(
+                f"  {name:<10}{whole} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}"
+            )
     speedup, *promise = _performance_words(performance)
     if performance.cost_change is not None and performance.action != "keep":
         speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
@@ -355,7 +361,14 @@ def _performance_words(performance: Performance | None) -> list[str]:
     prediction = prediction_words(
         performance.prediction_error, band=performance.band, is_inside=performance.is_inside_band
     )
-    return [speedup, f"the step is {prediction}"]
+    what = "whole epochs are" if has_whole_epochs(performance) else "the step is"
+    return [speedup, f"{what} {prediction}"]
+
+
+def has_whole_epochs(performance: Performance) -> bool:
+    """Returns whether a run was compared by whole epochs, and they are slower than their steps."""
+    measured = performance.measured
+    return is_whole_longer(measured.step_seconds, measured.counted_seconds)
 
 
 def prediction_words(

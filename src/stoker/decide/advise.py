@@ -150,7 +150,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         advice.append(Advice(id="num-workers", text=text))
     more = next((p for p in found.plans if p.action == "tune" and not p.feasible), None)
     if more is not None and more.predicted is not None:
-        promise = f": {ms(more.predicted.step_seconds)} per step, at no cost"
+        promise = f": {ms(more.predicted.counted_seconds)} per step, at no cost"
         if work.unexplained:
             promise = "; it costs nothing to try"
         text = f"{more.reason[:1].upper()}{more.reason[1:]}{promise}."

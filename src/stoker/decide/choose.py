@@ -29,7 +29,16 @@ from stoker.records import (
 )
 from stoker.records.parts import AGAIN, limit_words
 from stoker.records.workload import Followed
-from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
+from stoker.text import (
+    SAME_COST,
+    apart,
+    cost_change_words,
+    is_whole_longer,
+    ms,
+    percentage,
+    usd,
+    vcpus_words,
+)
 
 LIMIT_NAMES: Mapping[Limit, str] = {
     "cpu": "CPU",
@@ -327,7 +336,11 @@ def own_storage_words(outcome: Predicted) -> str:
 
 
 def step_time_words(outcome: Predicted) -> str:
-    return f"{ms(outcome.step_seconds)} per step"
+    """Returns the time by which plans are compared: of whole epochs, with the step below it."""
+    counted, step = outcome.counted_seconds, outcome.step_seconds
+    if not is_whole_longer(step, counted):
+        return f"{ms(counted)} per step"
+    return f"{ms(counted)} per step over whole epochs, {ms(step)} within them"
 
 
 def pays(outcome: Predicted) -> str:
@@ -353,16 +366,16 @@ def local_core_words(decision: Decision) -> str:
     if not is_here or chosen.action != "heterogeneous" or chosen.predicted is None:
         return ""
     # CPU-seconds of a step over the step.
-    cores = (chosen.predicted.cpu_seconds or 0.0) / chosen.predicted.step_seconds
+    cores = (chosen.predicted.cpu_seconds or 0.0) / chosen.predicted.counted_seconds
     for plan in decision.plans:
         outcome = plan.predicted
         if plan.action != "scale_up" or outcome is None or not outcome.cpu_seconds:
             continue
-        if abs(outcome.cpu_seconds / outcome.step_seconds - cores) < 1e-6:
-            low, high = ms(outcome.step_seconds_low), ms(outcome.step_seconds_high)
+        if abs(outcome.cpu_seconds / outcome.counted_seconds - cores) < 1e-6:
+            low, high = ms(outcome.counted_low), ms(outcome.counted_high)
             return (
                 f"the same cores in the training host itself, {cluster(plan)}: predicted "
-                f"{ms(outcome.step_seconds)} per step ({low} to {high}), {outcome.speedup:.2f} "
+                f"{ms(outcome.counted_seconds)} per step ({low} to {high}), {outcome.speedup:.2f} "
                 "times as fast; where both were run, both were about as fast (docs/method.md)"
             )
     return ""
@@ -487,7 +500,7 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
             # More shards of a stream: free, but the script must set them.
             reply = "yes"
             outcome = infeasible.predicted
-            because = f"{ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x): {because}"
+            because = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x): {because}"
         elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
         elif action == "tune" and found.work.num_workers is None:
@@ -555,7 +568,7 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     if free is not None and free.predicted is not None and costs_more:
         rival = free.predicted
         because += (
-            f"; against the best free plan ({ms(rival.step_seconds)}): "
+            f"; against the best free plan ({ms(rival.counted_seconds)}): "
             f"{found.ranking.change_words(outcome, rival)}, both bands together are "
             f"{percentage(combined_band(outcome, rival))}"
         )
@@ -598,7 +611,7 @@ def _is_change_worth_it(found: Walk) -> Answer:
 def _figures(plan: Plan, found: Walk) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    speed = f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x)"
+    speed = f"{cluster(plan)}: {ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"
     limit = f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
     if not found.ranking.is_billed:
         today = found.keep.predicted

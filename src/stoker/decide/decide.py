@@ -499,8 +499,8 @@ def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[A
     if not able:
         return []
     best = rules.ranking.best(able)
-    seconds = best.predicted.step_seconds if best.predicted else math.inf
-    known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
+    seconds = best.predicted.counted_seconds if best.predicted else math.inf
+    known = [each.predicted.counted_seconds for each in plans if each.feasible and each.predicted]
     if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
         return []
     how, when = more_shards_words(site, best.groups), "the stream can be divided so far"

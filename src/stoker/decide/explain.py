@@ -9,7 +9,7 @@ from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.ranking import Ranking, cores, error_band, pareto_front, ranking_of
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
-from stoker.text import ms, percentage, wrapped
+from stoker.text import is_whole_longer, ms, percentage, wrapped
 from stoker.words import free_words, kept_words, probable_words
 
 _MOST_ROWS = 12
@@ -111,7 +111,7 @@ def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
         return []
     text = f"{begin}: {_step_and_cost(outcome, decision)}; bottleneck: {limits(outcome)}"
     step = step_time_words(outcome)
-    band = f"{step} ({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)})"
+    band = f"{step} ({ms(outcome.counted_low)} to {ms(outcome.counted_high)})"
     lines = [text.replace(step, band, 1)]
     busy = f"{percentage(outcome.accelerator_utilization)} of a step"
     if decision.prices.is_billed:
@@ -182,12 +182,18 @@ def _table(decision: Decision) -> list[str]:
             "cores": "CPU-s: cores of all hosts, times the step.",
         }
         lines.append(words[heads[0]])
+    if any(_has_whole(p.predicted) for p in rows):
+        lines.append("step: over whole epochs, with their starts and what lies between them.")
     probable = " ~ probable." if decision.probable else ""
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     better = "faster and cheaper" if is_billed else "faster and takes less CPU time"
     front_words = f". no other plan is both {better} (the Pareto front)"
     lines.append(f"{front_words}.{asked}{probable}")
     return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
+
+
+def _has_whole(outcome: Predicted | None) -> bool:
+    return outcome is not None and is_whole_longer(outcome.step_seconds, outcome.counted_seconds)
 
 
 def _few(plans: Sequence[Plan], decision: Decision, front: Sequence[Plan]) -> list[Plan]:
@@ -219,7 +225,7 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan], *, is_billed: bool) -> boo
     return outcome is not None and any(
         other.predicted is not None
         and [group.instance_type for group in other.groups] == types
-        and other.predicted.step_seconds <= outcome.step_seconds * (1 + 1e-9)
+        and other.predicted.counted_seconds <= outcome.counted_seconds * (1 + 1e-9)
         and ranking.other_value(other.predicted) <= ranking.other_value(outcome)
         for other in shown
     )
@@ -231,7 +237,7 @@ def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
     costs = _costs(outcome, heads)
     speed = f"{outcome.speedup:.2f}x" if outcome.speedup < 100 else f"{outcome.speedup:.0e}"
     return (
-        f"{mark}{plan.action:<13} {name} {_short(outcome.step_seconds):>7} {speed:>6} "
+        f"{mark}{plan.action:<13} {name} {_short(outcome.counted_seconds):>7} {speed:>6} "
         f"{costs[0]:>6} {costs[1]:>6} {outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
     )
 
