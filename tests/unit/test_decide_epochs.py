@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
+from stoker.decide import explain
 from stoker.decide.elsewhere import TakeAs
 from stoker.records import (
     Check,
@@ -149,3 +150,24 @@ def test_band_of_whole_epochs_holds_both_the_steps_and_the_pauses():
     assert data.whole_step_seconds_low < data.step_seconds_low + (0.6 + 1.0) / 42
     assert data.whole_step_seconds_low > data.step_seconds_low + 1.0 / 42
     assert data.whole_step_seconds_high > data.step_seconds_high + (0.6 + 4.0) / 42
+
+
+def test_texts_are_of_whole_epochs_with_the_step_beside_them():
+    decision = decided(h100(EPOCHS), catalog=LOCAL, objective="time", extra_clusters=(THREE,))
+    text = " ".join(explain(decision).split())
+    assert "175 ms per step over whole epochs, 160 ms within them" in text
+    assert "step: over whole epochs" in text
+    keep = next(plan for plan in decision.plans if plan.action == "keep")
+    assert keep.predicted.counted_seconds == pytest.approx(0.175, abs=5e-4)
+    # Epochs that are as long as their steps are worth no word.
+    long = EpochTimes(steps=100_000.0, start=pause(0.65))
+    text = explain(decided(h100(long), catalog=LOCAL, objective="time"))
+    assert "whole epochs" not in text
+
+
+def test_cores_of_a_plan_are_whole_numbers():
+    decision = decided(h100(EPOCHS), catalog=LOCAL, objective="time", extra_clusters=(THREE,))
+    for plan in decision.plans:
+        if plan.predicted:
+            cores = plan.predicted.cpu_seconds / plan.predicted.counted_seconds
+            assert cores == pytest.approx(round(cores))

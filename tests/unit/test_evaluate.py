@@ -553,3 +553,17 @@ def test_dollars_are_compared_by_what_is_compared():
     steps = _of_h100(profiled=None, run=FED, usd=usd)
     assert whole.cost_change == pytest.approx(2 / whole.speedup - 1)
     assert steps.cost_change == pytest.approx(2 / steps.speedup - 1)
+
+
+def test_table_has_whole_epochs_beside_the_steps():
+    performance = _of_h100(profiled=FULL, run=FED)
+    evaluation = replace(_evaluate(_training()), performance=performance)
+    table = evaluation_table(evaluation)
+    assert "whole epochs" in table
+    assert any(
+        line.split()[:5] == ["baseline", "182", "ms", "160", "ms"] for line in table.split("\n")
+    )
+    assert "2.49 times as fast" in table
+    assert "whole epochs are" in table
+    assert max(map(len, table.splitlines())) <= 88
+    assert "whole epochs" not in evaluation_table(_evaluate(_training()))

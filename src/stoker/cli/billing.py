@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
-from stoker.decide.choose import own_storage_words
+from stoker.decide.choose import own_storage_words, step_time_words
 from stoker.decide.pricing import break_even_words
 from stoker.errors import DeclinedError, UsageError
 from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
@@ -193,7 +193,7 @@ def _promise(promise: Predicted) -> str:
     if promise.total_hours is not None and promise.total_usd is not None:
         total = f"; the whole training {promise.total_hours:.2f} h, {usd(promise.total_usd)}"
     return (
-        f"predicted: {ms(promise.step_seconds)} per step "
-        f"({ms(promise.step_seconds_low)} to {ms(promise.step_seconds_high)}), "
+        f"predicted: {step_time_words(promise)} "
+        f"({ms(promise.counted_low)} to {ms(promise.counted_high)}), "
         f"{promise.speedup:.2f} times as fast{own_storage_words(promise)}{total}"
     )
