@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from gpu_trainer import MEAN, STD, network
@@ -30,15 +30,20 @@ class EncodedPictures(Dataset):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        file = self.files[index]
-        return read_file(file), int(Path(file).parent.name.removeprefix("class-"))
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        file = Path(self.files[index])
+        return file.read_bytes(), int(file.parent.name.removeprefix("class-"))
 
 
-def collated(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Returns the files as they are, and the labels as one tensor."""
-    files = [data for data, _ in samples]
-    return files, torch.tensor([label for _, label in samples])
+def collated(samples: list[tuple[bytes, int]]) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """Returns all files in one tensor, which is one piece of shared memory, their sizes and labels.
+
+    torchvision's read_file maps a file, and such a tensor cannot be sent to another process.
+    """
+    content = bytearray().join(data for data, _ in samples)
+    sizes = [len(data) for data, _ in samples]
+    labels = torch.tensor([label for _, label in samples])
+    return torch.frombuffer(content, dtype=torch.uint8), sizes, labels
 
 
 def pictures_per_second(options: argparse.Namespace) -> float:
@@ -56,7 +61,8 @@ def pictures_per_second(options: argparse.Namespace) -> float:
     step = _step(options, device)
     steps, began = 0, time.monotonic()
     while True:
-        for files, labels in loader:
+        for content, sizes, labels in loader:
+            files = list(content.split(sizes))
             step(decode_jpeg(files, mode=ImageReadMode.RGB, device=options.device), labels)
             steps += 1
             if steps == _WARM_UP_STEPS:

@@ -298,9 +298,13 @@ class _Trial:
         return next(matching, None)
 
 
-def whole(predicted: Json) -> float:
-    """Returns the predicted seconds of a step over whole epochs, else of a step within one."""
-    seconds = predicted.get("whole_step_seconds") or predicted["step_seconds"]
+def whole(predicted: Json, end: str = "") -> float:
+    """Returns predicted seconds of a step over whole epochs, else of one within an epoch.
+
+    Args:
+        end: _low or _high: that end of the band.
+    """
+    seconds = predicted.get(f"whole_step_seconds{end}") or predicted[f"step_seconds{end}"]
     return float(seconds)  # type: ignore[arg-type]
 
 
@@ -311,15 +315,13 @@ def promise(trial: _Trial, profile: Json, decision: Json, plan: Json) -> tuple[f
         plan,
     )
     predicted: Json = plan["predicted"]  # type: ignore[assignment]
-    step = float(predicted["step_seconds"])  # type: ignore[arg-type]
-    low, high = (float(predicted[f"step_seconds_{end}"]) / step for end in ("low", "high"))  # type: ignore[arg-type]
-    ratio = whole(predicted) / whole(keep["predicted"])
+    today = whole(keep["predicted"])
+    ratio, low, high = (whole(predicted, end) / today for end in ("", "_low", "_high"))
+    if plan["action"] != "keep":
+        return ratio, low, high
     fix = trial.fix(profile)
-    if plan["action"] == "keep" and fix is not None and fix.get("saves_seconds"):
-        ratio = max(0.0, 1 - float(fix["saves_seconds"]) / step)  # type: ignore[arg-type]
-    if plan["action"] == "keep":
-        low, high = min(low, 1 - _SAME), max(high, 1 + _SAME)
-    return ratio, ratio * low, ratio * high
+    saved = float(fix.get("saves_seconds") or 0.0) / today if fix is not None else 0.0  # type: ignore[arg-type]
+    return 1 - saved, min(low, 1 - _SAME) - saved, max(high, 1 + _SAME) - saved
 
 
 def _row(
