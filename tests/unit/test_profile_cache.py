@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.profile.batch_memory import copy_of, kind_of
 from stoker.profile.batches import CACHED_BATCHES, Cache, OtherLoaders
+from stoker.profile.device_clock import StepClock
 
 Loader = DataLoader[torch.Tensor]
 
@@ -36,32 +37,41 @@ def test_a_cache_holds_copies_gives_copies_and_goes_round():
 
 
 def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts():
-    others, own, unread = OtherLoaders(), loader(), loader()
+    others, own, unread, clock = OtherLoaders(), loader(), loader(), StepClock()
     # One that was not read as is, is not replayed.
-    batch = others.next_batch(unread, iter(unread), delivered=0, is_replaying=True)
+    batch = others.next_batch(unread, iter(unread), delivered=0, is_replaying=True, clock=clock)
     assert torch.equal(batch, torch.arange(4.0))
     assert others.count == 0
+    others.take_waits()
     inner = iter(own)
-    read = [others.next_batch(own, inner, delivered=at, is_replaying=False) for at in range(3)]
+    read = [
+        others.next_batch(own, inner, delivered=at, is_replaying=False, clock=clock)
+        for at in range(3)
+    ]
     assert others.count == 3
-    assert others.take_waited() > 0
-    assert others.take_waited() == 0.0
+    waits = others.take_waits()
+    assert all(clock.seconds(asked, got) > 0 for asked, got in waits)
+    assert len(waits) == 3
+    assert others.take_waits() == ()
     # Replayed, its own iterator is not asked: it is at its end.
-    again = [others.next_batch(own, inner, delivered=at, is_replaying=True) for at in range(3)]
+    again = [
+        others.next_batch(own, inner, delivered=at, is_replaying=True, clock=clock)
+        for at in range(3)
+    ]
     assert all(torch.equal(one, other) for one, other in zip(read, again, strict=True))
     with pytest.raises(StopIteration):
-        others.next_batch(own, inner, delivered=3, is_replaying=True)
+        others.next_batch(own, inner, delivered=3, is_replaying=True, clock=clock)
     assert others.count == 3
-    assert others.take_waited() == 0.0
+    assert others.take_waits() == ()
 
 
 def test_a_loader_without_a_length_never_ends_in_the_replay():
-    others = OtherLoaders()
+    others, clock = OtherLoaders(), StepClock()
     own = DataLoader(Stream(), batch_size=2)
     inner = iter(own)
-    others.next_batch(own, inner, delivered=0, is_replaying=False)
+    others.next_batch(own, inner, delivered=0, is_replaying=False, clock=clock)
     for index in range(20):
-        others.next_batch(own, inner, delivered=index, is_replaying=True)
+        others.next_batch(own, inner, delivered=index, is_replaying=True, clock=clock)
     assert others.count == 1
 
 

@@ -3,7 +3,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stoker
 from stoker.profile.batches import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
-from stoker.profile.step_watch import WARM_UP_STEPS, AsIsSteps
+from stoker.profile.device_clock import Mark
+from stoker.profile.step_watch import AsIsSteps
+from stoker.profile.warm_up import WARM_UP_STEPS
 
 
 def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:
@@ -13,7 +15,8 @@ def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:
 def after(batches: int) -> AsIsSteps:
     steps = AsIsSteps(workers=0, children_cpu=lambda: 0.0, machine_cpu=lambda: 0.0)
     for number in range(batches):
-        steps.got(now=float(number), cpu=0.0, wait=0.0, receive=0.0)
+        mark = Mark(host_seconds=float(number))
+        steps.got(asked=mark, got=mark, cpu=0.0, receive=0.0)
     return steps
 
 

@@ -51,6 +51,10 @@ def reason(*ranks: RankResult, **given: object) -> UnmeasuredError:
     [
         (reason(rank()), "ended too soon: after 6 batches"),
         (reason(rank(number=1)), "(rank 1)"),
+        (
+            reason(changed(rank(missing="3 of the 20 steps needed"), needed_seconds=310.0)),
+            "needs a longer budget: 3 of the 20 steps needed",
+        ),
         (reason(rank(missing=NO_BATCH)), "the script ended, and its loader gave no batch"),
         (reason(changed(rank(), ended_before="overwrite a.pt")), "was about to overwrite a.pt"),
         (reason(rank(missing="")), "it was cut off"),
@@ -64,7 +68,7 @@ def reason(*ranks: RankResult, **given: object) -> UnmeasuredError:
         (reason(rank(), command=("jupyter", "nbconvert", "a.ipynb")), "a notebook ran, and ended"),
         (reason(command=("papermill", "a.ipynb", "b.ipynb")), "a notebook ran"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_each_reason_has_its_own_words(error, words):
     assert words in error.what

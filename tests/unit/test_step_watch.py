@@ -4,11 +4,11 @@ import threading
 import pytest
 
 from stoker.host.counters import StrayCpu
+from stoker.profile.device_clock import Mark
 from stoker.profile.rank_results import block_means, quartiles
 from stoker.profile.step_watch import (
     AS_IS_ENOUGH,
     WARM_UP_REPLAYS,
-    WARM_UP_STEPS,
     Alarm,
     AsIsSteps,
     ReplaySteps,
@@ -16,6 +16,11 @@ from stoker.profile.step_watch import (
     missing_of,
     speed_spread,
 )
+from stoker.profile.warm_up import WARM_UP_STEPS
+
+
+def at(seconds: float) -> Mark:
+    return Mark(host_seconds=seconds)
 
 
 def as_is(*, children: float = 0.0, machine: float = 0.0, **given: object) -> AsIsSteps:
@@ -32,7 +37,7 @@ def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> f
     now = start
     for _ in range(count):
         now += every
-        steps.got(now=now, cpu=now / 2, wait=every / 4, receive=0.001)
+        steps.got(asked=at(now - every / 4), got=at(now), cpu=now / 2, receive=0.001)
     return now
 
 
@@ -97,8 +102,8 @@ def test_what_is_looked_at_between_steps_is_none_of_them():
     steps = as_is(machine=26.5)
     for index in range(WARM_UP_STEPS + 6):
         now = 3.0 * index
-        steps.got(now=now, cpu=2.0 * index, wait=0.5, receive=0.0)
-        steps.gave(now=now + 1.0, cpu=2.0 * index + 0.5)
+        steps.got(asked=at(now - 0.5), got=at(now), cpu=2.0 * index, receive=0.0)
+        steps.gave(mark=at(now + 1.0), cpu=2.0 * index + 0.5)
     steps.epoch_ended()
     result = steps.result()
     assert result.step_seconds.mean == pytest.approx(2.0)
@@ -148,9 +153,9 @@ def missing(*, batches: int, is_read_out: bool, epoch: int | None = 50) -> str:
 
 
 def test_what_a_script_that_ended_too_soon_lacks_is_one_figure():
-    # Its last epoch is made longer: 10 steps to warm up, and 20 that count.
+    # Its last epoch is made longer: 10 steps to warm up, and 20 that count, of which it had one.
     assert missing(batches=12, is_read_out=True) == (
-        "the script ended after 12 batches of its main loader; an epoch has 50; about 18 more, or "
+        "the script ended after 12 batches of its main loader; an epoch has 50; about 19 more, or "
         "one more epoch, are needed"
     )
     # It counts its steps itself: 120 of 100 ms as is, 3 and 60 with cached batches.
@@ -169,26 +174,19 @@ def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on():
         steps = as_is(warm_up_seconds=2.0, clock_batches=2)
         # The first batch when its own workers are there; then all-reduce holds the ranks together.
         for now in (first, 6.0, 7.0, 8.0, 9.0):
-            steps.got(now=now, cpu=0.0, wait=0.0, receive=0.0)
+            steps.got(asked=at(now), got=at(now), cpu=0.0, receive=0.0)
         counts.append(steps.count)
     assert counts == [1, 1]
 
 
-@pytest.mark.parametrize("block", [1, 5])
-def test_a_replayed_step_leaves_out_what_the_cache_costs(block):
-    # Fewer of them to warm up where steps are slow.
-    warm_up = WARM_UP_REPLAYS - 1
-    replay, now, ends = ReplaySteps(block=block, warm_up=warm_up), 0.0, []
-    for number in range(warm_up + 20):
-        # The accelerator is waited for at block ends only.
-        if replay.is_block_end():
-            ends.append(number - warm_up)
-        replay.asked(now=now, cpu=now)
-        now += 0.5 if block == 1 else 0.0  # cloning; hidden behind the accelerator in blocks
-        replay.gave(now=now, cpu=now)
+def test_a_replayed_step_leaves_out_what_the_cache_costs():
+    replay, now = ReplaySteps(), 0.0
+    for _ in range(WARM_UP_REPLAYS + 20):
+        replay.asked(mark=at(now), cpu=now)
+        now += 0.5  # copying the batch
+        replay.gave(mark=at(now), cpu=now)
         now += 2.0
-    replay.asked(now=now, cpu=now)
-    assert ends == list(range(0, 20, block))
+    replay.asked(mark=at(now), cpu=now)
     result = replay.result(cached_batches=8)
     assert result.step_seconds.median == pytest.approx(2.0)
     assert result.trainer_cpu_seconds.median == pytest.approx(2.0)

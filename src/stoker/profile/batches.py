@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from weakref import WeakKeyDictionary, ref
@@ -15,6 +14,7 @@ from stoker.feed.bookkeeping import FormerLoader
 from stoker.feed.memory import num_bytes
 from stoker.feed.own_loaders import reach_of
 from stoker.profile.batch_memory import MemoryKind, copy_of, kind_of
+from stoker.profile.device_clock import Mark, StepClock
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.step_watch import AsIsSteps
 
@@ -141,6 +141,26 @@ def versions() -> dict[str, str]:
     return found
 
 
+def ready_batches(inner: object) -> int | None:
+    """Returns how many batches torch's iterator holds ready; None where it cannot tell."""
+    arrived, made = (
+        getattr(inner, "_data_queue", None),
+        getattr(inner, "_worker_result_queue", None),
+    )
+    tasks = getattr(inner, "_task_info", None)
+    if arrived is None or made is None or not isinstance(tasks, dict):
+        return None
+    # Those that came before their turn wait in the tasks, with their data.
+    out_of_turn = sum(len(task) > 1 for task in tasks.values())
+    try:
+        # With pinned memory a thread takes them from one queue to the other.
+        not_pinned = 0 if made is arrived else int(made.qsize())
+        return out_of_turn + not_pinned + int(arrived.qsize())
+    except (NotImplementedError, AttributeError, OSError):
+        # macOS has no size of a queue between processes.
+        return None
+
+
 class Cache:
     """The first batches of a loader, up to 8 and 2 GiB, and the kinds of memory they lay in."""
 
@@ -177,7 +197,7 @@ class OtherLoaders:
 
     def __init__(self) -> None:
         self.count = 0
-        self._waited = 0.0
+        self._waits: list[tuple[Mark, Mark]] = []
         self._caches: WeakKeyDictionary[DataLoader[object], Cache] = WeakKeyDictionary()
 
     def next_batch(
@@ -187,6 +207,7 @@ class OtherLoaders:
         *,
         delivered: int,
         is_replaying: bool,
+        clock: StepClock,
     ) -> object:
         """Returns the next batch: the loader's own in the phase as is, then a cached one."""
         cache = self._caches.setdefault(loader, Cache())
@@ -196,17 +217,18 @@ class OtherLoaders:
             if length is not None and delivered >= length:
                 raise StopIteration
             return cache.give(delivered)
-        asked = time.monotonic()
+        asked = clock.mark()
         batch = next(inner)
-        self._waited += time.monotonic() - asked
+        self._waits.append((asked, clock.mark()))
         if not is_replaying:
             self.count += 1
             cache.add(batch)
         return batch
 
-    def take_waited(self) -> float:
-        waited, self._waited = self._waited, 0.0
-        return waited
+    def take_waits(self) -> tuple[tuple[Mark, Mark], ...]:
+        """Returns the waits since the last call, each from its first mark to its last."""
+        waits, self._waits = tuple(self._waits), []
+        return waits
 
 
 class Choice:

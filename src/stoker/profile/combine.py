@@ -7,6 +7,7 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
+from stoker.profile.device_clock import HOST
 from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import AsIs, Cost, Drain, Inventory, Quartiles, RankResult
 from stoker.profile.replayed_states import neighbour_seconds, slowest_of, transfer_seconds
@@ -259,6 +260,7 @@ def combine(
             "ranks": len(whole),
             "notes": [*dict.fromkeys(notes), *([note] if note else ())],
             **({} if first.seed is None else {"seed": first.seed}),
+            **({} if waiting.as_is.clock == HOST else {"clock": waiting.as_is.clock}),
             **({"dataset": first.loader.dataset} if first.loader else {}),
         },
     )

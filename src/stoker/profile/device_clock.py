@@ -18,13 +18,12 @@ host and never waits; only `wait_for` does.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol, cast
-
-import torch
 
 HOST = "host"
 
@@ -144,8 +143,10 @@ def find_device() -> Device | None:
     The current one, else the one with most memory: scripts without `set_device` train on another.
     It neither initialises a device nor makes a context on one.
     """
-    accelerator = _accelerator()
-    if accelerator is None:
+    # Looked up, not imported: the launcher and TensorFlow's scripts need none.
+    torch = sys.modules.get("torch")
+    accelerator = _accelerator(torch) if torch else None
+    if torch is None or accelerator is None:
         return None
     module = torch.get_device_module(accelerator)
     # XPU and others have it as CUDA has; MPS needs no initialisation.
@@ -159,7 +160,7 @@ def find_device() -> Device | None:
     return _device(accelerator, most) if _held_bytes(module, most) else None
 
 
-def _accelerator() -> str | None:
+def _accelerator(torch: ModuleType) -> str | None:
     """Returns the type of this machine's accelerator, `cuda` for NVIDIA's and AMD's."""
     if torch.cuda.is_available():
         return "cuda"
@@ -185,15 +186,18 @@ class CudaDevice:
     """A CUDA or ROCm device."""
 
     def __init__(self, index: int) -> None:
+        import torch
+
         self.name = f"cuda:{index}"
         self._index = index
+        self._cuda = torch.cuda
 
     def is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return self._cuda.is_current_stream_capturing()
 
     def record(self) -> DeviceEvent:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._index))
+        event = self._cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._cuda.current_stream(self._index))
         return cast("DeviceEvent", event)
 
 
@@ -201,13 +205,16 @@ class AcceleratorDevice:
     """Any other device that `torch.accelerator` knows, with torch's general events."""
 
     def __init__(self, kind: str, index: int) -> None:
+        import torch
+
         self.name = f"{kind}:{index}"
         self._index = index
+        self._torch = torch
 
     def is_capturing(self) -> bool:
         return False
 
     def record(self) -> DeviceEvent:
-        event = torch.Event(self.name, enable_timing=True)
-        event.record(torch.accelerator.current_stream(self._index))
+        event = self._torch.Event(self.name, enable_timing=True)
+        event.record(self._torch.accelerator.current_stream(self._index))
         return cast("DeviceEvent", event)

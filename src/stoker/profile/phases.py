@@ -60,7 +60,9 @@ from stoker.profile.step_watch import (
     USUAL_STEPS,
     WARM_UP_REPLAYS,
     AsIsSteps,
+    Lack,
     ReplaySteps,
+    lack_of,
     missing_of,
 )
 from stoker.settings import ProcessSettings
@@ -82,8 +84,6 @@ _LATEST_SHARE = 0.6
 _SETTLE_SHARE = 0.10
 # A step that takes more of the budget is slow: fewer replays are left out.
 _SLOW_STEP_SHARE = 0.02
-# Kernels run behind the host, so this many steps are timed together where CUDA is used.
-_CUDA_BLOCK = 5
 # The other ranks end this much later than the first one at most.
 _HEED_SECONDS = 0.2
 # How often the results so far are written: they are read if the process is killed.
@@ -180,7 +180,11 @@ class ProfileSession:
         if self._reading.steps is None or not torch.is_grad_enabled():
             return next(inner)
         return self._reading.others.next_batch(
-            loader, inner, delivered=delivered, is_replaying=self._replay is not None
+            loader,
+            inner,
+            delivered=delivered,
+            is_replaying=self._replay is not None,
+            clock=self._reading.clock,
         )
 
     def interrupt(self) -> None:
@@ -198,6 +202,9 @@ class ProfileSession:
             steps = self._reading.steps or self._begin_as_is(loader)
             if self._is_stopping:
                 raise KeyboardInterrupt
+            lack = lack_of(steps, budget_seconds=self._budget)
+            if lack is not None and self._findings.result.rank == 0:
+                self._give_up(lack)
             if not self._may_replay(steps):
                 assert inner is not None
                 try:
@@ -206,7 +213,9 @@ class ProfileSession:
                     # The script may end with this epoch: what can be measured is. But of several
                     # ranks one would change phase alone, and the others wait for it in all-reduce.
                     is_alone = self._findings.result.world_size == 1
-                    if not is_alone or steps.count < USUAL_STEPS:
+                    if is_alone:
+                        steps.settle()
+                    if not is_alone or steps.count < max(USUAL_STEPS, steps.least):
                         self._is_read_out = is_alone
                         raise
             self._replay = self._begin_replay(loader, inner, steps)
@@ -294,13 +303,18 @@ class ProfileSession:
         has_saved, self._changes = changes != self._changes, changes
         is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
         # A script that saves soon would end the profile.
-        if (not changes or has_saved or is_late) and AS_IS_ENOUGH.holds(
-            steps=steps.count,
-            elapsed_seconds=self._reading.elapsed_seconds,
-            budget_seconds=self._budget,
-        ):
+        if (not changes or has_saved or is_late) and self._is_enough(steps):
             self._agreement.propose("accelerator", at_step=self._steps)
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
+
+    def _is_enough(self, steps: AsIsSteps) -> bool:
+        counted = self._reading.counted_seconds
+        return AS_IS_ENOUGH.holds(
+            steps=steps.count,
+            elapsed_seconds=counted,
+            budget_seconds=self._budget,
+            least=steps.least,
+        ) and (steps.is_supplied or counted >= AS_IS_ENOUGH.most * self._budget)
 
     def _say_so_far(self, known: StepsSoFar) -> None:
         if self.is_here:
@@ -320,6 +334,12 @@ class ProfileSession:
         self.end_epoch()
         self._timeline.close()
         self._reading.first_words.cancel()
+        steps.settle()
+        if not steps.is_supplied:
+            self._findings.note(
+                f"the steps may have lived on batches that were prefetched: {steps.count} of them "
+                f"never waited, and the loader holds up to {steps.prefetched} ready"
+            )
         found = steps.result()
         rows = read_timeline(self._timeline_file)
         self._findings.learn(
@@ -371,18 +391,13 @@ class ProfileSession:
             )
         # A schedule for the script's number of steps (OneCycleLR) raises at the first one beyond.
         LRScheduler.step = lambda self, epoch=None: None  # type: ignore[method-assign]
-        uses_cuda = is_cuda_used()
-        findings.learn(uses_cuda=uses_cuda)
+        findings.learn(uses_cuda=is_cuda_used())
         findings.count_neighbours()
-        # The usual warm-up and a block would take too much of the budget.
+        # The usual warm-up would take too much of the budget.
         is_slow = steps.result().step_seconds.median > _SLOW_STEP_SHARE * self._budget
         return Replay(
             self._reading.cache,
-            ReplaySteps(
-                block=_CUDA_BLOCK if uses_cuda and not is_slow else 1,
-                warm_up=1 if is_slow else WARM_UP_REPLAYS,
-            ),
-            uses_cuda=uses_cuda,
+            ReplaySteps(clock=self._reading.clock, warm_up=1 if is_slow else WARM_UP_REPLAYS),
         )
 
     def _heed(self) -> None:
@@ -412,6 +427,12 @@ class ProfileSession:
                 "measured"
             )
             log.event(EventName.PROFILE_GUARDED, rank=findings.result.rank, action=before)
+        replay.steps.settle()
+        if self.has_verdict and replay.steps.count < replay.steps.least:
+            findings.note(
+                f"{replay.steps.count} steps with cached batches were timed, of "
+                f"{replay.steps.least} needed: profile again with a longer budget"
+            )
         if self.has_verdict:
             accelerator = replay.steps.result(cached_batches=len(self._reading.cache.batches))
             findings.learn(accelerator=accelerator)
@@ -443,6 +464,27 @@ class ProfileSession:
             with contextlib.suppress(BaseException):
                 findings.note(f"the phases without the model failed: {words}")
                 findings.write()
+        finally:
+            leads = findings.is_first_of_host
+            end_process(
+                folder=self._folder, launcher_pid=self._settings.launcher_pid if leads else None
+            )
+
+    def _give_up(self, lack: Lack) -> NoReturn:
+        """Ends the process: what the budget leaves is too short, and a longer one is known.
+
+        Other ranks end with their host's first one, or with the run.
+        """
+        self._end.acquire()
+        findings = self._findings
+        try:
+            self.end_epoch()
+            self._reading.first_words.cancel()
+            self._timeline.close()
+            self._look_at_files()
+            findings.learn(has_ended=True, needed_seconds=lack.needed_seconds)
+            self._write(missing=lack.text)
+            self._log.event(EventName.PROFILE_ENDED, rank=findings.result.rank)
         finally:
             leads = findings.is_first_of_host
             end_process(

@@ -291,6 +291,12 @@ def _problem(
                 f"step {rank.replayed_steps} on batches that the profile repeats",
                 _COPY,
             )
+    for rank in ranks:
+        if rank.needed_seconds is not None:
+            return (
+                f"the profile needs a longer budget: {rank.missing}",
+                f"--budget {rank.needed_seconds:.0f} (profile.budget_seconds)",
+            )
     if any(rank.missing == NO_BATCH for rank in ranks):
         return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
     if ranks:

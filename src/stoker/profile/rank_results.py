@@ -1,8 +1,9 @@
 """The results of one rank, as in `profile-rank{R}.json`, and their statistics."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, variance
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,20 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.host.machine import CpuLimit
 from stoker.records import EpochTimes, GpuDecoding, read_text
+
+# Blocks of steps of which a median and its quartiles are taken.
+MIN_BLOCKS = 3
+# Steps of a block at least, against noise.
+_LEAST_BLOCK = 4
+# Gradients are accumulated over 32 batches at most, as a rule; three cycles show one.
+_MAX_CYCLE = 32
+_CYCLE_REPEATS = 3
+_CYCLE_LOOK = 256
+# Steps that scatter by less are alike.
+_EVEN = 0.05
+# Nine of ten steps are shorter than a usual long one; longer ones compile or evaluate.
+_CLIP = 2.0
+_UNEXPLAINED = 0.2
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +122,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         receive_seconds: CPU-seconds of the trainer's own thread inside next().
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
+        clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
     """
 
     step_seconds: Quartiles
@@ -118,6 +134,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     first_wait_seconds: float | None = None
     others_vcpus: float = 0.0
     epoch_batches: int | None = None
+    clock: str = "host"
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +284,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         missing: Why the profile is incomplete; empty where it is not.
+        needed_seconds: Budget with which it would be complete; None: the budget is not the reason.
         vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
         cpu_limit: What sets `vcpus`; pod: the pod's request, beyond which idle vCPUs may be used.
         is_pod: The process runs in a pod of Kubernetes.
@@ -278,6 +296,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     host: str
     missing: str = ""
+    needed_seconds: float | None = None
     vcpus: float
     cpu_limit: CpuLimit = "machine"
     is_pod: bool = False
@@ -321,20 +340,60 @@ def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartil
     )
 
 
-def block_means(values: Sequence[float], *, workers: int) -> list[float]:
+def block_steps(*, workers: int, cycle: int = 1) -> int:
+    """Returns the steps of a block: whole bursts of workers and whole cycles; 4 at least.
+
+    W workers deliver in bursts of W, and with gradient accumulation each n-th step is longer. Where
+    only long blocks hold whole ones of both, they hold whole cycles.
+    """
+    size = math.lcm(max(1, workers), cycle)
+    if size > 2 * max(workers, cycle):
+        size = cycle * math.ceil(workers / cycle)
+    return size * math.ceil(_LEAST_BLOCK / size)
+
+
+def block_means(values: Sequence[float], *, workers: int, cycle: int = 1) -> list[float]:
     """Returns the means of consecutive blocks of steps.
 
-    W workers deliver in bursts of W: a median of single steps would miss the wait that ends each.
+    A median of single steps would miss the wait that ends a burst. Fewer than three blocks say
+    nothing of the spread: one mean says what there is.
+
+    Args:
+        values: One for each step.
+        workers: Of the loader; a block holds whole bursts.
+        cycle: Steps after which all repeats; a block holds whole ones.
     """
-    # A multiple of W, so that each block holds whole bursts; 4 steps at least, against noise.
-    size = max(1, workers)
-    while size < 4:
-        size += max(1, workers)
-    # Fewer than 5 blocks have no quartiles: one mean says what there is.
-    if len(values) < 5 * size:
+    size = block_steps(workers=workers, cycle=cycle)
+    if len(values) < MIN_BLOCKS * size:
         return [sum(values) / len(values)]
     blocks = [values[at : at + size] for at in range(0, len(values) - size + 1, size)]
     return [sum(block) / size for block in blocks]
+
+
+def cycle_of(values: Sequence[float]) -> int:
+    """Returns after how many steps the values repeat: 1 where they do not, or are all alike.
+
+    The shortest period of which the place explains four fifths of the variance (adjusted R squared,
+    so that many places do not explain much by chance). Rare long steps are clipped.
+    """
+    recent = values[-_CYCLE_LOOK:]
+    if len(recent) < _CYCLE_REPEATS * 2:
+        return 1
+    usual = sorted(recent)[len(recent) * 9 // 10]
+    clipped = [min(value, _CLIP * usual) for value in recent]
+    whole = variance(clipped)
+    if whole <= (_EVEN * fmean(clipped)) ** 2:
+        return 1
+    for period in range(2, min(_MAX_CYCLE, len(clipped) // _CYCLE_REPEATS) + 1):
+        within = sum(_scatter(clipped[place::period]) for place in range(period))
+        if within / (len(clipped) - period) <= _UNEXPLAINED * whole:
+            return period
+    return 1
+
+
+def _scatter(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 def read_ranks(folder: Path) -> list[RankResult]:

@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-
 from stoker.feed.timeline import Steps, Timeline
 from stoker.host.counters import StrayProcesses, children_cpu_seconds, machine_cpu_seconds
 from stoker.profile import batches
-from stoker.profile.batches import Cache, OtherLoaders, length_of
+from stoker.profile.batches import Cache, OtherLoaders, length_of, ready_batches
+from stoker.profile.device_clock import StepClock
 from stoker.profile.loader_phases import Loader
 from stoker.profile.step_watch import REPLAY_ENOUGH, AsIsSteps, ReplaySteps, StepWatch
 
@@ -18,6 +17,8 @@ from stoker.profile.step_watch import REPLAY_ENOUGH, AsIsSteps, ReplaySteps, Ste
 FIRST_WORDS_SECONDS = 12.0
 # Where steps are slow, fewer are left out: the warm-up ends after this share of the budget.
 _WARM_UP_SHARE = 0.08
+# Steps that are not steady count after this share, however unlike they are.
+_LONGEST_WARM_UP_SHARE = 0.25
 
 
 class StepsSoFar(NamedTuple):
@@ -95,6 +96,7 @@ class Reading:
         self.steps: AsIsSteps | None = None
         self.cache = Cache()
         self.others = OtherLoaders()
+        self.clock = StepClock()
         self._budget = budget_seconds
         self.first_words = FirstWords(say)
         self.watch = StepWatch()
@@ -108,6 +110,12 @@ class Reading:
     def elapsed_seconds(self) -> float:
         return time.monotonic() - self._began if self.steps else 0.0
 
+    @property
+    def counted_seconds(self) -> float:
+        """Seconds since steps count: the warm-up, with compilation, is not in them."""
+        since = self.steps.counting_since if self.steps else None
+        return 0.0 if since is None else time.monotonic() - since
+
     def begin(self, loader: Loader, *, ranks: int) -> AsIsSteps:
         self.steps = AsIsSteps(
             workers=loader.num_workers,
@@ -116,7 +124,10 @@ class Reading:
             stray_cpu=StrayProcesses().cpu_seconds,
             batches=self._seen_before,
             epoch_batches=length_of(loader),
+            clock=self.clock,
+            prefetched=loader.num_workers * (loader.prefetch_factor or 2),
             warm_up_seconds=_WARM_UP_SHARE * self._budget,
+            longest_seconds=_LONGEST_WARM_UP_SHARE * self._budget,
             clock_batches=min(2, ranks),
         )
         self._began = time.monotonic()
@@ -145,24 +156,36 @@ class Reading:
             self._opening_seconds = 0.0
         self._rows.ask()
         self.watch.asked()
-        asked = time.monotonic()
-        self.first_words.asked(now=asked)
+        ready = ready_batches(inner)
+        asked = self.clock.mark()
+        self.first_words.asked(now=asked.host_seconds)
         # Of this thread alone: workers and other threads are counted separately.
         thread_before = time.thread_time()
         batch = next(inner)
         receive = time.thread_time() - thread_before
-        now = time.monotonic()
-        wait = now - asked + self.others.take_waited()
+        got = self.clock.mark()
+        others = self.others.take_waits()
+        wait = sum(
+            last.host_seconds - first.host_seconds for first, last in (*others, (asked, got))
+        )
+        now = got.host_seconds
         self.first_words.got(now=now, wait=wait)
         self._rows.got(batches.num_samples(batch))
-        steps.got(now=now, cpu=time.process_time(), wait=wait, receive=receive)
+        steps.got(
+            asked=asked,
+            got=got,
+            cpu=time.process_time(),
+            receive=receive,
+            others=others,
+            ready=ready,
+        )
         self.watch.got(now=now, wait=wait, receive=receive, is_counted=steps.count > 0)
         self.cache.add(batch)
         return batch
 
     def gave(self) -> None:
         if self.steps is not None:
-            self.steps.gave(now=time.monotonic(), cpu=time.process_time())
+            self.steps.gave(mark=self.clock.mark(), cpu=time.process_time())
 
     def end_epoch(self) -> None:
         """May be called twice."""
@@ -170,7 +193,7 @@ class Reading:
             self.steps.epoch_ended()
         self.watch.epoch_ended()
         self.first_words.epoch_ended()
-        self.others.take_waited()
+        self.others.take_waits()
         if self._rows is not None:
             self._rows.end()
             self._rows = None
@@ -179,26 +202,23 @@ class Reading:
 class Replay:
     """Replays the cached batches in turn, again and again, and times the steps on them."""
 
-    def __init__(self, cache: Cache, steps: ReplaySteps, *, uses_cuda: bool) -> None:
+    def __init__(self, cache: Cache, steps: ReplaySteps) -> None:
         self.steps = steps
         self._cache = cache
-        self._uses_cuda = uses_cuda
         self._began = time.monotonic()
 
     def asked(self) -> None:
-        if self._uses_cuda and self.steps.is_block_end():
-            # The host is ahead of the device: a block ends when its kernels have.
-            torch.cuda.synchronize()
-        self.steps.asked(now=time.monotonic(), cpu=time.process_time())
+        self.steps.asked(mark=self.steps.clock.mark(), cpu=time.process_time())
 
     def is_enough(self, *, budget_seconds: float) -> bool:
         return REPLAY_ENOUGH.holds(
             steps=self.steps.count,
             elapsed_seconds=time.monotonic() - self._began,
             budget_seconds=budget_seconds,
+            least=self.steps.least,
         )
 
     def batch(self, index: int) -> object:
         batch = self._cache.give(index)
-        self.steps.gave(now=time.monotonic(), cpu=time.process_time())
+        self.steps.gave(mark=self.steps.clock.mark(), cpu=time.process_time())
         return batch

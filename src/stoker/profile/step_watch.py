@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, variance
 from types import FrameType
 from typing import NamedTuple
@@ -35,23 +36,38 @@ from stoker.host.counters import (
     throttling,
 )
 from stoker.host.machine import cpu_groups, cpu_quota
+from stoker.profile.device_clock import HOST, Mark, StepClock
 from stoker.profile.rank_results import (
+    MIN_BLOCKS,
     AcceleratorOnly,
     AsIs,
     Evidence,
     ProfiledEpoch,
+    Quartiles,
     block_means,
+    block_steps,
+    cycle_of,
     quartiles,
 )
+from stoker.profile.warm_up import WarmUp
 from stoker.text import count
 
-# Steps that are not counted: first kernels, first allocations, cold caches.
-WARM_UP_STEPS = 10
 WARM_UP_REPLAYS = 3
 
 _MIN_STEPS = 5
 _FEWEST_STEPS = 2
 USUAL_STEPS = 20
+# Waits of a smaller share of a step come in no bursts.
+_BURSTY = 0.05
+# A batch that is ready is handed over in less, with all but the shortest steps.
+_LEAST_WAIT_SECONDS = 1e-3
+# Share of the budget in which steps as is must be timed.
+_LONGEST_SHARE = 0.6
+# From this share on, steps that are alike show their pace. The next profile's may be longer.
+_PACE_SHARE = 0.25
+_MARGIN = 1.2
+# After steps for as many times the prefetched batches, these are 5 % of all.
+_STOCKS = 20
 NO_BATCH = "its loader gave no batch"
 # The machine's lateness is known to this much.
 TICK_SECONDS = 50e-6
@@ -99,17 +115,27 @@ class Enough:
             (_FEWEST_STEPS, self.last),
         )
 
-    def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
+    def holds(
+        self, *, steps: int, elapsed_seconds: float, budget_seconds: float, least: int = 0
+    ) -> bool:
+        """Whether `steps`, and `least` in any case, are enough after so many seconds."""
         passed = elapsed_seconds / budget_seconds
-        return any(steps >= needed and passed >= share for needed, share in self._rules)
+        is_enough = any(steps >= needed and passed >= share for needed, share in self._rules)
+        return is_enough and steps >= least
 
     def more(
-        self, *, steps: int, elapsed_seconds: float, step_seconds: float, budget_seconds: float
+        self,
+        *,
+        steps: int,
+        elapsed_seconds: float,
+        step_seconds: float,
+        budget_seconds: float,
+        least: int = 0,
     ) -> int:
         """Returns how many more steps the phase needs until it `holds`, at this pace."""
         return min(
             max(
-                needed - steps,
+                max(needed, least) - steps,
                 math.ceil((share * budget_seconds - elapsed_seconds) / step_seconds),
                 0,
             )
@@ -144,15 +170,38 @@ def _outside_seconds(stray: StrayCpu, *, before: StrayCpu, children: float, room
     return max(0.0, left - inside)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TakenStep:
+    """A step between two batches that the device may still have to reach.
+
+    `others`: waits within it for other loaders, each from its first mark to its last.
+    """
+
+    gave: Mark
+    asked: Mark
+    got: Mark
+    others: tuple[tuple[Mark, Mark], ...]
+    cpu_seconds: float
+    receive_seconds: float
+    had_to_wait: bool
+    is_clocked: bool
+    is_counted: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class AsIsSteps:
     """Times of the user's own steps: from batch to batch, never over the end of an epoch.
+
+    On an accelerator they are the device's: a step lasts from one batch to the next in its stream,
+    and waits as far as the stream was empty. Steps are known when the device has passed them.
 
     Args:
         children_cpu: Of all processes below this one; called at the begin and end of an epoch only,
             as it takes milliseconds.
         stray_cpu: Of those among them that may use other vCPUs than this process; likewise.
-        warm_up_seconds: The warm-up ends after this time, however few steps it had.
+        prefetched: Batches that the loader may hold ready, see `WarmUp`.
+        warm_up_seconds: The warm-up of slow steps ends after this time.
+        longest_seconds: The warm-up of steps that are not steady, likewise.
         clock_batches: The clock begins with this batch. Ranks get their first ones seconds apart,
             the second ones together: where it is 2, their warm-ups end together, too.
     """
@@ -161,11 +210,16 @@ class AsIsSteps:
     children_cpu: Callable[[], float]
     machine_cpu: Callable[[], float]
     stray_cpu: Callable[[], StrayCpu] = StrayCpu
+    clock: StepClock = field(default_factory=StepClock)
     batches: int = 0
     epoch_batches: int | None = None
+    prefetched: int = 0
     warm_up_seconds: float = float("inf")
+    longest_seconds: float = float("inf")
     clock_batches: int = 1
-    _first: float | None = None
+    counting_since: float | None = None
+    warm_up: WarmUp = field(init=False)
+    _pending: deque[_TakenStep] = field(default_factory=deque)
     _steps: list[float] = field(default_factory=list)
     _waits: list[float] = field(default_factory=list)
     _receives: list[float] = field(default_factory=list)
@@ -175,62 +229,196 @@ class AsIsSteps:
     _outside_seconds: float = 0.0
     _others_seconds: float = 0.0
     _epochs_seconds: float = 0.0
-    _begun: "_Begun" = field(default_factory=lambda: _Begun(0.0, 0.0, 0.0, 0.0, StrayCpu()))
-    _last: tuple[float, float] | None = None
+    _begun: "_Begun | None" = None
+    _gave: tuple[Mark, float] | None = None
     _is_first: bool = True
+    # Batches that were ready when counting began; None: not known.
+    _stock: int | None = None
+    _ready: int | None = None
+    _is_used_up: bool = False
+
+    def __post_init__(self) -> None:
+        self.warm_up = WarmUp(
+            prefetched=self.prefetched,
+            soon_seconds=self.warm_up_seconds,
+            longest_seconds=self.longest_seconds,
+        )
 
     @property
     def count(self) -> int:
         return len(self._steps)
 
-    def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
-        """Records that a batch is there, after `wait` seconds in next().
+    @property
+    def step_seconds(self) -> Sequence[float]:
+        return self._steps
 
-        `cpu` is this process's CPU time so far, `receive` this thread's in next().
+    @property
+    def is_on_device(self) -> bool:
+        return self.clock.name != HOST
+
+    @property
+    def block(self) -> int:
+        """Steps of a block; bursts of workers count where steps wait for them."""
+        waits = sum(self._waits) >= _BURSTY * sum(self._steps)
+        return block_steps(workers=self.workers if waits else 1, cycle=self._cycle)
+
+    @property
+    def least(self) -> int:
+        """Steps that must count: on a device of which the host knows little, three blocks."""
+        if not self.is_on_device:
+            return _FEWEST_STEPS
+        return max(USUAL_STEPS, MIN_BLOCKS * self.block) if self._steps else USUAL_STEPS
+
+    @property
+    def is_supplied(self) -> bool:
+        """Whether the steps show how fast the loader is, not how many batches it had in stock."""
+        if self._is_used_up or self.count >= _STOCKS * self.prefetched:
+            return True
+        if self._stock is None or self._ready is None:
+            return False
+        return self._stock - self._ready <= self.count / _STOCKS
+
+    @property
+    def _cycle(self) -> int:
+        busy = [step - wait for step, wait in zip(self._steps, self._waits, strict=True)]
+        return cycle_of(busy)
+
+    def got(
+        self,
+        *,
+        asked: Mark,
+        got: Mark,
+        cpu: float,
+        receive: float,
+        others: tuple[tuple[Mark, Mark], ...] = (),
+        ready: int | None = None,
+    ) -> None:
+        """Records that a batch is there.
+
+        Args:
+            asked: Where it was asked for.
+            got: Where the script's thread had it.
+            cpu: This process's CPU-seconds so far.
+            receive: This thread's in next().
+            others: Waits for other loaders since the batch before.
+            ready: Batches that the loader had when it was asked; None: not known.
         """
         self.batches += 1
-        if self._first is None and self.batches >= self.clock_batches:
-            self._first = now
+        self._ready = ready
+        had_to_wait = self._had_to_wait(asked, got, ready=ready)
         if self._is_first:
-            self._first_waits.append(wait)
+            self._first_waits.append(got.host_seconds - asked.host_seconds)
             self._is_first = False
-        if self._last is not None:
-            self._steps.append(now - self._last[0])
-            self._cpu_seconds.append(cpu - self._last[1])
-            self._waits.append(wait)
-            self._receives.append(receive)
-        elif self._is_warm(now):
-            self._begun = _Begun(
-                now, cpu, self.children_cpu(), self.machine_cpu(), self.stray_cpu()
+        if self._gave is not None:
+            self._pending.append(
+                _TakenStep(
+                    gave=self._gave[0],
+                    asked=asked,
+                    got=got,
+                    others=others,
+                    cpu_seconds=cpu - self._gave[1],
+                    receive_seconds=receive,
+                    had_to_wait=had_to_wait,
+                    is_clocked=self.batches > self.clock_batches,
+                    is_counted=self._begun is not None,
+                )
             )
-        self._last = (now, cpu) if self._is_warm(now) else None
+        self.look()
+        if self.warm_up.is_over and self._begun is None:
+            self._begin(now=got.host_seconds, cpu=cpu)
+        self._gave = (got, cpu)
 
-    def gave(self, *, now: float, cpu: float) -> None:
+    def gave(self, *, mark: Mark, cpu: float) -> None:
         """Records that the script has its batch: the time since `got` is in no step."""
-        if self._last is not None:
-            self._last = (now, cpu)
+        if self._gave is not None:
+            self._gave = (mark, cpu)
 
-    def _is_warm(self, now: float) -> bool:
-        if self.batches > WARM_UP_STEPS:
-            return True
-        return self._first is not None and 0 < self.warm_up_seconds <= now - self._first
+    def look(self) -> None:
+        """Takes the times of the steps that the device has passed; does not wait for it."""
+        while self._pending and self.clock.is_passed(self._pending[0].got):
+            self._take(self._pending.popleft())
+
+    def settle(self) -> None:
+        """Waits until the device has passed all steps of a phase that ends, and takes their times.
+
+        Nothing starts over any more.
+        """
+        for step in self._pending:
+            self.clock.wait_for(step.got)
+            if step.is_counted:
+                self._count(step, *self._times_of(step))
+        self._pending.clear()
+
+    def _had_to_wait(self, asked: Mark, got: Mark, *, ready: int | None) -> bool:
+        if ready is not None:
+            return ready == 0
+        wait = got.host_seconds - asked.host_seconds
+        since = self._gave[0].host_seconds if self._gave else asked.host_seconds
+        return wait >= max(_LEAST_WAIT_SECONDS, _BURSTY * (got.host_seconds - since))
+
+    def _times_of(self, step: _TakenStep) -> tuple[float, float]:
+        """Returns the seconds of a step that the device has passed, and of its waits."""
+        seconds = self.clock.seconds(step.gave, step.got)
+        waits = [self.clock.seconds(*marks) for marks in (*step.others, (step.asked, step.got))]
+        return seconds, min(sum(waits), seconds)
+
+    def _take(self, step: _TakenStep) -> None:
+        seconds, wait = self._times_of(step)
+        self.warm_up.add(
+            busy_seconds=seconds - wait,
+            seconds=seconds if step.is_clocked else 0.0,
+            had_to_wait=step.had_to_wait,
+            # A device is faster than its loader for as long as there is stock.
+            may_be_full=not self.is_on_device,
+        )
+        # Until the first wait, steps lived on what was prefetched in the warm-up.
+        lived_on_stock = step.is_counted and step.had_to_wait and not self._is_used_up
+        if lived_on_stock or not self.warm_up.is_over:
+            self._start_over()
+            self._is_used_up = lived_on_stock
+        elif step.is_counted:
+            self._count(step, seconds, wait)
+
+    def _count(self, step: _TakenStep, seconds: float, wait: float) -> None:
+        self._steps.append(seconds)
+        self._waits.append(wait)
+        self._receives.append(step.receive_seconds)
+        self._cpu_seconds.append(step.cpu_seconds)
+
+    def _start_over(self) -> None:
+        for figures in (self._steps, self._waits, self._receives, self._cpu_seconds):
+            figures.clear()
+        self._pending = deque(replace(step, is_counted=False) for step in self._pending)
+        self._children_seconds = self._outside_seconds = 0.0
+        self._others_seconds = self._epochs_seconds = 0.0
+        self._begun = None
+        self.counting_since = None
+        self._is_used_up = False
+
+    def _begin(self, *, now: float, cpu: float) -> None:
+        self._begun = _Begun(now, cpu, self.children_cpu(), self.machine_cpu(), self.stray_cpu())
+        if self.counting_since is None:
+            self.counting_since = now
+            self._stock = self._ready
+            self._is_used_up |= self.warm_up.has_waited
 
     def epoch_ended(self) -> None:
         """Records that what follows is not part of a step; may be called twice."""
-        if self._last is not None:
+        if self._begun is not None and self._gave is not None:
             # The machine counts the time between steps, so these figures include it, too.
             begun = self._begun
             children = self.children_cpu() - begun.children
             machine = self.machine_cpu() - begun.machine
-            own = self._last[1] - begun.cpu
+            own = self._gave[1] - begun.cpu
             outside = _outside_seconds(
                 self.stray_cpu(), before=begun.stray, children=children, room=machine - own
             )
             self._outside_seconds += outside
             self._children_seconds += children - outside
             self._others_seconds += machine - (children - outside) - own
-            self._epochs_seconds += self._last[0] - begun.now
-        self._last = None
+            self._epochs_seconds += self._gave[0].host_seconds - begun.now
+        self._begun = None
+        self._gave = None
         self._is_first = True
 
     def pace(self, elapsed_seconds: float) -> tuple[float, float]:
@@ -244,9 +432,10 @@ class AsIsSteps:
         """Returns the figures of at least one step; the children's are of the epochs that ended."""
         count = len(self._steps)
         waits = self._first_waits[1:] or self._first_waits
+        block = self.block
         return AsIs(
-            step_seconds=quartiles(block_means(self._steps, workers=self.workers), samples=count),
-            wait_seconds=quartiles(block_means(self._waits, workers=self.workers), samples=count),
+            step_seconds=quartiles(block_means(self._steps, workers=block), samples=count),
+            wait_seconds=quartiles(block_means(self._waits, workers=block), samples=count),
             trainer_cpu_seconds=sum(self._cpu_seconds) / count,
             children_cpu_seconds=self._children_seconds / count,
             outside_cpu_seconds=self._outside_seconds / count,
@@ -254,55 +443,81 @@ class AsIsSteps:
             first_wait_seconds=quartiles(waits).median if waits else None,
             others_vcpus=max(0.0, self._others_seconds / (self._epochs_seconds or math.inf)),
             epoch_batches=self.epoch_batches,
+            clock=self.clock.name,
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplaySteps:
-    """Times of steps on cached batches, in blocks.
+    """Times of steps on cached batches; `given` batches were handed out.
 
-    A block of several steps is timed together where the accelerator runs behind the host, and is
-    waited for at the end of each block. `given` batches were handed out.
+    A step lasts from a batch to the request for the next one, in the stream of the device where
+    there is one: what the cache costs is in none.
     """
 
-    block: int = 1
+    clock: StepClock = field(default_factory=StepClock)
     warm_up: int = WARM_UP_REPLAYS
+    given: int = 0
+    _steadiness: WarmUp = field(init=False)
+    _pending: deque[tuple[Mark, Mark, float]] = field(default_factory=deque)
     _steps: list[float] = field(default_factory=list)
     _cpu_seconds: list[float] = field(default_factory=list)
-    given: int = 0
-    _begin: tuple[float, float] | None = None
-    _cpu_given: float = 0.0
-    _cpu_in_block: float = 0.0
+    _gave: tuple[Mark, float] | None = None
+
+    def __post_init__(self) -> None:
+        self._steadiness = WarmUp(least_steps=self.warm_up)
 
     @property
     def count(self) -> int:
-        return len(self._steps) * self.block
+        return len(self._steps)
 
-    def is_block_end(self) -> bool:
-        """Whether this step ends a block: wait for the accelerator, then call `asked`."""
-        return self.given >= self.warm_up and (self.given - self.warm_up) % self.block == 0
+    @property
+    def least(self) -> int:
+        """Steps that must count, as of `AsIsSteps.least`."""
+        if self.clock.name == HOST:
+            return 1
+        return max(USUAL_STEPS, MIN_BLOCKS * block_steps(workers=1, cycle=cycle_of(self._steps)))
 
-    def asked(self, *, now: float, cpu: float) -> None:
+    def asked(self, *, mark: Mark, cpu: float) -> None:
         """Records that the next batch is asked for: the step before has ended."""
-        if self.given > self.warm_up:
-            self._cpu_in_block += cpu - self._cpu_given
-            if self.is_block_end() and self._begin is not None:
-                self._steps.append((now - self._begin[0]) / self.block)
-                self._cpu_seconds.append(self._cpu_in_block / self.block)
-        if self.is_block_end():
-            self._begin = None
+        if self._gave is not None:
+            self._pending.append((self._gave[0], mark, cpu - self._gave[1]))
+            self._gave = None
+        while self._pending and self.clock.is_passed(self._pending[0][1]):
+            self._take(*self._pending.popleft())
 
-    def gave(self, *, now: float, cpu: float) -> None:
-        if self._begin is None and self.given >= self.warm_up:
-            self._begin = (now, cpu)
-            self._cpu_in_block = 0.0
+    def gave(self, *, mark: Mark, cpu: float) -> None:
         self.given += 1
-        self._cpu_given = cpu
+        self._gave = (mark, cpu)
+
+    def settle(self) -> None:
+        """Waits until the device has passed all steps, and takes their times."""
+        for _, asked, _ in self._pending:
+            self.clock.wait_for(asked)
+        while self._pending:
+            self._take(*self._pending.popleft())
+
+    def _take(self, gave: Mark, asked: Mark, cpu_seconds: float) -> None:
+        seconds = self.clock.seconds(gave, asked)
+        if self._steadiness.is_over:
+            self._steps.append(seconds)
+            self._cpu_seconds.append(cpu_seconds)
+            return
+        self._steadiness.add(
+            busy_seconds=seconds, seconds=seconds, had_to_wait=False, may_be_full=True
+        )
 
     def result(self, *, cached_batches: int) -> AcceleratorOnly:
+        block = block_steps(workers=1, cycle=cycle_of(self._steps))
+
+        def spread(values: Sequence[float]) -> Quartiles:
+            is_short = len(values) < MIN_BLOCKS * block
+            means = values if is_short else block_means(values, workers=block)
+            return quartiles(means, samples=self.count)
+
         return AcceleratorOnly(
-            step_seconds=quartiles(self._steps, samples=self.count),
-            trainer_cpu_seconds=quartiles(self._cpu_seconds, samples=self.count),
+            step_seconds=spread(self._steps),
+            trainer_cpu_seconds=spread(self._cpu_seconds),
             cached_batches=cached_batches,
         )
 
@@ -324,7 +539,7 @@ def missing_of(
     if not as_is.batches:
         return NO_BATCH
     if is_read_out:
-        more = WARM_UP_STEPS + USUAL_STEPS - as_is.batches
+        more = as_is.warm_up.more_steps + USUAL_STEPS - as_is.count
     else:
         # With cached batches, a step is faster by its wait for data, if at all.
         step, wait = as_is.pace(elapsed_seconds)
@@ -335,12 +550,12 @@ def missing_of(
             budget_seconds=budget_seconds,
         )
         if replay is None:
-            warming = max(0, WARM_UP_STEPS - as_is.batches) if not as_is.count else 0
-            more += warming + AS_IS_ENOUGH.more(
+            more += as_is.warm_up.more_steps + AS_IS_ENOUGH.more(
                 steps=as_is.count,
-                elapsed_seconds=elapsed_seconds,
+                elapsed_seconds=as_is.count * step,
                 step_seconds=step,
                 budget_seconds=budget_seconds,
+                least=as_is.least,
             )
     more = max(1, more)
     needed = f"about {more} more are needed"
@@ -351,6 +566,40 @@ def missing_of(
     if replay:
         had = f"{replay.count} steps with cached batches"
     return f"the script ended after {had}; {needed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """Why steps on a device cannot be timed within a budget, and the seconds that would do."""
+
+    text: str
+    needed_seconds: float
+
+
+def lack_of(steps: AsIsSteps, *, budget_seconds: float) -> Lack | None:
+    """Returns what steps on a device lack, where the rest of the budget is too short for them.
+
+    None also as long as the pace is not known, and on hosts without a device, where two steps do.
+    """
+    warm_up = steps.warm_up
+    calm_seconds = warm_up.calm_seconds + sum(steps.step_seconds)
+    # While kernels are tuned, steps are slow and become fast.
+    is_early = not warm_up.is_over and calm_seconds < _PACE_SHARE * budget_seconds
+    if not steps.is_on_device or not warm_up.pace_seconds or is_early:
+        return None
+    pace = fmean(steps.step_seconds) if steps.count else warm_up.pace_seconds
+    least = steps.least
+    if not steps.count and warm_up.has_waited:
+        least = max(least, MIN_BLOCKS * block_steps(workers=steps.workers))
+    left = (warm_up.more_steps + max(0, least - steps.count)) * pace
+    if calm_seconds + left <= _LONGEST_SHARE * budget_seconds:
+        return None
+    needed = _MARGIN * (calm_seconds + left) / _LONGEST_SHARE
+    return Lack(
+        text=f"{steps.count} of the {least} steps needed were timed on the accelerator, and a step "
+        f"takes {pace:.2g} s",
+        needed_seconds=math.ceil(needed / 10) * 10.0,
+    )
 
 
 class _TimerSpec(ctypes.Structure):

@@ -13,7 +13,8 @@ from stoker.feed.timed import TimedEpoch
 from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
-from stoker.profile.step_watch import AS_IS_ENOUGH, WARM_UP_STEPS
+from stoker.profile.step_watch import AS_IS_ENOUGH
+from stoker.profile.warm_up import WARM_UP_STEPS
 from stoker.settings import ProcessSettings, from_environment
 from stoker.text import wait_share
 

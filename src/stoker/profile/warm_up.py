@@ -1,0 +1,171 @@
+"""The end of a script's warm-up: its steps are steady, and what was prefetched is used up.
+
+First steps compile, tune kernels and fill caches: they take up to thousands of times as long as
+later ones, and some of that comes many steps later, with the first batch of another shape. Loader
+workers go on meanwhile, so the next batches come from stock, as fast as they can be trained on.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+from stoker.profile.rank_results import cycle_of
+
+# Steps that are not counted at least: first kernels, first allocations, cold caches.
+WARM_UP_STEPS = 10
+# Steps of one training differ by less; compiling and tuning takes ten to a thousand times a step.
+_ALIKE = 3.0
+# A later step that takes this many times the usual compiles for a new shape, or evaluates.
+_RECOMPILED = 10.0
+# Evaluations come again and again: they are part of the training then.
+_MAX_RESTARTS = 2
+# Once so many steps have counted, a slow one moves no median.
+_WATCHED_STEPS = 20
+# Shorter times differ by what else the host does.
+_LEAST_SECONDS = 0.5e-3
+# Steps that are compared with each other.
+_TAIL = 5
+_CYCLE_STEPS = 96
+# Steps of which the pace is known.
+_PACE_STEPS = 3
+# Steps that never become steady, as with texts of any length, count after so many.
+_PATIENCE_STEPS = 50
+
+
+class WarmUp:
+    """A warm-up, told of one step after the other.
+
+    Args:
+        prefetched: Batches that may be ready or under way: workers times prefetch factor.
+        least_steps: Steps that it lasts at least, unless they are slow.
+        soon_seconds: Slow steps: after this time fewer are enough.
+        longest_seconds: After usual steps for this time they count, though they are not steady.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefetched: int = 0,
+        least_steps: int = WARM_UP_STEPS,
+        soon_seconds: float = float("inf"),
+        longest_seconds: float = float("inf"),
+    ) -> None:
+        self.is_over = False
+        self._prefetched = prefetched
+        self._least_steps = least_steps
+        self._soon_seconds = soon_seconds
+        self._longest_seconds = longest_seconds
+        self._restarts = 0
+        self._watched = 0
+        self._usual_seconds = float("inf")
+        self._is_calm = False
+        self._busy: list[float] = []
+        self._seconds: list[float] = []
+        # Of the last slow step, and of the last batch that was not ready; -1: none yet.
+        self._slow_at = -1
+        self._waited_at = -1
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether a batch was waited for since the last slow step: then there was no stock left."""
+        return self._waited_at > self._slow_at or not self._prefetched
+
+    @property
+    def more_steps(self) -> int:
+        """Steps that it lasts on at least, as far as is known."""
+        if self.is_over:
+            return 0
+        left = self._least_steps - self._steps_since_slow
+        return max(1, left, 0 if self.has_waited else self._stock - self._steps_since_slow)
+
+    @property
+    def pace_seconds(self) -> float:
+        """Seconds of a step since the last slow one; 0: not known yet."""
+        if not self.is_over and (self._steps_since_slow < _PACE_STEPS or not self._is_calm):
+            return 0.0
+        return self.calm_seconds / self._steps_since_slow
+
+    @property
+    def calm_seconds(self) -> float:
+        """Seconds since the last slow step."""
+        return sum(self._seconds[self._slow_at + 1 :])
+
+    def add(
+        self, *, busy_seconds: float, seconds: float, had_to_wait: bool, may_be_full: bool
+    ) -> None:
+        """Records a step and the batch after it.
+
+        Args:
+            busy_seconds: The step without its wait for data.
+            seconds: The whole step; 0 where its time is not to count.
+            had_to_wait: Whether that batch was not ready when it was asked for.
+            may_be_full: Whether steps may count though prefetched batches are left.
+        """
+        if self.is_over:
+            self._watch(busy_seconds)
+            return
+        self._busy.append(max(busy_seconds, _LEAST_SECONDS))
+        self._seconds.append(seconds)
+        if had_to_wait:
+            self._waited_at = len(self._busy) - 1
+        is_steady = self._is_steady()
+        # Without those that compile.
+        is_long = median(self._seconds) * len(self._seconds) >= self._longest_seconds
+        if not is_steady and not is_long and len(self._busy) < self._patience_steps:
+            return
+        is_used_up = self.has_waited or self._steps_since_slow >= self._stock
+        self.is_over = is_used_up or (is_long and may_be_full)
+
+    @property
+    def _stock(self) -> int:
+        # One is under way to the script.
+        return self._prefetched + 1 if self._prefetched else 0
+
+    @property
+    def _patience_steps(self) -> int:
+        return _PATIENCE_STEPS + 3 * self._prefetched
+
+    @property
+    def _steps_since_slow(self) -> int:
+        return len(self._busy) - 1 - self._slow_at
+
+    def _is_steady(self) -> bool:
+        if self._least_steps == 1:
+            return True
+        tail = _steady_tail(self._busy)
+        self._is_calm = bool(tail)
+        if not tail:
+            return False
+        before = len(self._busy) - len(tail)
+        self._usual_seconds = max(tail)
+        self._slow_at = max(
+            (at for at in range(before) if self._busy[at] > _ALIKE * self._usual_seconds),
+            default=-1,
+        )
+        is_enough = self._steps_since_slow >= self._least_steps
+        return is_enough or (len(self._busy) > 1 and self.calm_seconds >= self._soon_seconds)
+
+    def _watch(self, busy_seconds: float) -> None:
+        self._watched += 1
+        if self._watched > _WATCHED_STEPS or self._restarts >= _MAX_RESTARTS:
+            return
+        if busy_seconds > _RECOMPILED * self._usual_seconds:
+            self._restarts += 1
+            self._watched = 0
+            self._busy, self._seconds = [busy_seconds], [busy_seconds]
+            self._slow_at, self._waited_at = 0, -1
+            self.is_over = False
+
+
+def _steady_tail(busy: Sequence[float]) -> Sequence[float]:
+    """Returns the last steps if they are alike, one by one or by cycles; else nothing."""
+    tail = busy[-min(_TAIL, max(2, len(busy) // 2)) :]
+    if len(busy) > 1 and max(tail) <= _ALIKE * min(tail):
+        return tail
+    # With gradient accumulation each n-th step is longer, and all of them are the training.
+    recent = busy[-_CYCLE_STEPS:]
+    length = cycle_of(recent)
+    if length == 1:
+        return ()
+    tail = recent[-3 * length :]
+    sums = [sum(tail[at : at + length]) for at in range(0, len(tail), length)]
+    return tail if max(sums) <= _ALIKE * min(sums) else ()
