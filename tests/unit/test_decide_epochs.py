@@ -157,6 +157,8 @@ def test_texts_are_of_whole_epochs_with_the_step_beside_them():
     text = " ".join(explain(decision).split())
     assert "175 ms per step over whole epochs, 160 ms within them" in text
     assert "step: over whole epochs" in text
+    assert "An epoch of 42 steps begins with 0.65 s of waiting, with any data hosts" in text
+    assert "what lies between epochs (validation, checkpoints) was not seen" in text
     keep = next(plan for plan in decision.plans if plan.action == "keep")
     assert keep.predicted.counted_seconds == pytest.approx(0.175, abs=5e-4)
     # Epochs that are as long as their steps are worth no word.

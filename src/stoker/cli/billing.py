@@ -10,7 +10,7 @@ from stoker.errors import DeclinedError, UsageError
 from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.settings import named_instance_type
-from stoker.text import apart, duration, ms, usd
+from stoker.text import apart, duration, usd
 
 
 def confirm(
@@ -193,7 +193,6 @@ def _promise(promise: Predicted) -> str:
     if promise.total_hours is not None and promise.total_usd is not None:
         total = f"; the whole training {promise.total_hours:.2f} h, {usd(promise.total_usd)}"
     return (
-        f"predicted: {step_time_words(promise)} "
-        f"({ms(promise.counted_low)} to {ms(promise.counted_high)}), "
+        f"predicted: {step_time_words(promise, has_band=True)}, "
         f"{promise.speedup:.2f} times as fast{own_storage_words(promise)}{total}"
     )

@@ -42,6 +42,8 @@ _DATA_HOSTS: Mapping[Storage, str] = {
 _FORMERLY = {"network": "storage", "latency": "workers"}
 # Smaller doubts get no warning.
 _WORTH_A_LINE = 0.1
+# Of the chosen plan's time: more is worth a change of the script.
+_WORTH_A_START = 0.05
 
 
 def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> str:
@@ -157,6 +159,8 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         kept = [own for own in advice if own.id != "num_workers"]
         advice = [Advice(id="num-workers", text=text), *kept]
     advice += _advice_on_accelerators(found, profile)
+    if not any(fix.id == "smaller_batches" for fix in said):
+        advice += _advice_on_starts(found)
     wider = best_of(found, "scale_out")
     saved = -wider.predicted.cost_change if wider and wider.predicted else 0.0
     may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
@@ -216,6 +220,23 @@ def _advice_on_accelerators(found: Walk, profile: Profile) -> Iterator[Advice]:
         yield Advice(id="offload-gpu", text=text, when=when)
 
 
+def _advice_on_starts(found: Walk) -> Iterator[Advice]:
+    """Yields what an epoch's first batch costs the chosen plan, which no plan changes."""
+    times, outcome = found.work.epochs, found.chosen.predicted
+    if times is None or times.start is None or not times.steps or outcome is None:
+        return
+    share = times.start.seconds / times.steps / outcome.counted_seconds
+    if share < _WORTH_A_START:
+        return
+    yield Advice(
+        id="epoch-start",
+        text=f"An epoch of {times.steps:.0f} steps begins with {times.start.seconds:.2g} s of "
+        f"waiting, with any data hosts, as one worker makes its first batch: {percentage(share)} "
+        "of the time. Half the batch, and gradients of two accumulated, halve that.",
+        when="small work",
+    )
+
+
 def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
     before = before_money(is_billed=found.ranking.is_billed)
     if profile.unmeasured:
@@ -261,6 +282,12 @@ def warnings_of(
         warnings.append(
             f"the stream has {shards} shard{'s' if shards > 1 else ''} ({source} of all ranks): "
             "no more workers than that can be busy"
+        )
+    epochs = found.work.epochs
+    if epochs is not None and epochs.steps and epochs.between is None:
+        warnings.append(
+            "what lies between epochs (validation, checkpoints) was not seen: it is in no figure, "
+            "and takes as long with any data hosts"
         )
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     for name in sorted(rules.allowed or ()):

@@ -335,12 +335,13 @@ def own_storage_words(outcome: Predicted) -> str:
     return f"; {outcome.own_storage_speedup:.2f}x if each host has separate storage"
 
 
-def step_time_words(outcome: Predicted) -> str:
-    """Returns the time by which plans are compared: of whole epochs, with the step below it."""
+def step_time_words(outcome: Predicted, *, has_band: bool = False) -> str:
+    """Returns the time by which plans are compared: of whole epochs, with the step beside it."""
     counted, step = outcome.counted_seconds, outcome.step_seconds
+    band = f" ({ms(outcome.counted_low)} to {ms(outcome.counted_high)})" if has_band else ""
     if not is_whole_longer(step, counted):
-        return f"{ms(counted)} per step"
-    return f"{ms(counted)} per step over whole epochs, {ms(step)} within them"
+        return f"{ms(counted)} per step{band}"
+    return f"{ms(counted)} per step over whole epochs{band}, {ms(step)} within them"
 
 
 def pays(outcome: Predicted) -> str:

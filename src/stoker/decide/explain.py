@@ -111,8 +111,7 @@ def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
         return []
     text = f"{begin}: {_step_and_cost(outcome, decision)}; bottleneck: {limits(outcome)}"
     step = step_time_words(outcome)
-    band = f"{step} ({ms(outcome.counted_low)} to {ms(outcome.counted_high)})"
-    lines = [text.replace(step, band, 1)]
+    lines = [text.replace(step, step_time_words(outcome, has_band=True), 1)]
     busy = f"{percentage(outcome.accelerator_utilization)} of a step"
     if decision.prices.is_billed:
         lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
