@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_machine import TRAINER, Bench
+from gpu_machine import TRAINER, Bench, CommandError
 from honesty import advised, group_words
 
 Json = Mapping[str, object]
@@ -18,6 +18,9 @@ _PROFILE_START_SECONDS, _RUN_SECONDS = 90.0, 120.0
 # Of a training of three epochs; today's and the advised one.
 _WANTED_SECONDS = 14.0
 _STEPS_AN_EPOCH = 42
+LONGER = "needs a longer budget"
+# Of a profile's error where it measured too little.
+_ASKS_FOR_TIME = ("not enough was measured", "longer budget")
 # A step that is to stay may differ so much from run to run.
 _SAME = 0.06
 
@@ -144,7 +147,8 @@ class Judged:
     """One case. Ratios are of seconds over whole epochs, the advised training's over today's.
 
     Attributes:
-        verdict: Bottleneck that the decision names.
+        verdict: Bottleneck that the decision names; LONGER: the profile asks for more time.
+        kind: sure, probable, none or unknown, as the decision has it.
         promised: Ratio, with its band; of `keep` 1: nothing is to be gained.
         measured: Ratio of the two trainings; of `keep` today's whole step over the profiled one.
         today_ms: A step of torch's own training, over whole epochs.
@@ -156,6 +160,7 @@ class Judged:
     case: str
     about: str
     verdict: str
+    kind: str = ""
     states: tuple[str, ...]
     action: str
     plan: str
@@ -191,11 +196,48 @@ def judge(case: Case, bench: Bench) -> Judged:
     bench.need(_CASE_SECONDS if not bench.is_tiny else 20)
     began = time.monotonic()
     trial = _Trial(case, bench)
-    profile, decision = trial.advice()
-    plan = advised(decision)
+    try:
+        profile, decision = trial.advice()
+    except CommandError as err:
+        if not any(words in str(err) for words in _ASKS_FOR_TIME):
+            raise
+        return _longer(case, str(err), seconds=time.monotonic() - began)
+    plan = followed_plan(decision)
     today = trial.trained_as_today(profile["step"]["step_seconds"])  # type: ignore[index]
     followed = trial.followed(plan, profile)
     return _row(trial, profile, decision, plan, today, followed, seconds=time.monotonic() - began)
+
+
+def followed_plan(decision: Mapping) -> Mapping:  # type: ignore[type-arg]
+    """Returns the plan to follow: a free change, the chosen plan, or else the probable one."""
+    plan = advised(decision)
+    probable = decision.get("probable")
+    return probable if plan["action"] == "keep" and probable else plan
+
+
+def _longer(case: Case, words: str, *, seconds: float) -> Judged:
+    """Returns the row of a profile that says that its budget is too short: honest, and no more."""
+    return Judged(
+        case=case.name,
+        about=case.about,
+        verdict=LONGER,
+        states=(),
+        action="keep",
+        plan="",
+        promised=1.0,
+        low=1.0,
+        high=1.0,
+        measured=1.0,
+        today_ms=0.0,
+        advised_ms=None,
+        profiled_ms=0.0,
+        predicted_ms=0.0,
+        explained=None,
+        is_right=True,
+        is_inside=True,
+        seconds=seconds,
+        note=words[-300:],
+    )
 
 
 class _Trial:
@@ -350,6 +392,7 @@ def _row(
         case=case.name,
         about=case.about,
         verdict=decision["bottleneck"],
+        kind=decision.get("verdict") or "",
         states=states,
         action=plan["action"],
         plan=" ".join(group_words(plan)[1::2]),
@@ -372,10 +415,14 @@ def text(row: Judged) -> str:
     """Says the case in one line."""
     mark = "ok " if row.is_honest else "NOT"
     advised_words = "-" if row.advised_ms is None else f"{row.advised_ms:.1f} ms"
-    return (
-        f"{mark} {row.case:<16} {row.verdict:<12} {row.action:<14} promised {row.promised:.2f} "
-        f"({row.low:.2f}..{row.high:.2f}) measured {row.measured:.2f}; states "
-        f"{','.join(row.states) or '-'}; profiled {row.profiled_ms:.1f} ms, torch's whole epochs "
-        f"{row.today_ms:.1f} ms, advised {row.predicted_ms:.1f} ms predicted, {advised_words} "
-        f"measured; {row.plan}; {row.seconds:.0f} s"
+    promised = f"promised {row.promised:.2f} ({row.low:.2f}..{row.high:.2f})"
+    parts = (
+        f"{mark} {row.case:<16} {row.verdict:<12} {row.kind} {row.action:<14} {promised} "
+        f"measured {row.measured:.2f}",
+        f"states {','.join(row.states) or '-'}",
+        f"profiled {row.profiled_ms:.1f} ms, torch's whole epochs {row.today_ms:.1f} ms, "
+        f"advised {row.predicted_ms:.1f} ms predicted, {advised_words} measured",
+        row.plan,
+        f"{row.seconds:.0f} s",
     )
+    return "; ".join(part for part in parts if part)

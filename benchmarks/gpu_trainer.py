@@ -255,7 +255,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deterministic", action="store_true", help="and the losses are recorded")
     parser.add_argument("--valid", action="store_true", help="validates after each epoch")
     parser.add_argument("--ready", action="store_true", help="batches are ready at once")
-    parser.add_argument("--ready-batches", type=int, default=200)
+    parser.add_argument("--ready-batches", type=int, default=120)
     parser.add_argument("--no-pin", dest="pin", action="store_false")
     return parser.parse_args(arguments)
 
