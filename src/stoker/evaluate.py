@@ -13,6 +13,7 @@ from stoker.records import (
     Evaluation,
     Gate,
     GateResult,
+    GpuLoad,
     Group,
     Job,
     Json,
@@ -27,6 +28,7 @@ from stoker.records import (
     groups_in_words,
 )
 from stoker.records.base import sha256_of
+from stoker.records.gpu import busy_share
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
@@ -247,11 +249,13 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     band = whole.band
     if band is None and promise is not None:
         band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
+    # Of another machine's GPU, a profile that was taken elsewhere says nothing.
+    gpus = profile.observed.gpus if profile.observed and not decision.taken_elsewhere else ()
     return Performance(
         action=plan.action if plan else None,
-        baseline=baseline,
+        baseline=_with_load(baseline, gpus),
         predicted=predicted,
-        measured=outcome,
+        measured=_with_load(outcome, training.gpus),
         prediction_error=_change(
             outcome.counted_seconds, predicted.counted_seconds if predicted else None
         ),
@@ -260,6 +264,10 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
         speedup=baseline.counted_seconds / outcome.counted_seconds,
         cost_change=change,
     )
+
+
+def _with_load(cost: StepCost, gpus: Sequence[GpuLoad]) -> StepCost:
+    return msgspec.structs.replace(cost, gpu_utilization=busy_share(gpus))
 
 
 def _cost_of(

@@ -26,6 +26,7 @@ from stoker.errors import install_command
 from stoker.logs import printable
 from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI, hyperparameters
 from stoker.records import Evaluation, TrackingSettings, Training
+from stoker.records.gpu import busy_share
 from stoker.records.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
         found |= {f"stoker_{name}": getattr(measured, name) for name in steps}
         epochs = measured.epochs.figures if measured.epochs else {}
         found |= {f"stoker_{name}": value for name, value in epochs.items()}
+    found["stoker_gpu_utilization"] = busy_share(training.gpus) if training else None
     if evaluation:
         found["stoker_passed"] = float(evaluation.passed)
         found |= {each.metric: each.value for each in evaluation.gates}

@@ -4,6 +4,7 @@ A page's figures have spaces that do not break and one unit of time; see `stoker
 """
 
 import math
+from collections.abc import Sequence
 
 from stoker.logs import shown
 from stoker.records import (
@@ -14,6 +15,7 @@ from stoker.records import (
     Evaluation,
     FeedSettings,
     GateResult,
+    GpuLoad,
     Group,
     Performance,
     Plan,
@@ -24,6 +26,7 @@ from stoker.records import (
     Trial,
     plan_in_words,
 )
+from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import NOT_COMPARABLE
 from stoker.text import (
@@ -35,6 +38,7 @@ from stoker.text import (
     metric,
     ms,
     percentage,
+    size,
     step_words,
     than_predicted,
     usd,
@@ -44,6 +48,8 @@ from stoker.text import (
 _HELPS = 0.95
 # Plans this close are as good.
 _AS_GOOD = 1.03
+# Share of the time with lowered clocks that is worth a word.
+_SEEN_LOWERED = 0.01
 # Two runs of a minute on the same quiet hosts differ by less.
 _SAME_HOSTS = 0.1
 # Of a step: less is in no line.
@@ -281,7 +287,80 @@ def training_words(training: Training) -> str:
         rank=measured.rank,
         whole_step_seconds=measured.whole_step_seconds,
     )
-    return f"{measured.steps} steps of {took}{more}"
+    busy = busy_words(training.gpus)
+    return f"{measured.steps} steps of {took}{f', {busy}' if busy else ''}{more}"
+
+
+def busy_words(gpus: Sequence[GpuLoad]) -> str:
+    """Returns `GPU 28% busy`, with how many are in use if not all are; empty: not known."""
+    share = busy_share(gpus)
+    if share is None:
+        return ""
+    used = len(used_gpus(gpus))
+    words = f"{gpu_noun(used)} {percentage(share)} busy"
+    return words if used == len(gpus) else f"{words} ({used} of {len(gpus)} in use)"
+
+
+def gpu_noun(number: int | None) -> str:
+    return "GPU" if number == 1 else "GPUs"
+
+
+def gpu_words(gpu: GpuLoad) -> str:
+    """Returns the load of one GPU in a line, as far as it is known."""
+    parts = []
+    if busy := gpu.utilization:
+        middle = f"{percentage(busy.low)} to {percentage(busy.high)} half of the time"
+        parts.append(f"{percentage(busy.mean)} busy, pauses included ({middle})")
+    parts += gpu_figures(
+        memory_bytes=_mean(gpu.memory_bytes),
+        memory_total_bytes=gpu.memory_total_bytes,
+        power_watts=_mean(gpu.power_watts),
+        sm_clock_mhz=_mean(gpu.sm_clock_mhz),
+        pcie_received_bytes_per_second=_mean(gpu.pcie_received_bytes_per_second),
+    )
+    lowered = {reason: share for reason, share in gpu.throttled.items() if share >= _SEEN_LOWERED}
+    for reason, share in lowered.items():
+        parts.append(f"clocks lowered {percentage(share)} of the time ({reason})")
+    name = f"GPU {gpu.number}" + (f" ({gpu.model})" if gpu.model else "")
+    return f"{name}: {', '.join(parts)}"
+
+
+def _mean(figure: GpuFigure | None) -> float | None:
+    return figure.mean if figure else None
+
+
+def gpu_figures(
+    *,
+    utilization: float | None = None,
+    memory_bytes: float | None,
+    memory_total_bytes: float | None = None,
+    power_watts: float | None,
+    sm_clock_mhz: float | None,
+    pcie_received_bytes_per_second: float | None,
+) -> list[str]:
+    """Returns a GPU's figures in words, those that are known.
+
+    Args:
+        utilization: Busy share, 0 to 1.
+        memory_bytes: Memory in use.
+        memory_total_bytes: Memory of the GPU or of its slice.
+        power_watts: Power that it draws.
+        sm_clock_mhz: Clock of the multiprocessors.
+        pcie_received_bytes_per_second: Data received over PCIe.
+    """
+    parts = []
+    if utilization is not None:
+        parts.append(f"{percentage(utilization)} busy")
+    if memory_bytes is not None:
+        total = f" of {size(memory_total_bytes)}" if memory_total_bytes else ""
+        parts.append(f"{size(memory_bytes)}{total}")
+    if power_watts is not None:
+        parts.append(f"{power_watts:.0f} W")
+    if sm_clock_mhz is not None:
+        parts.append(f"{sm_clock_mhz:.0f} MHz")
+    if pcie_received_bytes_per_second is not None:
+        parts.append(f"{size(pcie_received_bytes_per_second)}/s received")
+    return parts
 
 
 def gate_words(gate: GateResult, style: Style = "terminal") -> str:
@@ -343,6 +422,7 @@ def evaluation_table(evaluation: Evaluation) -> str:
                 f"  {name:<10}{whole} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}"
             )
     speedup, *promise = _performance_words(performance)
+    promise += _gpu_change(performance)
     if performance.cost_change is not None and performance.action != "keep":
         speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
     return "\n".join([*lines, *(f"  {text}" for text in (speedup, *promise))])
@@ -369,6 +449,14 @@ def has_whole_epochs(performance: Performance) -> bool:
     """Returns whether a run was compared by whole epochs, and they are slower than their steps."""
     measured = performance.measured
     return is_whole_longer(measured.step_seconds, measured.counted_seconds)
+
+
+def _gpu_change(performance: Performance) -> list[str]:
+    before, now = performance.baseline.gpu_utilization, performance.measured.gpu_utilization
+    if now is None:
+        return []
+    earlier = "" if before is None else f", {percentage(before)} in the profile"
+    return [f"the GPUs were {percentage(now)} busy{earlier}"]
 
 
 def prediction_words(

@@ -12,6 +12,7 @@ from stoker.logs import parse_line
 from stoker.records import read_json
 from stoker.records.profile import Profile
 from support import nvml
+from support.command import process
 from support.local_job import LocalJob
 from support.nvml import FakeGpu, FakeSlice
 
@@ -29,14 +30,18 @@ for epoch in range(2):
 UUIDS = ("GPU-aa11", "GPU-bb22")
 
 
-def job(tmp_path, *gpus, init_code=None, environment=None, script=SCRIPT, **options):
-    found = LocalJob(tmp_path, script, **options)
+def variables(*gpus, init_code=None):
+    """Returns the variables of a process that finds the double in place of the package."""
     folders = (str(TESTS / "support" / "fake_nvml"), str(TESTS), os.environ.get("PYTHONPATH"))
-    double = {
+    return {
         "PYTHONPATH": os.pathsep.join(filter(None, folders)),
         nvml.VARIABLE: nvml.environment(*gpus, init_code=init_code),
-        **(environment or {}),
     }
+
+
+def job(tmp_path, *gpus, init_code=None, environment=None, script=SCRIPT, **options):
+    found = LocalJob(tmp_path, script, **options)
+    double = {**variables(*gpus, init_code=init_code), **(environment or {})}
     found.spec = dataclasses.replace(found.spec, environment={**found.spec.environment, **double})
     return found
 
@@ -134,3 +139,38 @@ def test_a_mig_slice_and_a_uuid_are_read_and_what_they_do_not_tell_is_one_line(t
     assert gpu.memory_bytes is not None
     (event,) = events(log, "gpu_load_incomplete")
     assert "utilization (Not Supported) of GPU 0.1" in event.values["text"]
+
+
+PROFILED = """
+import time
+import torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.zeros(10)
+for batch in torch.utils.data.DataLoader(Slow(), batch_size=4):
+    time.sleep(0.01)
+"""
+
+
+def test_a_profile_has_the_load_of_the_unchanged_steps_alone(tmp_path):
+    """Phases with cached batches and without the model take most of the budget."""
+    script = tmp_path / "script.py"
+    script.write_text(PROFILED)
+    environ = {**os.environ, **variables(FakeGpu(uuid=UUIDS[0]))}
+    words = ("profile", "--budget", "20", "--out", "profile.json", "--", "python", str(script))
+    done = process(*words, cwd=tmp_path, env=environ)
+    assert done.returncode == 0, done.stderr
+    found = read_json(tmp_path / "profile.json", Profile)
+    assert found.observed is not None
+    (gpu,) = found.observed.gpus
+    assert (gpu.uuid, gpu.during) == (UUIDS[0], "steps")
+    assert found.observed.gpu_utilization == gpu.step_utilization == pytest.approx(0.28)
+    (file,) = (tmp_path / "runs").glob("*/baseline-gpu.csv")
+    rows = read_rows(file)
+    assert gpu.begin_seconds is not None
+    assert gpu.begin_seconds > 0, "the start is not among them"
+    assert gpu.samples < sum(row.samples for row in rows) / 2
+    assert "GPU 28% busy" in done.stdout

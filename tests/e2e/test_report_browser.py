@@ -162,6 +162,7 @@ def reports(tmp_path_factory):
         "whole": {**timelines, "log_files": [folder / "logs" / "dnn-algo-1.log"]},
         "broken": {**none, "environment": {}, "failure": "error: the catalog has no type local.c9"},
         "fed": {**timelines, "feed_file": write_feed(folder, hosts=3)},
+        "gpus": {**timelines, **sample_records.with_gpus(folder)},
     }
     for name, records in pages.items():
         (folder / name).mkdir()
@@ -175,7 +176,7 @@ pytestmark = pytest.mark.browser
 @pytest.mark.parametrize(
     ("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)")]
 )
-@pytest.mark.parametrize("name", ["whole", "broken", "fed"])
+@pytest.mark.parametrize("name", ["whole", "broken", "fed", "gpus"])
 def test_report_opens_with_no_console_message_and_fetches_nothing(
     browser, reports, name, scheme, ground
 ):
@@ -196,7 +197,7 @@ def test_the_check_for_fetches_sees_one(browser, tmp_path):
 
 
 @pytest.mark.parametrize("width", [1200, 760, 420])
-@pytest.mark.parametrize("name", ["whole", "broken", "fed"])
+@pytest.mark.parametrize("name", ["whole", "broken", "fed", "gpus"])
 def test_page_is_not_wider_than_its_window_and_labels_do_not_clash(browser, reports, name, width):
     browser.open(reports[name], width=width)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width

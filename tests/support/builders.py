@@ -1,7 +1,18 @@
 """Builds records as small as a test needs them; whole ones of a run are in `sample_records`."""
 
 from stoker.launch.topology import HostGroup, Topology
-from stoker.records import Check, Group, Json, Observed, Profile, ProfiledHost, StepTerms, Workload
+from stoker.records import (
+    Check,
+    GpuLoad,
+    Group,
+    Json,
+    Observed,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    Workload,
+)
+from stoker.records.gpu import GpuFigure
 from stoker.settings import workload_from
 
 
@@ -65,3 +76,20 @@ def starved(kind: str = "ml.g5.8xlarge", *, count: int = 1, **changes: object) -
         "global_batch_size": 256,
     }
     return profile(kind, count=count, is_explained=True, **(terms | changes))
+
+
+def gpu_load(share: float | None = 0.28, **changes: object) -> GpuLoad:
+    """Makes the load of a GPU that was busy for `share` of the time; None: it does not tell."""
+    busy = None
+    if share is not None:
+        busy = GpuFigure(mean=share, low=share / 2, median=share, high=min(1.0, share * 1.5))
+    made: dict[str, object] = {
+        "host": "algo-1",
+        "index": 0,
+        "uuid": "GPU-c4b1b2e6",
+        "model": "NVIDIA H100 80GB HBM3",
+        "samples": 60,
+        "utilization": busy,
+        "step_utilization": share,
+    }
+    return GpuLoad(**made | changes)

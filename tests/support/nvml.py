@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 NVML_CLOCK_SM = 1
 NVML_PCIE_UTIL_RX_BYTES = 1
-VARIABLE = "STOKER_TEST_NVML"
+VARIABLE = "DOUBLE_OF_NVML"
 
 # Codes and texts of the errors.
 ERRORS = {

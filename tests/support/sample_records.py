@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.host.gpus import Gpu
+from stoker.launch.gpu_log import COLUMNS, GpuRow, StepSpans, csv_line, loads_of
 from stoker.records import (
     Action,
     Advice,
@@ -23,6 +25,7 @@ from stoker.records import (
     Host,
     Job,
     Measured,
+    Observed,
     Performance,
     Plan,
     Predicted,
@@ -214,6 +217,37 @@ def write_timelines(folder: Path) -> tuple[Path, Path]:
         write_timeline(before, wait_seconds=0.040, compute_seconds=0.022, epochs=1, steps=212),
         write_timeline(after, wait_seconds=0.0116, compute_seconds=0.0244, epochs=3, steps=250),
     )
+
+
+def with_gpus(folder: Path, *, seconds: int = 300) -> dict[str, object]:
+    """Returns the records of a page about a GPU that was busier afterwards, and one unused."""
+    found: dict[str, object] = {}
+    loads = []
+    for name, share in (("before_gpus", 0.28), ("after_gpus", 0.86)):
+        rows = [
+            GpuRow(
+                start_seconds=float(second),
+                seconds=1.0,
+                samples=1,
+                gpu=gpu,
+                utilization=share * (second >= 20) * (gpu == "0"),
+                memory_bytes=12.5e9,
+                power_watts=310.0,
+            )
+            for second in range(seconds)
+            for gpu in ("0", "1")
+        ]
+        file = folder / f"{name}.csv"
+        file.write_text(",".join(COLUMNS) + "\n" + "".join(map(csv_line, rows)))
+        gpus = [Gpu(index=n, uuid=f"GPU-{n}", model="NVIDIA H100 80GB HBM3") for n in range(2)]
+        spans = StepSpans(((20.0, float(seconds)),))
+        loads.append(loads_of(rows, gpus, host="algo-1", spans=spans))
+        found[name] = file
+    before, after = loads
+    seen = Observed(cpu_utilization=0.9, gpu_utilization=0.28, gpus=before, hosts=1)
+    found["profile"] = msgspec.structs.replace(profile(), observed=seen)
+    found["training"] = msgspec.structs.replace(training(), gpus=after)
+    return found
 
 
 def _usd(step_seconds: float, *, hosts: int) -> float:

@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,12 +13,14 @@ from stoker.cli.doctor import doctor_verb
 from stoker.doctor import Finding, examine, peer_check
 from stoker.errors import UsageError
 from stoker.feed.wire.crypto import Keys
+from stoker.host.gpus import GpuReader
 from stoker.host.processes import free_ports
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.local_job import resource_config
+from support.nvml import FakeGpu, FakeNvml
 from support.tokens import new_token
 
 GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
@@ -184,6 +187,35 @@ def test_what_a_host_lacks_is_noticed(tmp_path, monkeypatch):
     assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": ""}).text == "none"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": "0,1"}).state == "fail"
+
+
+def gpu_checks(library, tmp_path, *, has_gpus=True, **environ):
+    found = doctor.gpu_load_checks(
+        lambda: GpuReader(environ, nvml=lambda: library, devices=tmp_path), has_gpus=has_gpus
+    )
+    return [(each.state, each.text) for each in found]
+
+
+def test_each_gpu_has_a_line_with_its_load_and_what_it_does_not_tell(tmp_path):
+    second = FakeGpu(uuid="GPU-2", refuses={"nvmlDeviceGetPcieThroughput": 3}, reasons=0x4)
+    found = gpu_checks(FakeNvml(FakeGpu(uuid="GPU-1"), second), tmp_path)
+    assert [state for state, _ in found] == ["ok", "ok"]
+    first, other = (text for _, text in found)
+    figures = "GPU 0: 28% busy, 12.9 GB of 85.9 GB, 210 W, 1755 MHz, 1.20 GB/s received, GPU-1; "
+    assert first.startswith(figures)
+    assert re.search(r"a look takes \d+ ms, [\d.]+ ms of CPU; not known: PCIe traffic", first)
+    assert other.endswith("1755 MHz, clocks lowered (power), GPU-2")
+
+
+def test_what_keeps_the_load_from_being_read_is_a_warning_where_there_is_a_gpu(tmp_path):
+    words = "NVML: NVML Shared Library Not Found"
+    assert gpu_checks(FakeNvml(init_code=12), tmp_path) == [("warn", words)]
+    assert gpu_checks(FakeNvml(init_code=12), tmp_path, has_gpus=False) == []
+    hidden = gpu_checks(FakeNvml(FakeGpu()), tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert hidden == [("warn", "CUDA_VISIBLE_DEVICES='' names none")]
+    (lost,) = gpu_checks(FakeNvml(FakeGpu(lost_after=0)), tmp_path)
+    assert lost[0] == "fail"
+    assert "GPU is lost" in lost[1]
 
 
 def test_the_verb_ends_with_4_where_something_fails(tmp_path, port, capsys, monkeypatch):

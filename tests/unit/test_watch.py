@@ -8,6 +8,8 @@ from rich.console import Console
 from stoker.cli import watch
 from stoker.cli.watch import RunView, as_table, plain_line, source_of, watch_verb
 from stoker.errors import PlatformError, UsageError
+from stoker.host.gpus import Gpu, GpuSample, GpuState
+from stoker.launch.gpu_log import words_for_log
 from stoker.logs import Log, LogValue, parse_line
 from support.feed_rows import feed_line, host_rate
 
@@ -74,6 +76,49 @@ def test_the_table_shows_each_rank_each_host_and_what_to_do():
     assert limit.startswith("limit: the data workers")
     assert advice.startswith("try:   more data hosts")
     assert max(map(len, table_of(view, width=88).splitlines())) <= 88
+
+
+GPUS = {
+    "algo-1": (
+        GpuState(
+            gpu=Gpu(index=0, uuid="GPU-1"),
+            sample=GpuSample(utilization=0.28, memory_bytes=12.9e9, throttled=("power",)),
+        ),
+    )
+}
+
+
+def gpu_line(hosts=GPUS) -> str:
+    return line("gpu_load", **words_for_log(hosts))
+
+
+def test_the_gpus_busy_share_stands_beside_the_step():
+    shown = plain_line(view_of(progress_line(), gpu_line()))
+    assert shown == "step 120, 20.0 ms per step, 40% of it waiting for data, GPU 28% busy"
+    document = view_of(gpu_line()).document()
+    assert document["gpus"]["utilization"] == 0.28
+    assert plain_line(view_of(gpu_line())) == "no step yet, GPU 28% busy"
+
+
+def test_the_table_has_a_line_for_each_gpu():
+    one = table_of(view_of(progress_line(), gpu_line())).splitlines()
+    assert one[2] == "GPU 0: 28% busy, 12.9 GB, clocks lowered (power)"
+    idle = GpuSample(utilization=0.0)
+    two = {**GPUS, "algo-2": (GpuState(gpu=Gpu(index=3, uuid="GPU-4"), sample=idle),)}
+    lines = table_of(view_of(progress_line(), gpu_line(two))).splitlines()
+    assert "GPUs 28% busy" in lines[1]
+    assert lines[2].startswith("GPU 0 of algo-1: 28% busy")
+    assert lines[3] == "GPU 3 of algo-2: 0% busy"
+
+
+def test_a_gpu_that_is_lost_or_not_read_is_a_happening():
+    view = view_of(
+        line("gpu_lost", text="GPU 0 (GPU-1): GPU is lost; its load is no longer read"),
+        line("gpu_load_unread", text="GPU load: NVML: Driver Not Loaded"),
+    )
+    text = table_of(view)
+    assert "gpu-1 lost a GPU: GPU 0 (GPU-1): GPU is lost" in text
+    assert "gpu-1 does not read its GPUs: GPU load: NVML: Driver Not Loaded" in text
 
 
 def test_what_a_log_says_does_not_steer_the_terminal():

@@ -189,6 +189,8 @@ def judged(
             before_timeline=existing(profile.with_name("baseline-timeline.csv")),
             after_timeline=timeline_of(trained, folder=folder),
             feed_file=existing(folder / "feed.csv"),
+            before_gpus=existing(profile.with_name("baseline-gpu.csv")),
+            after_gpus=existing(folder / "gpu.csv"),
             environment=environment(),
         )
     if workload.tracking.mlflow:

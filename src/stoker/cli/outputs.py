@@ -23,6 +23,7 @@ from stoker.records import (
     Decision,
     EpochTimes,
     Evaluation,
+    GpuLoad,
     Json,
     Profile,
     Training,
@@ -32,6 +33,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import Record, RecordT, mapping
+from stoker.records.gpu import busy_share
 from stoker.words import whole_step_of
 
 # The size that Kubeflow and its database accept.
@@ -50,6 +52,8 @@ EVALUATE_PARAMETERS = frozenset({"passed"})
 # The record is a text in Kubeflow's JSON, where its quotes make it up to twice as long.
 _MAX_RECORD_BYTES = MAX_PARAMETER_BYTES // 2
 _MAX_FAILURE = 2000
+_OF_STEP = ("step_seconds", "whole_step_seconds", "gpu_utilization")
+_MAX_CARRIED_GPUS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +270,7 @@ def told_of_training(record: Training) -> Told:
         *("step_seconds", "wait_seconds", "whole_step_seconds"),
         *("samples_per_second", "usd_per_1000_steps"),
     )
+    busy = busy_share(record.gpus)
     return Told(
         parameters={"status": record.status, "training": carried(record)},
         metrics={
@@ -273,6 +278,7 @@ def told_of_training(record: Training) -> Told:
             **_values(record.measured, names),
             **_epochs(record.measured.epochs if record.measured else None),
             **record.dollars,
+            **({} if busy is None else {"gpu_utilization": busy}),
         },
         origin=record.lineage.facts(),
     )
@@ -284,7 +290,7 @@ def told_of_evaluation(record: Evaluation) -> Told:
         parameters={"passed": "true" if record.passed else "false"},
         metrics={
             **{gate.metric: gate.value for gate in record.gates if gate.value is not None},
-            **_values(performance and performance.measured, ("step_seconds", "whole_step_seconds")),
+            **_values(performance and performance.measured, _OF_STEP),
             **_values(performance, ("speedup", "prediction_error", "cost_change")),
             "passed": float(record.passed),
         },
@@ -312,7 +318,11 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
     lineage = msgspec.structs.replace(record.lineage, packages={})
-    short = msgspec.structs.replace(record, failure=failure, measured=measured, lineage=lineage)
+    # Of a GPU only its busy share is read later.
+    gpus = tuple(_shortened_load(gpu) for gpu in record.gpus[:_MAX_CARRIED_GPUS])
+    short = msgspec.structs.replace(
+        record, failure=failure, measured=measured, lineage=lineage, gpus=gpus
+    )
     # What an evaluation needs least goes first: it reads status, metrics and times.
     for less in (
         {},
@@ -325,6 +335,17 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
         if len(text.encode()) <= max_bytes:
             break
     return text
+
+
+def _shortened_load(gpu: GpuLoad) -> GpuLoad:
+    return msgspec.structs.replace(
+        gpu,
+        memory_bytes=None,
+        power_watts=None,
+        sm_clock_mhz=None,
+        pcie_received_bytes_per_second=None,
+        throttled={},
+    )
 
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:

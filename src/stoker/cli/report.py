@@ -129,6 +129,8 @@ def report_of_run(
         before_timeline=existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=timeline_of(training, folder=run_dir),
         feed_file=existing(run_dir / "feed.csv"),
+        before_gpus=existing(run_dir / "profile" / "baseline-gpu.csv"),
+        after_gpus=existing(run_dir / "gpu.csv"),
         environment={**environment(), **({"command": command} if command else {})},
         log_files=sorted((run_dir / "logs").glob("*.log")),
         failure=failure,

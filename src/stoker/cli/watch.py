@@ -31,18 +31,23 @@ from stoker.launch.feed_log import (
     interval_in,
     progress_in,
 )
+from stoker.launch.gpu_log import GpuNow, GpusNow, gpus_in
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.follow import FileTail, take_lines
-from stoker.text import usd
+from stoker.text import percentage, usd
+from stoker.words import gpu_figures, gpu_noun
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
+_GPUS_SHOWN = 8
 _FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, as they are shown.
 _HAPPENINGS: dict[str, str] = {
     EventName.BUDGET_NEARLY_SPENT: "has spent 80 % of constraints.max_usd",
     EventName.BUDGET_SPENT: "ends",
+    EventName.GPU_LOAD_UNREAD: "does not read its GPUs",
+    EventName.GPU_LOST: "lost a GPU",
     EventName.HOST_JOINED: "joined",
     EventName.HOST_REJOINED: "joined again",
     EventName.HOST_LEFT: "left",
@@ -92,6 +97,7 @@ class RunView:
     Attributes:
         progress: Of the rank that waits longest.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
+        gpus: Latest load of the GPUs; None: there is none, or it is not read.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.
         is_complete: Whether the last event described the feed and all its hosts.
@@ -101,6 +107,7 @@ class RunView:
         self.run = ""
         self.progress: StepProgress | None = None
         self.interval: FeedInterval | None = None
+        self.gpus: GpusNow | None = None
         self.happenings: deque[str] = deque(maxlen=_EVENTS)
         self.status = ""
         self.is_complete = False
@@ -117,6 +124,8 @@ class RunView:
         elif interval := interval_in(event):
             self.interval = interval
             self.is_complete = True
+        elif gpus := gpus_in(event):
+            self.gpus = gpus
         elif event.event == EventName.TRAINING_ENDED:
             self.status = _clean(event.values.get("status", "")) or "ended"
         elif event.event in _HAPPENINGS:
@@ -138,15 +147,24 @@ class RunView:
             **dataclasses.asdict(progress),
             "feed": dataclasses.asdict(self.interval) if self.interval else None,
             "bottleneck": dataclasses.asdict(limit) if limit else None,
+            "gpus": dataclasses.asdict(self.gpus) if self.gpus else None,
             "happenings": list(self.happenings),
         }
 
     def head(self) -> str:
         progress = self.progress
+        busy = self.gpu_words
         if progress is None:
-            return "no step yet"
+            return f"no step yet{busy}"
         spent = "" if progress.spent_usd is None else f", {usd(progress.spent_usd)} spent"
-        return f"step {progress.steps}, {progress.words}{spent}"
+        return f"step {progress.steps}, {progress.words}{busy}{spent}"
+
+    @property
+    def gpu_words(self) -> str:
+        """`, GPU 28% busy`; empty: not known."""
+        if self.gpus is None or self.gpus.utilization is None:
+            return ""
+        return f", {gpu_noun(self.gpus.count)} {percentage(self.gpus.utilization)} busy"
 
 
 def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:
@@ -198,6 +216,12 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
         Text(view.head()),
     ]
     interval = view.interval
+    if view.gpus:
+        several = len({gpu.host for gpu in view.gpus.gpus}) > 1
+        shown = view.gpus.gpus[:_GPUS_SHOWN] if max_ranks else view.gpus.gpus
+        lines += [Text(gpu_line(gpu, names_host=several)) for gpu in shown]
+        if more := view.gpus.count - len(shown):
+            lines.append(Text(f"and {more} more GPUs"))
     if interval:
         lines += [
             Text(
@@ -220,6 +244,21 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
             Text(f"try:   {limit.advice}"),
         ]
     return Group(*lines, *map(Text, view.happenings))
+
+
+def gpu_line(gpu: GpuNow, *, names_host: bool) -> str:
+    """Returns a GPU's load now, as far as it is known."""
+    parts = gpu_figures(
+        utilization=gpu.utilization,
+        memory_bytes=gpu.memory_bytes,
+        power_watts=gpu.power_watts,
+        sm_clock_mhz=gpu.sm_clock_mhz,
+        pcie_received_bytes_per_second=gpu.pcie_received_bytes_per_second,
+    )
+    if gpu.throttled:
+        parts.append(f"clocks lowered ({_clean(gpu.throttled)[:40]})")
+    host = f" of {_clean(gpu.host)[:40]}" if names_host else ""
+    return f"GPU {_clean(gpu.gpu)[:10]}{host}: {', '.join(parts) or 'load not known'}"
 
 
 def _cells(host: HostRate) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Checks of this host for `stoker doctor`: libraries, resources, network, its part in a run."""
 
+import contextlib
 import os
 import platform
 import re
@@ -7,7 +8,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from stoker.errors import UsageError, install_command
 from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import machine
+from stoker.host.gpus import GpuReader, GpuState, GpusUnreadError
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.repeat import within
 from stoker.settings import from_environment
+from stoker.words import gpu_figures
 
 FindingState = Literal["ok", "warn", "fail"]
 
@@ -135,6 +138,48 @@ def accelerators_check(environ: Mapping[str, str]) -> Finding:
     if count < num_devices:
         return Finding("gpus", "warn", f"{text}; PyTorch misses {num_devices - count}")
     return Finding("gpus", "ok", text)
+
+
+def gpu_load_checks(reader: Callable[[], GpuReader], *, has_gpus: bool) -> Iterator[Finding]:
+    """Reads the load of the GPUs that a command started here may use; yields a line for each.
+
+    Blocks for some seconds at most, unless the driver hangs.
+    """
+    try:
+        found = reader()
+    except GpusUnreadError as err:
+        if err.is_news or has_gpus:
+            yield Finding("gpu load", "warn", str(err), "profile and report then lack it")
+        return
+    with contextlib.closing(found):
+        if found.left_out:
+            yield Finding("gpu load", "warn", found.left_out)
+        began, cpu = time.monotonic(), time.thread_time()
+        look = found.look()
+        wall_ms = 1000 * (time.monotonic() - began)
+        cpu_ms = 1000 * (time.thread_time() - cpu)
+    refused = f"; not known: {', '.join(look.refused)}" if look.refused else ""
+    cost = f"; a look takes {wall_ms:.0f} ms, {cpu_ms:.1f} ms of CPU" if look.states else ""
+    for number, state in enumerate(look.states):
+        more = "" if number else cost + refused
+        yield Finding("gpu load", "ok", f"GPU {state.gpu.number}: {_sample_words(state)}{more}")
+    for lost in look.lost:
+        yield Finding("gpu load", "fail", lost, "reset it, or restart the host")
+
+
+def _sample_words(state: GpuState) -> str:
+    sample = state.sample
+    parts = gpu_figures(
+        utilization=sample.utilization,
+        memory_bytes=sample.memory_bytes,
+        memory_total_bytes=state.gpu.memory_total_bytes,
+        power_watts=sample.power_watts,
+        sm_clock_mhz=sample.sm_clock_mhz,
+        pcie_received_bytes_per_second=sample.pcie_received_bytes_per_second,
+    )
+    if sample.throttled:
+        parts.append(f"clocks lowered ({', '.join(sample.throttled)})")
+    return ", ".join([*parts, state.gpu.uuid])
 
 
 def _gib(num_bytes: float) -> str:
@@ -314,6 +359,8 @@ def examine(environ: Mapping[str, str], *, peer: str | None) -> Iterator[Finding
     yield memory_check()
     yield shared_memory_check()
     yield accelerators_check(environ)
+    has_gpus = machine.num_accelerators(environ) > 0
+    yield from gpu_load_checks(lambda: GpuReader(environ), has_gpus=has_gpus)
     # Without a job, as on a laptop, the topology is this host alone.
     in_job = not topology or len(topology.hosts) > 1 or bool(topology.group.instance_type)
     if in_job:

@@ -91,6 +91,10 @@ class GpuRow:
     throttled_other: float | None = None
 
     @property
+    def end_seconds(self) -> float:
+        return self.start_seconds + self.seconds
+
+    @property
     def middle_seconds(self) -> float:
         return self.start_seconds + self.seconds / 2
 
@@ -232,6 +236,8 @@ def _load(rows: Sequence[GpuRow], gpu: Gpu, *, host: str, spans: StepSpans) -> G
         model=gpu.model,
         memory_total_bytes=gpu.memory_total_bytes,
         during="steps" if inside else "command",
+        begin_seconds=used[0].start_seconds,
+        end_seconds=used[-1].end_seconds,
         samples=sum(row.samples for row in used),
         utilization=_figure(used, "utilization"),
         step_utilization=min(1.0, step_share.mean) if step_share else None,

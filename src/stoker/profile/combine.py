@@ -16,6 +16,7 @@ from stoker.profile.step_watch import speed_spread
 from stoker.profile.whole_epochs import epochs_of
 from stoker.records import (
     Check,
+    GpuLoad,
     LoaderRate,
     Observed,
     Parts,
@@ -32,6 +33,7 @@ from stoker.records import (
     parts_of,
 )
 from stoker.records.base import Value
+from stoker.records.gpu import step_busy_share
 
 _MAX_ROWS = 20
 LONGER = (
@@ -157,6 +159,7 @@ def combine(
     what: Mapping[str, Value],
     is_named: bool = True,
     workload_keys: Mapping[str, str] | None = None,
+    gpus: tuple[GpuLoad, ...] = (),
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
@@ -242,6 +245,8 @@ def combine(
             cpu_utilization=min(
                 1.0, used / (whole[0].as_is.step_seconds.mean * sum(hosts.values()))
             ),
+            gpu_utilization=step_busy_share(gpus),
+            gpus=gpus,
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in ranks]),
             # Where there are several hosts, it may be one of theirs.

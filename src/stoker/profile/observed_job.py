@@ -9,13 +9,17 @@ from stoker.logs import EventName, parse_line
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import mapping
+from stoker.records.gpu import used_gpus
 from stoker.text import percentage, wrapped
+from stoker.words import gpu_noun, gpu_words
 
 MIN_SAMPLES = 20
 # Longer or shorter ones are no steps of a training.
 _SHORTEST, _LONGEST = 1e-6, 1e5
 # Below it a training's start weighs much in its means.
 _FEW_MINUTES = 10.0
+# All are in the record.
+_GPUS_SHOWN = 8
 _SUSPECTS = {
     "cpu": "the CPUs are busy and the GPUs are not: probably CPU-bound",
     "accelerator": "the GPUs are busy: probably the accelerator sets the pace",
@@ -143,15 +147,16 @@ def observed_words(profile: Profile) -> list[str]:
     assert observed is not None
     what = profile.what
     hosts = f"{profile.host.count} x {profile.host.instance_type}"
-    said = [
-        f"{name}s {_load(load)} busy" if load is not None else f"{name}s: load not known"
-        for name, load in (("vCPU", observed.cpu_utilization), ("GPU", observed.gpu_utilization))
-        if load is not None or name == "vCPU" or profile.host.accelerators != 0
-    ]
+    said = [_busy("vCPUs", observed.cpu_utilization)]
+    if observed.gpu_utilization is not None or profile.host.accelerators != 0:
+        count = len(used_gpus(observed.gpus)) if observed.gpus else None
+        said.append(_busy(gpu_noun(count), observed.gpu_utilization))
     # Where steps were seen to wait or not, a guess from the load is no news.
     is_seen = profile.step is not None and profile.step.wait_seconds is not None
     guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
     lines = wrapped(f"{hosts}: {', '.join(said)}{guess}.")
+    for seen in observed.gpus[:_GPUS_SHOWN]:
+        lines += wrapped(gpu_words(seen), indent="  ")
     groups, members = mapping(what.get("groups")), mapping(what.get("host_group"))
     cpu, gpu = mapping(what.get("host_cpu")), mapping(what.get("host_gpu"))
     if not members:
@@ -166,6 +171,10 @@ def observed_words(profile: Profile) -> list[str]:
             load = f"{_load(cpu.get(host)):>6}{_load(gpu.get(host)):>7}"
             lines.append(f"  {host:<42}{load}")
     return [*lines, ""]
+
+
+def _busy(name: str, load: float | None) -> str:
+    return f"{name}: load not known" if load is None else f"{name} {_load(load)} busy"
 
 
 def _notes(job: ObservedJob) -> list[str]:

@@ -17,6 +17,7 @@ from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.host.git import git_state
+from stoker.launch import gpu_log
 from stoker.launch.finish import read_failures
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import EventName, now_utc, parse_line
@@ -27,6 +28,7 @@ from stoker.platforms.base import (
     Platform,
     ResumableRun,
     Run,
+    leader_record,
     leave_or_stop,
 )
 from stoker.profile.combine import LONGER, combine
@@ -35,6 +37,7 @@ from stoker.profile.rank_results import AsIs, RankResult, read_ranks
 from stoker.profile.step_watch import NO_BATCH
 from stoker.records import (
     Cluster,
+    GpuLoad,
     Group,
     Observed,
     Profile,
@@ -46,6 +49,7 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.base import Value
+from stoker.records.gpu import busy_share
 from stoker.settings import PROFILE_ENDED_FILE
 from stoker.text import percentage, step_words
 
@@ -221,6 +225,7 @@ def unmeasured(
     what: dict[str, Value],
     timed: str = "",
     cut_off_seconds: float | None = None,
+    gpus: tuple[GpuLoad, ...] = (),
 ) -> UnmeasuredError | None:
     """Returns why there is no profile of a command; None if there is one.
 
@@ -245,7 +250,12 @@ def unmeasured(
         )
         observed = Profile(
             host=host,
-            observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
+            observed=Observed(
+                cpu_utilization=used.utilization,
+                gpu_utilization=busy_share(gpus),
+                gpus=gpus,
+                hosts=used.hosts,
+            ),
             loader=loader,
             what={
                 **what,
@@ -483,6 +493,8 @@ def whole_profile(
     cut_off_seconds: float | None = None,
 ) -> Profile:
     """Returns the profile of a command that ended, or raises UnmeasuredError; copies its steps."""
+    leader = leader_record(output.parent) if output else None
+    gpus = leader.gpus if leader else ()
     reason = unmeasured(
         ranks,
         seen=read_seen(output) if output else [],
@@ -492,6 +504,7 @@ def whole_profile(
         what=what,
         timed=too_few(output) if output else "",
         cut_off_seconds=cut_off_seconds,
+        gpus=gpus,
     )
     if reason:
         raise reason
@@ -503,9 +516,11 @@ def whole_profile(
         workload_keys=workload_keys,
         is_named=is_named,
         what=what,
+        gpus=gpus,
     )
     if output:
         keep_timeline(output, folder)
+        keep_gpu_load(output, folder)
     return with_grown_files(found, ranks)
 
 
@@ -535,6 +550,14 @@ def keep_timeline(
     if source:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / "baseline-timeline.csv")
+
+
+def keep_gpu_load(output: Path, folder: Path) -> None:
+    """Copies the samples of the leader's GPUs to `folder`/baseline-gpu.csv, if there are any."""
+    source = output / gpu_log.FILE
+    if source.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / "baseline-gpu.csv")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,6 +44,8 @@ class GpuLoad(Record, frozen=True, kw_only=True):
         memory_total_bytes: Memory of the GPU, or of its slice.
         during: Time of the figures. steps: from the first to the last step, without the first two
             of the run; command: the whole command, as no step was timed.
+        begin_seconds: Begin of that time, in seconds of the host's gpu.csv.
+        end_seconds: End of that time, likewise.
         samples: Samples, about one a second.
         utilization: Share of the time in which a kernel ran, 0 to 1.
         step_utilization: Its mean over the steps alone, without what is between epochs.
@@ -61,6 +63,8 @@ class GpuLoad(Record, frozen=True, kw_only=True):
     model: Name | None = None
     memory_total_bytes: NonNegativeInt | None = None
     during: Literal["steps", "command"] = "steps"
+    begin_seconds: NonNegativeFloat | None = None
+    end_seconds: NonNegativeFloat | None = None
     samples: PositiveInt
     utilization: GpuFigure | None = None
     step_utilization: Fraction | None = None

@@ -31,6 +31,7 @@ from stoker.records import (
 from stoker.records.outcome import outcome_of
 from stoker.records.parts import WAITS, limit_words
 from stoker.report.feed_picture import draw_feed, read_feed
+from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
 from stoker.report.plans import draw_plans
 from stoker.report.step_times import (
     Strip,
@@ -98,6 +99,23 @@ def collect_strips(
     return strips
 
 
+def collect_gpu_strips(
+    *,
+    profile: Profile | None,
+    decision: Decision | None,
+    training: Training | None,
+    before: Path | None,
+    after: Path | None,
+) -> list[GpuStrip]:
+    """Returns the GPUs' load before and after, as far as it was kept."""
+    is_here = not (decision and decision.taken_elsewhere)
+    earlier = profile.observed.gpus if profile and profile.observed and is_here else ()
+    now = training.gpus if training else ()
+    first = read_gpu_strip("Before", before, earlier)
+    second = read_gpu_strip("After" if first else "This run", after, now)
+    return [strip for strip in (first, second) if strip is not None]
+
+
 class _Draw(Protocol):
     def __call__(self, *, width: float, name: str) -> Drawing | None: ...
 
@@ -141,6 +159,8 @@ def write_report(
     before_timeline: Path | None = None,
     after_timeline: Path | None = None,
     feed_file: Path | None = None,
+    before_gpus: Path | None = None,
+    after_gpus: Path | None = None,
     log_files: Sequence[Path] = (),
     failure: str | None = None,
     is_planned: bool = False,
@@ -152,6 +172,8 @@ def write_report(
             profile's medians are drawn; likewise for `after_timeline`.
         environment: Facts to show. `command` is the command line of the run.
         feed_file: CSV of the feed's rates (see launch.feed_log), if the run had a data group.
+        before_gpus: CSV of the GPUs' load during the profile (see launch.gpu_log), if there is one.
+        after_gpus: CSV of the GPUs' load during the run, likewise.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, if no record has it.
         is_planned: Nothing was to be run after the decision.
@@ -175,6 +197,13 @@ def write_report(
         after=after_timeline,
     )
     names = host_names(training)
+    gpu_strips = collect_gpu_strips(
+        profile=profile,
+        decision=decision,
+        training=training,
+        before=before_gpus,
+        after=after_gpus,
+    )
     feed = None
     if feed_file:
         feed = read_feed(
@@ -223,6 +252,9 @@ def write_report(
         "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
         "strip_caption": describe_windows(strips) if strips else "",
         "plans_picture": decision and _picture("plans", partial(draw_plans, decision, unit=unit)),
+        "gpu_picture": gpu_strips and _picture("gpus", partial(draw_gpus, gpu_strips)),
+        "gpu_strips": gpu_strips,
+        "gpu_rows": gpu_rows(training.gpus, names=names) if training else [],
         "feed": feed,
         "feed_picture": feed and _picture("feed", partial(draw_feed, feed)),
         "environment": {key: text for key, text in environment.items() if key != "command"},
