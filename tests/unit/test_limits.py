@@ -1,15 +1,18 @@
 """One answer to what limits a step: verdict, states, fixes, path and plans follow it."""
 
 import pytest
+from hypothesis import given, settings
 
 from stoker.catalog import load_catalog
 from stoker.decide.pricing import ASKED_FOR
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import Inventory
 from stoker.records import parts_of
-from stoker.records.parts import more_workers
+from stoker.records.parts import bottleneck_of, limit_words, more_workers
 from support import builders, decisions
+from support.drawn_ranks import hosts, ranks
 from support.profiled_ranks import changed, drained, profile_of, rank_of
+from support.property_tests import examples
 
 
 def words(text: str) -> str:
@@ -179,3 +182,78 @@ def test_what_a_script_without_workers_uses_of_the_cpu_is_no_part_of_its_plans(c
         for rank in (usual, spinning)
     ]
     assert steps[0] == steps[1]
+
+
+# The states that a bottleneck may be told with.
+STATES = {
+    "cpu": {"cpu"},
+    "workers": {"workers"},
+    "latency": {"workers"},
+    "accelerator": {"accelerator"},
+    "none": {"accelerator"},
+    "storage": {"storage"},
+}
+OF_LIMITS = {"cpu", "workers", "accelerator", "storage"}
+
+
+@given(hosts())
+@settings(max_examples=examples(60))
+def test_verdict_states_fixes_path_and_plans_of_a_host_never_contradict_each_other(rank):
+    refuse_contradictions(rank)
+
+
+@given(ranks())
+@settings(max_examples=examples(60))
+def test_they_do_not_either_where_figures_do_not_fit_each_other(rank):
+    refuse_contradictions(rank)
+
+
+def refuse_contradictions(rank):
+    profile = profile_of(rank, kind=f"local.c{rank.vcpus}")
+    decision = decided(profile)
+    parts = parts_of(profile)
+    better = more_workers(parts)
+    bottleneck = parts.bottleneck
+    # The states: none of another limit.
+    named = {state.id for state in profile.states} & OF_LIMITS
+    # Workers that were seen to wait are evidence of their own, beside what the parts say.
+    evidence = {"storage"} if rank.reads or parts.is_shared else set()
+    assert named <= STATES[bottleneck] | evidence, bottleneck
+    # Too few workers: where more are faster, and nowhere else.
+    assert (bottleneck == "workers") <= (better is not None)
+    # Of what they share, more workers may still get a little more.
+    helped = ("workers", "latency", *(("storage",) if parts.is_shared else ()))
+    assert (better is not None) <= (bottleneck in helped)
+    # The fix is the free plan's.
+    fixes = [fix.text for fix in profile.fixes if fix.id == "num_workers"]
+    more = [text for text in fixes if "as fast on" not in text]
+    expected = f"num_workers={better.workers} instead of {parts.workers}" if better else None
+    assert [expected in text for text in more] == ([True] if better else [])
+    # The profile's own words.
+    said = words(explain(profile))
+    if "the limit is " in said and "loading in the trainer itself" not in said:
+        assert f"the limit is {limit_words(bottleneck)}." in said
+    if "loading in the trainer itself" in said:
+        assert (parts.workers, bottleneck) == (0, "workers")
+    if "the accelerator sets the pace" in said:
+        assert bottleneck in ("accelerator", "none")
+    if decision.bottleneck == "unexplained":
+        return
+    # The decision: its limit, today's row, its plans and its path.
+    assert decision.bottleneck == bottleneck
+    (keep,) = [plan for plan in decision.plans if plan.action == "keep"]
+    assert (
+        bottleneck_of(keep.predicted.limit, waits=bottleneck == "latency", workers=parts.workers)
+        == bottleneck
+    )
+    tunes = [plan for plan in decision.plans if plan.action == "tune"]
+    assert len(tunes) == (better is not None)
+    for tune in tunes:
+        assert tune.groups[0].workers_per_host == better.workers
+        assert tune.predicted.speedup > 1.04
+    path = answers(decision)
+    assert path["Is the CPU the limit?"][0] == ("yes" if bottleneck == "cpu" else "no")
+    reply, because = path.get("Is there a free fix?", ("", ""))
+    if reply:
+        assert ("loader workers would not help" in because) <= (better is None)
+        assert (better is not None) <= (reply == "yes")

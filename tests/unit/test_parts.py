@@ -4,16 +4,15 @@ import re
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.profile.explain import explain
-from stoker.profile.rank_results import RankResult, Reads
 from stoker.records import Decision, Profile, parts_of
 from stoker.records.parts import bottleneck_of, limit_words
 from stoker.text import ms
 from support import decisions
-from support.profiled_ranks import at, changed, drained, profile_of, rank_of
+from support.drawn_ranks import ranks
+from support.profiled_ranks import changed, drained, profile_of, rank_of
 
 
 def decided(profile: Profile) -> Decision:
@@ -65,54 +64,6 @@ def test_ranks_that_the_command_starts_are_ranks_to_decide_as_well():
     decision = decided(profile)
     assert given in decision.path[0].because
     assert decision.bottleneck == parts_of(profile).bottleneck
-
-
-SECONDS = st.floats(0.001, 1.0)
-
-
-@st.composite
-def ranks(draw: st.DrawFn) -> RankResult:
-    """Draws a rank whose figures need not fit each other: each of them may be wrong."""
-    step = draw(SECONDS)
-    cpu = draw(SECONDS)
-    idle = draw(st.sampled_from([0.0, 0.0001, 0.01, 0.1, 1.0]))
-    many = draw(st.integers(2, 8))
-    workers = draw(st.integers(0, 4))
-    vcpus = draw(st.integers(1, 8))
-    trainer = draw(SECONDS)
-    loader = cpu * draw(st.sampled_from([0.8, 1.0, 1.3]))
-    cold = draw(st.sampled_from([None, 1.01, 1.3, 2.0, 20.0]))
-    warm = cpu + idle
-    of_many = cpu * draw(st.sampled_from([0.99, 1.0, 1.5]))
-    reads = cold and Reads(
-        workers=1,
-        batch_bytes=at(1e7),
-        cold_seconds=at(cold * warm),
-        warm_seconds=at(warm),
-        bytes_per_second=at(1e7 / ((cold - 1) * warm)),
-    )
-    return rank_of(
-        step=step,
-        wait=step * draw(st.floats(0, 1)),
-        accelerator=step * draw(st.floats(0.01, 1)),
-        trainer_cpu=trainer + (0.0 if workers else loader),
-        trainer_alone_cpu=trainer,
-        children_cpu=loader if workers else 0.0,
-        drains=(
-            drained(
-                many,
-                of_many,
-                wall=of_many + idle * draw(st.sampled_from([0.0, 1.0, many])),
-                rate=draw(st.floats(0.5, many)) / warm,
-            ),
-            drained(1, cpu, wall=warm),
-        ),
-        workers=workers,
-        vcpus=vcpus,
-        others_vcpus=vcpus * draw(st.sampled_from([0.0, 0.2, 0.9])),
-        reads=reads,
-        storage_stall_seconds=draw(st.sampled_from([None, 0.0, 0.01, 3.0])),
-    )
 
 
 @given(ranks())

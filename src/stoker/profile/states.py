@@ -348,7 +348,8 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
             storage = _shared_reads(waiting, is_limit=binding == "storage")
     if bound and not storage and more_workers(bound) is not None:
         workers = _serial(waiting) if is_serial else _few_workers(waiting, busy=busy)
-    accelerator = None if gil else _accelerator(signs, is_binding=binding == "accelerator")
+    sets_the_pace = binding in ("accelerator", "none", None)
+    accelerator = _accelerator(signs, is_known=bool(bound)) if sets_the_pace and not gil else None
     others = _other_programs(signs, vcpus=vcpus)
     slowest = slowest_of(ranks)
     copied, slowed = transfer(slowest, parts=parts), neighbour(slowest, parts=parts)
@@ -480,9 +481,10 @@ def _threads(own: Signs) -> str:
     )
 
 
-def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> ProfileState | None:
+def _accelerator(signs: Sequence[Signs], *, is_known: bool) -> ProfileState | None:
+    """Describes a step that cached batches hardly shorten; is_known: its parts say so, too."""
     waiting = max(signs, key=lambda own: own.lost_share)
-    if waiting.lost_share >= MAX_LOST or not (is_binding or waiting.wait_share < MIN_SHARE):
+    if waiting.lost_share >= MAX_LOST or not (is_known or waiting.wait_share < MIN_SHARE):
         return None
     accelerator = waiting.rank.accelerator
     if accelerator is None:

@@ -245,6 +245,13 @@ class Parts:
         return self.parallel_seconds > WAITS * self.loader_cpu_seconds
 
     @property
+    def waited_share(self) -> float:
+        """Share of today's step that waits for data; 1 if that is not known."""
+        if not self.measured_seconds or self.wait_seconds is None:
+            return 1.0
+        return wait_share(step_seconds=self.measured_seconds, wait_seconds=self.wait_seconds)
+
+    @property
     def lost_share(self) -> float:
         """Share of today's step that cached batches would save; 1 if that is not known."""
         if not self.measured_seconds or self.wait_seconds is None:
@@ -262,6 +269,9 @@ class Parts:
             return "none"
         if self.lost_share < LEAST_GAIN:
             return "accelerator"
+        if self.waited_share < LEAST_GAIN:
+            # No batch is waited for: only the CPU, which loading shares, slows the steps.
+            return "cpu" if self.terms["cpu"] > self.terms["accelerator"] else "accelerator"
         limit = self.limit
         if limit != "latency" or more_workers(self) is not None:
             return bottleneck_of(limit, waits=self.waits, workers=self.workers)
@@ -540,11 +550,8 @@ def more_workers(parts: Parts) -> Parts | None:
     today = parts.step_seconds
     if parts.measured_seconds:
         today = min(today, parts.measured_seconds)
-    reached = better.step_seconds
-    if parts.measured_seconds and parts.wait_seconds is not None:
-        # Compared as shares, as the model may miss the measured step.
-        busy = 1 - wait_share(step_seconds=parts.measured_seconds, wait_seconds=parts.wait_seconds)
-        reached = max(reached, busy * today)
+    # Compared as shares, as the model may miss the measured step.
+    reached = max(better.step_seconds, (1 - parts.waited_share) * today)
     return better if reached < (1 - LEAST_GAIN) * today else None
 
 

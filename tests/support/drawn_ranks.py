@@ -1,0 +1,98 @@
+"""Ranks of profiled trainings, drawn by hypothesis."""
+
+from hypothesis import strategies as st
+
+from stoker.profile.rank_results import Inventory, RankResult, Reads
+from support.profiled_ranks import at, drained, rank_of
+
+SECONDS = st.floats(0.001, 1.0)
+
+
+@st.composite
+def ranks(draw: st.DrawFn) -> RankResult:
+    """Draws a rank whose figures need not fit each other: each of them may be wrong."""
+    step = draw(SECONDS)
+    cpu = draw(SECONDS)
+    idle = draw(st.sampled_from([0.0, 0.0001, 0.01, 0.1, 1.0]))
+    many = draw(st.integers(2, 8))
+    workers = draw(st.integers(0, 4))
+    vcpus = draw(st.integers(1, 8))
+    trainer = draw(SECONDS)
+    loader = cpu * draw(st.sampled_from([0.8, 1.0, 1.3]))
+    cold = draw(st.sampled_from([None, 1.01, 1.3, 2.0, 20.0]))
+    warm = cpu + idle
+    of_many = cpu * draw(st.sampled_from([0.99, 1.0, 1.5]))
+    reads = cold and Reads(
+        workers=1,
+        batch_bytes=at(1e7),
+        cold_seconds=at(cold * warm),
+        warm_seconds=at(warm),
+        bytes_per_second=at(1e7 / ((cold - 1) * warm)),
+    )
+    return rank_of(
+        step=step,
+        wait=step * draw(st.floats(0, 1)),
+        accelerator=step * draw(st.floats(0.01, 1)),
+        trainer_cpu=trainer + (0.0 if workers else loader),
+        trainer_alone_cpu=trainer,
+        children_cpu=loader if workers else 0.0,
+        drains=(
+            drained(
+                many,
+                of_many,
+                wall=of_many + idle * draw(st.sampled_from([0.0, 1.0, many])),
+                rate=draw(st.floats(0.5, many)) / warm,
+            ),
+            drained(1, cpu, wall=warm),
+        ),
+        workers=workers,
+        vcpus=vcpus,
+        others_vcpus=vcpus * draw(st.sampled_from([0.0, 0.2, 0.9])),
+        reads=reads,
+        storage_stall_seconds=draw(st.sampled_from([None, 0.0, 0.01, 3.0])),
+    )
+
+
+@st.composite
+def hosts(draw: st.DrawFn) -> RankResult:
+    """Draws a rank that a real host could have: a step follows from its parts, within noise."""
+    vcpus = draw(st.integers(1, 16))
+    workers = draw(st.integers(0, 20))
+    cpu, accelerator, trainer = draw(SECONDS), draw(SECONDS), draw(SECONDS)
+    wall = cpu * draw(st.sampled_from([0.98, 1.0, 1.01, 1.08, 1.2, 1.5, 4.0, 30.0]))
+    # All cores busy: hyper-threads, caches.
+    dear = cpu * draw(st.sampled_from([1.0, 1.1, 1.6]))
+    trainer = min(trainer, accelerator)
+    others = vcpus * draw(st.sampled_from([0.0, 0.02, 0.2, 0.35]))
+    spinning = draw(st.sampled_from([1.0, 1.05, 2.0])) if workers == 0 else 1.0
+    used = dear if workers >= vcpus else cpu
+    busy = (used + trainer) / (vcpus - others)
+    loading = wall / max(1, workers)
+    step = max(accelerator, busy, loading) if workers else accelerator + wall
+    step *= draw(st.sampled_from([0.9, 0.97, 1.0, 1.0, 1.05, 1.12]))
+    wait = max(0.0, step - accelerator) * draw(st.sampled_from([0.8, 1.0]))
+    tried = dict.fromkeys([vcpus, 1, max(1, workers), max(1, vcpus // 2)])
+    noise = draw(st.sampled_from([0.85, 1.0, 1.1]))
+    drains = [
+        drained(
+            count,
+            dear if count >= vcpus else cpu,
+            wall=wall * (dear / cpu if count >= vcpus else 1.0),
+            rate=noise / max(wall / count, (dear if count >= vcpus else cpu) / (vcpus - others)),
+        )
+        for count in tried
+    ]
+    return rank_of(
+        step=step,
+        wait=wait,
+        accelerator=accelerator,
+        workers=workers,
+        vcpus=vcpus,
+        others_vcpus=others,
+        trainer_cpu=trainer if workers else (trainer + cpu) * spinning,
+        trainer_alone_cpu=trainer,
+        children_cpu=used if workers else 0.0,
+        drains=tuple(drains),
+        uses_cuda=draw(st.booleans()),
+        inventory=Inventory(accelerators=draw(st.integers(0, 1))),
+    )
