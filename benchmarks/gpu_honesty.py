@@ -408,7 +408,14 @@ def _row(
         is_right=is_right,
         is_inside=low <= measured <= high,
         seconds=seconds,
+        note=_decoded(profile),
     )
+
+
+def _decoded(profile: Mapping) -> str:  # type: ignore[type-arg]
+    """Says how many JPEGs the profile saw decoded on the device."""
+    decoding = profile.get("gpu_decoding")
+    return f"{decoding['pictures_per_second']:.0f} JPEGs/s on the device" if decoding else ""
 
 
 def text(row: Judged) -> str:
@@ -423,6 +430,7 @@ def text(row: Judged) -> str:
         f"profiled {row.profiled_ms:.1f} ms, torch's whole epochs {row.today_ms:.1f} ms, "
         f"advised {row.predicted_ms:.1f} ms predicted, {advised_words} measured",
         row.plan,
+        row.note,
         f"{row.seconds:.0f} s",
     )
     return "; ".join(part for part in parts if part)

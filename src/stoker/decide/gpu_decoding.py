@@ -187,10 +187,10 @@ def advice_on_decoding(
     if loading.stays:
         text += f"{_and(loading.stays)} would have to be written for the accelerator. "
     text += "What it costs: the dataset returns the file's bytes, and the training loop decodes "
-    text += "each batch (torchcodec or torchvision.io: decode_jpeg on cuda) and runs the v2 "
-    text += "transforms there, or takes DALI's, which replace torchvision's by an import "
-    text += "(nvidia.dali.experimental.torchvision, 2.1 or newer). Pixels differ a little from "
-    text += "PIL's: compare the accuracy."
+    text += "each batch (decode_jpeg of torchcodec or torchvision, on cuda) and runs the v2 "
+    text += "transforms there, or DALI's, which replace torchvision's by an import (2.1 or newer). "
+    text += "Pixels differ a little from PIL's: compare the accuracy. The code: "
+    text += "docs/how-to/decode-on-the-gpu.md."
     when = "the loading code may be rewritten"
     if decoding is None:
         when += ", and the samples are JPEGs"
