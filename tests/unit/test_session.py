@@ -40,7 +40,7 @@ def test_who_left_an_epoch_ends_no_later_one_of_the_same_number(session):
     session.deliver(0, BatchOutcome("batch"))
     with pytest.raises(StopIteration):
         session.next(before, timeout_seconds=1)
-    assert session.next(number, timeout_seconds=1) == "batch"
+    assert session.next(number, timeout_seconds=1).value == "batch"
 
 
 def test_an_epoch_that_was_left_frees_its_session_for_one_more(session):

@@ -23,9 +23,9 @@ def copied(monkeypatch):
     sizes: list[int] = []
     copy = transfer._copied
 
-    def noted(*args):
-        sizes.append(args[1].nbytes)
-        return copy(*args)
+    def noted(source, transfer, device):
+        sizes.append(transfer.nbytes)
+        return copy(source, transfer, device)
 
     monkeypatch.setattr(transfer, "_copied", noted)
     return sizes

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import this_process
-from stoker.feed.transfer import transferred
+from stoker.feed.transfer import transferred, transferred_block
+from stoker.feed.wire.blocks import BlockBatch
 
 _T = TypeVar("_T")
 
@@ -36,6 +37,13 @@ class _Movable(Protocol):
     """A batch of the user's own type that can be moved."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
+
+
+@runtime_checkable
+class _Fed(Protocol):
+    """Iterator of a fed loader, which can leave each batch one block of memory."""
+
+    def hand_blocks(self) -> None: ...
 
 
 class _DeviceStream(Protocol):
@@ -126,7 +134,10 @@ class DeviceBatches(Generic[_T]):
         if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
-        return _CopiedAhead(self, iter(self._batches), streams)
+        batches = iter(self._batches)
+        if isinstance(batches, _Fed):
+            batches.hand_blocks()
+        return _CopiedAhead(self, batches, streams)
 
     def state_dict(self) -> dict[str, object]:
         """Returns the loader's state, without the batch that is only under way to the device.
@@ -166,11 +177,13 @@ class DeviceBatches(Generic[_T]):
 
     def moved_together(self, batch: _T) -> _T:
         """Returns the same, copied in few transfers; one tensor at two places stays one."""
+        if isinstance(batch, BlockBatch):
+            return cast("_T", self._moved_block(batch))
         tensors = list({id(tensor): tensor for tensor in _tensors_in(batch)}.values())
         copies = transferred(tensors, self.device)
         # `tensors` keeps them, so no other tensor gets one of these ids meanwhile.
         pairs = zip(tensors, copies, strict=True)
-        done = {id(tensor): self._normalised(tensor, there) for tensor, there in pairs}
+        done = {id(tensor): self._normalised(there) for tensor, there in pairs}
 
         def on_device(value: object) -> object:
             there = done.get(id(value))
@@ -178,13 +191,18 @@ class DeviceBatches(Generic[_T]):
 
         return cast("_T", _mapped(batch, on_device))
 
+    def _moved_block(self, received: BlockBatch) -> object:
+        copies = transferred_block(received, self.device)
+        tensors = [self._normalised(there) for there in copies] if self._pixels else copies
+        return received.layout.build(tensors)
+
     def _on_device(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return cast("_Movable", value).to(self.device, non_blocking=True)
-        return self._normalised(value, value.to(self.device, non_blocking=True))
+        return self._normalised(value.to(self.device, non_blocking=True))
 
-    def _normalised(self, pixels: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        if pixels.dtype != torch.uint8 or self._pixels is None:
+    def _normalised(self, there: torch.Tensor) -> torch.Tensor:
+        if there.dtype != torch.uint8 or self._pixels is None:
             return there
         return self._pixels.normalised(there)
 

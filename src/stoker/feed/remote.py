@@ -139,7 +139,7 @@ def _ask_facts(remote: Remote) -> Facts:
             is_eager=True,
             pins_on=None,
         )
-        found = session.next(epoch_id, timeout_seconds=0)
+        found = session.next(epoch_id, timeout_seconds=0).value
     finally:
         session.cancel(session.epoch_id)
     match found:

@@ -24,6 +24,7 @@ from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
+from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
@@ -81,6 +82,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         seed: int | None = None,
         asked_each: AskedBatch | None = None,
     ) -> None:
+        self._hands_blocks = False
         self._epoch.id = self._session.begin(
             epoch=self._epoch.number,
             spec=self._packed,
@@ -103,15 +105,26 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self.opened(self._epoch.now() - began)
 
     def _next_data(self) -> object:  # type: ignore[override]
-        batch = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
+        outcome = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
         if self._may_pin:
             device = self._unasked_pinning()
             if device is not None:
                 self._session.pin(device)
-        if not self._pin_memory or self._feed.shared.pinned.has_failed:
+        pins = self._pin_memory and not outcome.is_pinned
+        batch = outcome.value
+        if isinstance(batch, BlockBatch):
+            if self._hands_blocks and not pins:
+                return batch
+            batch = batch.batch()
+        if not pins or self._feed.shared.pinned.has_failed:
             return batch
         # Tensors are in pinned memory already; objects of the script may pin themselves.
         return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+    def hand_blocks(self) -> None:
+        """Has `next` return a BlockBatch where it can, until the end of the epoch."""
+        self._hands_blocks = True
+        self._session.keep_blocks()
 
     def _unasked_pinning(self) -> int | None:
         """Returns the accelerator in use, for a loader whose script chose nothing; None: none."""

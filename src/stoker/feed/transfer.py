@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from stoker.feed.wire.blocks import BlockPart, contiguous_part, cut
+from stoker.feed.wire.blocks import BlockBatch, BlockLayout, BlockPart, contiguous_part, cut, merged
 
 # A tensor that a script keeps (labels, for an epoch's score) keeps no more than this on the device.
 # Such a transfer takes 40 us over PCIe 4: to join more would gain little.
@@ -29,7 +29,7 @@ _DTYPES = frozenset(
 
 
 class TensorPlace(NamedTuple):
-    """Where a small contiguous tensor lies.
+    """Where a contiguous tensor lies.
 
     Attributes:
         storage: Number of its storage in the batch.
@@ -64,16 +64,43 @@ def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
     storages = _Storages()
     places = tuple([storages.place(tensor) for tensor in tensors])
     copies: dict[int, torch.Tensor] = {}
-    for transfer in joined_transfers(places):
+    for transfer in transfers_of(places):
         storage = storages.storages[transfer.storage]
-        # Not so where two storages begin at one address.
-        if transfer.begin + transfer.nbytes <= storage.nbytes():
-            block = _copied(storage, transfer, device)
-            copies.update(zip(transfer.numbers, cut(block, transfer.parts), strict=True))
+        end = transfer.begin + transfer.nbytes
+        # Beyond its end, where two storages begin at one address.
+        if len(transfer.numbers) > 1 and end <= storage.nbytes():
+            source = torch.empty(0, dtype=torch.uint8).set_(
+                storage, transfer.begin, (transfer.nbytes,), (1,)
+            )
+            copies.update(_copied(source, transfer, device))
     for number, tensor in enumerate(tensors):
         if number not in copies:
             copies[number] = tensor.to(device, non_blocking=True)
     return [copies[number] for number in range(len(tensors))]
+
+
+def transferred_block(received: BlockBatch, device: torch.device) -> list[torch.Tensor]:
+    """Returns the tensors of a batch that is still one block, on `device`."""
+    copies: dict[int, torch.Tensor] = {}
+    for transfer in _transfers_of_layout(received.layout):
+        source = received.block[transfer.begin : transfer.begin + transfer.nbytes]
+        copies.update(_copied(source, transfer, device))
+    return [copies[number] for number in range(len(received.layout.parts))]
+
+
+@functools.lru_cache(maxsize=_MAX_KINDS)
+def _transfers_of_layout(layout: BlockLayout) -> tuple[Transfer, ...]:
+    places = [TensorPlace(0, part.start, part.dtype, part.shape) for part in layout.parts]
+    return transfers_of(tuple(places))
+
+
+def _copied(
+    source: torch.Tensor, transfer: Transfer, device: torch.device
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields number and copy of each tensor in a transfer, whose bytes are `source`."""
+    block = torch.empty(transfer.nbytes, dtype=torch.uint8, device=device)
+    block.copy_(source, non_blocking=True)
+    return zip(transfer.numbers, cut(block, transfer.parts), strict=True)
 
 
 class _Storages:
@@ -104,14 +131,6 @@ class _Storages:
         return TensorPlace(number, int(tensor.storage_offset()), tensor.dtype, tensor.shape)
 
 
-def _copied(
-    storage: torch.UntypedStorage, transfer: Transfer, device: torch.device
-) -> torch.Tensor:
-    nbytes = transfer.nbytes
-    source = torch.empty(0, dtype=torch.uint8).set_(storage, transfer.begin, (nbytes,), (1,))
-    return torch.empty(nbytes, dtype=torch.uint8, device=device).copy_(source, non_blocking=True)
-
-
 class _Piece(NamedTuple):
     """The bytes of a tensor in its storage."""
 
@@ -122,12 +141,10 @@ class _Piece(NamedTuple):
 
 
 @functools.lru_cache(maxsize=_MAX_KINDS)
-def joined_transfers(places: tuple[TensorPlace | None, ...]) -> tuple[Transfer, ...]:
-    """Returns the transfers of two tensors or more: what lies together in a storage."""
+def transfers_of(places: tuple[TensorPlace | None, ...]) -> tuple[Transfer, ...]:
+    """Returns the transfers of tensors: what lies together in a storage, or is large, is one."""
     transfers: list[Transfer] = []
     for run in _runs(places):
-        if len(run) == 1:
-            continue
         begin = run[0].begin - run[0].begin % _ALIGNMENT
         end = max(piece.end for piece in run)
         parts: list[BlockPart] = []
@@ -137,7 +154,8 @@ def joined_transfers(places: tuple[TensorPlace | None, ...]) -> tuple[Transfer, 
             offset = piece.begin - begin
             parts.append(contiguous_part(place.dtype, tuple(place.shape), offset=offset))
         numbers = tuple(piece.number for piece in run)
-        transfers.append(Transfer(run[0].storage, begin, end - begin, numbers, tuple(parts)))
+        rows = tuple(merged(parts))
+        transfers.append(Transfer(run[0].storage, begin, end - begin, numbers, rows))
     return tuple(transfers)
 
 
@@ -149,7 +167,9 @@ def _runs(places: Sequence[TensorPlace | None]) -> Iterator[list[_Piece]]:
         if run:
             is_elsewhere = piece.storage != run[0].storage
             is_far = piece.begin - end > MAX_GAP_BYTES
-            is_much = piece.end - run[0].begin > MAX_TRANSFER_BYTES
+            # The same tensor at two places of a batch stays one.
+            is_same = piece[:3] == run[-1][:3]
+            is_much = piece.end - run[0].begin > MAX_TRANSFER_BYTES and not is_same
             if is_elsewhere or is_far or is_much:
                 yield run
                 run, end = [], 0

@@ -201,7 +201,12 @@ class Answers:
     ) -> None:
         """Delivers a batch; in the receiver's thread."""
         # To make views costs less than to ask first whether the batch is wanted.
-        outcome = receiver.buffers.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
+        outcome = receiver.buffers.decoded(
+            made.tree,
+            payload,
+            allow_pickle=self._accepts_pickles,
+            keeps_block=session.keeps_blocks,
+        )
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
         with self._shared.lock:
             if session.epoch_id != made.epoch_id or not session.is_busy:
@@ -415,7 +420,12 @@ class LocalAnswers:
         else:
             if payload is not None and session.pins_on is not None:
                 payload = self._buffers.copied(payload, session.pins_on)
-            outcome = self._buffers.decoded(result.tree or b"", payload, allow_pickle=True)
+            outcome = self._buffers.decoded(
+                result.tree or b"",
+                payload,
+                allow_pickle=True,
+                keeps_block=session.keeps_blocks,
+            )
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
                 session.deliver(number, outcome, is_final=result.is_final)

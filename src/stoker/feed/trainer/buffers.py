@@ -14,7 +14,7 @@ import torch
 
 from stoker.errors import FeedError
 from stoker.feed.trainer.pinned import PinnedMemory
-from stoker.feed.wire.blocks import contiguous_part, cut
+from stoker.feed.wire.blocks import BlockBatch, BlockLayout, contiguous_part
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.stream import BufferPool, Bytes
@@ -28,21 +28,32 @@ _Build = Callable[[Sequence[torch.Tensor]], object]
 _decoder = msgspec.msgpack.Decoder()
 
 
-class BatchLayout:
-    """How the batches of a kind lie in their payloads."""
+class BatchLayout(BlockLayout):
+    """How the batches of a kind lie in payloads that `decode` has checked one of them against.
 
-    def __init__(self, build: _Build, leaves: "Sequence[_Leaf]") -> None:
-        self._build = build
+    Attributes:
+        has_tuples: torch makes lists of them where it pins a batch.
+    """
+
+    def __init__(self, build: _Build, leaves: "Sequence[_Leaf]", *, has_tuples: bool) -> None:
+        super().__init__([leaf.part for leaf in leaves], build)
+        self.has_tuples = has_tuples
         self._leaves = leaves
-        self._parts = [leaf.part for leaf in leaves]
 
-    def batch(self, payload: Bytes1D) -> object:
-        """Returns the batch in a payload that `decode` has checked one of this kind against."""
-        pinned: object = payload.base
-        if isinstance(pinned, torch.Tensor):
-            # In torch's own pinned memory: its allocator knows of copies under way.
-            return self._build(cut(pinned, self._parts))
-        return self._build([leaf.tensor(payload) for leaf in self._leaves])
+    def batch_in(self, payload: Bytes1D) -> object:
+        pinned = pinned_block(payload)
+        if pinned is not None:
+            return self.batch(pinned)
+        return self.build([leaf.tensor(payload) for leaf in self._leaves])
+
+    def block_in(self, payload: Bytes1D) -> BlockBatch:
+        pinned = pinned_block(payload)
+        return BlockBatch(self, torch.from_numpy(payload) if pinned is None else pinned)
+
+
+def pinned_block(payload: Bytes1D) -> torch.Tensor | None:
+    """Returns torch's pinned memory, whose allocator knows of copies under way; None: pageable."""
+    return payload.base if isinstance(payload.base, torch.Tensor) else None
 
 
 class LayoutCache:
@@ -52,13 +63,17 @@ class LayoutCache:
         self._known: dict[tuple[bytes, int], BatchLayout] = {}
         self._last: tuple[bytes, int] | None = None
 
+    def layout_of(self, tree: bytes, payload: Bytes1D | None) -> BatchLayout | None:
+        """Returns how a batch of a known kind lies in its payload."""
+        return None if payload is None else self._known.get((tree, payload.nbytes))
+
     def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
         if payload is None or len(tree) > _MAX_TREE_BYTES:
             return decode(tree, payload, allow_pickle=allow_pickle)
         key = (tree, payload.nbytes)
         layout = self._known.get(key)
         if layout is not None:
-            return layout.batch(payload)
+            return layout.batch_in(payload)
         value = decode(tree, payload, allow_pickle=allow_pickle)
         # From the second in a row on: a tree with numbers of its batch never comes again.
         if key == self._last:
@@ -95,7 +110,7 @@ def _layout(node: object) -> BatchLayout | None:
     """Returns the layout of a checked tree; None: use `decode`."""
     leaves: list[_Leaf] = []
     build = _build(node, leaves)
-    return None if build is None else BatchLayout(build, leaves)
+    return None if build is None else BatchLayout(build, leaves, has_tuples=_has_tuples(node))
 
 
 def _build(node: object, leaves: list[_Leaf]) -> _Build | None:
@@ -119,6 +134,15 @@ def _build(node: object, leaves: list[_Leaf]) -> _Build | None:
     return None
 
 
+def _has_tuples(node: object) -> bool:
+    match node:
+        case [Tag.TUPLE, *_]:
+            return True
+        case [Tag.LIST | Tag.DICT, *items]:
+            return any(map(_has_tuples, items))
+    return False
+
+
 def _container(tag: Tag, builds: Sequence[_Build]) -> _Build:
     if tag == Tag.LIST:
         return lambda tensors: [build(tensors) for build in builds]
@@ -137,10 +161,16 @@ def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]]
 
 
 class BatchOutcome(msgspec.Struct):
-    """A batch, or the error to raise in its place."""
+    """A batch, or the error to raise in its place.
+
+    Attributes:
+        value: The batch; a BlockBatch, if the session keeps blocks.
+        is_pinned: Pinned memory has all of it, as torch would pin it.
+    """
 
     value: object = None
     error: BaseException | None = None
+    is_pinned: bool = False
 
 
 class BatchBuffers:
@@ -161,7 +191,27 @@ class BatchBuffers:
         pinned = None if pins_on is None else self._pinned.take(nbytes, pins_on)
         return self._pool.take(nbytes) if pinned is None else pinned
 
-    def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:
+    def decoded(
+        self,
+        tree: bytes,
+        payload: Bytes | None,
+        *,
+        allow_pickle: bool,
+        keeps_block: bool = False,
+    ) -> BatchOutcome:
+        """Returns the batch, or why it is malformed.
+
+        Args:
+            tree: Description of the batch.
+            payload: Where its tensors lie.
+            allow_pickle: Whether pickled parts are opened.
+            keeps_block: A batch that can be left in one block is.
+        """
+        layout = self._layouts.layout_of(tree, payload)
+        if layout is not None and payload is not None:
+            is_pinned = pinned_block(payload) is not None and not layout.has_tuples
+            value = layout.block_in(payload) if keeps_block else layout.batch_in(payload)
+            return BatchOutcome(value, is_pinned=is_pinned)
         try:
             return BatchOutcome(self._layouts.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:

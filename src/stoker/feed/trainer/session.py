@@ -50,6 +50,7 @@ class FeedSession:
         base_seed: The agents' workers start with it at once; None: when there is a batch.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
+        keeps_blocks: Batches stay blocks of memory, which `to_device` takes; until the next epoch.
         is_waiting: It has had no peers for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
         has_news: The I/O thread has to announce a new epoch, or a new spec, to the agents.
@@ -80,6 +81,7 @@ class FeedSession:
         self.failure: BaseException | None = None
         self.cancelled_epoch_id = -1
         self.pins_on: int | None = None
+        self.keeps_blocks = False
         self.alone_since = time.monotonic()
         self.waits_since: float | None = None
         self.slow: dict[int, dict[Peer, list[int]]] = {}
@@ -130,6 +132,7 @@ class FeedSession:
                     self.schedule.mark_lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
+            self.keeps_blocks = False
             self.base_seed = base_seed
             if local is not self.local:
                 if self.local is not None:
@@ -161,7 +164,12 @@ class FeedSession:
         with self._lock:
             self.pins_on = device
 
-    def next(self, epoch_id: int, *, timeout_seconds: float) -> object:
+    def keep_blocks(self) -> None:
+        """Has batches of this epoch that arrive from now on stay blocks of memory."""
+        with self._lock:
+            self.keeps_blocks = True
+
+    def next(self, epoch_id: int, *, timeout_seconds: float) -> BatchOutcome:
         """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
 
         Raises:
@@ -186,7 +194,7 @@ class FeedSession:
                 break
         if outcome.error is not None:
             raise outcome.error
-        return outcome.value
+        return outcome
 
     def cancel(self, epoch_id: int) -> None:
         with self._lock:
