@@ -621,6 +621,8 @@ def _workload(
             "cluster": {"dnn": {"instance_type": case.today, "count": 1}},
             "constraints": {
                 "objective": "time",
+                # A probable plan is a try, no advice that is judged here.
+                "follow": "sure",
                 "max_data_hosts": 1,
                 "allowed_instance_types": sorted(types),
             },

@@ -4,7 +4,7 @@ A page's figures have spaces that do not break and one unit of time; see `stoker
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stoker.logs import shown
 from stoker.records import (
@@ -157,11 +157,13 @@ def kept_words(decision: Decision, style: Style = "terminal") -> str:
     return f"{begin if is_known else 'Kept as it is for now'}: {reason}."
 
 
-def probable_words(decision: Decision) -> str:
+def probable_words(decision: Decision, *, has_run: bool = False) -> str:
     """Returns the plan that probably gains, how to make sure, and whether it is followed."""
     plan = decision.probable
     if plan is None:
         return ""
+    if has_run and decision.action != "keep":
+        return "The plan was a try: its gain was probable, not sure."
     is_sure_before = decision.kind == "sure"
     begin = "Then probably" if is_sure_before else "Probably worth it"
     text = f"{begin}: {plan_in_words(plan)}. {_capital(plan.reason)}."
@@ -228,8 +230,12 @@ def free_words(decision: Decision) -> str:
     text += f", {ms(outcome.counted_seconds)} per step, {outcome.speedup:.2f}x as fast"
     if outcome.accelerator_seconds:
         text += f", accelerators busy {percentage(outcome.accelerator_utilization)}"
-    is_as_it_is = decision.plan.action == "heterogeneous"
-    return f"{text}. {'Or, with the script as it is' if is_as_it_is else 'Then'}: "
+    return f"{text}."
+
+
+def added_hosts_words(groups: Iterable[Group]) -> str:
+    """Returns the hosts that a cluster has for batches alone: `3 x local.c4`; empty: none."""
+    return ", ".join(f"{g.count} x {g.instance_type}" for g in groups if g.role == "data")
 
 
 def _cpu_seconds(plan: Plan) -> float:
@@ -423,7 +429,9 @@ def evaluation_table(evaluation: Evaluation) -> str:
             )
     speedup, *promise = _performance_words(performance)
     promise += _gpu_change(performance)
-    if performance.cost_change is not None and performance.action != "keep":
+    is_change = performance.action != "keep"
+    # CPU time does not measure accelerators that wait: the table has both.
+    if performance.cost_change is not None and is_change and not has_accelerators:
         speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
     return "\n".join([*lines, *(f"  {text}" for text in (speedup, *promise))])
 

@@ -21,7 +21,7 @@ def test_an_accelerator_that_waits_beside_idle_cores_is_given_them():
     assert text.startswith("First, at no cost: 16 loader workers per host on local.c16")
     assert text.index(f"{larger.step_seconds * 1e3:.1f} ms") < text.index("add 3 data hosts")
     assert "accelerators busy 94% instead of 28%" in text
-    assert "Hosts added: 3 local.c4" in text
+    assert "Hosts added: 3 x local.c4" in text
     assert "help here" not in text
     assert "CPU-seconds" not in text[: text.index("How it was decided")]
 

@@ -343,7 +343,7 @@ def test_predicted_spent_and_idle_dollars_stand_side_by_side(report):
 def test_where_nobody_is_billed_no_dollar_is_shown(report):
     page = report(decision=decision(warnings=()))
     assert "$" not in page.text.replace(decision().prices.source, "")
-    assert "Hosts of this machine are not billed" in page.text
+    assert "Idle cores of this machine cost nothing" in page.text
     assert page.row("Plan, measured")[-1] == "0.0720 s"
 
 
@@ -355,7 +355,7 @@ def test_real_prices_carry_date_region_and_purchase(report):
     )
     dated = "on-demand, AWS table, us-east-1, of 2026-11-20 (stale: older than 90 days)."
     assert f"Prices: {dated}" in page.text
-    assert "Hosts of this machine are not billed" not in page.text
+    assert "Idle cores of this machine cost nothing" not in page.text
     assert "$0.000756" in page.text
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
 from stoker.cli.report import report_of_decision, report_scaling
-from stoker.decide import pareto_front
+from stoker.decide import TakeAs, pareto_front
 from stoker.errors import UsageError
 from stoker.launch.feed_log import COLUMNS, FeedInterval, RankRate, csv_text
 from stoker.records import write_json
@@ -24,7 +24,7 @@ from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from stoker.report.plans import draw_plans, spots_of
 from stoker.text import MILLISECONDS, time_unit
-from support import builders, decisions, sample_records
+from support import builders, decisions, gpu_profiles, sample_records
 from support.feed_rows import host_rate, write_feed
 from support.property_tests import examples
 
@@ -224,6 +224,37 @@ def test_report_of_a_decision_alone_is_no_broken_run(tmp_path, terms, badge, hea
     assert f'<span class="said">{headline}' in page
     # Only a promise is a figure in large letters.
     assert ('class="hero"' in page) == (decision.action != "keep") == (not terms)
+
+
+def text_of(page):
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def test_first_screen_without_prices_has_time_busy_accelerators_and_added_hosts(tmp_path):
+    page = page_of_decision(tmp_path, gpu_profiles.here(gpu_profiles.H100), gpu_profiles.H100)
+    first, _, rest = text_of(page).partition("Why this plan")
+    assert "3.3 times as fast, predicted" in first
+    assert "First, at no cost: 16 loader workers per host on local.c16" in first
+    assert "Accelerator busy 94" in first
+    assert "today 28" in first
+    assert "hosts added: 3 x local.c4" in first
+    assert "$" not in first
+    assert "+3 local.c4, 94" in page
+    assert "takes less CPU time" in rest or "takes less CPU time" in first
+
+
+def test_probable_plan_heads_the_page_with_how_to_make_sure(tmp_path):
+    there = TakeAs(instance_type="ml.g6e.xlarge", accelerator_step_seconds=0.1)
+    decision = decisions.decided(gpu_profiles.H100, take_as=there, objective="time")
+    page = page_of_decision(tmp_path, decision)
+    text = text_of(page)
+    assert "probable: make sure" in text
+    assert "1.6 times as fast, probably" in text
+    assert "To make sure: stoker profile" in text
+    assert "8 min, $0.37" in text
+    assert "help here" not in text
+    assert "1 g6e.2xlarge, probable" in page
+    assert "\N{WHITE DIAMOND} probable" in text
 
 
 def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path):

@@ -366,13 +366,11 @@ def local_core_words(decision: Decision) -> str:
     is_here = decision.prices.is_nominal
     if not is_here or chosen.action != "heterogeneous" or chosen.predicted is None:
         return ""
-    # CPU-seconds of a step over the step.
-    cores = (chosen.predicted.cpu_seconds or 0.0) / chosen.predicted.counted_seconds
     for plan in decision.plans:
         outcome = plan.predicted
         if plan.action != "scale_up" or outcome is None or not outcome.cpu_seconds:
             continue
-        if abs(outcome.cpu_seconds / outcome.counted_seconds - cores) < 1e-6:
+        if abs(cores(outcome) - cores(chosen.predicted)) < 1e-6:
             low, high = ms(outcome.counted_low), ms(outcome.counted_high)
             return (
                 f"the same cores in the training host itself, {cluster(plan)}: predicted "

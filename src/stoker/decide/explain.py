@@ -10,7 +10,7 @@ from stoker.decide.ranking import Ranking, cores, error_band, pareto_front, rank
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
 from stoker.text import is_whole_longer, ms, percentage, wrapped
-from stoker.words import free_words, kept_words, probable_words
+from stoker.words import added_hosts_words, free_words, kept_words, probable_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -46,8 +46,11 @@ def _verdict(decision: Decision) -> str:
         return kept_words(decision)
     words = plan_in_words(plan)
     reason = plan.reason
-    first = free_words(decision)
-    text = f"{first}{words}. " if first else f"{words[0].upper()}{words[1:]}. "
+    text = f"{words[0].upper()}{words[1:]}. "
+    if first := free_words(decision):
+        is_as_it_is = plan.action == "heterogeneous"
+        then = "Or, with the script as it is" if is_as_it_is else "Then"
+        text = f"{first} {then}: {words}. "
     text += f"{reason[:1].upper()}{reason[1:]}." if reason else ""
     if decision.is_noisy:
         return text
@@ -117,9 +120,9 @@ def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
         lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
     elif not outcome.accelerator_seconds:
         lines.append(f"The training computes for {busy}")
-    added = [f"{g.count} {g.instance_type}" for g in plan.groups if g.role == "data"]
+    added = added_hosts_words(plan.groups)
     if added and not decision.prices.is_billed:
-        lines.append(f"Hosts added: {', '.join(added)}, for batches alone")
+        lines.append(f"Hosts added: {added}, for batches alone")
     return lines
 
 

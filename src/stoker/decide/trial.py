@@ -27,7 +27,8 @@ def trial_of(
         subject: The training as words of stoker's commands: a workload file, or `--` and a command.
         is_elsewhere: The profile was taken on other hosts than today's.
     """
-    words = list(subject) or ["--", *shlex.split(str(profile.what.get("command") or ""))]
+    command_line = str(profile.what.get("command") or "python train.py")
+    words = list(subject) or ["--", *shlex.split(command_line)]
     is_named = words[0] != "--"
     is_here = catalog.info.is_this_machine
     seconds = _MEASURED_SECONDS + (0.0 if is_here else START_UP_SECONDS)

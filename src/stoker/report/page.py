@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from stoker.decide import local_core_words
 from stoker.decide.choose import LIMIT_NAMES
+from stoker.decide.ranking import cores
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
 from stoker.records import (
@@ -137,13 +138,14 @@ class PlanRow:
     plan: Plan
     name: str
     chosen: bool
+    is_probable: bool
     bar: Markup | None
     is_measured: bool
 
     @property
     def is_needed(self) -> bool:
         """Whether the row is always shown: the chosen plan and today's cluster."""
-        return self.chosen or self.plan.action == "keep"
+        return self.chosen or self.is_probable or self.plan.action == "keep"
 
 
 def write_report(
@@ -297,6 +299,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         count=count,
         size=size,
         cpu_seconds=_cpu_seconds,
+        cores=lambda outcome: f"{cores(outcome):.3g}",
         limit=LIMIT_NAMES.__getitem__,
         longer=lambda error: longer(error, "page"),
     )
@@ -347,7 +350,8 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
         if plan.predicted:
             bar = draw_bar(plan.predicted, is_measured=is_measured, largest=largest)
         name = plan_name(plan, today=today)
-        rows.append(PlanRow(index, plan, name, index == chosen, bar, is_measured))
+        is_probable = decision.probable is not None and plan.groups == decision.probable.groups
+        rows.append(PlanRow(index, plan, name, index == chosen, is_probable, bar, is_measured))
     return rows
 
 

@@ -18,7 +18,7 @@ from stoker.report.svg import (
     text_width,
     ticks,
 )
-from stoker.text import NBSP, TimeUnit, digits, usd
+from stoker.text import NBSP, TimeUnit, digits, percent, usd
 
 # The table alone is enough for fewer plans.
 _LEAST_SPOTS = 3
@@ -31,6 +31,8 @@ class Spot:
     Attributes:
         cost: Dollars for 1000 steps, or CPU-seconds per step for local hosts without a price.
         is_front: No other plan is both faster and cheaper.
+        is_probable: It probably gains.
+        busy: Share of the step in which accelerators compute; None: none, or plans have prices.
     """
 
     name: str
@@ -39,13 +41,23 @@ class Spot:
     is_front: bool
     is_chosen: bool
     is_today: bool
+    is_probable: bool = False
+    busy: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Name in the picture."""
+        busy = "" if self.busy is None else f", {percent(self.busy)} busy"
+        if self.is_chosen:
+            return f"{self.name}{busy}, chosen"
+        return f"{self.name}{busy}{', probable' if self.is_probable else ''}"
 
 
 def spots_of(decision: Decision) -> list[Spot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
     is_billed = decision.prices.is_billed
     front = pareto_front(decision.plans, is_billed=is_billed)
-    chosen = decision.plan
+    chosen, probable = decision.plan, decision.probable
     spots = [
         Spot(
             name=_short_name(plan),
@@ -54,12 +66,18 @@ def spots_of(decision: Decision) -> list[Spot]:
             is_front=any(plan is each for each in front),
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),
             is_today=plan.action == "keep",
+            is_probable=probable is not None and plan.groups == probable.groups,
+            busy=None if is_billed else _accelerators_busy(plan.predicted),
         )
         for plan in decision.plans
         if plan.feasible and plan.predicted
     ]
     # SVG paints in order: what comes later covers what came before.
     return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
+
+
+def _accelerators_busy(outcome: Predicted) -> float | None:
+    return outcome.accelerator_utilization if outcome.accelerator_seconds else None
 
 
 def _cost(outcome: Predicted, *, is_billed: bool) -> float:
@@ -96,16 +114,17 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
         for s in by_time
         if s.is_front
     )
+    less = "cheaper" if is_billed else "takes less CPU time"
     drawing = Drawing(
         name=name,
         width=width,
         height=HEAD + 14 + PLOT + FOOT,
         title="What the plans promise",
         # Read out by screen readers.
-        description=f"{len(spots)} plans; no other is both faster and cheaper than: {listed}.",
+        description=f"{len(spots)} plans; no other is both faster and {less} than: {listed}.",
     )
     # Much more expensive plans would flatten the others: they are counted below instead.
-    needed = [spot for spot in spots if spot.is_front or spot.is_today or spot.is_chosen]
+    needed = [s for s in spots if s.is_front or s.is_today or s.is_chosen or s.is_probable]
     most_x = 1.08 * max(spot.step_seconds for spot in spots)
     # 1.0: where all plans are free, the axis still needs a top.
     most_y = 1.25 * max(spot.cost for spot in needed) or 1.0
@@ -140,7 +159,7 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     for spot in spots:
         x, y = plane.at(spot.step_seconds, spot.cost)
         drawing.open_group(f"{spot.name}: {unit.show(spot.step_seconds)}, {cost_text(spot.cost)}")
-        if spot.is_chosen:
+        if spot.is_chosen or spot.is_probable:
             drawing.circle(x, y, 9, "ring")
         css = "dot" if spot.is_today else "compute" if spot.is_front else "predicted"
         drawing.circle(x, y, 5 if spot.is_front or spot.is_today or spot.is_chosen else 2.5, css)
@@ -150,10 +169,10 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     taken = [around(*plane.at(s.step_seconds, s.cost), 4) for s in spots]
     fastest = sorted((s for s in spots if s.is_front), key=lambda spot: spot.step_seconds)
     named = [s for s in spots if s.is_chosen] + [s for s in spots if s.is_today]
+    named += [s for s in spots if s.is_probable]
     # And both ends of the front.
     for spot in dict.fromkeys([*named, *fastest[:1], *fastest[-1:]]):
-        text = f"{spot.name}, chosen" if spot.is_chosen else spot.name
         at = plane.at(spot.step_seconds, spot.cost)
         css = "head" if spot.is_chosen else ""
-        label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
+        label(drawing, spot.label, at=at, plane=plane, taken=taken, lines=lines, css=css)
     return drawing

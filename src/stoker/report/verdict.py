@@ -13,6 +13,7 @@ from stoker.records import (
     Evaluation,
     Measured,
     Plan,
+    Predicted,
     Profile,
     Training,
     TransformCost,
@@ -20,12 +21,17 @@ from stoker.records import (
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
 from stoker.words import (
+    added_hosts_words,
+    followed_words,
+    free_words,
     gate_words,
     kept_words,
     plan_name,
     plan_reason,
     prediction_words,
+    probable_words,
     todays_group,
+    trial_words,
 )
 
 # Parts with less than this share are left to the record.
@@ -84,6 +90,9 @@ class Figures:
         prediction_error: measured / predicted - 1.
         speedup: Baseline step over measured step.
         cost_change: Measured cost over the baseline's, minus 1.
+        baseline_busy: Share of the baseline's step in which the accelerators compute, by the
+            profile; likewise for the other steps.
+        hosts_added: Hosts of the plan, or of the run, for batches alone: `3 x local.c4`.
         is_baseline_scaled: The profile was taken elsewhere, and the baseline was not measured.
         loads_itself: The baseline's trainer loads its own batches, as part of its wait.
     """
@@ -108,6 +117,10 @@ class Figures:
     is_inside_band: bool | None = None
     speedup: float | None = None
     cost_change: float | None = None
+    baseline_busy: float | None = None
+    predicted_busy: float | None = None
+    measured_busy: float | None = None
+    hosts_added: str = ""
     is_baseline_scaled: bool = False
     loads_itself: bool = False
 
@@ -142,7 +155,7 @@ def collect(
 ) -> Figures:
     """Returns the evaluation's figures, or figures from the records that it would be made from."""
     performance = evaluation.performance if evaluation else None
-    promise = decision.plan.predicted if decision else None
+    promise = _promised(decision, is_run=training is not None) if decision else None
     outcome = training.measured if training else None
     keep = next((p for p in decision.plans if p.action == "keep"), None) if decision else None
     # The step of a profile that was taken elsewhere is another machine's: the decision has today's.
@@ -162,7 +175,15 @@ def collect(
         is_inside = band.holds(now)
     error = performance.prediction_error if performance else None
     cost_change = performance.cost_change if performance else None
+    today = keep.predicted if keep else None
+    ran = training.groups if training else decision.plan.groups if decision else ()
+    if decision and decision.probable and not training and decision.kind == "probable":
+        ran = decision.probable.groups
     return Figures(
+        baseline_busy=today.accelerator_utilization if today else None,
+        predicted_busy=promise.accelerator_utilization if promise else None,
+        measured_busy=_busy(promise, now),
+        hosts_added=added_hosts_words(ran),
         baseline=before,
         baseline_wait=step.wait_seconds if step else None,
         baseline_usd=usd_before,
@@ -187,6 +208,20 @@ def collect(
         is_baseline_scaled=is_scaled,
         loads_itself=bool(step and step.num_workers == 0),
     )
+
+
+def _promised(decision: Decision, *, is_run: bool) -> Predicted | None:
+    """Returns the prediction of what was run; of what is probable, where nothing was."""
+    is_open = decision.kind == "probable" and decision.probable is not None and not is_run
+    plan = decision.probable if is_open and decision.probable else decision.plan
+    return plan.predicted
+
+
+def _busy(promise: Predicted | None, measured: float | None) -> float | None:
+    """Returns the share of a measured step in which the accelerators compute, as predicted."""
+    if promise is None or not measured:
+        return None
+    return min(1.0, promise.accelerator_utilization * promise.step_seconds / measured)
 
 
 def _first(name: str, records: Sequence[object]) -> float | None:
@@ -268,6 +303,8 @@ def judge(
     gain = _gain(figures, unit, decision)
     promise = _promise(figures, unit)
     lead = [*promise, *_cost(figures, nominal)]
+    if decision and decision.kind == "probable":
+        lead.append(probable_words(decision, has_run=training is not None))
     passed = ""
     if outcome and outcome.state == "passed":
         passed = ", gate passed"
@@ -329,6 +366,8 @@ def _trained_alone(
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
+    if decision.kind == "probable" and decision.probable:
+        return _probable(decision, decision.probable, lead)
     if decision.action == "keep":
         return Verdict("mixed", "kept as it is", kept_words(decision, "page"), " ".join(lead))
     reason = _sentence(plan_reason(decision))
@@ -336,7 +375,19 @@ def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
     headline = f"{name[:1].upper()}{name[1:]}: {reason}"
     promise = decision.plan.predicted
     hero = f"{_factor(promise.speedup)}, predicted" if promise else ""
-    return Verdict("good", "decided, not run yet", headline, " ".join(lead), hero=hero)
+    lead = [free_words(decision), *lead, probable_words(decision)]
+    text = " ".join(words for words in lead if words)
+    return Verdict("good", "decided, not run yet", headline, text, hero=hero)
+
+
+def _probable(decision: Decision, plan: Plan, lead: Sequence[str]) -> Verdict:
+    name = plan_name(plan, today=todays_group(decision))
+    headline = f"Probably worth it: {name}: {_sentence(plan.reason)}"
+    how = trial_words(decision.trial) if decision.trial else ""
+    hero = f"{_factor(plan.predicted.speedup)}, probably" if plan.predicted else ""
+    words = [how, followed_words(decision), *lead]
+    text = " ".join(each for each in words if each)
+    return Verdict("mixed", "probable: make sure", headline, text, hero=hero)
 
 
 def _broken(
@@ -423,6 +474,8 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
 
 def _cost(figures: Figures, nominal: bool) -> list[str]:
     change, cost = figures.cost_change, ""
+    if nominal and figures.baseline_accelerator_seconds:
+        return _busy_words(figures)
     if nominal:
         if figures.baseline_cpu_seconds and figures.measured_cpu_seconds is not None:
             change = figures.measured_cpu_seconds / figures.baseline_cpu_seconds - 1
@@ -435,6 +488,16 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
         return [f"A step costs the same as before ({cost})."]
     word = "more" if change > 0 else "less"
     return [f"A step costs {percent(change)} {word} than before ({cost})."]
+
+
+def _busy_words(figures: Figures) -> list[str]:
+    """Returns how busy the accelerators are, and with which hosts beside them."""
+    added = f"Hosts added: {figures.hosts_added}." if figures.hosts_added else "No host was added."
+    busy = figures.predicted_busy if figures.measured_busy is None else figures.measured_busy
+    if busy is None or figures.baseline_busy is None:
+        return [added]
+    before = percent(figures.baseline_busy)
+    return [f"The accelerators compute for {percent(busy)} of a step; before: {before}.", added]
 
 
 def _headline(text: str) -> str:
