@@ -154,7 +154,7 @@ def neighbours(bench: Bench, case: str) -> Iterator[Figure]:
         words += ["--model", "tiny", "--batch", "8", "--side", "32", "--steps", "4"]
     else:
         words += ["--model", case, "--batch", str(_NEIGHBOURS[case])]
-    seen = bench.python("gpu_neighbours.py", *words, seconds=90)
+    seen = bench.python("gpu_neighbours.py", *words, seconds=120)
     seconds = time.monotonic() - began
     for count in counts:
         yield Figure(

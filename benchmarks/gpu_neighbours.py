@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import statistics
 import time
-from multiprocessing.synchronize import Event, Semaphore
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
@@ -19,40 +19,40 @@ import torch
 from gpu_trainer import CLASSES, network, picture_folder
 
 _WARM_UP_STEPS, _BLOCKS = 20, 5
+_SETTLE_SECONDS = 1.0
 
 
-def load(folder: str, side: int, is_up: Semaphore, is_over: Event) -> None:
-    """Loads pictures until told to end, by one thread, as a loader's worker does."""
+def load(folder: str, side: int, is_wanted: Event) -> None:
+    """Loads pictures while it is wanted, by one thread, as a loader's worker does."""
     torch.set_num_threads(1)
     pictures = picture_folder(Path(folder), augment="rand", side=side)
-    pictures[0]
-    is_up.release()
     index = 0
-    while not is_over.is_set():
+    while True:
+        is_wanted.wait()
         pictures[index % len(pictures)]
         index += 1
 
 
-def milliseconds(options: argparse.Namespace, step, loaders: int) -> float:  # type: ignore[no-untyped-def]
-    """Returns the median block's milliseconds of a step beside so many loaders."""
-    context = multiprocessing.get_context("spawn")
-    is_up, is_over = context.Semaphore(0), context.Event()
-    folder = str(options.data / "train")
-    processes = [
-        context.Process(target=load, args=(folder, options.side, is_up, is_over), daemon=True)
-        for _ in range(loaders)
-    ]
-    for process in processes:
-        process.start()
-    for _ in processes:
-        is_up.acquire(timeout=60)
-    try:
-        return 1e3 * statistics.median(step() for _ in range(_BLOCKS))
-    finally:
-        is_over.set()
-        for process in processes:
-            process.join(5)
-            process.kill()
+class Loaders:
+    """Processes that load pictures, as many at a time as asked for."""
+
+    def __init__(self, most: int, *, folder: str, side: int) -> None:
+        # Forked before this process uses the device; they end with it.
+        context = multiprocessing.get_context("fork")
+        self._wanted = [context.Event() for _ in range(most)]
+        for is_wanted in self._wanted:
+            arguments = (folder, side, is_wanted)
+            context.Process(target=load, args=arguments, daemon=True).start()
+
+    def run(self, count: int) -> None:
+        """Lets `count` of them load, and the others wait."""
+        for number, is_wanted in enumerate(self._wanted):
+            if number < count:
+                is_wanted.set()
+            else:
+                is_wanted.clear()
+        # Until all of them are in the middle of it, or have stopped.
+        time.sleep(_SETTLE_SECONDS)
 
 
 def make_step(options: argparse.Namespace):  # type: ignore[no-untyped-def]
@@ -100,8 +100,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=12, help="of a block")
     options = parser.parse_args()
+    folder = str(options.data / "train")
+    loaders = Loaders(max(options.loaders), folder=folder, side=options.side)
     step = make_step(options)
-    seen = {str(loaders): milliseconds(options, step, loaders) for loaders in options.loaders}
+    seen = {}
+    for count in options.loaders:
+        loaders.run(count)
+        seen[str(count)] = 1e3 * statistics.median(step() for _ in range(_BLOCKS))
     options.record.write_text(json.dumps(seen))
 
 
