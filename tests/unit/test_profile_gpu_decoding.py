@@ -8,6 +8,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from stoker.profile import gpu_decoding
+from stoker.profile.explain import explain
 from stoker.profile.gpu_decoding import (
     EncodedPictures,
     JpegDecoder,
@@ -18,6 +19,8 @@ from stoker.profile.gpu_decoding import (
     named_files,
     read_pictures,
 )
+from stoker.records import GpuDecoding
+from support import builders
 
 
 class Folder(Dataset):
@@ -137,3 +140,15 @@ def test_without_cuda_nothing_is_looked_for():
     assert find_decoder() is None
     loader = DataLoader([0] * 16, batch_size=4)
     assert measure_gpu_decoding(loader, seconds=1, iterate=DataLoader.__iter__) == (None, [])
+
+
+def test_the_profile_says_what_the_accelerator_decodes():
+    found = builders.profile(
+        step_seconds=0.16,
+        gpu_decoding=GpuDecoding(
+            device="cuda:0", library="torchvision", pictures_per_second=4118.3, pictures=256
+        ),
+    )
+    text = " ".join(explain(found).split())
+    assert "cuda:0 decodes 4,118 JPEGs like these a second" in text
+    assert "256 of the dataset's files" in text

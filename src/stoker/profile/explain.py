@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
-from stoker.records import Profile, StepTerms, TransformCost, parts_of
+from stoker.records import GpuDecoding, Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import (
     AGAIN,
     LEAST_GAIN,
@@ -84,6 +84,8 @@ def explain(profile: Profile) -> str:
         lines += wrapped(storage)
     if profile.transforms:
         lines += ["", *transform_table(profile.transforms)]
+    if profile.gpu_decoding:
+        lines += wrapped(_decoding(profile.gpu_decoding))
     if profile.observed:
         lines += ["", *observed_words(profile)]
     if profile.check:
@@ -99,6 +101,13 @@ def explain(profile: Profile) -> str:
             gain = f" (saves {ms(saves)} per step)" if saves else ""
             lines += wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
+
+
+def _decoding(found: GpuDecoding) -> str:
+    return (
+        f"{found.device} decodes {found.pictures_per_second:,.0f} JPEGs like these a second, with "
+        f"nothing else on it ({found.library}, {found.pictures} of the dataset's files)."
+    )
 
 
 def _verdict(profile: Profile) -> str:
