@@ -31,6 +31,7 @@ from stoker.records import (
 )
 from stoker.records.outcome import outcome_of
 from stoker.records.parts import WAITS, limit_words
+from stoker.report.epochs import epoch_columns, epoch_table
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
 from stoker.report.plans import draw_plans
@@ -185,7 +186,7 @@ def write_report(
     """
     figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
     plans = decision.plans if decision else ()
-    steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
+    steps = [plan.predicted.counted_seconds for plan in plans if plan.predicted]
     unit = time_unit([figures.baseline, figures.measured, *steps])
     nominal = workload.platform_info.is_this_machine
     if decision:
@@ -250,6 +251,14 @@ def write_report(
         ),
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
+        "epochs": epoch_table(
+            epoch_columns(
+                profile=profile,
+                measured=training.measured if training else None,
+                is_profiled_here=not (decision and decision.taken_elsewhere),
+            ),
+            unit=unit,
+        ),
         "strips": strips,
         "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
         "strip_caption": describe_windows(strips) if strips else "",
@@ -336,7 +345,7 @@ def _cpu_seconds(value: float | None) -> str:
 
 def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
-    largest = max((each.step_seconds_high for each in predicted), default=0.0)
+    largest = max((each.counted_high for each in predicted), default=0.0)
     # The chosen plan may have another reason than the same plan in the list.
     key = (decision.plan.action, decision.plan.groups)
     same = (i for i, plan in enumerate(decision.plans) if (plan.action, plan.groups) == key)

@@ -61,7 +61,7 @@ def spots_of(decision: Decision) -> list[Spot]:
     spots = [
         Spot(
             name=_short_name(plan),
-            step_seconds=plan.predicted.step_seconds,
+            step_seconds=plan.predicted.counted_seconds,
             cost=_cost(plan.predicted, is_billed=is_billed),
             is_front=any(plan is each for each in front),
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),

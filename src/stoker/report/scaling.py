@@ -102,9 +102,9 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
 
 def _point(size: int, runs: Sequence[Measured], *, ideal: float) -> Point:
     prices = [
-        run.usd_per_1000_steps / (1000 * run.step_seconds) / run.samples_per_second * 1e6
+        run.usd_per_1000_steps / (1000 * run.counted_seconds) / run.samples_per_second * 1e6
         for run in runs
-        if run.usd_per_1000_steps is not None and run.step_seconds
+        if run.usd_per_1000_steps is not None and run.counted_seconds
     ]
     rate = statistics.median(run.samples_per_second for run in runs)
     return Point(

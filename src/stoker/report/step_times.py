@@ -246,11 +246,11 @@ def draw_bar(promise: Predicted, *, is_measured: bool, largest: float) -> Markup
     width, height = 120.0, 14.0
     value, low, high = (
         round(min(seconds / largest, 1.0) * width, 1)
-        for seconds in (promise.step_seconds, promise.step_seconds_low, promise.step_seconds_high)
+        for seconds in (promise.counted_seconds, promise.counted_low, promise.counted_high)
     )
     css = "measured" if is_measured else "predicted"
     band = ""
-    if promise.step_seconds_high > promise.step_seconds_low:
+    if promise.counted_high > promise.counted_low:
         band = f'<rect class="band" x="{low}" y="1" height="12" width="{high - low:.1f}"/>'
     # The names of the classes are ours and the numbers are formatted above: nothing to escape.
     return Markup(

@@ -19,7 +19,17 @@ from stoker.records import (
     TransformCost,
 )
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
-from stoker.text import TimeUnit, count, digits, percent, size, usd, wait_share, wait_words
+from stoker.text import (
+    TimeUnit,
+    count,
+    digits,
+    is_whole_longer,
+    percent,
+    size,
+    usd,
+    wait_share,
+    wait_words,
+)
 from stoker.words import (
     added_hosts_words,
     followed_words,
@@ -32,6 +42,7 @@ from stoker.words import (
     probable_words,
     todays_group,
     trial_words,
+    whole_step_of,
 )
 
 # Parts with less than this share are left to the record.
@@ -84,7 +95,11 @@ def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
 class Figures:
     """Step times in seconds and costs in dollars per 1000 steps, as far as they are known.
 
+    The times are of whole epochs where that is known of all of them (`is_whole`).
+
     Attributes:
+        baseline_step: The baseline's step within epochs; likewise `predicted_step` and
+            `measured_step`.
         baseline_cpu_seconds: vCPUs of all hosts times the step; likewise for the other steps.
         outcome: What the training measured.
         prediction_error: measured / predicted - 1.
@@ -123,14 +138,28 @@ class Figures:
     hosts_added: str = ""
     is_baseline_scaled: bool = False
     loads_itself: bool = False
+    baseline_step: float | None = None
+    predicted_step: float | None = None
+    measured_step: float | None = None
+    is_whole: bool = False
 
     @property
     def wait_share(self) -> float | None:
-        return _share(self.baseline, self.baseline_wait)
+        return _share(self.baseline_step, self.baseline_wait)
 
     @property
     def measured_wait_share(self) -> float | None:
-        return _share(self.measured, self.outcome.wait_seconds if self.outcome else None)
+        return _share(self.measured_step, self.outcome.wait_seconds if self.outcome else None)
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether whole epochs are so much slower than their steps that it is worth a word."""
+        pairs = (
+            (self.baseline_step, self.baseline),
+            (self.predicted_step, self.predicted),
+            (self.measured_step, self.measured),
+        )
+        return any(is_whole_longer(step, whole) for step, whole in pairs if step and whole)
 
     def measured_wait_words(self, of: str) -> str:
         return wait_words(
@@ -165,10 +194,24 @@ def collect(
     baseline = [performance and performance.baseline, step, keep and keep.predicted]
     predicted = [performance and performance.predicted, promise]
     measured = [performance and performance.measured, outcome]
+    steps = tuple(_first("step_seconds", row) for row in (baseline, predicted, measured))
+    wholes = tuple(_first("whole_step_seconds", row) for row in (baseline, predicted, measured))
+    if performance is not None:
+        # It knows whether all three can be compared.
+        rows = (performance.baseline, performance.predicted, performance.measured)
+        wholes = tuple(row.whole_step_seconds if row else None for row in rows)
+    elif wholes[0] is None and profile and not is_scaled:
+        wholes = (whole_step_of(profile), *wholes[1:])
+    is_whole = all(
+        whole is not None for step, whole in zip(steps, wholes, strict=True) if step is not None
+    )
+    before, planned, now = wholes if is_whole else steps
     band = performance.band if performance else None
     if band is None and promise:
-        band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
-    before, planned, now = (_first("step_seconds", row) for row in (baseline, predicted, measured))
+        low, high = promise.step_seconds_low, promise.step_seconds_high
+        if is_whole:
+            low, high = promise.counted_low, promise.counted_high
+        band = Band(low_seconds=low, high_seconds=high)
     usd_before, usd_now = (_first("usd_per_1000_steps", row) for row in (baseline, measured))
     is_inside = performance.is_inside_band if performance else None
     if is_inside is None and now is not None and band:
@@ -182,7 +225,7 @@ def collect(
     return Figures(
         baseline_busy=today.accelerator_utilization if today else None,
         predicted_busy=promise.accelerator_utilization if promise else None,
-        measured_busy=_busy(promise, now),
+        measured_busy=_busy(promise, steps[2]),
         hosts_added=added_hosts_words(ran),
         baseline=before,
         baseline_wait=step.wait_seconds if step else None,
@@ -206,6 +249,10 @@ def collect(
         speedup=performance.speedup if performance else _ratio(before, now),
         cost_change=_change(usd_now, usd_before) if cost_change is None else cost_change,
         is_baseline_scaled=is_scaled,
+        baseline_step=steps[0],
+        predicted_step=steps[1],
+        measured_step=steps[2],
+        is_whole=is_whole,
         loads_itself=bool(step and step.num_workers == 0),
     )
 
@@ -299,7 +346,7 @@ def judge(
     """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
     gates = evaluation.gates if evaluation else ()
     outcome = outcome_of(training, gates) if training else None
-    wait = _wait(figures)
+    wait = [*_within(figures, unit), *_wait(figures)]
     gain = _gain(figures, unit, decision)
     promise = _promise(figures, unit)
     lead = [*promise, *_cost(figures, nominal)]
@@ -359,7 +406,11 @@ def _trained_alone(
     headline = " ".join(_gain(figures, unit, decision))
     if not headline:
         wait = figures.measured_wait_words("of it waiting for data")
-        headline = f"A step takes {unit.brief(figures.measured)}, {wait}."
+        step = unit.brief(figures.measured_step)
+        headline = f"A step takes {step}, {wait}."
+        if figures.is_longer:
+            whole = unit.brief(figures.measured)
+            headline = f"A step takes {whole} over whole epochs; {step} within them, {wait}."
     is_slow = figures.speedup is not None and figures.speedup < _NO_GAIN
     tone: Tone = "mixed" if is_slow or figures.is_inside_band is False else "good"
     return Verdict(tone, "trained", headline, lead)
@@ -425,6 +476,16 @@ def _wait(figures: Figures) -> list[str]:
     return [f"{words}; now {figures.measured_wait_words('')}." if now is not None else f"{words}."]
 
 
+def _within(figures: Figures, unit: TimeUnit) -> list[str]:
+    """Returns the step within epochs, where the headline is of whole ones."""
+    before, now = figures.baseline_step, figures.measured_step
+    if not figures.is_longer or before is None:
+        return []
+    if now is None:
+        return [f"Within epochs a step takes {unit.brief(before)}."]
+    return [f"Within epochs a step takes {unit.brief(now)} instead of {unit.brief(before)}."]
+
+
 def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[str]:
     if figures.speedup is None:
         return []
@@ -435,7 +496,8 @@ def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[s
 def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> str:
     with_plan = _with_plan(decision.plan) if decision else "Now"
     now, before = unit.brief(figures.measured), unit.brief(figures.baseline)
-    return f"{with_plan} a step takes {now} instead of {before}."
+    whole = " over whole epochs" if figures.is_longer else ""
+    return f"{with_plan} a step takes {now} instead of {before}{whole}."
 
 
 def _factor(speedup: float) -> str:
@@ -469,7 +531,8 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
     prediction = prediction_words(
         figures.prediction_error, band=figures.band, is_inside=figures.is_inside_band, unit=unit
     )
-    return [f"{text}; the step is {prediction}."]
+    what = "whole epochs are" if figures.is_longer else "the step is"
+    return [f"{text}; {what} {prediction}."]
 
 
 def _cost(figures: Figures, nominal: bool) -> list[str]:

@@ -1,0 +1,89 @@
+"""What whole epochs have beyond their steps: a table of before and after, and its words."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.records import EpochPause, EpochTimes, Measured, Profile
+from stoker.text import NBSP, NOT_KNOWN, TimeUnit, digits, whole
+from stoker.words import epoch_words, whole_step_of
+
+_NOT_SEEN = "not seen"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochColumn:
+    """A run whose epochs are known; `step_seconds` within them, `whole_step_seconds` over them."""
+
+    name: str
+    times: EpochTimes
+    step_seconds: float
+    whole_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTable:
+    """Rows of the table: the part, and its cell in each column.
+
+    Attributes:
+        heads: Names of the columns.
+        rows: The part, then its figure in each column.
+        notes: What they mean, and what helps; of the last column.
+    """
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    notes: tuple[str, ...]
+
+
+def epoch_columns(
+    *, profile: Profile | None, measured: Measured | None, is_profiled_here: bool
+) -> list[EpochColumn]:
+    """Returns before and after, as far as their epochs are known."""
+    columns = []
+    before = whole_step_of(profile) if profile and is_profiled_here else None
+    if profile and profile.step and profile.epochs and before is not None:
+        columns.append(EpochColumn("Before", profile.epochs, profile.step.step_seconds, before))
+    if measured and measured.epochs and measured.whole_step_seconds:
+        name = "After" if columns else "This run"
+        whole_seconds = measured.whole_step_seconds
+        columns.append(EpochColumn(name, measured.epochs, measured.step_seconds, whole_seconds))
+    return columns
+
+
+def epoch_table(columns: list[EpochColumn], *, unit: TimeUnit) -> EpochTable | None:
+    """Returns the table; None where no epoch is known, nor any time beyond the steps."""
+    words = [epoch_words(each.times, step_seconds=each.step_seconds) for each in columns]
+    if not any(words) or not any(each.times.steps for each in columns):
+        return None
+
+    def cells(text: Callable[[EpochColumn], str]) -> tuple[str, ...]:
+        return tuple(text(each) for each in columns)
+
+    rows = [
+        ("A step, over whole epochs", cells(lambda each: unit.show(each.whole_step_seconds))),
+        ("A step, within epochs", cells(lambda each: unit.show(each.step_seconds))),
+        ("Steps of an epoch", cells(lambda each: _steps(each.times.steps))),
+        ("Start of an epoch: waiting for its first batch", cells(lambda e: _pause(e.times.start))),
+        ("Between epochs: validation, checkpoints", cells(lambda e: _pause(e.times.between))),
+    ]
+    if any(each.times.inside_seconds for each in columns):
+        inside = cells(lambda each: unit.show(each.times.inside_seconds))
+        rows.append(("Validation, checkpoints and slow steps in mid-epoch, a step", inside))
+    notes = [f"{text[:1].upper()}{text[1:]}." for text in words[-1]]
+    if any("first batch" in text for text in words[-1]):
+        notes.append(
+            "Sooner there: smaller batches, with gradients of several accumulated; longer epochs; "
+            "persistent_workers=True, where an epoch starts new workers."
+        )
+    return EpochTable(tuple(each.name for each in columns), tuple(rows), tuple(notes))
+
+
+def _steps(number: float | None) -> str:
+    return NOT_KNOWN if number is None else whole(round(number))
+
+
+def _pause(pause: EpochPause | None) -> str:
+    if pause is None:
+        return _NOT_SEEN
+    seconds = f"{digits(pause.seconds, 3, max_places=2)}{NBSP}s"
+    return f"{seconds}, {pause.count} seen" if pause.count else f"{seconds}, computed"

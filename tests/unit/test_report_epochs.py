@@ -1,0 +1,120 @@
+"""The report of whole epochs: headline, key figures, table, and what helps."""
+
+import re
+
+import msgspec
+import pytest
+
+from stoker.evaluate import evaluate
+from stoker.records import EpochPause, EpochTimes, Workload
+from stoker.report import write_report
+from stoker.report.verdict import collect
+from support import sample_records
+
+replace = msgspec.structs.replace
+
+
+def pause(seconds: float, *, count: int = 2) -> EpochPause:
+    return EpochPause(seconds=seconds, low_seconds=seconds, high_seconds=seconds, count=count)
+
+
+PROFILED = EpochTimes(steps=42.0, start=pause(0.6, count=0))
+RUN = EpochTimes(steps=42.0, start=pause(0.76), between=pause(2.1), inside_seconds=0.0)
+
+
+def records(*, profiled=PROFILED, run=RUN):
+    """The sample run, with these epochs."""
+    decision, training = sample_records.decision(), sample_records.training()
+    profile = replace(sample_records.profile(), epochs=profiled)
+
+    def with_whole(plan):
+        outcome = plan.predicted
+        if outcome is None or profiled is None:
+            return plan
+        more = profiled.whole_step_seconds(0.0)
+        whole = replace(
+            outcome,
+            whole_step_seconds=outcome.step_seconds + more,
+            whole_step_seconds_low=outcome.step_seconds_low + more,
+            whole_step_seconds_high=outcome.step_seconds_high + more,
+        )
+        return replace(plan, predicted=whole)
+
+    decision = replace(
+        decision,
+        plan=with_whole(decision.plan),
+        plans=tuple(map(with_whole, decision.plans)),
+    )
+    measured = training.measured
+    whole = run and run.whole_step_seconds(measured.step_seconds)
+    measured = replace(measured, epochs=run, whole_step_seconds=whole)
+    return profile, decision, replace(training, measured=measured)
+
+
+def page_of(tmp_path, **epochs) -> str:
+    profile, decision, training = records(**epochs)
+    workload = Workload(name="mnist", command=("python", "train.py"))
+    profile, decision, training = (
+        replace(record, workload_sha256=None, workload_keys=None)
+        for record in (profile, decision, training)
+    )
+    write_report(
+        tmp_path / "report.html",
+        run_id="r1",
+        workload=workload,
+        profile=profile,
+        decision=decision,
+        training=training,
+        evaluation=evaluate(
+            workload=workload, profile=profile, decision=decision, training=training
+        ),
+        environment={},
+    )
+    text = re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text())
+    return re.sub(r"[\s\u202f\xa0]+", " ", text)
+
+
+def test_headline_is_of_whole_epochs_and_the_step_is_below(tmp_path):
+    page = page_of(tmp_path)
+    training = records()[-1]
+    whole = training.measured.whole_step_seconds
+    assert "over whole epochs. Within epochs a step takes" in page
+    assert "A step takes, over whole epochs" in page
+    assert f"{whole * 1e3:.0f} ms" in page
+    assert f"{training.measured.step_seconds * 1e3:.1f} ms" in page
+
+
+def test_page_names_what_an_epoch_begins_with(tmp_path):
+    page = page_of(tmp_path)
+    assert "An epoch of 42 steps begins with 0.76 s of waiting (2 seen): one worker makes" in page
+    assert "Sooner there: smaller batches" in page
+    assert "persistent_workers=True" in page
+    assert "2.1 s lie between two epochs (2 seen)" in page
+    # Before and after, each with its count.
+    assert "0.600 s, computed 0.760 s, 2 seen" in page
+    assert "not seen 2.10 s, 2 seen" in page
+
+
+@pytest.mark.parametrize("epochs", [{"profiled": None, "run": None}, {"profiled": None}])
+def test_page_without_known_epochs_is_of_steps(tmp_path, epochs):
+    page = page_of(tmp_path, **epochs)
+    assert "A step takes, over whole epochs" not in page
+    assert "Within epochs a step takes" not in page
+
+
+def test_figures_without_an_evaluation_are_of_the_same_kind():
+    profile, decision, training = records()
+    found = collect(profile=profile, decision=decision, training=training, evaluation=None)
+    assert found.is_whole
+    assert found.measured == training.measured.whole_step_seconds
+    assert found.baseline == pytest.approx(found.baseline_step + 0.6 / 42)
+    mixed = collect(
+        profile=replace(profile, epochs=None),
+        decision=sample_records.decision(),
+        training=training,
+        evaluation=None,
+    )
+    assert not mixed.is_whole
+    assert (mixed.baseline, mixed.measured) == (mixed.baseline_step, mixed.measured_step)
+    alone = collect(profile=None, decision=None, training=training, evaluation=None)
+    assert alone.is_whole
