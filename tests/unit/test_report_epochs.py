@@ -80,6 +80,8 @@ def test_headline_is_of_whole_epochs_and_the_step_is_below(tmp_path):
     whole = training.measured.whole_step_seconds
     assert "over whole epochs. Within epochs a step takes" in page
     assert "A step takes, over whole epochs" in page
+    # With the pauses that only the run has seen, as the predicted time: not 1.8.
+    assert "Predicted: 98 ms, 1.3 times as fast; whole epochs are" in page
     assert f"{whole * 1e3:.0f} ms" in page
     assert f"{training.measured.step_seconds * 1e3:.1f} ms" in page
 
@@ -91,8 +93,8 @@ def test_page_names_what_an_epoch_begins_with(tmp_path):
     assert "persistent_workers=True" in page
     assert "2.1 s lie between two epochs (2 seen)" in page
     # Before and after, each with its count.
-    assert "0.600 s, computed 0.760 s, 2 seen" in page
-    assert "not seen 2.10 s, 2 seen" in page
+    assert "0.60 s, computed 0.76 s, 2 seen" in page
+    assert "not seen, counted as after 2.10 s, 2 seen" in page
 
 
 @pytest.mark.parametrize("epochs", [{"profiled": None, "run": None}, {"profiled": None}])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stoker.records import EpochPause, EpochTimes, Measured, Profile
 from stoker.text import NBSP, NOT_KNOWN, TimeUnit, digits, whole
-from stoker.words import epoch_words, whole_step_of
+from stoker.words import epoch_words
 
 _NOT_SEEN = "not seen"
 
@@ -40,13 +40,18 @@ def epoch_columns(
 ) -> list[EpochColumn]:
     """Returns before and after, as far as their epochs are known."""
     columns = []
-    before = whole_step_of(profile) if profile and is_profiled_here else None
-    if profile and profile.step and profile.epochs and before is not None:
-        columns.append(EpochColumn("Before", profile.epochs, profile.step.step_seconds, before))
-    if measured and measured.epochs and measured.whole_step_seconds:
+    run = measured.epochs if measured else None
+    before = profile.epochs if profile and is_profiled_here else None
+    if profile and profile.step and before and before.steps:
+        step_seconds = profile.step.step_seconds
+        # As they are compared: a pause that was not seen is as in the run.
+        compared = before.as_in(run) if run else before
+        whole_seconds = compared.whole_step_seconds(step_seconds)
+        columns.append(EpochColumn("Before", before, step_seconds, whole_seconds))
+    if measured and run and measured.whole_step_seconds:
         name = "After" if columns else "This run"
         whole_seconds = measured.whole_step_seconds
-        columns.append(EpochColumn(name, measured.epochs, measured.step_seconds, whole_seconds))
+        columns.append(EpochColumn(name, run, measured.step_seconds, whole_seconds))
     return columns
 
 
@@ -66,6 +71,9 @@ def epoch_table(columns: list[EpochColumn], *, unit: TimeUnit) -> EpochTable | N
         ("Start of an epoch: waiting for its first batch", cells(lambda e: _pause(e.times.start))),
         ("Between epochs: validation, checkpoints", cells(lambda e: _pause(e.times.between))),
     ]
+    if columns[0].times.between is None and columns[-1].times.between is not None:
+        name, (_, *others) = rows[-1]
+        rows[-1] = name, (f"{_NOT_SEEN}, counted as after", *others)
     if any(each.times.inside_seconds for each in columns):
         inside = cells(lambda each: unit.show(each.times.inside_seconds))
         rows.append(("Validation, checkpoints and slow steps in mid-epoch, a step", inside))

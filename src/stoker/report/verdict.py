@@ -216,6 +216,11 @@ def collect(
     is_inside = performance.is_inside_band if performance else None
     if is_inside is None and now is not None and band:
         is_inside = band.holds(now)
+    # As promised at the time, with that step of today; not over a baseline measured later. But with
+    # pauses that were seen only in the run, if they count in what is compared.
+    speedup = promise.speedup if promise else _ratio(before, planned)
+    if promise and performance and is_whole and planned != promise.whole_step_seconds:
+        speedup = _ratio(before, planned)
     error = performance.prediction_error if performance else None
     cost_change = performance.cost_change if performance else None
     today = keep.predicted if keep else None
@@ -237,8 +242,7 @@ def collect(
         predicted_usd=_first("usd_per_1000_steps", predicted),
         predicted_cpu_seconds=_first("cpu_seconds", predicted),
         predicted_accelerator_seconds=_first("accelerator_seconds", predicted),
-        # As promised at the time, with that step of today; not over a baseline measured later.
-        predicted_speedup=promise.speedup if promise else _ratio(before, planned),
+        predicted_speedup=speedup,
         measured=now,
         outcome=outcome,
         measured_usd=usd_now,
