@@ -174,6 +174,14 @@ def test_several_accelerators_divide_the_pictures():
     assert plan.predicted.step_seconds == pytest.approx(0.0343 + 128 / 4118)
 
 
+def test_files_are_copied_in_place_of_decoded_pictures():
+    step = {"accelerator_step_seconds": 0.0452, "transfer_seconds": 0.0109}
+    _, _, (plan,) = outcome(profile(*PLAIN, **step))
+    files = 128 * 80_000 / STEP.batch_bytes
+    expected = 0.0452 - 0.0109 * (1 - files) + 128 / 4118
+    assert plan.predicted.step_seconds == pytest.approx(expected)
+
+
 def test_reading_files_on_few_cores_may_be_the_limit():
     slow = msgspec.structs.replace(NVJPEG, read_cpu_seconds=0.0025)
     _, _, (plan,) = outcome(profile(*PLAIN, decoding=slow))

@@ -4,8 +4,9 @@ Workers then only read files, and the training loop decodes on the device:
 
     t = max(g + b / r, (reading + trainer) / V)
 
-g: accelerator-only step; b: samples of a step for each accelerator; r: pictures that it decodes per
-second, as the profile measured (`Profile.gpu_decoding`); V: vCPUs of today's hosts. On one H100
+g: accelerator-only step, in which files are copied in place of decoded pictures; b: samples of a
+step for each accelerator; r: pictures that it decodes per second, as the profile measured
+(`Profile.gpu_decoding`); V: vCPUs of today's hosts. On one H100
 (2026-11-26) g was 34.3 ms, b 128 and r 4,118: 65.4 ms, where 67.9 ms were measured with one crop,
 flip and normalise on the device. Augmentations that are many kernels for each picture cost more:
 with RandAugment it was 135 ms. For those the formula gives what a step takes at least.
@@ -120,24 +121,31 @@ def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
     if sorted_names is None:
         return None
     decoding = profile.gpu_decoding
-    seconds = decoded_step_seconds(work, decoding) if decoding else None
+    copies = profile.timed_step.transfer_seconds or 0.0
+    seconds = decoded_step_seconds(work, decoding, copies=copies) if decoding else None
     if seconds is not None and seconds > (1 - _LEAST_GAIN) * work.step_seconds:
         return None
     return replace(sorted_names, step_seconds=seconds)
 
 
-def decoded_step_seconds(work: Work, decoding: GpuDecoding) -> float | None:
+def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) -> float | None:
     """Returns the seconds of a step with pictures decoded on the accelerators.
 
     None where the samples of a step are not known.
+
+    Args:
+        copies: Seconds of today's accelerator-only step that wait for copies from the host.
     """
     samples = work.global_batch_size
     if samples is None:
         return None
     ranks = max(1, round(work.ranks * work.ranks_per_process))
     accelerators = min(work.reference.accelerators * work.hosts, ranks)
-    device = work.accelerator_seconds + samples / accelerators / decoding.pictures_per_second
-    return max(device, _cpu_seconds(work, decoding, samples=samples))
+    decoded = samples / accelerators / decoding.pictures_per_second
+    file_bytes = samples * (decoding.picture_bytes or 0.0)
+    still_copied = min(1.0, file_bytes / work.batch_bytes) if work.batch_bytes else 1.0
+    computing = work.accelerator_seconds - copies * (1 - still_copied)
+    return max(computing + decoded, _cpu_seconds(work, decoding, samples=samples))
 
 
 def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules) -> Plan | None:
