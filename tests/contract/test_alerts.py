@@ -13,6 +13,7 @@ RUN = '{run="night-7"}'
 BUSY = 'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}'
 # Values at each minute: begin, step and number of further ones.
 MINUTES = 2000
+GPU = 'stoker_gpu_utilization{run="night-7", host="gpu-0", gpu="0", UUID="GPU-1"}'
 # A training that runs as it should: no alert.
 SINCE, SPENT, PREDICTED, MAX, UP = (
     *(f"stoker_{name}{RUN}" for name in ("seconds_since_last_step", "spent_usd", "predicted_usd")),
@@ -27,6 +28,9 @@ HEALTHY = {
     # Two workers that are busy for 60 of 120 seconds.
     BUSY: f"0+60x{MINUTES}",
     'stoker_feed_workers{run="night-7", host="data-0", rank="0"}': f"2+0x{MINUTES}",
+    GPU: f"0.8+0x{MINUTES}",
+    # One of two that a script leaves unused.
+    GPU.replace('"0"', '"1"'): f"0+0x{MINUTES}",
 }
 
 LACKS = not shutil.which("promtool")
@@ -67,6 +71,10 @@ def rules():
         (
             *("StokerDataGroupIdle", {BUSY: f"0+12x{MINUTES}"}, 60),
             "The data workers of run night-7 are idle 90% of the time: fewer data hosts would do",
+        ),
+        (
+            *("StokerGpusIdle", {GPU: f"0.02+0x{MINUTES}"}, 60),
+            "No GPU of run night-7 was more than 2% busy for half an hour, and they are billed",
         ),
         (
             *("StokerDataHostDown", {UP: f"0+0x{MINUTES}"}, 20),

@@ -14,6 +14,9 @@ from stoker.host.gpus import (
 from support import nvml
 from support.nvml import FakeGpu, FakeNvml, FakeSlice
 
+LIBRARY = (
+    "NVML: NVML Shared Library Not Found (containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+)
 ONE, TWO, THREE = "GPU-aa11-0", "GPU-aa22-0", "GPU-bb33-0"
 SLICES = ("MIG-1111", "MIG-2222", "MIG-2333")
 WHOLE = (DeviceNames(ONE), DeviceNames(TWO), DeviceNames(THREE))
@@ -227,11 +230,11 @@ def test_gpus_that_the_command_may_not_use_are_left_out(tmp_path):
 
 def test_a_host_without_a_gpu_is_no_news(tmp_path):
     assert refusal(FakeNvml(init_code=12), tmp_path, has_gpu=False) == (
-        "NVML: NVML Shared Library Not Found",
+        LIBRARY,
         False,
     )
     assert refusal(FakeNvml(init_code=12), tmp_path) == (
-        "NVML: NVML Shared Library Not Found",
+        LIBRARY,
         True,
     )
     assert refusal(FakeNvml(init_code=18), tmp_path, has_gpu=False)[1]

@@ -57,6 +57,35 @@ def test_progress_says_steps_their_time_and_the_time_that_is_left(capsys, monkey
     ]
 
 
+def test_progress_says_how_busy_the_gpus_are(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    step = event_line("r", "progress", steps=10, step_seconds=5.0, wait_seconds=4.0)
+    lines = [
+        event_line("r", "gpu_load", count=2, utilization=0.28, rows="a,0,0.28\na,1,0"),
+        step,
+        event_line("r", "gpu_load", count=2, rows="a,0\na,1"),
+        step,
+    ]
+    show(lines, echo=False, total_steps=None)
+    assert [line.strip() for line in capsys.readouterr().err.splitlines()] == [
+        "10 steps, 5.00 s each, 80% waiting for data, GPUs 28% busy",
+        "10 steps, 5.00 s each, 80% waiting for data",
+    ]
+
+
+def test_a_gpu_that_is_lost_or_not_read_is_one_line(capsys):
+    lost, unread = "GPU 0 (GPU-1): GPU is lost", "GPU load: NVML: Driver Not Loaded"
+    lines = [
+        *[event_line("r", "gpu_lost", text=lost)] * 2,
+        event_line("r", "gpu_load_unread", text=unread),
+    ]
+    show(lines, echo=False)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: dnn/algo-1: {lost}",
+        f"note: {unread}",
+    ]
+
+
 def test_what_the_platform_says_is_shown_where_the_script_is_not(capsys):
     with following(quiet=False, echo=False) as follow:
         follow.line(LogLine(group="sagemaker", host="status", text="Starting: preparing hosts"))

@@ -66,6 +66,8 @@ _WARNINGS = (
     EventName.FEED_WRITE_FAILED,
     EventName.FEW_SHARDS,
     EventName.GENERATOR_NOT_SEEDED,
+    EventName.GPU_LOST,
+    EventName.GPU_WRITE_FAILED,
     EventName.HOST_EXCLUDED,
     EventName.HOSTS_NOT_COMPARABLE,
     EventName.LARGE_DATASET,
@@ -81,6 +83,8 @@ _WARNINGS = (
 _NOTES = (
     EventName.BATCHES_PINNED,
     EventName.BATCHES_SEEDED,
+    EventName.GPU_LOAD_INCOMPLETE,
+    EventName.GPU_LOAD_UNREAD,
     EventName.PROGRESS_RESUMED,
     EventName.WATCHDOG_IDLE,
 )
@@ -226,6 +230,7 @@ class Follow:
         self._echo = echo
         self._total_steps = total_steps
         self._said_at = time.monotonic()
+        self._busy = ""
         self._warned: set[str] = set()
         self._run = ""
         self._news = HostNews()
@@ -270,7 +275,7 @@ class Follow:
             self._show(f"{line.group}/{line.host} {written}")
         if event is None:
             return None
-        if event.event == EventName.PROGRESS:
+        if event.event in (EventName.PROGRESS, EventName.GPU_LOAD):
             self._progress(event)
         for text in self._news.take(event):
             self._show(text)
@@ -294,7 +299,10 @@ class Follow:
     def _progress(self, event: LogEvent) -> None:
         # Imported here: verbs that only print a line start faster.
         from stoker.launch.feed_log import progress_in
+        from stoker.launch.gpu_log import gpus_in
 
+        if gpus := gpus_in(event):
+            self._busy = f", {gpus.words}" if gpus.words else ""
         progress = progress_in(event)
         if progress is None:
             return
@@ -309,7 +317,7 @@ class Follow:
         now = "between epochs, after steps of " if progress.is_between_epochs else ""
         each = "" if progress.is_between_epochs else " each"
         words = f"{done}, {now}{ms(progress.step_seconds)}{each}, "
-        words += f"{progress.wait_words('waiting for data')}{left}"
+        words += f"{progress.wait_words('waiting for data')}{self._busy}{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:

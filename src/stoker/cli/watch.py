@@ -34,8 +34,8 @@ from stoker.launch.feed_log import (
 from stoker.launch.gpu_log import GpuNow, GpusNow, gpus_in
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.follow import FileTail, take_lines
-from stoker.text import percentage, usd
-from stoker.words import gpu_figures, gpu_noun
+from stoker.text import usd
+from stoker.words import gpu_figures
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
@@ -153,18 +153,11 @@ class RunView:
 
     def head(self) -> str:
         progress = self.progress
-        busy = self.gpu_words
+        busy = f", {self.gpus.words}" if self.gpus and self.gpus.words else ""
         if progress is None:
             return f"no step yet{busy}"
         spent = "" if progress.spent_usd is None else f", {usd(progress.spent_usd)} spent"
         return f"step {progress.steps}, {progress.words}{busy}{spent}"
-
-    @property
-    def gpu_words(self) -> str:
-        """`, GPU 28% busy`; empty: not known."""
-        if self.gpus is None or self.gpus.utilization is None:
-            return ""
-        return f", {gpu_noun(self.gpus.count)} {percentage(self.gpus.utilization)} busy"
 
 
 def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:

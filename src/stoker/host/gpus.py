@@ -18,6 +18,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_CAPABILITY = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 # Of AMD's driver, whose GPUs NVML does not know.
 ROCM_DEVICE = Path("/dev/kfd")
 _DEVICES = Path("/dev")
@@ -236,7 +237,9 @@ class GpuReader:
                 raise _no_rocm() from None
             code = _code_of(err)
             is_absent = code in (_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED) and not is_here
-            raise GpusUnreadError(f"NVML: {err}", is_news=not is_absent) from None
+            # The container toolkit gives the library only to those that ask for it.
+            fix = f" (containers: {_CAPABILITY})" if code == _LIBRARY_NOT_FOUND else ""
+            raise GpusUnreadError(f"NVML: {err}{fix}", is_news=not is_absent) from None
         self._open = True
         self._handles: dict[Gpu, _Handles] = {}
         self.left_out = ""

@@ -40,6 +40,8 @@ from stoker.launch.feed_log import interval_of
 from stoker.logs import EventName, Log, LogEvent, LogValue
 from stoker.records import GpuLoad
 from stoker.records.gpu import GpuFigure
+from stoker.text import percentage
+from stoker.words import gpu_noun
 
 FILE = "gpu.csv"
 # Of the steps as they are, which a profile measures first.
@@ -300,6 +302,13 @@ class GpusNow:
     utilization: GpuShare | None = None
     gpus: tuple[GpuNow, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """`GPU 28% busy`; empty: not known."""
+        if self.utilization is None:
+            return ""
+        return f"{gpu_noun(self.count)} {percentage(self.utilization)} busy"
+
 
 def gpus_in(event: LogEvent) -> GpusNow | None:
     """Returns the load in a `gpu_load` line; None in another or a broken line."""
@@ -512,7 +521,7 @@ class GpuLog:
         now = self._clock()
         self._latest = (now, look.states)
         if look.refused:
-            text = f"not known here: {'; '.join(look.refused)}"
+            text = f"GPU load: not known here: {'; '.join(look.refused)}"
             self._log.event(EventName.GPU_LOAD_INCOMPLETE, text=text)
         for lost in look.lost:
             text = f"{lost}; its load is no longer read, the training continues"
