@@ -148,7 +148,7 @@ def find_device() -> Device | None:
     accelerator = _accelerator(torch) if torch else None
     if torch is None or accelerator is None:
         return None
-    module = torch.get_device_module(accelerator)
+    module = torch.cuda if accelerator == "cuda" else torch.get_device_module(accelerator)
     # XPU and others have it as CUDA has; MPS needs no initialisation.
     if not getattr(module, "is_initialized", lambda: True)():
         return None
