@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from stoker.feed.device_events import find_device
+from stoker.feed.timeline import Timeline
 from stoker.profile.batches import ready_batches
-from stoker.profile.device_clock import StepClock, find_device
+from stoker.profile.device_clock import StepClock
 from stoker.profile.step_watch import AsIsSteps
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -138,6 +140,22 @@ def test_a_wait_that_the_device_does_not_notice_is_none(kernel):
     clock.wait_for(exposed)
     assert clock.seconds(asked, hidden) < 0.001
     assert clock.seconds(idle, exposed) == pytest.approx(KERNEL_SECONDS, rel=0.2)
+
+
+@cuda
+@pytest.mark.parametrize(("queued", "exposed"), [(3.0, 0.0), (0.0, 1.0)])
+def test_a_runs_timeline_has_the_wait_that_the_device_notices(kernel, tmp_path, queued, exposed):
+    timeline = Timeline(tmp_path / "timeline.csv")
+    steps = timeline.epoch(loader=0, epoch=0)
+    for _ in range(3):
+        kernel(queued * KERNEL_SECONDS)
+        steps.ask()
+        time.sleep(KERNEL_SECONDS)
+        steps.got(1)
+        if not queued:
+            torch.cuda.synchronize()
+    steps.end()
+    assert timeline.wait_seconds == pytest.approx(3 * exposed * KERNEL_SECONDS, abs=0.005)
 
 
 @cuda

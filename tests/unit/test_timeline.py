@@ -2,6 +2,7 @@ import json
 import math
 import random
 import re
+import threading
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from stoker.cli.profile import FollowedProfile
 from stoker.cli.watch import RunView
 from stoker.errors import UsageError
+from stoker.feed.device_events import FoundDevice
 from stoker.feed.metrics import log_metrics
 from stoker.feed.timeline import (
     COLUMNS,
     FILE,
+    MeasuredStep,
     Timeline,
     longest_waiting_file,
     main_loader,
@@ -36,6 +39,7 @@ from stoker.report.verdict import collect
 from stoker.text import wait_words
 from stoker.words import training_words
 from support.aws_answers import Clock
+from support.device_double import DeviceDouble
 
 
 @pytest.fixture
@@ -484,3 +488,59 @@ def test_a_profile_says_what_the_slowest_rank_waits(capsys):
     log("profile_accelerator", rank=0, steps=40, step_seconds=0.02)
     said = capsys.readouterr().err
     assert said.index("50% of the time") < said.index("with cached batches")
+
+
+def waited(tmp_path: Path, *, kernel_seconds: float, thread: bool = False) -> MeasuredStep:
+    """Returns a step of a script that never waits for its device, and 50 ms for each batch."""
+    device = DeviceDouble()
+    file = tmp_path / "timeline.csv"
+
+    def train() -> None:
+        timeline = Timeline(file, clock=device.now, found=FoundDevice(lambda: device))
+        steps = timeline.epoch(loader=0, epoch=0)
+        for _ in range(60):
+            steps.ask()
+            device.work(0.050)
+            steps.got(8)
+            device.launch_step(kernel_seconds, kernels=20, host_seconds=0.005)
+        steps.ask()
+        steps.end()
+        timeline.close()
+
+    if thread:
+        other = threading.Thread(target=train)
+        other.start()
+        other.join()
+    else:
+        train()
+    assert device.waited_seconds == 0.0
+    return read_timeline(file)[30]
+
+
+def test_a_wait_that_the_device_does_not_notice_is_none(tmp_path):
+    assert waited(tmp_path, kernel_seconds=0.060).wait_seconds == 0.0
+
+
+def test_a_wait_counts_as_far_as_the_device_is_idle(tmp_path):
+    step = waited(tmp_path, kernel_seconds=0.030)
+    assert step.wait_seconds == pytest.approx(0.025, abs=0.002)
+    # The step is as long as it was.
+    assert step.seconds == pytest.approx(0.055, abs=0.001)
+
+
+def test_a_loader_that_another_thread_reads_is_timed_by_the_host(tmp_path):
+    step = waited(tmp_path, kernel_seconds=0.030, thread=True)
+    assert step.wait_seconds == pytest.approx(0.050, abs=0.001)
+
+
+def test_a_lost_device_ends_no_training(tmp_path):
+    device = DeviceDouble()
+    timeline = Timeline(tmp_path / "t.csv", clock=device.now, found=FoundDevice(lambda: device))
+    steps = timeline.epoch(loader=0, epoch=0)
+    for number in range(10):
+        device.is_lost = number > 4
+        steps.ask()
+        device.work(0.050)
+        steps.got(8)
+    steps.end()
+    assert timeline.wait_seconds == pytest.approx(0.5, rel=0.01)

@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
+from stoker.feed.device_events import ExposedWait, FoundDevice
 from stoker.feed.resource_usage import Usage
 from stoker.text import wait_share
 
@@ -338,8 +339,10 @@ class Timeline:
         *,
         usage: Usage | None = None,
         clock: Callable[[], float] = time.monotonic,
+        found: FoundDevice | None = None,
     ) -> None:
         self.usage = usage
+        self.found = found or FoundDevice()
         self.steps = self.samples = 0
         self.wait_seconds = self.compute_seconds = 0.0
         self._path = path
@@ -442,6 +445,7 @@ class Steps:
         self._asked = 0.0
         self._opening_seconds = 0.0
         self._open: tuple[float, float, int] | None = None
+        self._exposed = ExposedWait(timeline.found)
 
     def opened(self, seconds: float) -> None:
         """Records how long iter() took, which starts workers: a part of the first wait."""
@@ -451,12 +455,16 @@ class Steps:
         """Records that the trainer asks for a batch: the step before is complete."""
         now = self._clock()
         self._complete(now)
+        # What iter() took counts whole: nothing was launched meanwhile.
+        self._exposed.asked(is_first=self._opening_seconds > 0)
         self._asked, self._opening_seconds = now - self._opening_seconds, 0.0
         if self._timeline.usage is not None:
             self._timeline.usage.asked(self._loader, self._epoch)
 
     def got(self, samples: int) -> None:
-        self._open = (self._asked, self._clock(), samples)
+        now = self._clock()
+        self._open = (self._asked, now, samples)
+        self._exposed.got(wait_seconds=now - self._asked)
         if self._timeline.usage is not None:
             self._timeline.usage.got()
 
@@ -484,6 +492,8 @@ class Steps:
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is not None:
             (asked, got, samples), self._open = self._open, None
+            # Not in a finalizer, which may run anywhere.
+            got = asked + self._exposed.seconds(got - asked) if may_write else got
             row = (self._head, self._batch, asked, got, now, samples)
             self._timeline.add(row, may_write=may_write)
             gap = self._timeline.gap(self._loader, asked=asked, ended=now)

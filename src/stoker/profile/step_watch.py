@@ -398,6 +398,7 @@ class AsIsSteps:
     def _begin(self, *, now: float, cpu: float) -> None:
         self._begun = _Begun(now, cpu, self.children_cpu(), self.machine_cpu(), self.stray_cpu())
         if self.counting_since is None:
+            self.clock.look_again()
             self.counting_since = now
             self._stock = self._ready
             self._is_used_up |= self.warm_up.has_waited
