@@ -253,9 +253,12 @@ def todays_group(decision: Decision) -> Group | None:
 def plan_name(plan: Plan, *, today: Group | None = None) -> str:
     """Names a plan in a few words, with its dnn hosts where they are not `today`'s."""
     dnn = plan.groups[0]
+    tuned = "today's cluster, tuned"
+    if plan.num_workers is not None:
+        tuned = f"today's cluster + num_workers={plan.num_workers}"
     named = {
         "keep": "today's cluster",
-        "tune": "today's cluster, tuned",
+        "tune": tuned,
         "scale_up": f"a larger type ({dnn.instance_type})",
         "offload_gpu": "decoding on the accelerator",
     }

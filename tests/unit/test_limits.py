@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given, settings
 
 from stoker.catalog import load_catalog
+from stoker.decide.explain import explain as explain_decision
 from stoker.decide.pricing import ASKED_FOR
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import Inventory
 from stoker.records import parts_of
 from stoker.records.parts import bottleneck_of, limit_words, more_workers
+from stoker.words import plan_name
 from support import builders, decisions
 from support.drawn_ranks import hosts, ranks
 from support.profiled_ranks import changed, drained, profile_of, rank_of
@@ -139,6 +141,7 @@ def test_more_workers_are_the_free_plan_where_cores_or_workers_are_idle(name):
     assert path["Is there a free fix?"][0] == "yes"
     (tune,) = [plan for plan in decision.plans if plan.action == "tune"]
     assert tune.groups[0].workers_per_host == workers
+    assert f"today + num_workers={workers} " in explain_decision(decision)
     saved = tune.predicted.step_seconds / profile.step.step_seconds
     assert 1 - fix.saves_seconds / profile.step.step_seconds == pytest.approx(saved, rel=0.1)
 
@@ -170,6 +173,17 @@ def test_a_script_without_workers_is_given_all_cores_and_data_hosts_with_all_the
     assert tune.predicted.step_seconds_low < 0.155
     (ten,) = [plan for plan in decision.plans if plan.reason == ASKED_FOR]
     assert ten.predicted.step_seconds == pytest.approx(0.060, abs=0.003)
+
+
+def test_the_number_of_a_script_is_of_each_rank():
+    first = rank_of(
+        step=0.64, wait=0.60, accelerator=0.03, trainer_cpu=0.02, children_cpu=0.60, workers=1,
+        vcpus=8, world_size=2, drains=(drained(4, 0.60, rate=6.4), drained(1, 0.60)),
+    )  # fmt: skip
+    decision = decided(profile_of(first, changed(first, rank=1), kind="local.c8"))
+    (tune,) = [plan for plan in decision.plans if plan.action == "tune"]
+    assert (tune.groups[0].workers_per_host, tune.num_workers) == (8, 4)
+    assert plan_name(tune) == "today's cluster + num_workers=4"
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 16])

@@ -12,6 +12,7 @@ from stoker.decide.model import (
     Work,
     cpu_seconds,
     estimate,
+    of_workers,
     parts_on,
     shards_on,
     worker_seconds,
@@ -35,6 +36,7 @@ class Candidate:
         own_storage: With a separate storage per host; None: known or irrelevant.
         problem: Why it cannot be run or predicted.
         asked_for: The user named it, so that limits of the search do not apply.
+        num_workers: Loader workers of each rank, if only these change.
     """
 
     action: Action
@@ -44,6 +46,7 @@ class Candidate:
     problem: str = ""
     asked_for: bool = False
     own_storage: Estimate | None = None
+    num_workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,8 @@ def tune(site: Site) -> Iterator[Candidate]:
     shape = replace(today, dnn=replace(today.dnn, workers=better.workers // work.hosts))
     tuned = _candidate(with_any_shards(site), "tune", shape)
     problem = more_shards_words(site, tuned.groups) if has_shards else ""
-    yield replace(tuned, problem=problem)
+    num_workers = math.ceil(better.workers / better.ranks)
+    yield replace(tuned, problem=problem, num_workers=num_workers)
 
 
 def with_any_shards(site: Site) -> Site:
@@ -282,7 +286,7 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
 
 def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
     """Returns the workers of a dnn host that are busy at this step, and a tenth more."""
-    dnn, work = shape.dnn, site.work
+    dnn, work = shape.dnn, of_workers(site.work, shape)
     alone = worker_seconds(work, dnn.instance)
     busy = busy_worker_seconds(parallel=alone, cpu=cpu_seconds(work, dnn.instance))
     local = (1 - made.remote_share) * busy / dnn.count

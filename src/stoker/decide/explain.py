@@ -252,6 +252,8 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
         workers = plan.groups[0].workers_per_host or 0
         words = f"today, {workers} worker{'s' if workers > 1 else ''} per host"
+        if plan.num_workers is not None:
+            words = f"today + num_workers={plan.num_workers}"
     elif plan.action == "offload_gpu":
         words = "today, decoding on its GPUs"
     elif today and plan.groups[len(today) :] and _hosts(plan.groups)[: len(today)] == _hosts(today):

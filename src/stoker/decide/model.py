@@ -243,9 +243,7 @@ class Estimate:
 
 def estimate(work: Work, shape: ClusterShape) -> Estimate:
     """Estimates how long a global step of `work` takes on `shape`."""
-    if work.num_workers == 0 and not loads_itself(shape):
-        # The main process loads with more threads than a worker: its factor is of no worker.
-        work = replace(work, corrected=tuple(own for own in work.corrected if own != "latency"))
+    work = of_workers(work, shape)
     local = parts_on(work, shape)
     # With data hosts the feed hands batches over, else torch's own loader does.
     receive = work.receive_seconds if shape.data else local.receive_seconds
@@ -275,6 +273,16 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
         second_seconds=min(terms[second], step),
         accelerator_seconds=min(accelerator, step),
     )
+
+
+def of_workers(work: Work, shape: ClusterShape) -> Work:
+    """Returns the work without the factor of a trainer that loads, on hosts that have workers.
+
+    The main process loads with more threads than a worker has.
+    """
+    if work.num_workers != 0 or loads_itself(shape):
+        return work
+    return replace(work, corrected=tuple(own for own in work.corrected if own != "latency"))
 
 
 def loads_itself(shape: ClusterShape) -> bool:

@@ -289,6 +289,7 @@ def plan_of(
         feasible=not problem,
         reason=reason,
         global_batch_size=wider,
+        num_workers=candidate.num_workers,
     )
 
 

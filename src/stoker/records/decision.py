@@ -157,6 +157,7 @@ class Plan(Record, frozen=True, kw_only=True):
         feasible: Whether constraints and the platform's rules allow it.
         reason: The violated constraint or rule; for the chosen plan, why it was chosen.
         global_batch_size: Samples of a step if the number of replicas changes. None: today's.
+        num_workers: Loader workers of each rank, as a script sets them. None: no plan to tune.
     """
 
     action: Action
@@ -166,6 +167,7 @@ class Plan(Record, frozen=True, kw_only=True):
     feasible: bool = True
     reason: str = ""
     global_batch_size: PositiveInt | None = None
+    num_workers: PositiveInt | None = None
 
 
 def plan_in_words(plan: Plan) -> str:

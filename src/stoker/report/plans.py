@@ -87,8 +87,10 @@ def _cost(outcome: Predicted, *, is_billed: bool) -> float:
 
 def _short_name(plan: Plan) -> str:
     dnn, *data = plan.groups
-    if plan.action in ("keep", "tune"):
-        return {"keep": "today", "tune": "tuned"}[plan.action]
+    if plan.action == "keep":
+        return "today"
+    if plan.action == "tune":
+        return f"num_workers={plan.num_workers}" if plan.num_workers else "tuned"
     if data:
         return " ".join(f"+{g.count} {g.instance_type.removeprefix('ml.')}" for g in data)
     return f"{dnn.count} {dnn.instance_type.removeprefix('ml.')}"
