@@ -4,10 +4,11 @@
     python benchmarks/gpu.py --device cpu --tiny      a dry run, on any machine
     python benchmarks/gpu.py --markdown               only prints FILE's tables
 
-Groups: honesty, ingest, losses, decoding, neighbours, to_device. One CUDA GPU, torchvision and
-eight cores or more; a case that misses a package or time is left out, and said. Each case runs in
-processes of its own, with a time limit, and FILE is written after each. Rows of earlier runs stay
-until they are measured again; benchmarks/README.md says what each figure means.
+Groups: honesty, ingest, losses, decoding, neighbours, to_device; more trainings of honesty, such as
+accumulation, run only if --case names them. One CUDA GPU, torchvision and eight cores or more; a
+case that misses a package or time is left out, and said. Each case runs in processes of its own,
+with a time limit, and FILE is written after each. Rows of earlier runs stay until they are measured
+again; benchmarks/README.md says what each figure means.
 """
 
 import argparse
@@ -47,6 +48,12 @@ Row = Judged | Figure
 def cases_of(group: str) -> tuple[str, ...]:
     """Returns the names of a group's cases."""
     return tuple(case.name for case in CASES) if group == "honesty" else FIGURES[group][1]
+
+
+def is_wanted(case: str, named: Sequence[str] | None) -> bool:
+    """Returns whether a case is to run: it is named, or nothing is and it is no extra."""
+    extra = {each.name for each in CASES if each.is_extra}
+    return case in named if named else case not in extra
 
 
 def rows_of(group: str, name: str, bench: Bench) -> Iterator[Row]:
@@ -203,7 +210,7 @@ def run(options: argparse.Namespace, file: Path) -> int:
         bench = prepare(Path(name), options)
         for group in options.only:
             for case in cases_of(group):
-                if options.case and case not in options.case:
+                if not is_wanted(case, options.case):
                     continue
                 began = time.monotonic()
                 try:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpu_machine import TRAINER, Bench, CommandError
 from honesty import advised, group_words
@@ -31,13 +31,13 @@ class Case:
 
     Attributes:
         options: Of gpu_trainer.py.
-        tiny: The same in a dry run on the CPU, in place of `options`.
         bottlenecks: That the decision may name.
         states: That the profile has to name one of; none: whatever.
         actions: That may be advised.
         is_whole: It has all cores of the machine, not a quarter.
         workers: "quarter", "all", "rest" (all but two) or a number.
         module: Python package that it needs.
+        is_extra: Only run if it is named.
         fix: The fix that has to be named, and which option of the script follows it.
     """
 
@@ -51,7 +51,20 @@ class Case:
     workers: str = "quarter"
     module: str = ""
     fix: tuple[str, str] | None = None
-    tiny: tuple[str, ...] = field(default=())
+    is_extra: bool = False
+
+
+def _starved(name: str, about: str, *options: str) -> Case:
+    """Returns another script of the starved kind, which is profiled only if it is named."""
+    return Case(
+        name=name,
+        about=about,
+        options=("--model", "resnet50", *options),
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("heterogeneous",),
+        is_extra=True,
+    )
 
 
 _LIGHT = ("--augment", "light")
@@ -138,6 +151,26 @@ CASES: tuple[Case, ...] = (
         states=("cpu",),
         actions=("heterogeneous",),
         module="lightning",
+    ),
+    _starved("accumulation", "four batches an optimizer's step", "--accumulate", "4"),
+    _starved("GradScaler", "float16, whose scaler reads a value of the GPU", "--scaler"),
+    _starved("two optimizers", "each for a half of the network", "--two-optimizers"),
+    _starved(
+        "CUDA graphs",
+        "torch.compile, reduce-overhead",
+        "--compile",
+        "--compile-mode=reduce-overhead",
+    ),
+    Case(
+        name="GPU-bound, accumulation",
+        about="ResNet-152, light augmentation, four batches an optimizer's step",
+        options=("--model", "resnet152", "--accumulate", "4", *_LIGHT),
+        bottlenecks=("accelerator",),
+        states=("accelerator",),
+        actions=("keep",),
+        is_whole=True,
+        workers="rest",
+        is_extra=True,
     ),
 )
 

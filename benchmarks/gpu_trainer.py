@@ -195,8 +195,16 @@ def train(options: argparse.Namespace) -> dict[str, object]:
     loader = make_loader(options)
     layout = torch.contiguous_format if options.deterministic else torch.channels_last
     model = network(options.model).to(device, memory_format=layout)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    run = torch.compile(model) if options.compile else model
+    trained = list(model.parameters())
+    half = len(trained) // 2 if options.two_optimizers else 0
+    optimizers = [
+        torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+        for parameters in (trained[:half], trained[half:])
+        if parameters
+    ]
+    run = torch.compile(model, mode=options.compile_mode) if options.compile else model
+    precision = torch.float16 if options.scaler else torch.bfloat16
+    scaler = torch.amp.GradScaler(device.type, enabled=options.scaler)
     clock = Clock(device)
     losses: list[torch.Tensor] = []
     accuracies: list[float] = []
@@ -205,12 +213,16 @@ def train(options: argparse.Namespace) -> dict[str, object]:
         for pictures, labels in loader:
             pictures = pictures.to(device, non_blocking=True, memory_format=layout)
             labels = labels.to(device, non_blocking=True)
-            with torch.autocast(device.type, dtype=torch.bfloat16):
+            with torch.autocast(device.type, dtype=precision):
                 loss = torch.nn.functional.cross_entropy(run(pictures), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
+            scaler.scale(loss / options.accumulate).backward()
             steps += 1
+            if steps % options.accumulate == 0:
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+                scaler.update()
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=True)
             if options.deterministic:
                 losses.append(loss.detach())
         if options.valid:
@@ -252,6 +264,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile-mode", help="as torch.compile has it: reduce-overhead, ...")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of an optimizer's step")
+    parser.add_argument("--scaler", action="store_true", help="float16 with a GradScaler")
+    parser.add_argument("--two-optimizers", action="store_true", help="each for a half")
     parser.add_argument("--deterministic", action="store_true", help="and the losses are recorded")
     parser.add_argument("--valid", action="store_true", help="validates after each epoch")
     parser.add_argument("--ready", action="store_true", help="batches are ready at once")
