@@ -53,6 +53,10 @@ def ranks(draw: st.DrawFn) -> RankResult:
     )
 
 
+# A quota that stops the group in most of its periods.
+STOPPED = {"periods": 100, "throttled_periods": 80, "throttled_seconds": 1e6}
+
+
 @st.composite
 def hosts(draw: st.DrawFn) -> RankResult:
     """Draws a rank that a real host could have: a step follows from its parts, within noise."""
@@ -94,5 +98,6 @@ def hosts(draw: st.DrawFn) -> RankResult:
         children_cpu=used if workers else 0.0,
         drains=tuple(drains),
         uses_cuda=draw(st.booleans()),
+        **draw(st.sampled_from([{}, {}, STOPPED])),
         inventory=Inventory(accelerators=draw(st.integers(0, 1))),
     )

@@ -11,7 +11,14 @@ from stoker.profile.device_clock import HOST
 from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import AsIs, Cost, Drain, Inventory, Quartiles, RankResult
 from stoker.profile.replayed_states import neighbour_seconds, slowest_of, transfer_seconds
-from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
+from stoker.profile.states import (
+    Signs,
+    find_states,
+    others_of,
+    signs_of,
+    with_one_step,
+    without_stops,
+)
 from stoker.profile.step_watch import speed_spread
 from stoker.profile.whole_epochs import epochs_of
 from stoker.records import (
@@ -168,7 +175,8 @@ def combine(
     Raises:
         UsageError: If there are no ranks, some are missing, or one lacks a part.
     """
-    whole = [_Whole(rank) for rank in with_one_step(_with_what_they_had(_complete(ranks)))]
+    timed = with_one_step(_with_what_they_had(_complete(ranks)))
+    whole = [_Whole(rank) for rank in without_stops(timed)]
     ranks = [own.rank for own in whole]
     first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])

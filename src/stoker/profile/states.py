@@ -153,14 +153,21 @@ def signs_of(rank: RankResult) -> Signs:
     )
 
 
-def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
-    wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
-    return replace(
-        parts,
-        vcpus=min(parts.vcpus, vcpus),
-        # The loader alone was stopped by the quota, too.
-        loader_wall_seconds=min(wall, cpu) if is_throttled else wall,
-    )
+def without_stops(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Returns ranks whose loader alone takes its CPU time, where a quota stops the processes.
+
+    It was stopped while it was measured, too, which is no waiting for data.
+    """
+    if not throttled([signs_of(rank) for rank in ranks if rank.as_is is not None]):
+        return ranks
+    return [
+        msgspec.structs.replace(rank, drains=tuple(map(_unstopped, rank.drains))) for rank in ranks
+    ]
+
+
+def _unstopped(drain: Drain) -> Drain:
+    wall = min(drain.wall_seconds, drain.cpu_seconds, key=lambda part: part.mean)
+    return msgspec.structs.replace(drain, wall_seconds=wall)
 
 
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
@@ -331,7 +338,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     vcpus = sum(hosts.values())
     # A group that is stopped has no idle vCPUs, even if the machine has.
     busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
-    bound = within(parts, vcpus=vcpus, is_throttled=bool(stopped)) if parts else None
+    bound = replace(parts, vcpus=min(parts.vcpus, vcpus)) if parts else None
     binding = bound.bottleneck if bound else None
     is_serial = parts is not None and parts.workers == 0
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
