@@ -1,5 +1,7 @@
 """One answer to what limits a step: verdict, states, fixes, path and plans follow it."""
 
+import html
+
 import pytest
 from hypothesis import given, settings
 
@@ -15,6 +17,7 @@ from support import builders, decisions
 from support.drawn_ranks import hosts, ranks
 from support.profiled_ranks import changed, drained, profile_of, rank_of
 from support.property_tests import examples
+from support.sample_records import write_page
 
 
 def words(text: str) -> str:
@@ -123,6 +126,29 @@ IDLE = {
         4,
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rank", "limit", "row"),
+    [
+        (GPU, "The limit today: the CPU.", ""),
+        (
+            IDLE["three of four cores"][0],
+            "The limit today: too few loader workers.",
+            "today's cluster + num_workers=4",
+        ),
+    ],
+    ids=["busy", "idle"],
+)
+def test_the_report_names_the_same_limit_and_the_same_free_plan(rank, limit, row, tmp_path):
+    profile = profile_of(rank, kind="local.c4")
+    decision = decided(profile)
+    records = {"profile": profile, "decision": decision, "training": None, "evaluation": None}
+    page = words(html.unescape(write_page(tmp_path, **records, is_planned=True)))
+    assert limit in page
+    assert row in page
+    assert ("too few" in page) == bool(row)
+    assert ("num_workers=" in page) == bool(row)
 
 
 @pytest.mark.parametrize("name", list(IDLE))
