@@ -182,6 +182,12 @@ class Cache:
         self.batches.append(clone(batch, copied))
         self._kinds.append(tuple(kinds))
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the tensors of the first batch lay in pinned memory."""
+        kinds = self._kinds[0] if self._kinds else ()
+        return bool(kinds) and all(kind == "pinned" for kind in kinds)
+
     def give(self, index: int) -> object:
         """Returns copies of the kept batches in turn; at least one is needed."""
         place = index % len(self.batches)

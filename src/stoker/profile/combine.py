@@ -427,8 +427,8 @@ def _loader_cpu(own: _Whole) -> Quartiles:
 
 def _handover(own: _Whole) -> Quartiles | None:
     """Returns the hand-over time at the script's number of workers, else with every vCPU busy."""
-    # The GPU computes meanwhile: this time is hidden.
-    if own.rank.uses_cuda:
+    # The device computes meanwhile: this time is hidden.
+    if own.rank.uses_cuda or own.as_is.clock != HOST:
         return None
     drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
     drain = _drain_with(drains, workers=own.num_workers or own.share)

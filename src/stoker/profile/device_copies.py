@@ -180,10 +180,10 @@ def _device_of(target: object) -> torch.device | None:
 
 def room_on_device(batch: object, device: str) -> bool:
     """Whether a device has memory for `batch` and its copies; True where it does not say."""
-    module = torch.get_device_module(device.partition(":")[0])
     try:
+        module = torch.get_device_module(device.partition(":")[0])
         free = module.mem_get_info(device)[0]
         free += module.memory_reserved(device) - module.memory_allocated(device)
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError, AssertionError):
         return True
     return bool(free >= _COPIES * num_bytes(batch))

@@ -138,7 +138,7 @@ def read_round(
     with warnings.catch_warnings():
         # The script may have more workers than vCPUs, so that is tried, too.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        fresh = _with_workers(loader, workers=workers, timeout=seconds + _START_SECONDS)
+        fresh = with_workers(loader, workers=workers, timeout=seconds + _START_SECONDS)
         iterator = iterate(fresh)
     try:
         for item in iterator:
@@ -220,7 +220,12 @@ def shut_down(iterator: object) -> None:
         end()
 
 
-def _with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
+def with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
+    """Returns a loader of the same batches without an end, each with the stamp of its worker.
+
+    Args:
+        timeout: Seconds after which a batch that does not come is an error.
+    """
     is_iterable = isinstance(loader.dataset, IterableDataset)
     batches = loader.batch_sampler is not None
     # Torch takes a batch_sampler only with its default batch_size of 1, and without a sampler.

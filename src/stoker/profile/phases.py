@@ -53,6 +53,7 @@ from stoker.profile.loader_phases import (
     workers_rest,
 )
 from stoker.profile.rank_results import Drain, quartiles
+from stoker.profile.replay_variants import VariantPhases
 from stoker.profile.script_phases import Reading, Replay, StepsSoFar
 from stoker.profile.states import with_one_step
 from stoker.profile.step_watch import (
@@ -124,6 +125,7 @@ class ProfileSession:
         self._changes = 0
         self._kept: float | None = None
         self._replay: Replay | None = None
+        self._variants: VariantPhases | None = None
         self._replayed: Loader | None = None
         # Weak: a script that drops its loader ends its workers by that.
         self._inner: Callable[[], Iterator[object] | None] = lambda: None
@@ -221,7 +223,7 @@ class ProfileSession:
             self._replay = self._begin_replay(loader, inner, steps)
         elif self._has_replayed(self._replay):
             self._finish()
-        batch = self._replay.batch(self._steps)
+        batch = self._running(self._replay).batch(self._steps)
         self._steps += 1
         if self._replay.steps.given == 1:
             # Written now: a script may fail on cached batches, and the error then names them.
@@ -244,7 +246,12 @@ class ProfileSession:
         self._reading.first_words.cancel()
         self.end_epoch()
         self._timeline.close()
-        self._write(missing=self._missing())
+        missing = self._missing()
+        if self._replay and self._variants and self._variants.running:
+            # The script's last steps: the cached ones before them are enough for a verdict.
+            self._end_replay(self._replay)
+            missing = ""
+        self._write(missing=missing)
         if self._replay is not None:
             # The process may end *because* of the cached batches.
             self._log.event(
@@ -366,6 +373,16 @@ class ProfileSession:
         self._replayed = copy.copy(loader)
         self._replayed._iterator = None
         replay = self._set_up_replay(loader, steps)
+        self._variants = VariantPhases(
+            self._reading.cache,
+            clock=self._reading.clock,
+            loader=self._replayed,
+            inner=lambda: self._inner(),
+            iterate=self._iterate,
+            budget_seconds=self._budget,
+            elapsed_seconds=lambda: self._reading.elapsed_seconds,
+            is_stopped=self._findings.is_stopped,
+        )
         # From here on the model is trained on repeated batches.
         self._guard.arm(self.end_before)
         if own.world_size > 1:
@@ -406,13 +423,43 @@ class ProfileSession:
             time.sleep(_HEED_SECONDS)
         self._finish(before=action)
 
+    def _running(self, replay: Replay) -> Replay:
+        """Returns the replay whose steps are timed now: the cached steps, or a variant of them."""
+        variant = self._variants.running if self._variants else None
+        return variant or replay
+
     def _has_replayed(self, replay: Replay) -> bool:
-        replay.asked()
+        assert self._variants is not None
+        variants = self._variants
+        self._running(replay).asked()
         if self._is_stopping:
             return self.has_verdict
-        if replay.is_enough(budget_seconds=self._budget):
-            self._agreement.propose("loader", at_step=self._steps)
-        return replay.steps.count > 0 and self._agreement.is_due("loader", at_step=self._steps)
+        if variants.running is None:
+            is_enough = replay.is_enough(budget_seconds=self._budget)
+        else:
+            is_enough = variants.is_enough()
+        if is_enough and self._findings.result.rank == 0:
+            self._agreement.propose(self._following(replay), at_step=self._steps)
+        if not replay.steps.count:
+            return False
+        phases = (*variants.left, "loader")
+        due = (name for name in phases if self._agreement.is_due(name, at_step=self._steps))
+        phase = next(due, None)
+        if phase is not None and phase != "loader":
+            variants.begin(phase)
+        return phase == "loader"
+
+    def _following(self, replay: Replay) -> str:
+        """Returns the phase after the running one."""
+        assert self._variants is not None
+        as_is = self._findings.result.as_is
+        if not replay.steps.count or as_is is None:
+            return "loader"
+        cached = replay.steps.result(cached_batches=len(self._reading.cache.batches))
+        following = self._variants.following(
+            cached.step_seconds, step_seconds=as_is.step_seconds.median
+        )
+        return following or "loader"
 
     def _finish(self, *, before: str = "") -> NoReturn:
         """Measures the loader alone, hands the results over, and always ends the process."""
@@ -427,22 +474,7 @@ class ProfileSession:
                 "measured"
             )
             log.event(EventName.PROFILE_GUARDED, rank=findings.result.rank, action=before)
-        replay.steps.settle()
-        if self.has_verdict and replay.steps.count < replay.steps.least:
-            findings.note(
-                f"{replay.steps.count} steps with cached batches were timed, of "
-                f"{replay.steps.least} needed: profile again with a longer budget"
-            )
-        if self.has_verdict:
-            accelerator = replay.steps.result(cached_batches=len(self._reading.cache.batches))
-            findings.learn(accelerator=accelerator)
-            log.event(
-                EventName.PROFILE_ACCELERATOR,
-                rank=findings.result.rank,
-                steps=accelerator.step_seconds.samples,
-                step_seconds=accelerator.step_seconds.median,
-                trainer_cpu_seconds=accelerator.trainer_cpu_seconds.median,
-            )
+        self._end_replay(replay)
         # Written before the phases without the model, in which a user's dataset may fail.
         self._write(missing="")
         try:
@@ -469,6 +501,31 @@ class ProfileSession:
             end_process(
                 folder=self._folder, launcher_pid=self._settings.launcher_pid if leads else None
             )
+
+    def _end_replay(self, replay: Replay) -> None:
+        """Ends the steps on cached batches and their variants, and keeps what they gave."""
+        findings, log = self._findings, self._log
+        if self._variants is not None:
+            self._variants.end()
+            findings.note(*self._variants.notes)
+            findings.learn(variants=self._variants.result())
+        replay.steps.settle()
+        if not self.has_verdict:
+            return
+        if replay.steps.count < replay.steps.least:
+            findings.note(
+                f"{replay.steps.count} steps with cached batches were timed, of "
+                f"{replay.steps.least} needed: profile again with a longer budget"
+            )
+        accelerator = replay.steps.result(cached_batches=len(self._reading.cache.batches))
+        findings.learn(accelerator=accelerator)
+        log.event(
+            EventName.PROFILE_ACCELERATOR,
+            rank=findings.result.rank,
+            steps=accelerator.step_seconds.samples,
+            step_seconds=accelerator.step_seconds.median,
+            trainer_cpu_seconds=accelerator.trainer_cpu_seconds.median,
+        )
 
     def _give_up(self, lack: Lack) -> NoReturn:
         """Ends the process: what the budget leaves is too short, and a longer one is known.

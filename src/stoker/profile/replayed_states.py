@@ -57,9 +57,12 @@ def gain_of_pinning(rank: RankResult) -> float | None:
     variants = rank.variants
     if variants is None or variants.pinned is None:
         return None
+    pinning = variants.pin_seconds or 0.0
+    if rank.loader is not None and rank.loader.num_workers == 0:
+        # Without workers the thread that trains pins its batches.
+        return max(0.0, _replayed_seconds(rank) - variants.pinned.median - pinning)
     # One thread of the trainer pins all batches: no step is shorter than that takes.
-    reached = max(variants.pinned.median, variants.pin_seconds or 0.0)
-    return max(0.0, _replayed_seconds(rank) - reached)
+    return max(0.0, _replayed_seconds(rank) - max(variants.pinned.median, pinning))
 
 
 def gain_of_copies_ahead(rank: RankResult) -> float | None:
@@ -138,7 +141,9 @@ def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> li
     Where that was not measured, pinning is named without a figure.
     """
     first, slowest = ranks[0], slowest_of(ranks)
-    if not first.uses_cuda or first.loader is None:
+    # Other accelerators are known by their variants.
+    trains_on_device = first.uses_cuda or slowest.variants is not None
+    if not trains_on_device or first.loader is None:
         return []
     if parts is None or transfer_seconds(slowest) is None:
         return [] if first.loader.pin_memory else [Fix(id="pin_memory", text=_PIN)]

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from stoker.feed.timeline import Steps, Timeline
 from stoker.host.counters import StrayProcesses, children_cpu_seconds, machine_cpu_seconds
@@ -199,12 +199,18 @@ class Reading:
             self._rows = None
 
 
-class Replay:
-    """Replays the cached batches in turn, again and again, and times the steps on them."""
+class BatchSource(Protocol):
+    """What gives a batch for each step, as a `Cache` does."""
 
-    def __init__(self, cache: Cache, steps: ReplaySteps) -> None:
+    def give(self, index: int) -> object: ...
+
+
+class Replay:
+    """Replays cached batches in turn, again and again, and times the steps on them."""
+
+    def __init__(self, source: BatchSource, steps: ReplaySteps) -> None:
         self.steps = steps
-        self._cache = cache
+        self._source = source
         self._began = time.monotonic()
 
     def asked(self) -> None:
@@ -219,6 +225,6 @@ class Replay:
         )
 
     def batch(self, index: int) -> object:
-        batch = self._cache.give(index)
+        batch = self._source.give(index)
         self.steps.gave(mark=self.steps.clock.mark(), cpu=time.process_time())
         return batch
