@@ -200,18 +200,26 @@ def step_words(
     least_wait_share: float | None = None,
     rank: int = 0,
     whole_step_seconds: float | None = None,
+    whole_wait_seconds: float | None = None,
 ) -> str:
     """Writes a step and its wait for a terminal: `61.8 ms, 64% of it waiting for data`.
 
     With what whole epochs have beyond their steps, if that is worth a word: `75.1 ms over whole
-    epochs (61.8 ms within them, 64% of it waiting for data)`.
+    epochs, 71% of it waiting for data (61.8 ms within them, 64% of it)`.
     """
     share = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
     waiting = wait_words(share, least=least_wait_share, rank=rank)
     if whole_step_seconds is None or not is_whole_longer(step_seconds, whole_step_seconds):
         return f"{ms(step_seconds)}, {waiting}"
     whole = f"{ms(whole_step_seconds)} over whole epochs"
-    return f"{whole} ({ms(step_seconds)} within them, {waiting})"
+    if whole_wait_seconds is None:
+        return f"{whole} ({ms(step_seconds)} within them, {waiting})"
+    all_waiting = wait_share(step_seconds=whole_step_seconds, wait_seconds=whole_wait_seconds)
+    waiting = wait_words(share, least=least_wait_share, rank=rank, of="of it")
+    return (
+        f"{whole}, {percentage(all_waiting)} of it waiting for data "
+        f"({ms(step_seconds)} within them, {waiting})"
+    )
 
 
 def is_whole_longer(step_seconds: float, whole_step_seconds: float) -> bool:

@@ -70,10 +70,12 @@ def profile_words(record: Profile) -> str:
     step, check = record.timed_step, record.check
     if step.wait_seconds is None:
         return f"a step takes {ms(step.step_seconds)}"
+    times = record.epochs
     took = step_words(
         step_seconds=step.step_seconds,
         wait_seconds=step.wait_seconds,
         whole_step_seconds=whole_step_of(record),
+        whole_wait_seconds=times.whole_wait_seconds(step.wait_seconds) if times else None,
     )
     if check is None or check.explained:
         return f"a step takes {took}"
@@ -295,6 +297,7 @@ def training_words(training: Training) -> str:
         least_wait_share=measured.least_wait_share,
         rank=measured.rank,
         whole_step_seconds=measured.whole_step_seconds,
+        whole_wait_seconds=measured.whole_wait_seconds,
     )
     busy = busy_words(training.gpus)
     return f"{measured.steps} steps of {took}{f', {busy}' if busy else ''}{more}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feed.epoch_times import epoch_times, whole_run, whole_step_seconds
+from stoker.feed.epoch_times import epoch_times, whole_run, whole_step
 from stoker.feed.timeline import Timeline, main_loader, read_timeline, steps_in
 from stoker.launch.passive_profile import measure
 from stoker.records import Group, Job, Training
@@ -64,7 +64,7 @@ def test_validation_between_epochs_counts(tmp_path):
     trained(tmp_path / "t.csv", validation=4.2)
     found = epoch_times(rows_of(tmp_path / "t.csv"))
     assert (found.between.seconds, found.between.count) == (pytest.approx(4.2), 2)
-    assert whole_step_seconds(rows_of(tmp_path / "t.csv")) == pytest.approx(
+    assert whole_step(rows_of(tmp_path / "t.csv")).seconds == pytest.approx(
         STEP + 0.76 / 42 + 4.2 / 42
     )
 
@@ -83,7 +83,7 @@ def test_start_of_the_run_is_apart(tmp_path):
     short, long = tmp_path / "short.csv", tmp_path / "long.csv"
     trained(short, startup=1.0)
     trained(long, startup=100.0)
-    assert whole_step_seconds(rows_of(short)) == pytest.approx(whole_step_seconds(rows_of(long)))
+    assert whole_step(rows_of(short)).seconds == pytest.approx(whole_step(rows_of(long)).seconds)
 
 
 def test_parts_add_up_to_the_clock(tmp_path):
@@ -117,7 +117,7 @@ def test_thinned_rows_keep_what_lies_between_epochs(tmp_path, small_levels, step
     found = epoch_times(rows)
     assert found.steps == pytest.approx(steps, rel=0.05)
     true_step = (steps - 1) / steps * STEP + (STEP - WAIT + 0.763 + 0.6) / steps
-    assert whole_step_seconds(rows) == pytest.approx(true_step, rel=0.01)
+    assert whole_step(rows).seconds == pytest.approx(true_step, rel=0.01)
 
 
 def test_file_of_many_short_epochs_stays_bounded(tmp_path, small_levels):
@@ -136,7 +136,7 @@ def test_restarted_process_starts_again(tmp_path):
     rows = rows_of(path)
     run = whole_run(rows)
     assert (run.steps, run.begins) == (2 * (3 * 42 - 2), 4)
-    assert whole_step_seconds(rows) == pytest.approx(STEP + 0.76 / 42)
+    assert whole_step(rows).seconds == pytest.approx(STEP + 0.76 / 42)
 
 
 def test_epoch_that_is_left_early_has_the_steps_that_were_done(tmp_path):
@@ -157,7 +157,7 @@ def test_epoch_that_is_left_early_has_the_steps_that_were_done(tmp_path):
 def test_two_steps_say_nothing_of_epochs(tmp_path):
     trained(tmp_path / "t.csv", epochs=1, steps=2)
     rows = rows_of(tmp_path / "t.csv")
-    assert (epoch_times(rows), whole_step_seconds(rows)) == (None, None)
+    assert (epoch_times(rows), whole_step(rows)) == (None, None)
 
 
 def test_iter_is_a_part_of_the_first_wait(tmp_path):
@@ -185,9 +185,22 @@ def test_one_line_of_a_run_is_of_whole_epochs(tmp_path):
         job=Job(platform="local", name="r"),
     )
     # 126 steps of 47.8 ms were told where 66 were meant.
-    assert training_words(record).startswith(
-        "126 steps of 65.9 ms over whole epochs (47.8 ms within them, 6% of it waiting for data)"
+    assert training_words(record) == (
+        "126 steps of 65.9 ms over whole epochs, 32% of it waiting for data "
+        "(47.8 ms within them, 6% of it)"
     )
+
+
+def test_epochs_of_8_batches_wait_as_the_script_sees_it(tmp_path):
+    trained(tmp_path / "t.csv", epochs=20, steps=8, first_wait=1.0)
+    measured = measure({0: rows_of(tmp_path / "t.csv")}, {})
+    # In steps alone 6 %; 14 % was told where three quarters were.
+    script = (1.0 + 7 * WAIT) / (1.0 + 7 * STEP + STEP - WAIT)
+    assert measured.wait_share < 0.1
+    assert measured.whole_wait_seconds / measured.whole_step_seconds == pytest.approx(
+        script, rel=0.01
+    )
+    assert script == pytest.approx(0.74, abs=0.01)
 
 
 def test_sums_that_ranks_report_have_the_starts_of_epochs_and_what_is_between():

@@ -47,7 +47,8 @@ def records(*, profiled=PROFILED, run=RUN):
     )
     measured = training.measured
     whole = run and run.whole_step_seconds(measured.step_seconds)
-    measured = replace(measured, epochs=run, whole_step_seconds=whole)
+    waits = run and run.whole_wait_seconds(measured.wait_seconds)
+    measured = replace(measured, epochs=run, whole_step_seconds=whole, whole_wait_seconds=waits)
     return profile, decision, replace(training, measured=measured)
 
 
@@ -80,6 +81,7 @@ def test_headline_is_of_whole_epochs_and_the_step_is_below(tmp_path):
     whole = training.measured.whole_step_seconds
     assert "over whole epochs. Within epochs a step takes" in page
     assert "A step takes, over whole epochs" in page
+    assert re.search(r"waited \d\d % of the time for data \(65 % of every step within epochs", page)
     # With the pauses that only the run has seen, as the predicted time: not 1.8.
     assert "Predicted: 98 ms, 1.3 times as fast; whole epochs are" in page
     assert f"{whole * 1e3:.0f} ms" in page

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, quantiles
+from typing import NamedTuple
 
 from stoker.feed.timeline import (
     SKIPPED_STEPS,
@@ -31,6 +32,7 @@ class WholeRun:
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
+    wait_seconds: float = 0.0
     compute_seconds: float = 0.0
     begins: int = 0
     first_wait_seconds: float = 0.0
@@ -50,6 +52,7 @@ class WholeRun:
         self.steps += row.steps
         self.samples += row.samples
         self.seconds += row.seconds + row.gap_seconds + gap
+        self.wait_seconds += row.wait_seconds
         self.compute_seconds += row.compute_seconds
         is_first = row.batch == 0
         if row.weight == 0:
@@ -136,21 +139,28 @@ def epoch_times(
     )
 
 
-def whole_step_seconds(rows: Sequence[MeasuredStep]) -> float | None:
+class WholeStep(NamedTuple):
+    """All seconds of whole epochs over their steps, and those of them that wait for data."""
+
+    seconds: float
+    wait_seconds: float
+
+
+def whole_step(rows: Sequence[MeasuredStep]) -> WholeStep | None:
     """Returns the measured seconds of whole epochs over their steps; None: too few steps.
 
     In a run of few epochs one start is missing, the run's own: each epoch has one here. Where no
     epoch began in the run, it is the mean step.
     """
-    run = whole_run(rows)
-    times = epoch_times(rows)
+    run, times = whole_run(rows), epoch_times(rows)
     if run is None or times is None:
         return None
-    if not run.begins or times.steps is None:
-        return run.mean_step_seconds
-    pauses = times.pause_seconds()
-    inside = (run.seconds - run.begins * pauses) / run.steps
-    return max(0.0, inside) + pauses / times.steps
+    if not run.begins or times.steps is None or times.start is None:
+        return WholeStep(run.seconds / run.steps, run.wait_seconds / run.steps)
+    pauses, start = times.pause_seconds(), times.start.seconds
+    inside = max(0.0, run.seconds - run.begins * pauses) / run.steps
+    waits = max(0.0, run.wait_seconds - run.begins * start) / run.steps
+    return WholeStep(inside + pauses / times.steps, waits + start / times.steps)
 
 
 def _pause(values: Sequence[float], *, mean: float, count: int, less: float = 0.0) -> EpochPause:

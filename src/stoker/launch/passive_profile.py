@@ -15,7 +15,7 @@ import msgspec
 from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.feed import timeline
-from stoker.feed.epoch_times import epoch_times, whole_run, whole_step_seconds
+from stoker.feed.epoch_times import epoch_times, whole_run, whole_step
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
 from stoker.feed.timeline import (
     MeasuredStep,
@@ -75,6 +75,7 @@ def measure(
         seconds = report.wait_seconds + report.compute_seconds + report.between_seconds
         if rank not in ranks and seconds:
             rates[replica_of(rank)] = max(rates[replica_of(rank)], report.samples / seconds)
+    whole = whole_step(ranks[shown])
     fields = {"step_seconds": block_means(kept, lambda step: step.seconds)}
     step_seconds, wait_seconds = typical_step(ranks[shown])
     if slowest == shown:
@@ -94,7 +95,9 @@ def measure(
         rank=slowest,
         least_wait_share=min(shares.values()) if len(shares) > 1 else None,
         timeline_file=timeline.FILE.format(rank=shown),
-        whole_step_seconds=whole_step_seconds(ranks[shown]),
+        whole_step_seconds=whole.seconds if whole else None,
+        # Of another host's rank only sums over steps are known.
+        whole_wait_seconds=whole.wait_seconds if whole and slowest == shown else None,
         epochs=epoch_times(ranks[shown]),
     )
 
@@ -112,9 +115,9 @@ def wait_shares(
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
     """Returns the samples per second of whole epochs; of all steps where there are few."""
-    run, seconds = whole_run(steps), whole_step_seconds(steps)
-    if run and seconds:
-        return run.samples / run.steps / seconds
+    run, whole = whole_run(steps), whole_step(steps)
+    if run and whole and whole.seconds:
+        return run.samples / run.steps / whole.seconds
     seconds = sum(step.seconds for step in steps)
     return sum(step.samples for step in steps) / seconds if seconds else 0.0
 

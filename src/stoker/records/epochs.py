@@ -74,6 +74,10 @@ class EpochTimes(Record, frozen=True, kw_only=True):
         shared = self.pause_seconds() / self.steps if self.steps else 0.0
         return step_seconds + inside + shared
 
+    def whole_wait_seconds(self, wait_seconds: float) -> float:
+        """Returns the wait of a step with its share of the waits for first batches."""
+        return wait_seconds + (self.start.seconds / self.steps if self.start and self.steps else 0)
+
     def run_seconds(self, *, step_seconds: float, epochs: float) -> float:
         """Returns the seconds of so many whole epochs; 0 where an epoch's steps are not known."""
         return epochs * (self.steps or 0.0) * self.whole_step_seconds(step_seconds)

@@ -215,6 +215,7 @@ class Measured(Record, frozen=True, kw_only=True):
         compute_seconds: Step without its wait, in seconds.
         whole_step_seconds: Seconds of whole epochs over their steps: from the third step of the run
             to its last, with the starts of epochs and what lies between them. None: not known.
+        whole_wait_seconds: Of `whole_step_seconds`, those that wait for data. None: not known.
         epochs: What `whole_step_seconds` has beyond `step_seconds`. None: not known.
         samples_per_second: Samples of all ranks over the time of whole epochs.
         steps: Steps that were measured.
@@ -237,6 +238,7 @@ class Measured(Record, frozen=True, kw_only=True):
     least_wait_share: NonNegativeFloat | None = None
     timeline_file: str | None = None
     whole_step_seconds: NonNegativeFloat | None = None
+    whole_wait_seconds: NonNegativeFloat | None = None
     epochs: EpochTimes | None = None
 
     @property

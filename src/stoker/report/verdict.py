@@ -142,6 +142,18 @@ class Figures:
     predicted_step: float | None = None
     measured_step: float | None = None
     is_whole: bool = False
+    baseline_whole_wait: float | None = None
+    measured_whole_wait: float | None = None
+
+    @property
+    def whole_wait_share(self) -> float | None:
+        """Share of the baseline's whole epochs that waits for data."""
+        return _share(self.baseline, self.baseline_whole_wait) if self.is_longer else None
+
+    @property
+    def measured_whole_wait_share(self) -> float | None:
+        """Share of the run's whole epochs that waits for data."""
+        return _share(self.measured, self.measured_whole_wait) if self.is_longer else None
 
     @property
     def wait_share(self) -> float | None:
@@ -257,6 +269,8 @@ def collect(
         predicted_step=steps[1],
         measured_step=steps[2],
         is_whole=is_whole,
+        baseline_whole_wait=_whole_wait(profile, outcome) if step else None,
+        measured_whole_wait=outcome.whole_wait_seconds if outcome else None,
         loads_itself=bool(step and step.num_workers == 0),
     )
 
@@ -273,6 +287,16 @@ def _busy(promise: Predicted | None, measured: float | None) -> float | None:
     if promise is None or not measured:
         return None
     return min(1.0, promise.accelerator_utilization * promise.step_seconds / measured)
+
+
+def _whole_wait(profile: Profile | None, outcome: Measured | None) -> float | None:
+    """Returns the profile's wait over whole epochs, with a start if the run's epochs had one."""
+    if profile is None or profile.step is None or profile.epochs is None:
+        return None
+    times, wait = profile.epochs, profile.step.wait_seconds
+    if outcome and outcome.epochs:
+        times = times.as_in(outcome.epochs)
+    return None if wait is None else times.whole_wait_seconds(wait)
 
 
 def _first(name: str, records: Sequence[object]) -> float | None:
@@ -474,10 +498,19 @@ def _wait(figures: Figures) -> list[str]:
     share, now = figures.wait_share, figures.measured_wait_share
     if share is None:
         return []
+    whole, whole_now = figures.whole_wait_share, figures.measured_whole_wait_share
     words = f"The trainer waited {percent(share)} of every step for data"
+    if whole is not None:
+        words = f"The trainer waited {percent(whole)} of the time for data"
+        words += f" ({percent(share)} of every step within epochs)"
     if figures.loads_itself:
         words += ", which it loads itself"
-    return [f"{words}; now {figures.measured_wait_words('')}." if now is not None else f"{words}."]
+    if now is None:
+        return [f"{words}."]
+    words_now = figures.measured_wait_words("")
+    if whole is not None and whole_now is not None:
+        words_now = f"{percent(whole_now)} ({words_now})"
+    return [f"{words}; now {words_now}."]
 
 
 def _within(figures: Figures, unit: TimeUnit) -> list[str]:
