@@ -86,6 +86,10 @@ def test_evaluations_do_not_start_it_over_for_ever():
     assert over_after(busy) is not None
 
 
+def test_a_first_step_longer_than_any_warm_up_is_one_all_the_same():
+    assert over_after([100.0] + [0.03] * 30, longest_seconds=45.0) == 11
+
+
 def test_few_steps_are_enough_where_they_are_slow():
     assert over_after([2.0] * 20, soon_seconds=5.0) == 3
     # After the compiler, not with it.

@@ -5,7 +5,6 @@ Replaying such batches would tell nothing about their source. The steps are in t
 """
 
 import os
-import time
 from typing import NoReturn
 
 from stoker.feed.bookkeeping import this_process
@@ -14,10 +13,20 @@ from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH
-from stoker.profile.warm_up import WARM_UP_STEPS
+from stoker.profile.warm_up import WarmUp
 from stoker.settings import ProcessSettings, from_environment
 from stoker.text import wait_share
 
+# Batches that a loader of any kind may hold ready: 4 workers, twice, and a queue to the script.
+_PREFETCHED = 16
+# The profile's medians are over all steps of the timeline: of these, the warm-up is a quarter at
+# most.
+_COUNTED_STEPS = 3
+_WARM_UP_SHARE = 0.08
+_LONGEST_WARM_UP_SHARE = 0.25
+# A wait is one from this share of a step on, and this long.
+_WAIT_SHARE = 0.05
+_WAIT_SECONDS = 1e-3
 # Ranks in lockstep are a step apart.
 _MEET_SECONDS = 10.0
 
@@ -47,6 +56,58 @@ def install(pass_class: type[TimedEpoch]) -> None:
     pass_class.took = took_and_look  # type: ignore[method-assign]
 
 
+class Counting:
+    """Which steps count: those after the warm-up, until there are enough.
+
+    Told of the process's totals whenever a batch is asked for: steps, seconds of waiting and of the
+    rest.
+    """
+
+    def __init__(self, *, budget_seconds: float) -> None:
+        self._budget = budget_seconds
+        self._warm_up = WarmUp(
+            prefetched=_PREFETCHED,
+            soon_seconds=_WARM_UP_SHARE * budget_seconds,
+            longest_seconds=_LONGEST_WARM_UP_SHARE * budget_seconds,
+        )
+        self._last = (0, 0.0, 0.0)
+        # Totals at the end of the warm-up.
+        self._warm = (0, 0.0, 0.0)
+
+    def look(self, totals: tuple[int, float, float]) -> None:
+        steps, wait, busy = (now - then for now, then in zip(totals, self._last, strict=True))
+        if steps < 1:
+            return
+        self._last = totals
+        seconds = (wait + busy) / steps
+        was_over = self._warm_up.is_over
+        self._warm_up.add(
+            busy_seconds=busy / steps,
+            seconds=seconds,
+            had_to_wait=wait / steps >= max(_WAIT_SECONDS, _WAIT_SHARE * seconds),
+            may_be_full=True,
+        )
+        if not (was_over and self._warm_up.is_over):
+            self._warm = totals
+
+    def counted(self) -> tuple[int, float, float]:
+        """Returns steps, seconds of waiting and of the rest since the warm-up; all in it."""
+        begun = self._warm if self._warm_up.is_over else (0, 0.0, 0.0)
+        steps, wait, busy = (now - then for now, then in zip(self._last, begun, strict=True))
+        return round(steps), wait, busy
+
+    def is_enough(self) -> bool:
+        steps, wait, busy = self.counted()
+        elapsed = wait + busy
+        is_late = elapsed >= AS_IS_ENOUGH.most * self._budget
+        return self._warm_up.is_over and AS_IS_ENOUGH.holds(
+            steps=steps,
+            elapsed_seconds=elapsed,
+            budget_seconds=self._budget,
+            least=0 if is_late else _COUNTED_STEPS * self._warm[0],
+        )
+
+
 class _Session:
     def __init__(self, settings: ProcessSettings) -> None:
         assert settings.profile is not None
@@ -57,8 +118,7 @@ class _Session:
         self._log = Log(run=settings.run_id, host=settings.host)
         self._process = os.getpid()
         self._asked = 0
-        self._began = 0.0
-        self._warm = (0, 0.0, 0.0)
+        self._counting = Counting(budget_seconds=self._budget)
         self._agreement = Agreement(
             Board(self._folder),
             rank=settings.rank,
@@ -73,36 +133,25 @@ class _Session:
             return
         self._asked += 1
         if self._asked == 1:
-            self._began = time.monotonic()
             self._log.event(
                 EventName.PROFILE_STARTED, budget_seconds=self._budget, pid=self._process
             )
-        if self._asked == 1 + WARM_UP_STEPS:
-            self._warm = self._totals()
-        if AS_IS_ENOUGH.holds(
-            steps=self._asked - 1 - WARM_UP_STEPS,
-            elapsed_seconds=time.monotonic() - self._began,
-            budget_seconds=self._budget,
-        ):
+        timeline = this_process().timeline
+        self._counting.look((timeline.steps, timeline.wait_seconds, timeline.compute_seconds))
+        if self._counting.is_enough():
             self._agreement.propose("timed", at_step=self._asked)
         if self._agreement.is_due("timed", at_step=self._asked):
             self._end()
 
-    def _totals(self) -> tuple[int, float, float]:
-        timeline = this_process().timeline
-        return timeline.steps, timeline.wait_seconds, timeline.compute_seconds
-
     def _end(self) -> NoReturn:
         settings = self._settings
         this_process().timeline.close()
-        steps, waited, computed = (
-            now - then for now, then in zip(self._totals(), self._warm, strict=True)
-        )
+        steps, waited, computed = self._counting.counted()
         self._log.event(
             EventName.PROFILE_AS_IS,
             rank=settings.rank,
             ranks=settings.world_size,
-            steps=round(steps),
+            steps=steps,
             step_seconds=(waited + computed) / max(1, steps),
             wait_share=wait_share(step_seconds=waited + computed, wait_seconds=waited),
         )

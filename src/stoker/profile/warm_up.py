@@ -108,8 +108,9 @@ class WarmUp:
         if had_to_wait:
             self._waited_at = len(self._busy) - 1
         is_steady = self._is_steady()
-        # Without those that compile.
-        is_long = median(self._seconds) * len(self._seconds) >= self._longest_seconds
+        # By the median: without those that compile.
+        usual_seconds = median(self._seconds) * len(self._seconds)
+        is_long = len(self._seconds) > 2 and usual_seconds >= self._longest_seconds
         if not is_steady and not is_long and len(self._busy) < self._patience_steps:
             return
         is_used_up = self.has_waited or self._steps_since_slow >= self._stock
