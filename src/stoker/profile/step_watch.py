@@ -61,6 +61,10 @@ USUAL_STEPS = 20
 _BURSTY = 0.05
 # A batch that is ready is handed over in less, with all but the shortest steps.
 _LEAST_WAIT_SECONDS = 1e-3
+# Steps that a device may be behind, whatever its stream holds.
+_MAX_PENDING = 1024
+# By how much steps have grown until their cycle is looked for again.
+_GROWN = 1.25
 # Share of the budget in which steps as is must be timed.
 _LONGEST_SHARE = 0.6
 # From this share on, steps that are alike show their pace. The next profile's may be longer.
@@ -236,6 +240,8 @@ class AsIsSteps:
     _stock: int | None = None
     _ready: int | None = None
     _is_used_up: bool = False
+    _least: int = USUAL_STEPS
+    _looked_at: int = 0
 
     def __post_init__(self) -> None:
         self.warm_up = WarmUp(
@@ -267,7 +273,11 @@ class AsIsSteps:
         """Steps that must count: on a device of which the host knows little, three blocks."""
         if not self.is_on_device:
             return _FEWEST_STEPS
-        return max(USUAL_STEPS, MIN_BLOCKS * self.block) if self._steps else USUAL_STEPS
+        # A look takes some milliseconds.
+        if self.count >= _GROWN * self._looked_at and self.count >= USUAL_STEPS:
+            self._looked_at = self.count
+            self._least = max(USUAL_STEPS, MIN_BLOCKS * self.block)
+        return self._least
 
     @property
     def is_supplied(self) -> bool:
@@ -334,7 +344,12 @@ class AsIsSteps:
             self._gave = (mark, cpu)
 
     def look(self) -> None:
-        """Takes the times of the steps that the device has passed; does not wait for it."""
+        """Takes the times of the steps that the device has passed.
+
+        It does not wait for it: a stream holds 1024 launches, of which a step has four or more.
+        """
+        if len(self._pending) > _MAX_PENDING:
+            self.clock.wait_for(self._pending[0].got)
         while self._pending and self.clock.is_passed(self._pending[0].got):
             self._take(self._pending.popleft())
 
@@ -394,6 +409,7 @@ class AsIsSteps:
         self._begun = None
         self.counting_since = None
         self._is_used_up = False
+        self._least, self._looked_at = USUAL_STEPS, 0
 
     def _begin(self, *, now: float, cpu: float) -> None:
         self._begun = _Begun(now, cpu, self.children_cpu(), self.machine_cpu(), self.stray_cpu())
@@ -464,6 +480,8 @@ class ReplaySteps:
     _steps: list[float] = field(default_factory=list)
     _cpu_seconds: list[float] = field(default_factory=list)
     _gave: tuple[Mark, float] | None = None
+    _least: int = USUAL_STEPS
+    _looked_at: int = 0
 
     def __post_init__(self) -> None:
         self._steadiness = WarmUp(least_steps=self.warm_up)
@@ -477,7 +495,11 @@ class ReplaySteps:
         """Steps that must count, as of `AsIsSteps.least`."""
         if self.clock.name == HOST:
             return 1
-        return max(USUAL_STEPS, MIN_BLOCKS * block_steps(workers=1, cycle=cycle_of(self._steps)))
+        if self.count >= _GROWN * self._looked_at and self.count >= USUAL_STEPS:
+            self._looked_at = self.count
+            block = block_steps(workers=1, cycle=cycle_of(self._steps))
+            self._least = max(USUAL_STEPS, MIN_BLOCKS * block)
+        return self._least
 
     def asked(self, *, mark: Mark, cpu: float) -> None:
         """Records that the next batch is asked for: the step before has ended."""
@@ -582,17 +604,17 @@ def lack_of(steps: AsIsSteps, *, budget_seconds: float) -> Lack | None:
 
     None also as long as the pace is not known, and on hosts without a device, where two steps do.
     """
-    warm_up = steps.warm_up
+    warm_up, least = steps.warm_up, steps.least
+    if not steps.is_on_device or steps.count >= least or not warm_up.pace_seconds:
+        return None
     calm_seconds = warm_up.calm_seconds + sum(steps.step_seconds)
     # While kernels are tuned, steps are slow and become fast.
-    is_early = not warm_up.is_over and calm_seconds < _PACE_SHARE * budget_seconds
-    if not steps.is_on_device or not warm_up.pace_seconds or is_early:
+    if not warm_up.is_over and calm_seconds < _PACE_SHARE * budget_seconds:
         return None
     pace = fmean(steps.step_seconds) if steps.count else warm_up.pace_seconds
-    least = steps.least
-    if not steps.count and warm_up.has_waited:
+    if steps.count < USUAL_STEPS and warm_up.has_waited:
         least = max(least, MIN_BLOCKS * block_steps(workers=steps.workers))
-    left = (warm_up.more_steps + max(0, least - steps.count)) * pace
+    left = (warm_up.more_steps + least - steps.count) * pace
     if calm_seconds + left <= _LONGEST_SHARE * budget_seconds:
         return None
     needed = _MARGIN * (calm_seconds + left) / _LONGEST_SHARE
