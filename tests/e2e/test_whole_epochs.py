@@ -1,0 +1,103 @@
+"""A real run of short epochs: its record adds up to the time that the script itself sees."""
+
+import json
+
+import pytest
+
+from stoker.feed.epoch_times import whole_run
+from stoker.feed.timeline import read_timelines
+from stoker.records import Profile, Training, read_json
+from stoker.words import training_words
+from support.command import stoker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+EPOCHS, STEPS = 5, 8
+# A worker makes a batch in 0.12 s; validation and a checkpoint follow each epoch.
+SCRIPT = f"""
+import json, sys, time
+import torch
+from stoker import DataLoader
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return {STEPS} * 4
+
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return torch.zeros(8)
+
+def main():
+    train = DataLoader(Slow(), batch_size=4, num_workers=4, persistent_workers=True)
+    check = DataLoader(torch.utils.data.TensorDataset(torch.zeros(16, 2)), batch_size=4)
+    times, waited, asked = [], 0.0, time.monotonic()
+    for epoch in range({EPOCHS}):
+        asked = time.monotonic()
+        for batch in train:
+            got = time.monotonic()
+            if len(times) > 1:
+                waited += got - asked
+            time.sleep(0.02)
+            if len(times) == 11:
+                # Validation in mid-epoch.
+                for _ in check:
+                    time.sleep(0.05)
+            asked = time.monotonic()
+            times.append(asked)
+        for _ in check:
+            time.sleep(0.02)
+        time.sleep(0.2)
+    seen = {{"seconds": times[-1] - times[1], "steps": len(times) - 2, "waited": waited}}
+    with open(sys.argv[1], "w") as file:
+        json.dump(seen, file)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def trained(folder, *groups):
+    """Runs the script; returns what it saw, the run's record, and its folder."""
+    (folder / "train.py").write_text(SCRIPT)
+    seen = folder / "seen.json"
+    command = ("train", *groups, "--yes", "--", "python", "train.py", str(seen))
+    done = stoker(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (run,) = (folder / "runs").iterdir()
+    return json.loads(seen.read_text()), read_json(run / "training.json", Training), run
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [(), ("--group", "dnn=local.c1:1:1", "--group", "data=local.c1:1:3")],
+    ids=["alone", "with a data host"],
+)
+def test_record_adds_up_to_the_time_that_the_script_sees(tmp_path, groups):
+    seen, training, run = trained(tmp_path, *groups)
+    measured = training.measured
+    times = measured.epochs
+    assert measured.steps == EPOCHS * STEPS == seen["steps"] + 2
+    # The same clock, read a few lines apart: equal but for what runs between them.
+    (rows,) = read_timelines(next(run.rglob("timeline-rank0.csv")).parent).values()
+    whole = whole_run(rows)
+    assert whole.seconds == pytest.approx(seen["seconds"], rel=0.02, abs=0.05)
+    assert whole.wait_seconds == pytest.approx(seen["waited"], rel=0.05, abs=0.05)
+    # The record's parts give the same sum: four pauses, and all steps.
+    pauses = (EPOCHS - 1) * times.pause_seconds()
+    inside = measured.whole_step_seconds - times.pause_seconds() / times.steps
+    assert seen["steps"] * inside + pauses == pytest.approx(seen["seconds"], rel=0.03, abs=0.05)
+    assert (times.steps, times.start.count, times.between.count) == (STEPS, 4, 4)
+    # Sleeps are never shorter.
+    assert times.between.seconds >= 0.2 + 4 * 0.02
+    assert times.start.seconds > 0
+    assert times.inside_seconds * seen["steps"] >= 0.1
+    assert measured.whole_step_seconds > 1.5 * measured.step_seconds
+    assert "over whole epochs" in training_words(training)
+    samples = 4 * EPOCHS * STEPS
+    assert measured.samples_per_second < samples / (seen["seconds"] - pauses)
+
+
+def test_passive_profile_knows_the_runs_epochs(tmp_path):
+    _, training, run = trained(tmp_path)
+    profile = read_json(next(run.rglob("passive-profile.json")), Profile)
+    assert profile.epochs == training.measured.epochs
