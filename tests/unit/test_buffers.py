@@ -10,6 +10,7 @@ import torch
 from stoker.errors import ProtocolError
 from stoker.feed.trainer import buffers
 from stoker.feed.trainer.buffers import MAX_PLANS, BatchBuffers, LayoutCache
+from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import Bytes1D, decode, encode
 from stoker.feed.wire.sealing import TAG_BYTES, Sealer, Unsealer
 from stoker.feed.wire.stream import BufferPool
@@ -132,6 +133,34 @@ def test_batches_in_pinned_memory_are_what_was_sent(kind):
         value = VALUES[kind](n)
         tree, payload = in_torchs_memory(value)
         assert repr(known.decode(tree, payload, allow_pickle=True)) == repr(value)
+
+
+AS_TORCH_PINS = {"tensor", "pair", "dict", "300 features"}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_torch_need_not_pin_what_lies_in_pinned_memory_and_would_stay_as_it_is(kind):
+    batches = BatchBuffers()
+    for n in range(4):
+        for tree, payload in (in_torchs_memory(VALUES[kind](n)), sent(VALUES[kind](n))):
+            is_torchs = isinstance(payload.base, torch.Tensor)
+            outcome = batches.decoded(tree, payload, allow_pickle=True)
+            # torch makes lists of tuples, and calls what pins itself.
+            assert outcome.is_pinned == (is_torchs and n > 0 and kind in AS_TORCH_PINS)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_batch_left_as_its_block_is_the_same_batch(kind):
+    batches = BatchBuffers()
+    for n in range(4):
+        for tree, payload in (in_torchs_memory(VALUES[kind](n)), sent(VALUES[kind](n))):
+            outcome = batches.decoded(tree, payload, allow_pickle=True, keeps_block=True)
+            value = outcome.value
+            assert isinstance(value, BlockBatch) == (n > 0 and kind in PLAIN)
+            if isinstance(value, BlockBatch):
+                assert value.nbytes == payload.nbytes
+                value = value.batch()
+            assert repr(value) == repr(VALUES[kind](n))
 
 
 def test_a_known_tree_with_a_payload_of_another_size_is_judged_and_one_refused_is_refused_again():

@@ -129,8 +129,8 @@ SPECIAL = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_other_tensors_copy_themselves(kind, device):
-    tensor = SPECIAL[kind]()
-    for tensors in ([tensor], [torch.ones(2), tensor, torch.ones(2)]):
+    tensor, around = SPECIAL[kind](), torch.ones(4)
+    for tensors in ([tensor], [around[:2], tensor, around[2:]], [tensor, tensor, tensor]):
         found = transferred(tensors, device)[len(tensors) // 2]
         expected = tensor.to(device)
         assert type(found) is type(expected)
@@ -146,9 +146,16 @@ def test_one_memory_under_two_storages_is_read_within_each():
     memory = bytearray(range(64))
     short = torch.frombuffer(memory, dtype=torch.uint8, count=8)
     long = torch.frombuffer(memory, dtype=torch.uint8)
-    for tensors in ([short[:4], long[48:]], [long[48:], short[:4]]):
+    for tensors in ([short[:4], long[8:9], long[48:]], [long[48:], long[:9], short[:4]]):
         found = transferred(tensors, DEVICES[-1])
         assert [there.tolist() for there in found] == [tensor.tolist() for tensor in tensors]
+
+
+def test_tensors_of_torchs_own_loader_are_not_looked_at_one_by_one(monkeypatch):
+    monkeypatch.setattr(transfer, "_Storages", None)
+    tensors = [torch.full((4,), number) for number in range(10)]
+    found = transferred(tensors, DEVICES[-1])
+    assert [there.tolist() for there in found] == [tensor.tolist() for tensor in tensors]
 
 
 def test_slices_at_odd_places_keep_their_values():

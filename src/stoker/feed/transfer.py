@@ -18,6 +18,8 @@ from stoker.feed.wire.blocks import BlockBatch, BlockLayout, BlockPart, contiguo
 MAX_TRANSFER_BYTES = 1 << 20
 # Copied along with what lies around it, such as what aligns the parts of a batch.
 MAX_GAP_BYTES = 4096
+# Of fewer tensors each goes alone: a transfer is less than what joining them takes.
+_MIN_JOINED = 3
 # Kinds of batches whose transfers are remembered.
 _MAX_KINDS = 64
 # What tensors of any type may begin at.
@@ -61,6 +63,9 @@ class Transfer(NamedTuple):
 
 def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Returns copies of the tensors on `device`; the host does not wait for pinned memory."""
+    # Torch's own loaders give each tensor a storage; to look at all would be in vain.
+    if len(tensors) < _MIN_JOINED or not _share_storage(tensors[0], tensors[-1]):
+        return [tensor.to(device, non_blocking=True) for tensor in tensors]
     storages = _Storages()
     places = tuple([storages.place(tensor) for tensor in tensors])
     copies: dict[int, torch.Tensor] = {}
@@ -101,6 +106,12 @@ def _copied(
     block = torch.empty(transfer.nbytes, dtype=torch.uint8, device=device)
     block.copy_(source, non_blocking=True)
     return zip(transfer.numbers, cut(block, transfer.parts), strict=True)
+
+
+def _share_storage(first: torch.Tensor, last: torch.Tensor) -> bool:
+    if not first.layout == last.layout == torch.strided or first.is_meta or last.is_meta:
+        return False
+    return first.untyped_storage().data_ptr() == last.untyped_storage().data_ptr()
 
 
 class _Storages:
