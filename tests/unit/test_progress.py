@@ -61,7 +61,7 @@ def test_progress_says_how_busy_the_gpus_are(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
     step = event_line("r", "progress", steps=10, step_seconds=5.0, wait_seconds=4.0)
     lines = [
-        event_line("r", "gpu_load", count=2, utilization=0.28, rows="a,0,0.28\na,1,0"),
+        event_line("r", "gpu_load", count=2, gpu_utilization=0.28, rows="a,0,0.28\na,1,0"),
         step,
         event_line("r", "gpu_load", count=2, rows="a,0\na,1"),
         step,

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
+from stoker.host.gpus import Gpu, GpuSample, GpuState
 from stoker.launch.feed_log import ProgressLog
+from stoker.launch.gpu_log import words_for_log
 from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
@@ -198,6 +200,17 @@ def test_the_metric_definitions_read_numbers_of_any_size_in_progress_lines_alone
     assert metrics_in(stream.getvalue()) == []
     log.event("progress", steps=1200, step_seconds=seconds[0], wait_seconds=seconds[1])
     assert metrics_in(stream.getvalue()) == pytest.approx(seconds, rel=1e-5)
+
+
+def test_the_metric_definitions_read_how_busy_the_gpus_are():
+    stream = io.StringIO()
+    log = Log(run="mnist 1", host="algo-1", stream=stream)
+    state = GpuState(gpu=Gpu(index=0, uuid="GPU-1"), sample=GpuSample(utilization=0.28))
+    log.event("gpu_load", **words_for_log({"algo-1": (state,)}))
+    assert metrics_in(stream.getvalue()) == [0.28]
+    silent = GpuState(gpu=Gpu(index=0, uuid="MIG-1"), sample=GpuSample(memory_bytes=2e9))
+    log.event("gpu_load", **words_for_log({"algo-1": (silent,)}))
+    assert metrics_in(stream.getvalue().splitlines()[-1]) == []
 
 
 def test_the_metric_definitions_read_what_the_progress_log_writes(tmp_path):

@@ -125,7 +125,9 @@ class RunView:
             self.interval = interval
             self.is_complete = True
         elif gpus := gpus_in(event):
+            # Shown with the next figures of steps or feed, which come as often.
             self.gpus = gpus
+            return False
         elif event.event == EventName.TRAINING_ENDED:
             self.status = _clean(event.values.get("status", "")) or "ended"
         elif event.event in _HAPPENINGS:

@@ -431,7 +431,7 @@ def _code_of(err: Exception) -> int | None:
 def _text(value: str | bytes) -> str:
     # Packages before 12.0 return bytes.
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return text[:200]
+    return text[:200] or "not known"
 
 
 def _no_rocm() -> GpusUnreadError:

@@ -322,7 +322,7 @@ def gpus_in(event: LogEvent) -> GpusNow | None:
             known = {name: cell for name, cell in cells.items() if cell}
             found.append(msgspec.convert(known, GpuNow, strict=False))
         given: dict[str, object] = {"count": event.values.get("count", ""), "gpus": found}
-        if share := event.values.get("utilization"):
+        if share := event.values.get("gpu_utilization"):
             given["utilization"] = share
         return msgspec.convert(given, GpusNow, strict=False)
     except (msgspec.ValidationError, csv.Error):
@@ -347,7 +347,7 @@ def words_for_log(hosts: Mapping[str, Sequence[GpuState]]) -> dict[str, LogValue
         writer.writerow([host, state.gpu.number, *shown, "+".join(sample.throttled or ())])
     return {
         "count": len(states),
-        "utilization": fmean(busy or shares) if shares else None,
+        "gpu_utilization": fmean(busy or shares) if shares else None,
         "rows": text.getvalue(),
     }
 

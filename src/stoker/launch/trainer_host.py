@@ -270,7 +270,10 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         host = run.topology.host
         gpus = _gpu_log(
-            run, tell=lambda states: membership.tell_gpus(GpuReport(host=host, states=states))
+            run,
+            tell=lambda states: membership.tell_gpus(
+                GpuReport(host=host, states=states[:MAX_GPUS])
+            ),
         )
         ending = engine.follow(membership) or _train(
             run,

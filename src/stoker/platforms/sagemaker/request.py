@@ -41,14 +41,16 @@ WORKLOAD_TAG = "stoker:workload-sha256"
 # After its budget and this time, the service ends a profile. Downloads are included.
 PROFILE_ALLOWANCE_SECONDS = 7200
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
-# They read the launcher's log line: progress steps=.. step_seconds=.. wait_seconds=.. spent_usd=..
+# They read the launcher's log lines: progress steps=.. step_seconds=.. wait_seconds=.. spent_usd=..
+# and gpu_load count=.. gpu_utilization=..
 PROGRESS_METRICS: Sequence[Mapping[str, str]] = tuple(
-    {"Name": f"stoker:{key}", "Regex": rf" progress steps=[0-9]+ {between}{key}={_NUMBER}"}
-    for between, key in (
-        ("", "step_seconds"),
-        (".*", "wait_seconds"),
-        (".*", "whole_step_seconds"),
-        (".*", "spent_usd"),
+    {"Name": f"stoker:{key}", "Regex": rf" {line}=[0-9]+ {between}{key}={_NUMBER}"}
+    for line, between, key in (
+        ("progress steps", "", "step_seconds"),
+        ("progress steps", ".*", "wait_seconds"),
+        ("progress steps", ".*", "whole_step_seconds"),
+        ("progress steps", ".*", "spent_usd"),
+        ("gpu_load count", "", "gpu_utilization"),
     )
 )
 DISK_GB = 100
