@@ -21,6 +21,8 @@ _STEPS_AN_EPOCH = 42
 LONGER = "needs a longer budget"
 # Of a profile's error where it measured too little.
 _ASKS_FOR_TIME = ("not enough was measured", "longer budget")
+# More than this, and stoker itself says that others were there.
+_BUSY_VCPUS = 0.15
 # A step that is to stay may differ so much from run to run.
 _SAME = 0.06
 
@@ -188,6 +190,7 @@ class Judged:
         advised_ms: The same where the advice was followed; None: nothing to follow.
         is_right: Bottleneck, states and action are among those that are right.
         is_inside: The measured ratio is inside the band.
+        others_vcpus: vCPUs that other programs used during the profile.
     """
 
     case: str
@@ -210,10 +213,17 @@ class Judged:
     is_inside: bool
     seconds: float
     note: str = ""
+    others_vcpus: float = 0.0
     is_carried_over: bool = False
 
     @property
     def is_honest(self) -> bool:
+        """Whether it is right and inside; beside other programs also if it says it cannot tell.
+
+        Then it may advise nothing that takes another host.
+        """
+        if self.kind == "unknown" and self.others_vcpus > _BUSY_VCPUS:
+            return self.action in ("keep", "tune")
         return self.is_right and self.is_inside
 
 
@@ -442,6 +452,7 @@ def _row(
         is_inside=low <= measured <= high,
         seconds=seconds,
         note=_decoded(profile),
+        others_vcpus=(profile.get("observed") or {}).get("others_vcpus") or 0.0,
     )
 
 
