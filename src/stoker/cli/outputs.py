@@ -33,6 +33,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import Record, RecordT, mapping
+from stoker.words import free_words
 from stoker.records.gpu import busy_share
 from stoker.words import whole_step_of
 
@@ -352,4 +353,6 @@ def free_advice(profiled: Profile, decision: Decision) -> list[str]:
     """Returns the advice that costs nothing and helps with any plan."""
     # `num-workers` is from decide, the others are fixes of the profile.
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
-    return [advice.text for advice in decision.advice if advice.id in free]
+    first = free_words(decision)
+    texts = [advice.text for advice in decision.advice if advice.id in free]
+    return [first, *texts] if first else texts

@@ -325,6 +325,6 @@ def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
             f"the prices of {prices.date} are older than 90 days: "
             + ("stoker catalog" if platform.is_this_machine else "python tools/refresh_prices.py")
         ]
-    if prices.date is None and not platform.is_this_machine:
+    if prices.date is None and prices.is_billed:
         return ["the date of the prices is not known"]
     return []
