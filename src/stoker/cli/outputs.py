@@ -33,9 +33,8 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import Record, RecordT, mapping
-from stoker.words import free_words
 from stoker.records.gpu import busy_share
-from stoker.words import whole_step_of
+from stoker.words import free_words, whole_step_of
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
