@@ -108,6 +108,8 @@ def test_plan_is_a_row_of_the_table_that_says_what_it_needs():
     assert "today, decoding on its GPUs" in row
     assert " 65.4ms  2.44x " in row
     assert "+ needs another loading code" in text
+    (answer,) = [each for each in decision.path if each.question == "Can the accelerators decode?"]
+    assert "65.4 ms per step (2.44x), once the script decodes there" in answer.because
     assert "loading code" not in explain(outcome(profile(*PLAIN, decoding=None))[0]).split("How")[0]
 
 

@@ -1,6 +1,6 @@
 """The choice among priced plans, explained by the flow chart of the published method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -425,6 +425,7 @@ def walk(found: Walk) -> tuple[Answer, ...]:
             larger = "Is there a larger type of the same family with the same accelerators?"
             answers.append(_is_there(found, "tune", "Is there a free fix?"))
             answers.append(_is_there(found, "scale_up", larger))
+            answers += _can_accelerators_decode(found)
         answers.append(_is_a_data_group_better(found))
         if found.bottleneck == "accelerator":
             wider = "Would more accelerators be faster or cheaper?"
@@ -510,6 +511,16 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
     if action == "scale_up" and rival:
         because += _against_data_hosts(plan, rival, found)
     return Answer(question=question, answer="yes", because=because)
+
+
+def _can_accelerators_decode(found: Walk) -> Iterator[Answer]:
+    """Yields an answer where decoding on the accelerators has a predicted step."""
+    for plan in found.plans:
+        if plan.action == "offload_gpu" and plan.predicted:
+            outcome = plan.predicted
+            because = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x), once the "
+            because += "script decodes there: see decode-on-gpu"
+            yield Answer(question="Can the accelerators decode?", answer="yes", because=because)
 
 
 def _against_data_hosts(plan: Plan, rival: Plan, found: Walk) -> str:
