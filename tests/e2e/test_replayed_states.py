@@ -1,5 +1,6 @@
 """A script is profiled on a device of known cost: transfers, neighbours, and what ends them."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import psutil
 import pytest
 
 from stoker.profile.explain import explain
-from stoker.profile.rank_results import read_ranks
+from stoker.profile.rank_results import RankResult, read_ranks
 from support.profiled_ranks import changed, profile_of
 from support.warm_python import WarmProcess, clean_environ
 
@@ -16,22 +17,45 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).parents[1] / "support" / "device_script.py"
 
 
-@pytest.fixture
-def rank(tmp_path):
-    environ = clean_environ(STOKER_OUTPUT=str(tmp_path / "out"))
-    environ["STOKER_PROFILE"] = '{"budget_seconds": 40}'
-    with (tmp_path / "log").open("wb") as log:
-        process = WarmProcess([str(SCRIPT)], environ, log=log)
+def profiled(folder: Path, *, ranks: int) -> list[RankResult]:
+    """Runs the script under the profiler to its end, as several ranks with gloo if asked."""
+    environs = [
+        clean_environ(
+            STOKER_OUTPUT=str(folder / "out"), STOKER_PROFILE='{"budget_seconds": 40}', **variables
+        )
+        for variables in variables_of(ranks)
+    ]
+    processes = []
     try:
-        code = process.wait(180)
+        for environ in environs:
+            with (folder / "log").open("ab") as log:
+                processes.append(WarmProcess([str(SCRIPT)], environ, log=log))
+        codes = [process.wait(180) for process in processes]
     finally:
-        process.kill()
-    assert code == 0, (tmp_path / "log").read_text()
-    (found,) = read_ranks(tmp_path / "out")
-    return found
+        for process in processes:
+            process.kill()
+    assert codes == [0] * ranks, (folder / "log").read_text()
+    return read_ranks(folder / "out")
 
 
-def test_transfers_and_neighbours_are_measured_in_the_scripts_own_loop(rank):
+def variables_of(ranks: int) -> list[dict[str, str]]:
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    of_all = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    of_all["LOCAL_WORLD_SIZE"] = of_all["WORLD_SIZE"]
+    return [{**of_all, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def has_left_nothing() -> bool:
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    return [sys.executable, str(SCRIPT)] not in [words[:2] for words in commands if words]
+
+
+def test_transfers_and_neighbours_are_measured_in_the_scripts_own_loop(tmp_path):
+    (rank,) = profiled(tmp_path, ranks=1)
     variants = rank.variants
     assert variants is not None, rank.notes
     cached = rank.accelerator.step_seconds.median
@@ -52,5 +76,18 @@ def test_transfers_and_neighbours_are_measured_in_the_scripts_own_loop(rank):
     assert "competes" not in explain(profile)
     # The loader alone was measured after them, with none of their workers left.
     assert rank.drains
-    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    assert [sys.executable, str(SCRIPT)] not in [words[:2] for words in left if words]
+    assert has_left_nothing()
+
+
+def test_ranks_go_through_the_variants_together(tmp_path):
+    ranks = profiled(tmp_path, ranks=2)
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert not [note for note in rank.notes if "lockstep" in note or "not all ranks" in note]
+        # One that were in another variant would wait for the other one's copies in all-reduce.
+        cached = rank.accelerator.step_seconds.median
+        assert cached - rank.variants.on_device.median == pytest.approx(0.020, abs=0.008)
+        assert cached - rank.variants.pinned.median == pytest.approx(0.016, abs=0.008)
+        assert rank.variants.beside_workers is not None
+        assert rank.drains
+    assert has_left_nothing()

@@ -1,15 +1,20 @@
 """Trains on a device that is made of sleep: its copies, its kernels, and what workers add to them.
 
-A script. A step is 10 ms of kernels. A batch is copied to the device in 20 ms, in 4 where the copy
-is not waited for. While the loader's workers are busy, a step takes 6 ms longer.
+A script, alone or one of several ranks. A step is 10 ms of kernels. A batch is copied to the device
+in 20 ms, in 4 where the copy is not waited for. While the loader's workers are busy, a step takes 6
+ms longer.
 """
 
 import multiprocessing
+import os
 import time
 
 import torch
+import torch.distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
+
+from stoker.profile.device_clock import StepClock
 
 KERNELS, COPY, COPY_AHEAD, BESIDE = 0.010, 0.020, 0.004, 0.006
 # Workers that made a batch so recently are busy: on a machine with other programs they are late.
@@ -62,8 +67,11 @@ class Counted(Dataset[torch.Tensor]):
 
 def main() -> None:
     session = DataLoader.__iter__.stoker_session.current
-    session._reading.clock._find = SleepDevice
+    session._reading.clock = StepClock(find=SleepDevice)
     weight = torch.zeros(1, requires_grad=True)
+    is_one_of_several = "WORLD_SIZE" in os.environ
+    if is_one_of_several:
+        torch.distributed.init_process_group("gloo")
     loader = DataLoader(Counted(), batch_size=4, num_workers=2, persistent_workers=True)
     made, made_at = 0, 0.0
     with Copying():
@@ -75,6 +83,8 @@ def main() -> None:
                 is_beside = time.monotonic() - made_at < BUSY_SECONDS
                 time.sleep(KERNELS + (BESIDE if is_beside else 0.0))
                 (weight * images.mean()).sum().backward()
+                if is_one_of_several:
+                    torch.distributed.all_reduce(weight.grad)
 
 
 if __name__ == "__main__":

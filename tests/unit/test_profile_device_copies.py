@@ -55,8 +55,12 @@ def test_what_is_no_copy_of_the_batch_to_a_device_is_the_scripts_own():
         assert (batch * 2).to("meta").shape == batch.shape
         assert torch.eye(3).to_sparse().to(torch.float64).is_sparse
         assert copies.copied_bytes == 0
-        # The batch before is no longer given.
+        # Taken ahead by a script, a batch is still given; one of long ago is not.
         copies.give(own, place=1)
+        batch.to("meta")
+        assert copies.copied_bytes == batch.nbytes
+        for place in range(4):
+            copies.give(images(), place=place)
         batch.to("meta")
         assert copies.copied_bytes == 0
 

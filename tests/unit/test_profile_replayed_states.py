@@ -69,7 +69,7 @@ def test_copies_of_a_batch_are_a_state_with_the_fixes_that_end_it_and_what_each_
     found = states(profile)
     assert list(found)[:2] == ["transfer", "accelerator"]
     assert found["transfer"].share == pytest.approx(0.73, abs=0.01)
-    assert "28.1 ms of a step's 38.9 ms for 154 MB from memory that is not pinned" in (
+    assert "28.1 ms of a step's 38.9 ms for 154 MB from memory of the host that is not pinned" in (
         found["transfer"].text
     )
     saved = fixes(profile)
@@ -79,7 +79,9 @@ def test_copies_of_a_batch_are_a_state_with_the_fixes_that_end_it_and_what_each_
     assert saved["uint8"] == pytest.approx(0.75 * 0.0281)
     words = " ".join(explain(profile).split())
     assert "competes" not in words
-    assert "28.1 ms are copying a batch to the accelerator: that is the limit" in words
+    assert (
+        "the limit is the accelerator, which waits 28.1 ms of it for copies of its batch" in words
+    )
 
 
 def test_pinned_batches_that_are_waited_for_need_no_other_memory():
@@ -87,7 +89,7 @@ def test_pinned_batches_that_are_waited_for_need_no_other_memory():
         PAGEABLE, is_pinned=True, pin_seconds=None, pinned=at(0.0350), on_device=at(0.0330)
     )
     profile = profile_of(changed(rank, pin_memory=True))
-    assert "from pinned memory" in states(profile)["transfer"].text
+    assert "memory of the host that is pinned" in states(profile)["transfer"].text
     saved = fixes(profile)
     assert saved["non_blocking"] == pytest.approx(0.0035)
     # Copied ahead, nothing is waited for.
@@ -133,7 +135,7 @@ def test_loading_beside_an_accelerator_is_a_state_and_part_of_the_step():
     assert found.share == pytest.approx(0.108, abs=0.002)
     assert "takes 34.4 ms, and 38.5 ms beside 16 busy loader workers (12% more)" in found.text
     words = " ".join(explain(profile).split())
-    assert "the limit is loading on the hosts that train" in words
+    assert "the limit is the accelerator, slowed by its own host's loading" in words
     assert "competes" not in words
     # Unmeasured, it is neither a state nor a part.
     without = profile_of(changed(SLOWED, variants=None))

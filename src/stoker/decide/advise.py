@@ -27,8 +27,8 @@ _ADVICE = {
     "cache, a faster volume; fewer and larger files (shards), smaller or compressed samples.",
     "gil": "Data hosts cannot do what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
-    "neighbour": "Loading on the hosts that train slows their accelerators' steps, for which no "
-    "data is waited for; batches from data hosts do not.",
+    "neighbour": "Loading on the hosts that train slows their accelerators' steps, though none "
+    "waits for data; batches from data hosts do not.",
     "other-programs": "Profile again when the machine is quiet: other programs used a part of the "
     "vCPUs, which makes all figures less certain.",
 }

@@ -8,6 +8,7 @@ batch) are copied as ever, so that a transfer is never overrated.
 """
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol, TypeGuard, cast
 
@@ -18,6 +19,8 @@ from stoker.profile.batches import leaves
 
 # there: answered by a copy on the device; pinned: made from pinned memory, without waiting.
 CopyMode = Literal["there", "pinned"]
+# Batches that a script may hold before it copies the first: Lightning takes one ahead.
+_HELD = 4
 # Copies on the device: the one that stays, the one that the script gets, and one more.
 _COPIES = 3
 
@@ -30,7 +33,7 @@ class DeviceCopies:
     """Copies of replayed batches, while `answering`; not for several threads at once.
 
     Attributes:
-        copied_bytes: Bytes that were copied to a device for the batch that was given last.
+        copied_bytes: Bytes that were copied to a device since a batch was given last.
         is_waiting: One of all copies was to be waited for.
         has_failed: The device had no memory for a copy that stays.
     """
@@ -42,17 +45,17 @@ class DeviceCopies:
         self._mode = mode
         # By place of the batch and of the tensor's memory in it, the copy that stays.
         self._there: dict[tuple[int, int, torch.device], torch.Tensor] = {}
-        # The memory of the batch given last: its tensor, and its place.
-        self._given: dict[int, tuple[torch.Tensor, tuple[int, int]]] = {}
+        # The memory of the batches given last: its tensor, and its place.
+        self._given: deque[dict[int, tuple[torch.Tensor, tuple[int, int]]]] = deque(maxlen=_HELD)
         self._move = cast("_TensorMethod", torch.Tensor.to)
 
     def give(self, batch: object, *, place: int) -> object:
         """Records a batch whose copies are to be answered; `place` tells it from others."""
-        self._given = {}
         self.copied_bytes = 0
-        for number, tensor in enumerate(leaves(batch)):
-            if _is_whole(tensor):
-                self._given[_memory(tensor)] = (tensor, (place, number))
+        tensors = enumerate(leaves(batch))
+        self._given.append(
+            {_memory(own): (own, (place, number)) for number, own in tensors if _is_whole(own)}
+        )
         return batch
 
     @contextlib.contextmanager
@@ -72,7 +75,8 @@ class DeviceCopies:
         finally:
             for name in answers:
                 delattr(torch.Tensor, name)
-            self._given, self._there = {}, {}
+            self._given.clear()
+            self._there = {}
 
     def _moving(
         self,
@@ -111,7 +115,10 @@ class DeviceCopies:
 
     def _is_given(self, value: object) -> TypeGuard[torch.Tensor]:
         # A subclass may hold more than its values.
-        return type(value) is torch.Tensor and _is_on_host(value) and _memory(value) in self._given
+        if type(value) is not torch.Tensor or not _is_on_host(value):
+            return False
+        memory = _memory(value)
+        return any(memory in batch for batch in self._given)
 
     def _count(
         self, tensor: torch.Tensor, args: Sequence[object], kwargs: Mapping[str, object]
@@ -122,7 +129,9 @@ class DeviceCopies:
 
     def _on_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor | None:
         """Returns a tensor's values on the device; None: it has no memory for them."""
-        whole, place = self._given[_memory(tensor)]
+        memory = _memory(tensor)
+        # A later batch cannot lie in memory that is held for an earlier one.
+        whole, place = next(batch[memory] for batch in self._given if memory in batch)
         if self.has_failed or whole.dtype != tensor.dtype:
             return None
         key = (*place, device)

@@ -131,11 +131,12 @@ def _verdict(profile: Profile) -> str:
     if profile.unmeasured:
         return f"{said}; what making it costs on the same CPUs is not known."
     states = {state.id for state in profile.states}
+    limit = limit_words("accelerator")
     if "neighbour" in states:
-        return f"{said}: the limit is loading on the hosts that train."
+        return f"{said}: the limit is {limit}, slowed by its own host's loading."
     if share < LEAST_GAIN and "transfer" in states:
         copying = ms(step.transfer_seconds or 0.0)
-        return f"{said}, and {copying} are copying a batch to the accelerator: that is the limit."
+        return f"{said}: the limit is {limit}, which waits {copying} of it for copies of its batch."
     if share < LEAST_GAIN:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)

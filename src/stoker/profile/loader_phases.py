@@ -220,7 +220,9 @@ def shut_down(iterator: object) -> None:
         end()
 
 
-def with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
+def with_workers(
+    loader: Loader, *, workers: int, timeout: float, pin_memory: bool = False
+) -> Loader:
     """Returns a loader of the same batches without an end, each with the stamp of its worker.
 
     Args:
@@ -238,6 +240,7 @@ def with_workers(loader: Loader, *, workers: int, timeout: float) -> Loader:
         num_workers=workers,
         collate_fn=StampedCollate(loader.collate_fn),
         timeout=timeout,
+        pin_memory=pin_memory,
         worker_init_fn=_WorkerInit(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         # More than the script's: reading must never be what the workers wait for.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from stoker.profile.rank_results import RankResult, ReplayVariants
+from stoker.profile.rank_results import RankResult
 from stoker.records import Fix, Parts, ProfileState
 from stoker.records.parts import LEAST_GAIN, Neighbour
 from stoker.text import count, ms, percentage, size
@@ -103,17 +103,14 @@ def transfer(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
     if share < LEAST_GAIN:
         return None
     replayed = rank.accelerator.step_seconds.median
+    kind = "pinned" if variants.is_pinned else "not pinned"
     return ProfileState(
         id="transfer",
         text=f"waiting for transfers: the accelerator waits {ms(seconds)} of a step's {ms(step)} "
-        f"for {size(variants.copied_bytes)} from {_memory(variants)} of the host; with the "
+        f"for {size(variants.copied_bytes)} from memory of the host that is {kind}; with the "
         f"batch there already, a step takes {ms(replayed - seconds)}",
         share=min(1.0, share),
     )
-
-
-def _memory(variants: ReplayVariants) -> str:
-    return "pinned memory" if variants.is_pinned else "memory that is not pinned"
 
 
 def neighbour(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
