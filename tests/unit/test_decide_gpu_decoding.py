@@ -154,6 +154,23 @@ def test_own_code_of_a_small_part_is_named_as_what_has_to_be_written():
     assert "AddNoise would have to be written for the accelerator" in advice.text
 
 
+TIMM = ("RandomResizedCropAndInterpolation", "RandomHorizontalFlip", "MaybeToTensor", "Normalize")
+ALBUMENTATIONS = ("RandomResizedCrop", "HorizontalFlip", "Normalize", "ToTensorV2")
+
+
+@pytest.mark.parametrize("names", [TIMM, ALBUMENTATIONS, ("transforms.Resize", "_misc.Normalize")])
+def test_other_libraries_transforms_are_known_by_name(names):
+    _, advice, plans = outcome(profile(*names))
+    assert len(plans) == 1
+    assert "would have to be written" not in advice.text
+
+
+def test_transforms_that_are_applied_now_and_then_have_a_cost_that_is_not_known():
+    _, advice, plans = outcome(profile(*PLAIN, "RandomApply"))
+    assert plans == []
+    assert "RandomApply can, too, at a cost that was not measured" in advice.text
+
+
 def test_jpegs_of_a_dataset_without_a_list_of_transforms_are_enough():
     found = msgspec.structs.replace(profile(*PLAIN), transforms=transforms(*PLAIN)[:1])
     _, advice, (plan,) = outcome(found)

@@ -29,7 +29,7 @@ _LEAST_SHARE = 0.5
 # Launching the transforms on the device was not measured: 4 % of a step on one H100.
 _LAUNCHES = Doubt(width=0.25, text="transforms on the accelerator were not measured")
 
-# Names of transforms as torchvision (v1, v2), Albumentations and DALI spell them.
+# Names of transforms as torchvision (v1, v2), timm, Albumentations and DALI spell them.
 # Of pictures alone, with few kernels for each:
 _OF_PICTURES = frozenset(
     {
@@ -37,6 +37,10 @@ _OF_PICTURES = frozenset(
         "CenterCrop",
         "RandomCrop",
         "RandomResizedCrop",
+        "RandomResizedCropAndInterpolation",
+        "ResizeKeepRatio",
+        "CenterCropOrPad",
+        "RandomCropOrPad",
         "RandomHorizontalFlip",
         "RandomVerticalFlip",
         "HorizontalFlip",
@@ -50,6 +54,9 @@ _OF_NUMBERS = frozenset(
         "Normalize",
         "ToTensor",
         "ToTensorV2",
+        "MaybeToTensor",
+        "MaybePILToTensor",
+        "ToNumpy",
         "ToImage",
         "PILToTensor",
         "ToPureTensor",
@@ -62,8 +69,11 @@ _OF_NUMBERS = frozenset(
 # Many kernels for each picture:
 _COSTLY = frozenset(
     {
+        "RandomApply",
+        "RandomChoice",
         "RandAugment",
         "AutoAugment",
+        "AugMixAugment",
         "TrivialAugmentWide",
         "AugMix",
         "ColorJitter",
