@@ -16,6 +16,7 @@ from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
     Attend,
     FromCoordinator,
+    GpuReport,
     Join,
     Progress,
     Refused,
@@ -23,6 +24,7 @@ from stoker.feed.wire.protocol import (
     Unpacker,
     pack,
 )
+from stoker.host.gpus import Gpu, GpuSample, GpuState
 from stoker.launch import coordinator as coordinator_module
 from stoker.launch import leader_connection, roster
 from stoker.launch.coordinator import Coordinator
@@ -31,6 +33,7 @@ from stoker.launch.roster import Change
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support import processes
+from support.builders import gpu_load
 from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
@@ -294,6 +297,50 @@ def test_a_rank_of_another_run_or_version_is_refused(run):
         for message in (attend(run_id="other"), attend(protocol=PROTOCOL_VERSION + 1)):
             rank.send(message)
             assert isinstance(rank.receive(), Refused)
+
+
+def gpu_report(host, **more):
+    sample = GpuSample(utilization=0.28)
+    state = GpuState(gpu=Gpu(index=0, uuid=f"GPU-of-{host}"), sample=sample)
+    return GpuReport(host=host, states=(state,), **more)
+
+
+def test_the_leader_knows_the_gpus_of_its_followers_while_they_report(run, monkeypatch):
+    coordinator = run.coordinator(agents=(), followers=("f1",))
+    member = run.member("f1")
+    assert member.wait_until_welcome(DEADLINE)
+    assert coordinator.gpu_states == {}
+    member.tell_gpus(gpu_report("f1"))
+    until(lambda: bool(coordinator.gpu_states))
+    (state,) = coordinator.gpu_states["f1"]
+    assert (state.gpu.uuid, state.sample.utilization) == ("GPU-of-f1", 0.28)
+    assert coordinator.gpu_loads == ()
+    monkeypatch.setattr(coordinator_module, "GPU_TIMEOUT_SECONDS", 0.0)
+    assert coordinator.gpu_states == {}, "an old sample says nothing of now"
+
+
+def test_the_loads_of_a_follower_come_before_its_goodbye(run):
+    coordinator = run.coordinator(agents=(), followers=("f1",))
+    member = run.member("f1")
+    assert member.wait_until_welcome(DEADLINE)
+    for _ in range(20):
+        member.tell_gpus(gpu_report("f1"))
+    member.tell_gpus(GpuReport(host="f1", loads=(gpu_load(host="f1"),)))
+    member.leave(exit_code=0)
+    member.close()
+    until(lambda: not coordinator.followers(live_only=False))
+    assert [load.host for load in coordinator.gpu_loads] == ["f1"]
+
+
+def test_the_gpus_of_a_host_that_does_not_train_are_not_taken(run):
+    coordinator = run.coordinator(agents=("d1",), followers=("f1",))
+    data, follower = run.member("d1"), run.member("f1")
+    assert data.wait_until_welcome(DEADLINE)
+    assert follower.wait_until_welcome(DEADLINE)
+    data.tell_gpus(gpu_report("d1"))
+    follower.tell_gpus(gpu_report("f1"))
+    until(lambda: bool(coordinator.gpu_states))
+    assert coordinator.gpu_states.keys() == {"f1"}
 
 
 def test_rubbish_is_dropped_and_others_are_served(run):

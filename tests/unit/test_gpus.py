@@ -11,6 +11,7 @@ from stoker.host.gpus import (
     throttle_reasons,
     visible_places,
 )
+from stoker.host.machine import num_accelerators
 from support import nvml
 from support.nvml import FakeGpu, FakeNvml, FakeSlice
 
@@ -83,6 +84,28 @@ def test_visible_gpus_are_those_of_torch(text, monkeypatch):
     if theirs and isinstance(theirs[0], str):
         theirs = torch.cuda._transform_uuid_to_ordinals(theirs, [own.uuid for own in WHOLE])
     assert [index for index, _ in visible_places(text, WHOLE)] == theirs
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("", 0),
+        ("-1", 0),
+        ("0,1", 2),
+        (" 3 , 5", 2),
+        ("0,-1,1", 1),
+        ("0,,1", 1),
+        ("1,1", 0),
+        ("NoDevFiles", 0),
+        ("none", 0),
+        ("void", 0),
+        (f"{ONE},GPU-bb", 2),
+        ("MIG-1111", 1),
+        ("MIG-GPU-1/1/0,MIG-GPU-1/2/0", 2),
+    ],
+)
+def test_a_host_has_as_many_accelerators_as_cuda_is_shown(text, number):
+    assert num_accelerators({"CUDA_VISIBLE_DEVICES": text}) == number
 
 
 @pytest.mark.parametrize(

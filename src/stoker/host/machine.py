@@ -192,11 +192,28 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
     """Returns the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES, else the host, offers."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+        return _num_named(visible)
     try:
         return sum(bool(_ACCELERATOR.match(name)) for name in os.listdir("/dev"))
     except OSError:
         return 0
+
+
+def _num_named(visible: str) -> int:
+    """Returns the number of GPUs in a list, which CUDA ends at the first entry that names none.
+
+    As `host.gpus.visible_places`, without the driver: whether an index exists is not known here.
+    """
+    names: list[str] = []
+    for entry in visible.split(","):
+        name = entry.strip()
+        if not name[:1].isdigit() and not name.startswith(("GPU-", "MIG-")):
+            break
+        # A GPU that is named twice makes the list empty.
+        if name in names:
+            return 0
+        names.append(name)
+    return len(names)
 
 
 def turn_off_core_dumps() -> None:
