@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from stoker.profile.rank_results import Inventory, RankResult, Reads
+from stoker.profile.rank_results import Inventory, RankResult, Reads, ReplayVariants
 from support.profiled_ranks import at, drained, rank_of
 
 SECONDS = st.floats(0.001, 1.0)
@@ -72,9 +72,12 @@ def hosts(draw: st.DrawFn) -> RankResult:
     used = dear if workers >= vcpus else cpu
     busy = (used + trainer) / (vcpus - others)
     loading = wall / max(1, workers)
-    step = max(accelerator, busy, loading) if workers else accelerator + wall
+    has_device = draw(st.booleans())
+    # Beside busy workers its kernels are launched late.
+    late = accelerator * draw(st.sampled_from([0.0, 0.03, 0.12, 1.0])) if has_device else 0.0
+    step = max(accelerator + late, busy, loading) if workers else accelerator + wall
     step *= draw(st.sampled_from([0.9, 0.97, 1.0, 1.0, 1.05, 1.12]))
-    wait = max(0.0, step - accelerator) * draw(st.sampled_from([0.8, 1.0]))
+    wait = max(0.0, step - accelerator - late) * draw(st.sampled_from([0.8, 1.0]))
     tried = dict.fromkeys([vcpus, 1, max(1, workers), max(1, vcpus // 2)])
     noise = draw(st.sampled_from([0.85, 1.0, 1.1]))
     drains = [
@@ -97,7 +100,13 @@ def hosts(draw: st.DrawFn) -> RankResult:
         trainer_alone_cpu=trainer,
         children_cpu=used if workers else 0.0,
         drains=tuple(drains),
-        uses_cuda=draw(st.booleans()),
+        uses_cuda=has_device,
+        variants=ReplayVariants(
+            on_device=at(accelerator * draw(st.sampled_from([0.7, 0.98, 1.0]))),
+            beside_workers=at(accelerator + late),
+        )
+        if has_device
+        else None,
         **draw(st.sampled_from([{}, {}, STOPPED])),
         inventory=Inventory(accelerators=draw(st.integers(0, 1))),
     )

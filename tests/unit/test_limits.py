@@ -255,7 +255,8 @@ def refuse_contradictions(rank):
     better = more_workers(parts)
     bottleneck = parts.bottleneck
     # The states: none of another limit.
-    named = {state.id for state in profile.states} & OF_LIMITS
+    states = {state.id for state in profile.states}
+    named = states & OF_LIMITS
     # Workers that were seen to wait are evidence of their own, beside what the parts say.
     evidence = {"storage"} if rank.reads or parts.is_shared else set()
     assert named <= STATES[bottleneck] | evidence, bottleneck
@@ -271,11 +272,15 @@ def refuse_contradictions(rank):
     assert [expected in text for text in more] == ([True] if better else [])
     # The profile's own words.
     said = words(explain(profile))
-    if "the limit is " in said and "loading in the trainer itself" not in said:
+    if "the limit is loading on the hosts that train" in said:
+        # The accelerator's step, as workers on the same cores make it.
+        assert "neighbour" in states
+        assert bottleneck == "accelerator"
+    elif "the limit is " in said and "loading in the trainer itself" not in said:
         assert f"the limit is {limit_words(bottleneck)}." in said
     if "loading in the trainer itself" in said:
         assert (parts.workers, bottleneck) == (0, "workers")
-    if "the accelerator sets the pace" in said:
+    if "the accelerator sets the pace" in said or "that is the limit" in said:
         assert bottleneck in ("accelerator", "none")
     if decision.bottleneck == "unexplained":
         return

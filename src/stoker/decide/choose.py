@@ -27,7 +27,7 @@ from stoker.records import (
     TakenElsewhere,
     VerdictKind,
 )
-from stoker.records.parts import AGAIN, limit_words
+from stoker.records.parts import AGAIN, LEAST_GAIN, limit_words
 from stoker.records.workload import Followed
 from stoker.text import (
     SAME_COST,
@@ -484,6 +484,8 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     if work.accelerator_seconds:
         step = ms(work.step_seconds)
         text += f"; without loading a step takes {ms(work.accelerator_seconds)} of {step}"
+    if work.neighbour.seconds >= LEAST_GAIN * work.step_seconds:
+        text += f"; busy workers on the same cores make it {ms(work.neighbour.seconds)} longer"
     if found.bottleneck == "cpu":
         return Answer(question=question, answer="yes", because=text)
     text += f": the limit is {limit_words(found.bottleneck)}"
