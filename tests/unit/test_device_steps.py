@@ -232,3 +232,31 @@ def test_replayed_steps_are_the_devices_and_leave_out_what_the_cache_costs():
     found = replay.result(cached_batches=8)
     # Host: 50 ms a step. The device has its kernels within 34 of launching.
     assert found.step_seconds.median == pytest.approx(0.034, rel=0.05)
+
+
+def test_a_rank_that_has_to_change_phase_counts_its_last_steps():
+    device = DeviceDouble()
+    clock = StepClock(find=lambda: device, now=device.now)
+    loader = LoaderDouble(device, batch_seconds=0.4, workers=8)
+    steps = AsIsSteps(
+        workers=8,
+        children_cpu=lambda: 0.0,
+        machine_cpu=lambda: 0.0,
+        clock=clock,
+        prefetched=16,
+    )
+    for number in range(12):
+        ready, asked = loader.ready, clock.mark()
+        next(loader)
+        steps.got(asked=asked, got=clock.mark(), cpu=device.seconds, receive=0.0, ready=ready)
+        if number == 6:
+            # Rank 0 has announced the next phase for four steps later.
+            assert not steps.warm_up.is_over
+            steps.warm_up.end()
+        steps.gave(mark=clock.mark(), cpu=device.seconds)
+        device.work(20.0 if number == 5 else 0.0)
+        device.launch_step(0.060, host_seconds=0.02)
+    steps.epoch_ended()
+    steps.settle()
+    assert 3 <= steps.count <= 5
+    assert steps.result().step_seconds.median == pytest.approx(0.06, rel=0.1)

@@ -109,6 +109,10 @@ class Agreement:
         # Later, too: a rank that reads the note too late changes at once, and notes it.
         return phase in self._steps and at_step >= self._steps[phase]
 
+    def is_announced(self, phase: str) -> bool:
+        """Whether a change of phase is known to come, as far as `is_due` has looked."""
+        return phase in self._steps
+
     def is_late(self, phase: str, *, at_step: int) -> bool:
         """Whether the announcement came after its step: ranks are not in lockstep."""
         return at_step > self._steps.get(phase, at_step)

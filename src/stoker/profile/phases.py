@@ -312,7 +312,13 @@ class ProfileSession:
         # A script that saves soon would end the profile.
         if (not changes or has_saved or is_late) and self._is_enough(steps):
             self._agreement.propose("accelerator", at_step=self._steps)
-        return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
+        is_due = self._agreement.is_due("accelerator", at_step=self._steps)
+        if self._agreement.is_announced("accelerator"):
+            # Rank 0 decides for all: another one may have seen a slow step later.
+            steps.warm_up.end()
+        if is_due and not steps.count:
+            steps.settle()
+        return steps.count > 0 and is_due
 
     def _is_enough(self, steps: AsIsSteps) -> bool:
         counted = self._reading.counted_seconds

@@ -89,6 +89,11 @@ class WarmUp:
         """Seconds since the last slow step."""
         return sum(self._seconds[self._slow_at + 1 :])
 
+    def end(self) -> None:
+        """Ends it, whatever the steps were, for good; may be called twice."""
+        self.is_over = True
+        self._restarts = _MAX_RESTARTS
+
     def add(
         self, *, busy_seconds: float, seconds: float, had_to_wait: bool, may_be_full: bool
     ) -> None:
