@@ -109,6 +109,15 @@ def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either(
         assert found.class_name == "litdata.streaming.dataloader.StreamingDataLoader"
 
 
+def test_whose_clock_the_steps_are_by_is_said():
+    first = rank_of()
+    assert "clock" not in profile_of(first).what
+    timed = changed(first, as_is=msgspec.structs.replace(first.as_is, clock="cuda:0"))
+    profile = profile_of(timed)
+    assert profile.what["clock"] == "cuda:0"
+    assert "steps and waits are times of cuda:0" in words_of(profile)
+
+
 def test_parts_that_miss_the_whole_are_unexplained():
     profile = profile_of(changed(ONE_CORE, step_seconds=at(0.090)))
     assert profile.check.error == pytest.approx(0.063 / 0.090 - 1)

@@ -242,6 +242,8 @@ def _table(profile: Profile) -> list[str]:
     if step.global_batch_size is not None:
         known.insert(0, f"{step.global_batch_size} samples per step{batch}")
     lines.append("; ".join(known))
+    if clock := profile.what.get("clock"):
+        lines.append(f"steps and waits are times of {clock}, CPU times of its host")
     return [line.rstrip() for line in lines]
 
 
