@@ -238,3 +238,56 @@ def test_without_neighbours_nothing_is_added():
     assert Neighbour().seconds_at(1.0) == 0.0
     profile = profile_of(changed(SLOWED, variants=None))
     assert parts_of(profile).neighbour_seconds == 0.0
+
+
+def seconds(most: float = 0.2):
+    return st.floats(0.001, most)
+
+
+@given(
+    accelerator=seconds(),
+    on_device=seconds(),
+    pinned=seconds(),
+    beside=seconds(),
+    pinning=st.one_of(st.none(), seconds()),
+    workers=st.integers(0, 16),
+    loading=seconds(2.0),
+    wait=st.floats(0, 0.9),
+    is_pinned=st.booleans(),
+)
+def test_no_fix_saves_more_than_is_waited_for_and_no_figure_is_negative(
+    accelerator, on_device, pinned, beside, pinning, workers, loading, wait, is_pinned
+):
+    step = max(accelerator, beside) / (1 - wait)
+    rank = rank_of(
+        step=step,
+        wait=wait * step,
+        accelerator=accelerator,
+        workers=workers,
+        vcpus=16,
+        children_cpu=loading if workers else 0.0,
+        drains=(drained(16, loading), drained(1, loading)),
+        uses_cuda=True,
+        variants=ReplayVariants(
+            on_device=at(on_device),
+            pinned=at(pinned),
+            beside_workers=at(beside) if workers else None,
+            copied_bytes=1 << 20,
+            is_pinned=is_pinned,
+            pin_seconds=pinning,
+        ),
+    )
+    profile = profile_of(rank)
+    terms = profile.step
+    assert 0 <= terms.transfer_seconds <= terms.accelerator_step_seconds
+    saved = fixes(profile)
+    for name in ("pin_memory", "non_blocking", "to_device", "uint8"):
+        assert 0 <= (saved.get(name) or 0.0) <= terms.transfer_seconds + 1e-9
+    assert not {"pin_memory", "non_blocking"} <= saved.keys()
+    named = states(profile)
+    assert all(0 <= state.share <= 1 for state in named.values())
+    # A state is named only where its end would make today's step shorter; without workers the
+    # trainer's thread copies after it has loaded.
+    if named.keys() & {"transfer", "neighbour"} and workers:
+        assert parts_of(profile).limit == "accelerator"
+    assert workers or "neighbour" not in named

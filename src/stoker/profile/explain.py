@@ -178,7 +178,8 @@ def _lost_words(profile: Profile) -> str:
             ", and loading on the same cores slows the accelerator, whose kernels are launched "
             f"late. Without loading, {times}"
         )
-    if profile.host.accelerators:
+    is_on_device = step.transfer_seconds is not None or step.neighbour_seconds is not None
+    if is_on_device or profile.host.accelerators:
         # An accelerator needs little of the CPUs: what else it waits for is not known.
         return f". With cached batches, {times}"
     return f", and loading competes with the training for CPU time. Without loading, {times}"
