@@ -77,6 +77,8 @@ def profile_words(record: Profile) -> str:
         whole_step_seconds=whole_step_of(record),
         whole_wait_seconds=times.whole_wait_seconds(step.wait_seconds) if times else None,
     )
+    if busy := busy_words(record.observed.gpus if record.observed else ()):
+        took += f", {busy}"
     if check is None or check.explained:
         return f"a step takes {took}"
     unexplained = f"in the state {check.state}" if check.state else "unexplained"

@@ -32,6 +32,7 @@ from stoker.launch.leader_connection import Membership, MembershipVerdict
 from stoker.launch.roster import Change
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from stoker.records.gpu import loads_as_json
 from support import processes
 from support.builders import gpu_load
 from support.tokens import new_token
@@ -325,11 +326,22 @@ def test_the_loads_of_a_follower_come_before_its_goodbye(run):
     assert member.wait_until_welcome(DEADLINE)
     for _ in range(20):
         member.tell_gpus(gpu_report("f1"))
-    member.tell_gpus(GpuReport(host="f1", loads=(gpu_load(host="f1"),)))
+    text = loads_as_json((gpu_load(host="f1"),), max_bytes=4096)
+    member.tell_gpus(GpuReport(host="f1", loads=text))
     member.leave(exit_code=0)
     member.close()
     until(lambda: not coordinator.followers(live_only=False))
     assert [load.host for load in coordinator.gpu_loads] == ["f1"]
+
+
+def test_loads_that_are_no_records_are_not_taken(run):
+    coordinator = run.coordinator(agents=(), followers=("f1",))
+    member = run.member("f1")
+    assert member.wait_until_welcome(DEADLINE)
+    member.tell_gpus(GpuReport(host="f1", loads=b'[{"host": "f1"}]'))
+    until(lambda: "GPU loads" in run.log.getvalue())
+    assert coordinator.gpu_loads == ()
+    assert not run.failures
 
 
 def test_the_gpus_of_a_host_that_does_not_train_are_not_taken(run):

@@ -10,10 +10,16 @@ from stoker.cli.outputs import carried, told_of_evaluation, told_of_profile, tol
 from stoker.evaluate import evaluate
 from stoker.profile.explain import explain
 from stoker.records import Observed, TakenElsewhere, Training, read_json
-from stoker.records.gpu import GpuFigure
+from stoker.records.gpu import GpuFigure, loads_as_json, loads_in
 from stoker.report.gpu_picture import draw_gpus, gpu_rows, read_gpu_strip
 from stoker.tracking import metrics_of
-from stoker.words import busy_words, evaluation_table, gpu_words, training_words
+from stoker.words import (
+    busy_words,
+    evaluation_table,
+    gpu_words,
+    profile_words,
+    training_words,
+)
 from support import sample_records
 from support.builders import gpu_load
 
@@ -70,6 +76,11 @@ def test_the_profile_says_how_busy_the_gpu_was():
     assert "GPUs 31% busy." in two
 
 
+def test_the_line_of_a_profile_says_how_busy_the_gpu_was():
+    assert profile_words(profiled(BEFORE)).endswith(", GPU 28% busy")
+    assert "GPU" not in profile_words(sample_records.profile())
+
+
 def test_a_training_says_how_busy_its_gpu_was():
     assert ", GPU 86% busy, accuracy" in training_words(
         replace(sample_records.training(), gpus=(AFTER,))
@@ -116,6 +127,15 @@ def test_pipelines_and_mlflow_get_the_busy_share():
     assert told_of_evaluation(evaluated()).metrics["gpu_utilization"] == 0.86
     assert metrics_of(training, None)["stoker_gpu_utilization"] == 0.86
     assert "stoker_gpu_utilization" not in metrics_of(sample_records.training(), None)
+
+
+def test_as_many_loads_are_sent_as_there_is_room_for():
+    gpus = [gpu_load(0.28, index=index) for index in range(100)]
+    assert loads_in(loads_as_json(gpus, max_bytes=1 << 20)) == tuple(gpus)
+    some = loads_in(loads_as_json(gpus, max_bytes=4096))
+    assert 1 < len(some) < 100
+    assert some == tuple(gpus[: len(some)])
+    assert loads_as_json(gpus, max_bytes=10) == b""
 
 
 def test_a_record_of_many_gpus_is_carried_within_its_bound():

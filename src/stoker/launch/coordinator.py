@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import msgspec
 import zmq
 
 from stoker.errors import PlatformError, ProtocolError
@@ -44,6 +45,7 @@ from stoker.host.gpus import GpuState
 from stoker.launch.roster import Change, HostLeases
 from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, FeedSettings, GpuLoad
+from stoker.records.gpu import loads_in
 
 # Processes of one rank, more than any training has; above it the longest silent one is dropped.
 MAX_PROCESSES = 64
@@ -156,7 +158,8 @@ class Coordinator:
         self.expected_agents = frozenset(agents)
         self._launchers: dict[str, bytes] = {}
         self._ranks = Attendance()
-        self._gpus: dict[str, tuple[float, GpuReport]] = {}
+        self._gpu_states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
+        self._gpu_loads: dict[str, tuple[GpuLoad, ...]] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._followers = frozenset(followers)
@@ -190,14 +193,13 @@ class Coordinator:
     def gpu_states(self) -> dict[str, tuple[GpuState, ...]]:
         """The latest samples of the other dnn hosts' GPUs, by host."""
         since = self._clock() - GPU_TIMEOUT_SECONDS
-        reports = self._gpus.copy().items()
-        return {host: report.states for host, (told_at, report) in reports if told_at > since}
+        reports = self._gpu_states.copy().items()
+        return {host: states for host, (told_at, states) in reports if told_at > since}
 
     @property
     def gpu_loads(self) -> tuple[GpuLoad, ...]:
         """Loads of the GPUs of the dnn hosts whose commands have ended, without the leader's."""
-        reports = [report for _, report in self._gpus.copy().values()]
-        return tuple(load for report in reports for load in report.loads)
+        return tuple(load for loads in self._gpu_loads.copy().values() for load in loads)
 
     @property
     def live_agents(self) -> frozenset[str]:
@@ -429,9 +431,17 @@ class Coordinator:
             case Progress():
                 self._ranks.report(sender, message, now=now)
             case GpuReport() if message.host in self._followers:
-                self._gpus[message.host] = (now, message)
+                self._take_gpus(sender, message, now=now)
             case _:
                 self._warn(sender, type(message).__name__)
+
+    def _take_gpus(self, sender: bytes, message: GpuReport, *, now: float) -> None:
+        self._gpu_states[message.host] = (now, message.states)
+        if message.loads:
+            try:
+                self._gpu_loads[message.host] = loads_in(message.loads)
+            except msgspec.DecodeError as err:
+                self._warn(sender, f"GPU loads: {err}")
 
     def _warn(self, sender: bytes, reason: str) -> None:
         if sender not in self._warned and len(self._warned) < _MAX_WARNED:

@@ -21,7 +21,7 @@ import msgspec
 
 from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, UsageError
 from stoker.feed.loading import Unfed, discard_loadings, why_unfed
-from stoker.feed.wire.protocol import MAX_GPUS, GpuReport
+from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
 from stoker.host.processes import why_not_found
@@ -52,6 +52,7 @@ from stoker.launch.watchdog import RankStacks, Watchdog
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
+from stoker.records.gpu import loads_as_json
 from stoker.records.training import STARTED, InputVersion
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
@@ -285,7 +286,8 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             membership=membership,
         )
         if loads := gpus.loads():
-            membership.tell_gpus(GpuReport(host=host, loads=loads[:MAX_GPUS]))
+            text = loads_as_json(loads, max_bytes=MAX_GPU_LOADS_BYTES)
+            membership.tell_gpus(GpuReport(host=host, loads=text))
         if not ending.exit_code:
             # Other hosts may still use this host's engine commands.
             engine.outlast(membership)

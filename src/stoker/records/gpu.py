@@ -80,6 +80,20 @@ class GpuLoad(Record, frozen=True, kw_only=True):
         return str(self.index) if self.slice is None else f"{self.index}.{self.slice}"
 
 
+def loads_as_json(gpus: Sequence[GpuLoad], *, max_bytes: int) -> bytes:
+    """Returns the loads of the first GPUs, as many as there is room for."""
+    for number in range(len(gpus), 0, -1):
+        text = msgspec.json.encode(gpus[:number])
+        if len(text) <= max_bytes:
+            return text
+    return b""
+
+
+def loads_in(text: bytes) -> tuple[GpuLoad, ...]:
+    """Reads such JSON; raises msgspec.DecodeError."""
+    return msgspec.json.decode(text, type=tuple[GpuLoad, ...])
+
+
 def used_gpus(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
     """Returns the GPUs that were ever busy; all of them if none was.
 

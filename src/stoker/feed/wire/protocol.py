@@ -31,7 +31,6 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.host.gpus import GpuState
-from stoker.records.gpu import GpuLoad
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
@@ -51,6 +50,8 @@ _MAX_UNFINISHED = 64
 
 # GPUs of one host, or their slices: eight of seven slices are 56.
 MAX_GPUS = 64
+# A GPU's load is 900 bytes.
+MAX_GPU_LOADS_BYTES = 60 << 10
 
 # Arguments of a daemon that a follower starts.
 MAX_START_ARGUMENTS = 500
@@ -152,11 +153,14 @@ class Leave(Message, frozen=True, kw_only=True):
 
 
 class GpuReport(Message, frozen=True, kw_only=True):
-    """GPUs of a dnn host: their latest samples, and once the command has ended their loads."""
+    """GPUs of a dnn host: their latest samples, and once the command has ended their loads.
+
+    `loads` is JSON of records (GpuLoad), which data workers, who read this module, need not import.
+    """
 
     host: Identifier
     states: Annotated[tuple[GpuState, ...], msgspec.Meta(max_length=MAX_GPUS)] = ()
-    loads: Annotated[tuple[GpuLoad, ...], msgspec.Meta(max_length=MAX_GPUS)] = ()
+    loads: Annotated[bytes, msgspec.Meta(max_length=MAX_GPU_LOADS_BYTES)] = b""
 
 
 class Attend(Message, frozen=True, kw_only=True):
