@@ -1,11 +1,12 @@
 """Advice on trainings of a GPU: profiled, decided on, followed, and held against whole epochs."""
 
+import contextlib
 import importlib.util
 import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_machine import TRAINER, Bench, CommandError
@@ -240,14 +241,17 @@ def judge(case: Case, bench: Bench) -> Judged:
     began = time.monotonic()
     trial = _Trial(case, bench)
     try:
-        profile, decision = trial.advice()
+        with trial.part("advice"):
+            profile, decision = trial.advice()
     except CommandError as err:
         if not any(words in str(err) for words in _ASKS_FOR_TIME):
             raise
         return _longer(case, str(err), seconds=time.monotonic() - began)
     plan = followed_plan(decision)
-    today = trial.trained_as_today(profile["step"]["step_seconds"])  # type: ignore[index]
-    followed = trial.followed(plan, profile)
+    with trial.part("today"):
+        today = trial.trained_as_today(profile["step"]["step_seconds"])  # type: ignore[index]
+    with trial.part("followed"):
+        followed = trial.followed(plan, profile)
     return _row(trial, profile, decision, plan, today, followed, seconds=time.monotonic() - began)
 
 
@@ -292,6 +296,15 @@ class _Trial:
         self.cores = len(bench.cores) if case.is_whole else bench.quarter
         self.today = f"local.c{self.cores}"
         self.epochs = 3
+        # Seconds of each part, in words.
+        self.lasted: list[str] = []
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Notes how long a part of the case lasts."""
+        began = time.monotonic()
+        yield
+        self.lasted.append(f"{name} {time.monotonic() - began:.0f} s")
 
     @property
     def workers(self) -> int:
@@ -451,15 +464,15 @@ def _row(
         is_right=is_right,
         is_inside=low <= measured <= high,
         seconds=seconds,
-        note=_decoded(profile),
+        note=", ".join([*_decoded(profile), *trial.lasted]),
         others_vcpus=(profile.get("observed") or {}).get("others_vcpus") or 0.0,
     )
 
 
-def _decoded(profile: Mapping) -> str:  # type: ignore[type-arg]
+def _decoded(profile: Mapping) -> list[str]:  # type: ignore[type-arg]
     """Says how many JPEGs the profile saw decoded on the device."""
     decoding = profile.get("gpu_decoding")
-    return f"{decoding['pictures_per_second']:.0f} JPEGs/s on the device" if decoding else ""
+    return [f"{decoding['pictures_per_second']:.0f} JPEGs/s on the device"] if decoding else []
 
 
 def text(row: Judged) -> str:
