@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import explain, pareto_front
 from stoker.decide.choose import Walk, choose, local_core_words, walk
-from stoker.decide.ranking import Ranking, error_band
+from stoker.decide.ranking import Ranking, error_band, ranking_of
 from stoker.decide.work import measure
 from stoker.errors import UsageError
 from stoker.records import (
@@ -601,6 +601,7 @@ constraints_of_any_kind = st.builds(
     allowed_instance_types=st.none()
     | st.lists(st.sampled_from(["c5.9xlarge", "ml.c7i.large", "g5.16xlarge"])).map(tuple),
 )
+FOLLOW = (None, "sure", "probable")
 any_steps = st.none() | st.integers(min_value=1, max_value=10**9)
 _property = settings(max_examples=examples(60), derandomize=True)
 
@@ -645,6 +646,30 @@ def _check_outcome(plan, keep):
     assert outcome.break_even_speedup == pytest.approx(usd / today.usd_per_hour)
     if outcome.total_hours is not None:
         assert outcome.total_usd == pytest.approx(outcome.total_hours * usd)
+
+
+@_property
+@given(profile=profiles(), constraints=constraints_of_any_kind, follow=st.sampled_from(FOLLOW))
+def test_an_uncertain_gain_is_never_called_none(profile, constraints, follow):
+    decision = _decide(profile, constraints=msgspec.structs.replace(constraints, follow=follow))
+    assert explain(decision).startswith("stoker does not help here") == (decision.verdict == "none")
+    (keep,) = _plans(decision, "keep")
+    ranking = ranking_of(decision)
+    gains = [
+        ranking.gain(plan.predicted, keep.predicted)
+        for plan in decision.plans
+        if keep.predicted and plan.feasible and plan.predicted and plan.action != "scale_out"
+    ]
+    is_over = "above the budget" in decision.plan.reason
+    if decision.verdict == "none" and not is_over:
+        assert max(gains) <= 0.05
+    is_tried = decision.verdict == "probable"
+    assert (decision.probable is not None) >= is_tried
+    assert (decision.probable is None) == (decision.trial is None)
+    # A plan that only probably gains rents nothing, unless the workload says so.
+    assert decision.action == "keep" or decision.verdict == "sure" or follow == "probable"
+    if decision.trial:
+        assert decision.trial.usd > 0
 
 
 @_property

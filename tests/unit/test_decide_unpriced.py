@@ -5,7 +5,7 @@ import pytest
 
 from stoker.catalog import catalog_of
 from stoker.decide import explain
-from stoker.records import Constraints, Observed, TrainingSize, Workload
+from stoker.records import Constraints, Observed, StepTerms, TrainingSize, Workload
 from support import builders, decisions
 from support.gpu_profiles import H100, STEADY, best, changed, here, names, words
 
@@ -78,7 +78,8 @@ cpu,4,16,0,,{cpu}
 CLOUDY = {"instance_type": "gpu", "accelerators": None, "vcpus": None}
 
 
-def in_cluster(*, gpu="", cpu="", **constraints):
+def in_cluster(*, gpu="", cpu="", **more):
+    terms = {name: more.pop(name) for name in StepTerms.__struct_fields__ if name in more}
     workload = builders.workload(
         platform="kubernetes",
         image="registry/image",
@@ -87,7 +88,9 @@ def in_cluster(*, gpu="", cpu="", **constraints):
     )
     assert isinstance(workload, Workload)
     catalog = catalog_of(workload)
-    return decisions.decided(changed(H100, host=CLOUDY), catalog=catalog, **constraints)
+    profile = changed(H100, host=CLOUDY, **terms)
+    profile = msgspec.structs.replace(profile, loader_rates=() if terms else H100.loader_rates)
+    return decisions.decided(profile, catalog=catalog, **more)
 
 
 def test_node_pools_without_prices_are_compared_by_the_accelerators_time():
@@ -108,6 +111,23 @@ def test_a_limit_in_dollars_rules_out_what_has_no_price():
     assert decision.action == "keep"
     other = next(plan for plan in decision.plans if plan.action == "heterogeneous")
     assert "price is not known" in other.reason
+
+
+def test_no_limit_in_dollars_counts_cores_of_this_machine():
+    # Their nominal prices, 0.05 a core, would be above it.
+    limits = {"max_usd_per_hour": 0.1, "max_usd": 0.1}
+    decision = here(H100, training=TrainingSize(steps=100_000), **limits)
+    assert decision.plan.groups == here(H100).plan.groups
+
+
+def test_more_accelerators_of_a_cluster_without_prices_gain_time():
+    busy = {"accelerator_step_seconds": 0.159, "loader_cpu_seconds": 0.1, "wait_seconds": 0.0}
+    loading = {"loader_wall_seconds": 0.1, "used_cpu_seconds": 0.16}
+    decision = in_cluster(**busy, **loading)
+    assert (decision.action, decision.verdict) == ("keep", "none")
+    (more,) = [each for each in decision.advice if each.id == "more-accelerators"]
+    assert "x as fast, with another global batch" in more.text
+    assert "cheaper" not in words(decision)
 
 
 def test_pools_of_which_some_have_a_price_are_compared_in_money_only_if_todays_has_one():

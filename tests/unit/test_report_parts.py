@@ -243,6 +243,29 @@ def test_first_screen_without_prices_has_time_busy_accelerators_and_added_hosts(
     assert "takes less CPU time" in rest or "takes less CPU time" in first
 
 
+@pytest.mark.parametrize(
+    ("follow", "hosts", "said"),
+    [
+        ("probable", "Hosts added: 1 x local.c2", "The plan was a try"),
+        ("sure", "No host was added", "To make sure: stoker train --group dnn=local.c4:1"),
+    ],
+)
+def test_run_with_a_probable_plan_says_whether_it_was_tried(tmp_path, follow, hosts, said):
+    loading = {"loader_cpu_seconds": 0.56, "num_workers": 4}
+    steps = {"step_seconds": 0.16, "accelerator_step_seconds": 0.12}
+    profile = gpu_profiles.changed(gpu_profiles.H100, **steps, **loading)
+    decision = gpu_profiles.here(profile, follow=follow)
+    training = sample_records.training()
+    measured = changed(training.measured, step_seconds=0.15)
+    training = changed(training, measured=measured, groups=decision.plan.groups)
+    records = {"profile": profile, "decision": decision, "training": training}
+    text = text_of(sample_records.write_page(tmp_path, **records, evaluation=None))
+    assert "The accelerators compute for 80" in text
+    assert hosts in text
+    assert said in text
+    assert "CPU-seconds: cores times the step" not in text
+
+
 def test_probable_plan_heads_the_page_with_how_to_make_sure(tmp_path):
     there = TakeAs(instance_type="ml.g6e.xlarge", accelerator_step_seconds=0.1)
     decision = decisions.decided(gpu_profiles.H100, take_as=there, objective="time")

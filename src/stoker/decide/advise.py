@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loading
 from stoker.decide.pricing import Rules, why_unusable
-from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, Storage
+from stoker.decide.ranking import error_band
+from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
 from stoker.text import ms, percentage, usd
 
@@ -162,12 +163,11 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     if not any(fix.id == "smaller_batches" for fix in said):
         advice += _advice_on_starts(found)
     wider = best_of(found, "scale_out")
-    saved = -wider.predicted.cost_change if wider and wider.predicted else 0.0
     may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
-    if wider is not None and saved > 0 and may_spend:
+    gain = _gain_of_more(wider, found) if wider and may_spend else ""
+    if wider is not None and gain:
         text = (
-            f"{cluster(wider)} would train on the same samples {percentage(saved)} cheaper, with "
-            "another global batch."
+            f"{cluster(wider)} would train on the same samples {gain}, with another global batch."
         )
         when = "the training works with a larger batch"
         advice.append(Advice(id="more-accelerators", text=text, when=when))
@@ -186,6 +186,18 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         text = f"Set num_workers so that each host has {workers} loader workers in all."
         advice.append(Advice(id="num-workers", text=text))
     return tuple(advice)
+
+
+def _gain_of_more(wider: Plan, found: Walk) -> str:
+    """Returns what more accelerators gain: dollars, or time where nothing is billed."""
+    outcome = wider.predicted
+    if outcome is None:
+        return ""
+    if found.ranking.is_billed:
+        is_cheaper = outcome.cost_change < 0
+        return f"{percentage(-outcome.cost_change)} cheaper" if is_cheaper else ""
+    is_faster = outcome.speedup > 1 + error_band(outcome)
+    return f"{outcome.speedup:.2f}x as fast" if is_faster else ""
 
 
 def _is_full(found: Walk) -> bool:

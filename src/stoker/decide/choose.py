@@ -90,7 +90,7 @@ def choose(
     today = keep.predicted
     if today is None:
         return kept("today's price is not known: nothing can be compared with it", "unknown")
-    if reason := _over_budget(today, constraints):
+    if ranking.is_billed and (reason := _over_budget(today, constraints)):
         return kept(reason, "none")
     if unexplained:
         what = "paid hosts" if ranking.is_billed else "change"
@@ -428,7 +428,8 @@ def walk(found: Walk) -> tuple[Answer, ...]:
             answers += _can_accelerators_decode(found)
         answers.append(_is_a_data_group_better(found))
         if found.bottleneck == "accelerator":
-            wider = "Would more accelerators be faster or cheaper?"
+            or_cheaper = " or cheaper" if found.ranking.is_billed else ""
+            wider = f"Would more accelerators be faster{or_cheaper}?"
             answers.append(_is_there(found, "scale_out", wider))
     answers.append(_is_change_worth_it(found))
     return tuple(answers)

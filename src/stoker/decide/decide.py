@@ -394,7 +394,7 @@ def decide(
         bottleneck=found.bottleneck,
         action=chosen.action,
         plan=chosen,
-        verdict=choice.verdict,
+        verdict="unknown" if is_noisy else choice.verdict,
         probable=probable,
         trial=trial_of(
             probable,

@@ -232,7 +232,9 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     most = rules.catalog.max_total_vcpus
     if most is not None and vcpus > most:
         return f"needs {vcpus} cores, this machine has {most}"
-    if problem := _too_expensive(outcome, rules.constraints):
+    # Nominal prices are no dollars: no limit in dollars counts them.
+    is_free = rules.purchase == NOMINAL
+    if not is_free and (problem := _too_expensive(outcome, rules.constraints)):
         return problem
     deadline = rules.constraints.deadline_hours
     if deadline is not None and outcome.total_hours is not None and outcome.total_hours > deadline:
