@@ -203,8 +203,8 @@ def test_rows_of_several_steps_and_those_of_other_ranks_are_in_the_spans():
 
 def test_looks_cost_at_most_a_thousandth_of_a_core():
     assert look_pause(0.0003) == 1.0
-    assert look_pause(0.004) == 4.0
-    assert look_pause(0.5) == 10.0
+    assert look_pause(0.004) == 5.0
+    assert look_pause(0.5) == 20.0
 
 
 def logged(states, *, seconds):

@@ -307,8 +307,8 @@ def test_pcie_traffic_is_asked_rarely_where_counting_it_costs_cpu(tmp_path):
     for _ in range(1000):
         found.look()
         now[0] += 1.0
-    # 20 ms of a core, at 0.05 % of one: every 40 s.
-    assert 20 < Busy.asked < 30
+    # 20 ms of a core, at 0.02 % of one: every 100 s.
+    assert 8 < Busy.asked < 12
 
 
 def test_the_library_is_closed_once(tmp_path):

@@ -56,7 +56,7 @@ _QUESTIONS: Mapping[str, str] = MappingProxyType(
 _OF_SLICE = ("utilization", "memory_bytes", "sm_clock_mhz", "throttled")
 _OF_WHOLE_GPU = ("sm_clock_mhz", "throttled")
 # Of a core: the driver counts PCIe traffic for 20 ms, asleep or not.
-_PCIE_CPU_SHARE = 0.0005
+_PCIE_CPU_SHARE = 0.0002
 
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
 _BusyShare = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -264,15 +264,22 @@ class GpuReader:
     def look(self) -> "Look":
         """Asks all GPUs; about 20 ms for each GPU whose PCIe traffic is counted meanwhile."""
         states, refused, lost = [], [], []
+        pcie_cpu_seconds = 0.0
         for gpu, handles in list(self._handles.items()):
             found = handles.look(self._nvml, self._clock, self._cpu_clock)
+            pcie_cpu_seconds += found.pcie_cpu_seconds
             refused += [f"{question} of GPU {gpu.number}" for question in found.refused]
             if found.lost:
                 del self._handles[gpu]
                 lost.append(f"GPU {gpu.number} ({gpu.uuid}): {found.lost}")
             elif found.sample:
                 states.append(GpuState(gpu=gpu, sample=found.sample))
-        return Look(tuple(states), refused=tuple(refused), lost=tuple(lost))
+        return Look(
+            tuple(states),
+            refused=tuple(refused),
+            lost=tuple(lost),
+            pcie_cpu_seconds=pcie_cpu_seconds,
+        )
 
     def _find(self, visible: str | None) -> None:
         nvml = self._nvml
@@ -310,11 +317,18 @@ class GpuReader:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at all GPUs gave: `refused` questions, once each, and GPUs that were `lost`."""
+    """What one look at all GPUs gave.
+
+    Attributes:
+        refused: Questions that are not answered, once each.
+        lost: GPUs that do not answer any more, once each.
+        pcie_cpu_seconds: CPU time of the question about PCIe, which is asked rarely if it costs.
+    """
 
     states: tuple[GpuState, ...]
     refused: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    pcie_cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +336,7 @@ class _Answers:
     sample: GpuSample | None = None
     refused: tuple[str, ...] = ()
     lost: str = ""
+    pcie_cpu_seconds: float = 0.0
 
 
 class _Handles:
@@ -339,6 +354,7 @@ class _Handles:
     ) -> _Answers:
         found: dict[str, object] = {}
         refused, failed = [], ""
+        pcie_cpu_seconds = 0.0
         for question in list(self._questions):
             is_pcie = question == "pcie_received_bytes_per_second"
             if is_pcie and clock() < self._pcie_at:
@@ -358,12 +374,13 @@ class _Handles:
                     self._questions.remove(question)
                     refused.append(f"{_QUESTIONS[question]} ({failed})")
             if is_pcie:
-                self._pcie_at = clock() + (cpu_clock() - before) / _PCIE_CPU_SHARE
+                pcie_cpu_seconds = cpu_clock() - before
+                self._pcie_at = clock() + pcie_cpu_seconds / _PCIE_CPU_SHARE
         self._silent = 0 if found or not failed else self._silent + 1
         if not found and (not self._questions or self._silent >= _SILENT_LOOKS):
             return _Answers(refused=tuple(refused), lost=f"it answers nothing: {failed}")
         sample = msgspec.convert(found, GpuSample) if found else None
-        return _Answers(sample, refused=tuple(refused))
+        return _Answers(sample, refused=tuple(refused), pcie_cpu_seconds=pcie_cpu_seconds)
 
 
 def _asked(question: str, nvml: ModuleType, handle: object) -> object:

@@ -59,9 +59,10 @@ LEVEL_BYTES = 512 << 10
 # Bound for reading: more than the file ever has.
 MAX_READ_BYTES = 64 << 20
 LOOK_SECONDS = 1.0
-# At most this share of a core: a look that costs more is taken more rarely.
-MAX_CPU_SHARE = 0.001
-MAX_LOOK_SECONDS = 10.0
+# At most this share of a core: a look that costs more is taken more rarely. What PCIe traffic costs
+# has its own share (host.gpus), and both are 0.1 %.
+MAX_CPU_SHARE = 0.0008
+MAX_LOOK_SECONDS = 20.0
 # For a call of the driver that is under way; one that hangs is left.
 CLOSE_SECONDS = 3.0
 # An older sample is none: the driver hangs, or the host is gone.
@@ -511,9 +512,10 @@ class GpuLog:
         pause = LOOK_SECONDS
         while reader.gpus and not self._is_closing.wait(max(0.0, due - self._clock())):
             before = time.thread_time()
-            self._take(reader.look())
+            look = reader.look()
+            self._take(look)
             self._find_zeros()
-            pause = look_pause(time.thread_time() - before)
+            pause = look_pause(time.thread_time() - before - look.pcie_cpu_seconds)
             # Not several at once, after a suspended process or a slow driver.
             due = max(due + pause, self._clock())
 
@@ -545,11 +547,13 @@ class GpuLog:
     def _note_zero(self, path: Path) -> None:
         try:
             written = path.stat().st_mtime
+            # Not one that an earlier attempt left here.
+            rows = timeline.read_timeline(path) if written >= self._began else []
+            # Written to meanwhile: the next look sees it.
+            is_settled = path.stat().st_mtime == written
         except OSError:
             return
-        # Not one that an earlier attempt left here.
-        rows = timeline.read_timeline(path) if written >= self._began else []
-        if rows:
+        if rows and is_settled:
             ago = time.time() - written
             end = self._clock() - self._zero - ago
             self._zeros[path] = end - max(row.end_seconds for row in rows)
