@@ -14,6 +14,9 @@ import torch.utils.data as data
 import stoker
 from stoker.errors import UsageError
 from stoker.feed import device as device_module
+from stoker.feed.trainer.buffers import BatchBuffers
+from stoker.feed.wire.blocks import BlockBatch
+from stoker.feed.wire.codec import encode
 from support.loader_draws import Counting
 
 
@@ -209,7 +212,10 @@ def test_all_loaders_and_epochs_share_the_stream_of_a_device(streams):
 
 
 def test_other_devices_with_streams_copy_ahead_and_those_without_do_not(monkeypatch):
-    monkeypatch.setattr(torch, "newer", SimpleNamespace(Stream=object), raising=False)
+    names = dict.fromkeys(("Stream", "current_stream", "stream"))
+    monkeypatch.setattr(torch, "newer", SimpleNamespace(**names), raising=False)
+    monkeypatch.setattr(torch, "plain", SimpleNamespace(Stream=None), raising=False)
+    assert device_module._streams_of(SimpleNamespace(type="plain")) is None
     assert device_module._streams_of(SimpleNamespace(type="newer")) is torch.newer
     for name in ("cuda", "xpu", "mtia"):
         assert device_module._streams_of(torch.device(name)) is getattr(torch, name)
@@ -220,6 +226,70 @@ def test_other_devices_with_streams_copy_ahead_and_those_without_do_not(monkeypa
 def many(number: int) -> dict[str, torch.Tensor]:
     tensors = {f"feature_{index}": torch.full((16,), number + index) for index in range(100)}
     return tensors | {"pixels": torch.full((3, 64, 64), number, dtype=torch.uint8)}
+
+
+class Fed:
+    """A double of a fed loader, whose batches arrive in the memory of `pins_on`."""
+
+    def __init__(self, *, pins_on: int | None) -> None:
+        self._pins_on = pins_on
+        self.hands_blocks = False
+        self.blocks: list[BlockBatch] = []
+
+    def hand_blocks(self) -> None:
+        self.hands_blocks = True
+
+    def __iter__(self) -> "Fed":
+        self._batches = self._received()
+        return self
+
+    def __next__(self) -> object:
+        return next(self._batches)
+
+    def _received(self) -> Iterator[object]:
+        buffers = BatchBuffers()
+        for number in range(20):
+            encoded = encode(many(number), allow_pickle=False)
+            payload = buffers.room(encoded.nbytes, self._pins_on)
+            encoded.write_into(payload.data)
+            outcome = buffers.decoded(
+                encoded.tree, payload, allow_pickle=False, keeps_block=self.hands_blocks
+            )
+            if isinstance(outcome.value, BlockBatch):
+                self.blocks.append(outcome.value)
+            yield outcome.value
+
+
+@pytest.mark.parametrize(
+    ("device", "is_pinned"),
+    [
+        ("cpu, ahead", False),
+        pytest.param("cuda", False, marks=NEEDS_CUDA),
+        pytest.param("cuda", True, marks=NEEDS_CUDA),
+    ],
+    indirect=["device"],
+)
+def test_blocks_of_a_fed_loader_become_its_batches(device, is_pinned):
+    fed = Fed(pins_on=0 if is_pinned else None)
+    for number, batch in enumerate(stoker.to_device(fed, device, mean=0.5)):
+        expected = many(number)
+        pixels = expected.pop("pixels").float() / 255 - 0.5
+        torch.testing.assert_close(batch.pop("pixels").cpu(), pixels)
+        assert batch.keys() == expected.keys()
+        assert all(torch.equal(batch[name].cpu(), expected[name]) for name in batch)
+        assert {tensor.device.type for tensor in batch.values()} == {device}
+        if number > 2:
+            # One transfer: all share a memory.
+            addresses = {tensor.untyped_storage().data_ptr() for tensor in batch.values()}
+            assert len(addresses) == 1
+    assert len(fed.blocks) == 18
+    assert [block.block.is_pinned() for block in fed.blocks] == [is_pinned] * 18
+
+
+def test_without_streams_no_blocks_are_asked_for():
+    fed = Fed(pins_on=None)
+    assert len(list(stoker.to_device(fed, "cpu"))) == 20
+    assert not fed.hands_blocks
 
 
 @NEEDS_CUDA

@@ -292,7 +292,8 @@ def _streams_of(device: torch.device) -> _Streams | None:
     if device.type == "cpu":
         return None
     module = getattr(torch, device.type, None)
-    return cast("_Streams", module) if hasattr(module, "Stream") else None
+    has_streams = all(hasattr(module, name) for name in ("Stream", "current_stream", "stream"))
+    return cast("_Streams", module) if has_streams else None
 
 
 @functools.cache

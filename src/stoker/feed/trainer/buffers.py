@@ -93,17 +93,19 @@ class _Leaf:
     def __init__(self, name: str, shape: tuple[int, ...], offset: int) -> None:
         dtype: torch.dtype = getattr(torch, name)
         self.part = contiguous_part(dtype, shape, offset=offset)
+        self._shape = shape
         self._offset = offset
         self._count = math.prod(shape)
         self._array_dtype = _array_dtype(name, dtype)
 
     def tensor(self, payload: Bytes1D) -> torch.Tensor:
-        dtype, shape, offset = self.part.dtype, self.part.shape, self._offset
         if self._array_dtype is not None:
             # Half of what `frombuffer` and `view` take.
-            return torch.from_numpy(np.ndarray(shape, self._array_dtype, payload, offset))
-        numbers = torch.frombuffer(payload, dtype=dtype, count=self._count, offset=offset)
-        return numbers.view(shape)
+            array = np.ndarray(self._shape, self._array_dtype, payload, self._offset)
+            return torch.from_numpy(array)
+        dtype, count, offset = self.part.dtype, self._count, self._offset
+        numbers = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
+        return numbers.view(self._shape)
 
 
 def _layout(node: object) -> BatchLayout | None:

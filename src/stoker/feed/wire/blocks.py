@@ -56,8 +56,9 @@ def cut(block: torch.Tensor, parts: Sequence[BlockPart]) -> list[torch.Tensor]:
         for dtype, shape, strides, start, num_equal, step in parts:
             numbers = typed.get(dtype)
             if numbers is None:
-                whole = nbytes - nbytes % dtype.itemsize
-                numbers = typed[dtype] = block[:whole].view(dtype)
+                rest = nbytes % dtype.itemsize
+                numbers = (block[:-rest] if rest else block).view(dtype)
+                typed[dtype] = numbers
             if num_equal == 1:
                 tensors.append(numbers.as_strided(shape, strides, start))
             else:
