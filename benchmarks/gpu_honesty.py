@@ -472,7 +472,10 @@ def _row(
 def _decoded(profile: Mapping) -> list[str]:  # type: ignore[type-arg]
     """Says how many JPEGs the profile saw decoded on the device."""
     decoding = profile.get("gpu_decoding")
-    return [f"{decoding['pictures_per_second']:.0f} JPEGs/s on the device"] if decoding else []
+    if not decoding:
+        return []
+    rates = [decoding["pictures_per_second"], decoding.get("augmented_per_second") or 0.0]
+    return ["{:.0f} JPEGs/s on the device, {:.0f} with crop, flip and normalise".format(*rates)]
 
 
 def text(row: Judged) -> str:

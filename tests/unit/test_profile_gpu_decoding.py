@@ -63,7 +63,7 @@ def files(tmp_path):
     return names
 
 
-def decoder_of(clock, *, seconds_each):
+def decoder_of(clock, *, seconds_each, augment_seconds_each=0.0):
     calls = []
 
     def decode(data):
@@ -71,7 +71,10 @@ def decoder_of(clock, *, seconds_each):
         clock.now += seconds_each * len(data)
         return data
 
-    return JpegDecoder(decode, lambda: None, "cuda:0", "torchvision"), calls
+    def augment(pictures):
+        clock.now += augment_seconds_each * len(pictures)
+
+    return JpegDecoder(decode, augment, lambda: None, "cuda:0", "torchvision"), calls
 
 
 def pictures_of(sizes):
@@ -81,9 +84,10 @@ def pictures_of(sizes):
 
 def test_the_rate_is_of_the_pictures_decoded_after_the_first_call():
     clock = Clock()
-    decoder, calls = decoder_of(clock, seconds_each=1 / 4118)
-    found = decoding_rate(decoder, pictures_of([80_000] * 200), seconds=1.0, clock=clock)
-    assert found.pictures_per_second == pytest.approx(4118)
+    decoder, calls = decoder_of(clock, seconds_each=1 / 14036, augment_seconds_each=1 / 5000)
+    found = decoding_rate(decoder, pictures_of([80_000] * 200), seconds=2.0, clock=clock)
+    assert found.pictures_per_second == pytest.approx(14036)
+    assert found.augmented_per_second == pytest.approx(1 / (1 / 14036 + 1 / 5000))
     assert (found.pictures, found.picture_bytes, found.device) == (200, 80_000, "cuda:0")
     assert calls[:3] == [128, 128, 72]
 
@@ -92,8 +96,8 @@ def test_decoding_ends_with_the_call_in_which_its_time_is_over():
     clock = Clock()
     decoder, _ = decoder_of(clock, seconds_each=0.01)
     decoding_rate(decoder, pictures_of([1000] * 64), seconds=3.0, clock=clock)
-    # One call before, and the last one may begin just before the end.
-    assert clock.now <= 3.0 + 2 * 0.64
+    # For each half one call before, and the last one may begin just before the end.
+    assert clock.now <= 3.0 + 4 * 0.64
 
 
 def test_a_call_fits_in_the_devices_memory_however_large_the_files_are():
@@ -146,9 +150,13 @@ def test_the_profile_says_what_the_accelerator_decodes():
     found = builders.profile(
         step_seconds=0.16,
         gpu_decoding=GpuDecoding(
-            device="cuda:0", library="torchvision", pictures_per_second=4118.3, pictures=256
+            device="cuda:0",
+            library="torchvision",
+            pictures_per_second=14036.3,
+            augmented_per_second=3810,
+            pictures=256,
         ),
     )
     text = " ".join(explain(found).split())
-    assert "cuda:0 decodes 4,118 JPEGs like these a second" in text
+    assert "cuda:0 decodes 14,036 JPEGs like these a second, 3,810 with crop, flip" in text
     assert "256 of the dataset's files" in text

@@ -5,11 +5,11 @@ Workers then only read files, and the training loop decodes on the device:
     t = max(g + b / r, (reading + trainer) / V)
 
 g: accelerator-only step, in which files are copied in place of decoded pictures; b: samples of a
-step for each accelerator; r: pictures that it decodes per second, as the profile measured
-(`Profile.gpu_decoding`); V: vCPUs of today's hosts. On one H100
-(2026-11-26) g was 34.3 ms, b 128 and r 4,118: 65.4 ms, where 67.9 ms were measured with one crop,
-flip and normalise on the device. Augmentations that are many kernels for each picture cost more:
-with RandAugment it was 135 ms. For those the formula gives what a step takes at least.
+step for each accelerator; r: pictures that it decodes, crops, flips and normalises per second, as
+the profile measured (`Profile.gpu_decoding`); V: vCPUs of today's hosts. Augmentations that are
+many kernels for each picture cost more, and the script's own are not known: for those the formula
+gives what a step takes at least, as it does where only decoding was timed. One H100 with ResNet-50
+(2026-11-26): g 34.3 ms, a step with crop, flip and normalise 67.9 ms, with RandAugment 135 ms.
 """
 
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ MOST_BUSY = 0.7
 _LEAST_GAIN = 0.1
 # What must be able to go there, as a share of getitem's CPU time.
 _LEAST_SHARE = 0.5
-# Launching the transforms on the device was not measured: 4 % of a step on one H100.
-_LAUNCHES = Doubt(width=0.25, text="transforms on the accelerator were not measured")
+# Launches overlap with the training's kernels, and the script's own crop may cost more or less.
+_BESIDE = Doubt(width=0.25, text="decoding beside the training was not measured")
 
 # Names of transforms as torchvision (v1, v2), timm, Albumentations and DALI spell them.
 # Of pictures alone, with few kernels for each:
@@ -103,19 +103,15 @@ class DeviceLoading:
         moves: Names of what goes there at a small cost, JPEG decoding first.
         costs_more: Transforms that go there, at a cost that was not measured.
         stays: The script's own transforms, which have to be written for the device.
-        step_seconds: A step, or what it takes at least where `costs_more` or `stays` has a name;
-            None: the rate of decoding was not measured.
+        step_seconds: A step, or what it takes at least; None: the rate was not measured.
+        is_least: The step may take longer: something that goes there was not timed.
     """
 
     moves: tuple[str, ...]
     costs_more: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
     step_seconds: float | None = None
-
-    @property
-    def is_predicted(self) -> bool:
-        """Whether `step_seconds` is the step, not only its least."""
-        return self.step_seconds is not None and not (self.costs_more or self.stays)
+    is_least: bool = True
 
 
 def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
@@ -135,7 +131,9 @@ def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
     seconds = decoded_step_seconds(work, decoding, copies=copies) if decoding else None
     if seconds is not None and seconds > (1 - _LEAST_GAIN) * work.step_seconds:
         return None
-    return replace(sorted_names, step_seconds=seconds)
+    is_timed = decoding is not None and decoding.augmented_per_second is not None
+    is_least = bool(sorted_names.costs_more or sorted_names.stays) or not is_timed
+    return replace(sorted_names, step_seconds=seconds, is_least=is_least)
 
 
 def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) -> float | None:
@@ -151,7 +149,8 @@ def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) ->
         return None
     ranks = max(1, round(work.ranks * work.ranks_per_process))
     accelerators = min(work.reference.accelerators * work.hosts, ranks)
-    decoded = samples / accelerators / decoding.pictures_per_second
+    rate = decoding.augmented_per_second or decoding.pictures_per_second
+    decoded = samples / accelerators / rate
     file_bytes = samples * (decoding.picture_bytes or 0.0)
     still_copied = min(1.0, file_bytes / work.batch_bytes) if work.batch_bytes else 1.0
     computing = work.accelerator_seconds - copies * (1 - still_copied)
@@ -168,10 +167,9 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
     """
     loading, decoding = device_loading(profile, work), profile.gpu_decoding
     samples = work.global_batch_size or 0
-    if loading is None or decoding is None or not loading.is_predicted:
+    step = loading.step_seconds if loading and not loading.is_least else None
+    if decoding is None or step is None:
         return None
-    step = loading.step_seconds
-    assert step is not None
     cpu = _cpu_seconds(work, decoding, samples=samples)
     limits: tuple[Limit, Limit] = ("accelerator", "cpu")
     limit, second = limits if cpu < step else limits[::-1]
@@ -185,7 +183,7 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
         accelerator_seconds=step,
     )
     candidate = replace(kept, action="offload_gpu", estimate=made, own_storage=None)
-    doubted = replace(work, doubts=(*work.doubts, _LAUNCHES))
+    doubted = replace(work, doubts=(*work.doubts, _BESIDE))
     outcome = predicted(doubted, candidate, today=kept.shape, rules=rules)
     reason = "the script has to decode on the accelerator: see decode-on-gpu"
     return plan_of(candidate, outcome, reason, global_batch_size=None)
@@ -218,9 +216,12 @@ def advice_on_decoding(
 def _rate_words(loading: DeviceLoading, decoding: GpuDecoding | None) -> str:
     if decoding is None:
         return " (how fast was not measured)"
-    words = f" ({decoding.pictures_per_second:,.0f} JPEGs a second were decoded there, alone"
+    timed, what = decoding.pictures_per_second, "JPEGs a second were decoded there"
+    if decoding.augmented_per_second is not None:
+        timed, what = decoding.augmented_per_second, f"{what}, cropped, flipped and normalised"
+    words = f" ({timed:,.0f} {what}, with nothing else on it"
     if loading.step_seconds is not None:
-        about = "about" if loading.is_predicted else "at least"
+        about = "at least" if loading.is_least else "about"
         words += f": {about} {ms(loading.step_seconds)} per step"
     return f"{words})"
 

@@ -104,9 +104,13 @@ def explain(profile: Profile) -> str:
 
 
 def _decoding(found: GpuDecoding) -> str:
+    augmented = ""
+    if found.augmented_per_second:
+        augmented = f", {found.augmented_per_second:,.0f} with crop, flip and normalise"
     return (
-        f"{found.device} decodes {found.pictures_per_second:,.0f} JPEGs like these a second, with "
-        f"nothing else on it ({found.library}, {found.pictures} of the dataset's files)."
+        f"{found.device} decodes {found.pictures_per_second:,.0f} JPEGs like these a second"
+        f"{augmented}, with nothing else on it ({found.library}, {found.pictures} of the "
+        "dataset's files)."
     )
 
 

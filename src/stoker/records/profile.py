@@ -240,6 +240,8 @@ class GpuDecoding(Record, frozen=True, kw_only=True):
         device: Device that decoded, such as cuda:0.
         library: Package whose decoder was used, such as torchvision.
         pictures_per_second: Pictures decoded per second, with nothing else on the device.
+        augmented_per_second: The same with each picture cropped at random to 224 x 224, flipped
+            and normalised. None: not tried.
         pictures: Number of different pictures.
         picture_bytes: Mean bytes of their files.
         read_cpu_seconds: CPU-seconds to read one of the files.
@@ -248,6 +250,7 @@ class GpuDecoding(Record, frozen=True, kw_only=True):
     device: Name
     library: Name
     pictures_per_second: PositiveFloat
+    augmented_per_second: PositiveFloat | None = None
     pictures: PositiveInt
     picture_bytes: NonNegativeFloat | None = None
     read_cpu_seconds: NonNegativeFloat | None = None
