@@ -129,7 +129,7 @@ def decoding(bench: Bench, case: str) -> Iterator[Figure]:
     words += ["--model", "tiny", "--batch", "8", "--seconds", "2"] if bench.is_tiny else []
     seen = bench.python("gpu_decoding_trainer.py", *words, seconds=60, cores=cores)
     names = {
-        "alone": "decoding alone",
+        "alone": "decoding alone, workers read the files",
         "crop": "crop, flip, normalise and the training",
         "rand": "with RandAugment on the device too",
     }
