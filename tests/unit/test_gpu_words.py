@@ -9,7 +9,7 @@ import pytest
 from stoker.cli.outputs import carried, told_of_evaluation, told_of_profile, told_of_training
 from stoker.evaluate import evaluate
 from stoker.profile.explain import explain
-from stoker.records import Observed, TakenElsewhere, Training, read_json
+from stoker.records import Observed, ProfiledHost, TakenElsewhere, Training, read_json
 from stoker.records.gpu import GpuFigure, loads_as_json, loads_in
 from stoker.report.gpu_picture import draw_gpus, gpu_rows, read_gpu_strip
 from stoker.tracking import metrics_of
@@ -74,6 +74,22 @@ def test_the_profile_says_how_busy_the_gpu_was():
     assert "  GPU 0 (NVIDIA H100 80GB HBM3): 28% busy" in text
     two = explain(profiled(BEFORE, AFTER))
     assert "GPUs 31% busy." in two
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        # Nothing was found on this machine.
+        ({"instance_type": "local.c4"}, "vCPUs 90% busy."),
+        ({"instance_type": "local.c4", "accelerators": 1}, "GPUs: load not known."),
+        ({"instance_type": "ml.g5.xlarge"}, "GPUs: load not known."),
+        ({"instance_type": "ml.c5.xlarge", "accelerators": 0}, "vCPUs 90% busy."),
+    ],
+)
+def test_a_load_that_is_not_known_is_a_word_where_there_may_be_gpus(host, words):
+    seen = Observed(cpu_utilization=0.9, hosts=1)
+    profile = replace(sample_records.profile(), host=ProfiledHost(**host), observed=seen)
+    assert words in explain(profile)
 
 
 def test_the_line_of_a_profile_says_how_busy_the_gpu_was():

@@ -148,7 +148,7 @@ def observed_words(profile: Profile) -> list[str]:
     what = profile.what
     hosts = f"{profile.host.count} x {profile.host.instance_type}"
     said = [_busy("vCPUs", observed.cpu_utilization)]
-    if observed.gpu_utilization is not None or profile.host.accelerators != 0:
+    if observed.gpu_utilization is not None or _may_have_gpus(profile):
         count = len(used_gpus(observed.gpus)) if observed.gpus else None
         said.append(_busy(gpu_noun(count), observed.gpu_utilization))
     # Where steps were seen to wait or not, a guess from the load is no news.
@@ -171,6 +171,15 @@ def observed_words(profile: Profile) -> list[str]:
             load = f"{_load(cpu.get(host)):>6}{_load(gpu.get(host)):>7}"
             lines.append(f"  {host:<42}{load}")
     return [*lines, ""]
+
+
+def _may_have_gpus(profile: Profile) -> bool:
+    """Whether GPUs would be worth a word although their load is not known."""
+    accelerators = profile.host.accelerators
+    if accelerators is None and not profile.host.instance_type.startswith("local."):
+        return True
+    # On this machine the inventory would have found them.
+    return bool(accelerators or (profile.observed and profile.observed.gpus))
 
 
 def _busy(name: str, load: float | None) -> str:
