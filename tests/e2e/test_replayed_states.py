@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import RankResult, read_ranks
@@ -17,8 +18,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 SCRIPT = Path(__file__).parents[1] / "support" / "device_script.py"
 
 
-def profiled(folder: Path, *, ranks: int) -> list[RankResult]:
-    """Runs the script under the profiler to its end, as several ranks with gloo if asked."""
+def profiled(folder: Path, *, ranks: int, script: Path = SCRIPT) -> list[RankResult]:
+    """Runs a script under the profiler to its end, as several ranks with gloo if asked."""
     environs = [
         clean_environ(
             STOKER_OUTPUT=str(folder / "out"), STOKER_PROFILE='{"budget_seconds": 40}', **variables
@@ -29,7 +30,7 @@ def profiled(folder: Path, *, ranks: int) -> list[RankResult]:
     try:
         for environ in environs:
             with (folder / "log").open("ab") as log:
-                processes.append(WarmProcess([str(SCRIPT)], environ, log=log))
+                processes.append(WarmProcess([str(script)], environ, log=log))
         codes = [process.wait(180) for process in processes]
     finally:
         for process in processes:
@@ -91,3 +92,19 @@ def test_ranks_go_through_the_variants_together(tmp_path):
         assert rank.variants.beside_workers is not None
         assert rank.drains
     assert has_left_nothing()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_that_waits_for_copies_is_told_what_ends_it(tmp_path):
+    script = SCRIPT.with_name("cuda_transfer_script.py")
+    (rank,) = profiled(tmp_path, ranks=1, script=script)
+    variants = rank.variants
+    assert variants is not None, rank.notes
+    cached = rank.accelerator.step_seconds.median
+    # The images and their labels; the copies are most of the step.
+    assert variants.copied_bytes == 128 * (3 * 224 * 224 * 4 + 8)
+    assert variants.is_waiting
+    assert not variants.is_pinned
+    assert variants.on_device.median < 0.7 * cached
+    assert variants.pinned.median < cached
+    assert variants.beside_workers is not None

@@ -97,6 +97,19 @@ def test_pinned_batches_that_are_waited_for_need_no_other_memory():
     assert "pin_memory" not in saved
 
 
+def test_without_workers_the_trainer_pins_between_its_steps():
+    rank = changed(PAGEABLE, num_workers=0, children_cpu_seconds=0.0)
+    saved = fixes(profile_of(rank))
+    assert saved["pin_memory"] == pytest.approx(0.0385 - 0.0135 - 0.020)
+    assert saved["to_device"] == pytest.approx(0.0385 - 0.0104 - 0.020)
+
+
+def test_pinning_that_does_not_reach_a_batch_of_another_class_is_told():
+    profile = profile_of(changed(PAGEABLE, pin_memory=True))
+    (text,) = [fix.text for fix in profile.fixes if fix.id == "pin_memory"]
+    assert text.startswith("give the class of the batches a method pin_memory()")
+
+
 @pytest.mark.parametrize(
     ("rank", "is_named"),
     [

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from stoker.profile.rank_results import RankResult
+from stoker.profile.rank_results import RankResult, ReplayVariants
 from stoker.records import Fix, Parts, ProfileState
 from stoker.records.parts import LEAST_GAIN, Neighbour
 from stoker.text import count, ms, percentage, size
@@ -18,6 +18,10 @@ from stoker.text import count, ms, percentage, size
 # Bytes in place of numbers of four bytes.
 _UINT8_LESS = 0.75
 _PIN = "pin_memory=True, and non_blocking=True where batches are copied to the accelerator"
+_NOT_REACHED = (
+    "give the class of the batches a method pin_memory(): the loader's pin_memory=True does not "
+    "reach their tensors"
+)
 _NON_BLOCKING = (
     "non_blocking=True where batches are copied to the accelerator: they are pinned already"
 )
@@ -57,12 +61,7 @@ def gain_of_pinning(rank: RankResult) -> float | None:
     variants = rank.variants
     if variants is None or variants.pinned is None:
         return None
-    pinning = variants.pin_seconds or 0.0
-    if rank.loader is not None and rank.loader.num_workers == 0:
-        # Without workers the thread that trains pins its batches.
-        return max(0.0, _replayed_seconds(rank) - variants.pinned.median - pinning)
-    # One thread of the trainer pins all batches: no step is shorter than that takes.
-    return max(0.0, _replayed_seconds(rank) - max(variants.pinned.median, pinning))
+    return _gain(rank, variants, step_seconds=variants.pinned.median)
 
 
 def gain_of_copies_ahead(rank: RankResult) -> float | None:
@@ -71,7 +70,16 @@ def gain_of_copies_ahead(rank: RankResult) -> float | None:
     if variants is None or variants.pinned is None or variants.on_device is None:
         return None
     copying = variants.pinned.median - variants.on_device.median
-    reached = max(variants.on_device.median, copying, variants.pin_seconds or 0.0)
+    return _gain(rank, variants, step_seconds=max(variants.on_device.median, copying))
+
+
+def _gain(rank: RankResult, variants: ReplayVariants, *, step_seconds: float) -> float:
+    """Returns what a step of `step_seconds` saves if its batch is pinned meanwhile."""
+    pinning = variants.pin_seconds or 0.0
+    # One thread of the trainer pins all batches: no step is shorter than that takes. Without
+    # workers it is the thread that trains.
+    is_serial = rank.loader is not None and rank.loader.num_workers == 0
+    reached = step_seconds + pinning if is_serial else max(step_seconds, pinning)
     return max(0.0, _replayed_seconds(rank) - reached)
 
 
@@ -146,6 +154,8 @@ def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> li
         return [] if first.loader.pin_memory else [Fix(id="pin_memory", text=_PIN)]
     is_pinned = slowest.variants is not None and slowest.variants.is_pinned
     name, text = ("non_blocking", _NON_BLOCKING) if is_pinned else ("pin_memory", _PIN)
+    if first.loader.pin_memory and not is_pinned:
+        text = _NOT_REACHED
     tried = (
         Fix(id=name, text=text, saves_seconds=gain_of_pinning(slowest)),
         Fix(id="to_device", text=_AHEAD, saves_seconds=gain_of_copies_ahead(slowest), cost="small"),
