@@ -1,9 +1,11 @@
 """One answer to what limits a step: verdict, states, fixes, path and plans follow it."""
 
 import html
+import re
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from stoker.catalog import load_catalog
 from stoker.decide.explain import explain as explain_decision
@@ -12,6 +14,7 @@ from stoker.profile.explain import explain
 from stoker.profile.rank_results import Inventory
 from stoker.records import parts_of
 from stoker.records.parts import bottleneck_of, limit_words, more_workers
+from stoker.records.profile import ProfiledData
 from stoker.words import plan_name
 from support import builders, decisions
 from support.drawn_ranks import hosts, ranks
@@ -272,15 +275,12 @@ def refuse_contradictions(rank):
     assert [expected in text for text in more] == ([True] if better else [])
     # The profile's own words.
     said = words(explain(profile))
-    if "the limit is loading on the hosts that train" in said:
-        # The accelerator's step, as workers on the same cores make it.
-        assert "neighbour" in states
-        assert bottleneck == "accelerator"
-    elif "the limit is " in said and "loading in the trainer itself" not in said:
-        assert f"the limit is {limit_words(bottleneck)}." in said
+    if "the limit is " in said and "loading in the trainer itself" not in said:
+        # Of the accelerator it says what slows it: copies, or workers on the same cores.
+        assert re.search(rf"the limit is {re.escape(limit_words(bottleneck))}[.,]", said)
     if "loading in the trainer itself" in said:
         assert (parts.workers, bottleneck) == (0, "workers")
-    if "the accelerator sets the pace" in said or "that is the limit" in said:
+    if "the accelerator sets the pace" in said:
         assert bottleneck in ("accelerator", "none")
     if decision.bottleneck == "unexplained":
         return
@@ -302,3 +302,39 @@ def refuse_contradictions(rank):
     if reply:
         assert ("loader workers would not help" in because) <= (better is None)
         assert (better is not None) <= (reply == "yes")
+
+
+@pytest.mark.parametrize(
+    ("workers", "wall", "local", "bottleneck"),
+    [
+        # Four workers have the four cores, one has not; one that sleeps needs none.
+        (4, 0.62, 0, "cpu"),
+        (4, 0.62, 1, "cpu"),
+        (1, 0.60, 0, "workers"),
+        (4, 6.0, 0, "latency"),
+        (4, 6.0, 1, "latency"),
+    ],
+)
+def test_workers_of_data_hosts_that_have_all_cores_are_not_too_few_either(
+    workers, wall, local, bottleneck
+):
+    step = wall / (0.93 * workers)
+    profile = builders.profile(
+        "local.c1",
+        vcpus=1,
+        is_explained=True,
+        predicted=step,
+        step_seconds=step,
+        wait_seconds=step - 0.02,
+        accelerator_step_seconds=0.02,
+        trainer_cpu_seconds=0.02,
+        loader_cpu_seconds=0.60,
+        loader_wall_seconds=wall,
+        num_workers=local,
+    )
+    data = (ProfiledData(instance_type="local.c4", count=1, workers_per_host=workers),)
+    decision = decided(replace(profile, data=data))
+    assert decision.bottleneck == bottleneck
+    path = answers(decision)
+    assert path["Is the CPU the limit?"][0] == ("yes" if bottleneck == "cpu" else "no")
+    assert "would not help" not in path["Is there a free fix?"][1]

@@ -543,6 +543,8 @@ def _why_none(found: Walk, action: Action) -> str:
     work = found.work
     if action == "tune" and work.num_workers is None:
         return "today's number of loader workers is not known"
+    if action == "tune" and work.data:
+        return "today's data hosts load, with as many workers as the plan gives them"
     if action == "tune":
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":

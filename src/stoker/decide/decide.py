@@ -307,7 +307,8 @@ def decide(
         bottleneck = parts_on(work, kept.shape).bottleneck
         if work.data:
             limit = kept.estimate.limit
-            bottleneck = bottleneck_of(limit, waits=work.waits, workers=work.num_workers)
+            # The data hosts load, even where the script has no workers.
+            bottleneck = bottleneck_of(limit, waits=work.waits, workers=None)
     if taken:
         keep_plan = _plan(site, kept, rules)
         reason = f"today's cluster, by a profile of {taken.profiled_on}: not measured"
