@@ -591,7 +591,7 @@ class Feed:
         self._pid = os.getpid()
         pinned = PinnedMemory(
             # Twice what may wait: torch pins powers of two.
-            max_idle_bytes=2 * memory.max_bytes(settings.feed) // settings.local_world_size,
+            max_bytes=2 * memory.max_bytes(settings.feed) // settings.local_world_size,
             warn=lambda reason: log.event(
                 EventName.PINNING_FAILED,
                 rank=settings.rank,
