@@ -118,6 +118,18 @@ def test_whose_clock_the_steps_are_by_is_said():
     assert "steps and waits are times of cuda:0" in words_of(profile)
 
 
+def test_loading_in_the_main_process_is_explained_though_a_device_hides_some_of_it():
+    first = rank_of(
+        step=0.070, wait=0.010, accelerator=0.060, workers=0, drains=(drained(1, 0.05),)
+    )
+    timed = msgspec.structs.replace(first.as_is, clock="cuda:0", host_wait_seconds=0.050)
+    profile = profile_of(changed(first, as_is=timed))
+    assert profile.step.hidden_load_seconds == pytest.approx(0.040)
+    assert profile.check.error == pytest.approx(0.0, abs=0.01)
+    # Of a host nothing is hidden.
+    assert profile_of(first).step.hidden_load_seconds is None
+
+
 def test_parts_that_miss_the_whole_are_unexplained():
     profile = profile_of(changed(ONE_CORE, step_seconds=at(0.090)))
     assert profile.check.error == pytest.approx(0.063 / 0.090 - 1)

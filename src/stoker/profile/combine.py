@@ -211,6 +211,7 @@ def combine(
         local_receive_seconds=max(
             own.as_is.receive_seconds if own.num_workers else 0.0 for own in whole
         ),
+        hidden_load_seconds=_hidden_load_seconds(waiting),
         handover_seconds=handover.median if handover else None,
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
@@ -444,7 +445,20 @@ def _loader_wall(own: _Whole) -> Quartiles | None:
     if alone:
         return alone[0]
     # Without workers, all that next() does is loading.
-    return own.as_is.wait_seconds if own.num_workers == 0 else None
+    if own.num_workers:
+        return None
+    wait = own.as_is.wait_seconds
+    seconds = own.as_is.host_wait_seconds
+    if seconds is None:
+        return wait
+    # A device may have noticed a part of it only.
+    return msgspec.structs.replace(wait, mean=seconds, median=seconds, low=seconds, high=seconds)
+
+
+def _hidden_load_seconds(own: _Whole) -> float | None:
+    if own.num_workers or own.as_is.host_wait_seconds is None:
+        return None
+    return own.as_is.hidden_seconds
 
 
 def _spread(part: Quartiles | None) -> Spread | None:

@@ -123,6 +123,8 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
         clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
+        host_wait_seconds: Median time of the host in next(), a part of which a device may not have
+            noticed; None: it is wait_seconds.
     """
 
     step_seconds: Quartiles
@@ -135,6 +137,14 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     others_vcpus: float = 0.0
     epoch_batches: int | None = None
     clock: str = "host"
+    host_wait_seconds: float | None = None
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds of next() in which the device was still busy with steps before."""
+        if self.host_wait_seconds is None:
+            return 0.0
+        return max(0.0, self.host_wait_seconds - self.wait_seconds.median)
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):

@@ -476,7 +476,8 @@ def _threads(own: Signs) -> str:
     if others_of([own]) > MAX_OTHERS * own.rank.vcpus:
         # A process that waits for a vCPU takes longer, with any number of threads.
         return ""
-    wait, wall = own.as_is.wait_seconds.median, own.alone.wall_seconds.median
+    wait = own.as_is.wait_seconds.median + own.as_is.hidden_seconds
+    wall = own.alone.wall_seconds.median
     if 1 / MIN_THREADS_RATIO <= wait / max(wall, 1e-9) <= MIN_THREADS_RATIO:
         return ""
     said = f"; a worker, which gives torch's operations one thread, takes {ms(wall)} for it"

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from types import FrameType
 from typing import NamedTuple
 
@@ -226,6 +226,7 @@ class AsIsSteps:
     _pending: deque[_TakenStep] = field(default_factory=deque)
     _steps: list[float] = field(default_factory=list)
     _waits: list[float] = field(default_factory=list)
+    _host_waits: list[float] = field(default_factory=list)
     _receives: list[float] = field(default_factory=list)
     _cpu_seconds: list[float] = field(default_factory=list)
     _first_waits: list[float] = field(default_factory=list)
@@ -397,11 +398,16 @@ class AsIsSteps:
     def _count(self, step: _TakenStep, seconds: float, wait: float) -> None:
         self._steps.append(seconds)
         self._waits.append(wait)
+        waits = (*step.others, (step.asked, step.got))
+        self._host_waits.append(
+            sum(last.host_seconds - first.host_seconds for first, last in waits)
+        )
         self._receives.append(step.receive_seconds)
         self._cpu_seconds.append(step.cpu_seconds)
 
     def _start_over(self) -> None:
-        for figures in (self._steps, self._waits, self._receives, self._cpu_seconds):
+        counted = (self._steps, self._waits, self._host_waits, self._receives, self._cpu_seconds)
+        for figures in counted:
             figures.clear()
         self._pending = deque(replace(step, is_counted=False) for step in self._pending)
         self._children_seconds = self._outside_seconds = 0.0
@@ -461,6 +467,9 @@ class AsIsSteps:
             others_vcpus=max(0.0, self._others_seconds / (self._epochs_seconds or math.inf)),
             epoch_batches=self.epoch_batches,
             clock=self.clock.name,
+            host_wait_seconds=median(block_means(self._host_waits, workers=block))
+            if self.is_on_device
+            else None,
         )
 
 

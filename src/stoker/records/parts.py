@@ -150,6 +150,7 @@ class Parts:
         neighbour: What workers on the same cores add to it.
         receive_seconds: Wall-clock time of the trainer's thread to take a batch from a worker.
         loader_wall_seconds: Worker-seconds of loading with the fewest workers.
+        hidden_seconds: Of these, without workers, what passes while the accelerator computes.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving included.
         turns_cpu_seconds: CPU-seconds of a step beyond loading and training alone; may be negative.
         others_vcpus: vCPUs that other programs used.
@@ -168,6 +169,7 @@ class Parts:
     receive_seconds: float
     loader_cpu_seconds: float
     loader_wall_seconds: float
+    hidden_seconds: float = 0.0
     trainer_cpu_seconds: float
     turns_cpu_seconds: float = 0.0
     vcpus: float
@@ -221,7 +223,8 @@ class Parts:
         cpu = used / self.free_vcpus
         storage = self.read_seconds
         if self.workers == 0:
-            latency = self.accelerator_seconds + self.loader_wall_seconds / self.ranks
+            loading = max(0.0, self.loader_wall_seconds / self.ranks - self.hidden_seconds)
+            latency = self.accelerator_seconds + loading
         else:
             divided = self.parallel_seconds / self.workers
             latency = self.shared.seconds + divided
@@ -319,6 +322,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         receive_seconds=receive if step.num_workers else 0.0,
         loader_cpu_seconds=step.loader_cpu_seconds,
         loader_wall_seconds=step.loader_wall_seconds,
+        hidden_seconds=step.hidden_load_seconds or 0.0,
         trainer_cpu_seconds=step.trainer_cpu_seconds
         # Measured with cached batches, without handover.
         + ((local or 0.0) * ranks if step.num_workers else 0.0),

@@ -83,6 +83,8 @@ class StepTerms(Record, frozen=True, kw_only=True):
         handover_seconds: The same while its worker makes the next batch; not measured with CUDA.
         receive_cpu_seconds: CPU-seconds of receiving in other threads, per rank.
         loader_wall_seconds: Worker-seconds of loading, all ranks, with idle vCPUs.
+        hidden_load_seconds: Part of it, of one rank without workers, that passes while its
+            accelerator still computes. None: there are workers, or no accelerator.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, all ranks.
         trainer_vcpus: vCPUs of one host that the trainer uses, if trainer_cpu_seconds is not known.
         used_cpu_seconds: CPU-seconds of trainers and workers in the unchanged step, all ranks.
@@ -104,6 +106,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
     handover_seconds: NonNegativeFloat | None = None
     receive_cpu_seconds: NonNegativeFloat | None = None
     loader_wall_seconds: NonNegativeFloat | None = None
+    hidden_load_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
     trainer_vcpus: NonNegativeFloat | None = None
     used_cpu_seconds: NonNegativeFloat | None = None
