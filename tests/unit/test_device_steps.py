@@ -236,6 +236,32 @@ def test_replayed_steps_are_the_devices_and_leave_out_what_the_cache_costs():
     assert found.step_seconds.median == pytest.approx(0.034, rel=0.05)
 
 
+def test_steps_that_the_device_passes_only_when_all_are_launched_count_all_the_same():
+    # 40 graphs of 20 ms, launched within a few milliseconds.
+    device = DeviceDouble()
+    clock = StepClock(find=lambda: device, now=device.now)
+    steps = AsIsSteps(workers=0, children_cpu=float, machine_cpu=float, clock=clock)
+    for _ in range(40):
+        asked = clock.mark()
+        steps.got(asked=asked, got=clock.mark(), cpu=device.seconds, receive=0.0)
+        steps.gave(mark=clock.mark(), cpu=device.seconds)
+        device.launch(0.020)
+    with pytest.raises(ValueError, match="no step has counted: all of 40 batches"):
+        steps.result()
+    steps.settle()
+    assert steps.count == 40 - 1 - 10
+    assert steps.result().step_seconds.median == pytest.approx(0.020, rel=0.01)
+
+
+def test_workers_in_lockstep_that_are_waited_for_have_no_stock_though_some_are_ready():
+    # 14 workers a little too slow: 75 ms on the device, a batch each 91 ms, as in a first real run.
+    step = compiled(host_ahead(0.075, host_seconds=0.030), {0: 20.0})
+    for budget in (45.0, 180.0):
+        steps = train(step, batch_seconds=14 * 0.091, workers=14, budget_seconds=budget)
+        assert steps.is_supplied
+        assert steps.result().step_seconds.median == pytest.approx(0.091, rel=0.02)
+
+
 def test_a_rank_that_has_to_change_phase_counts_its_last_steps():
     device = DeviceDouble()
     clock = StepClock(find=lambda: device, now=device.now)
@@ -254,7 +280,7 @@ def test_a_rank_that_has_to_change_phase_counts_its_last_steps():
         if number == 6:
             # Rank 0 has announced the next phase for four steps later.
             assert not steps.warm_up.is_over
-            steps.warm_up.end()
+            steps.end_warm_up()
         steps.gave(mark=clock.mark(), cpu=device.seconds)
         device.work(20.0 if number == 5 else 0.0)
         device.launch_step(0.060, host_seconds=0.02)

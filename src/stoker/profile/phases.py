@@ -315,7 +315,7 @@ class ProfileSession:
         is_due = self._agreement.is_due("accelerator", at_step=self._steps)
         if self._agreement.is_announced("accelerator"):
             # Rank 0 decides for all: another one may have seen a slow step later.
-            steps.warm_up.end()
+            steps.end_warm_up()
         if is_due and not steps.count:
             steps.settle()
         return steps.count > 0 and is_due

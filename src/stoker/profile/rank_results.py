@@ -22,8 +22,9 @@ _CYCLE_REPEATS = 3
 _CYCLE_LOOK = 256
 # Steps that scatter by less are alike.
 _EVEN = 0.05
-# Nine of ten steps are shorter than a usual long one; longer ones compile or evaluate.
+# Nine of ten steps are shorter than a usual long one.
 _CLIP = 2.0
+_RARE = 3
 _UNEXPLAINED = 0.2
 
 
@@ -383,20 +384,31 @@ def block_means(values: Sequence[float], *, workers: int, cycle: int = 1) -> lis
 def cycle_of(values: Sequence[float]) -> int:
     """Returns after how many steps the values repeat: 1 where they do not, or are all alike.
 
-    The shortest period of which the place explains four fifths of the variance (adjusted R squared,
-    so that many places do not explain much by chance). Rare long steps are clipped.
+    Rare long steps, which compile or evaluate, are clipped: at twice what nine of ten stay below,
+    and where that shows no cycle, at the fourth longest.
     """
     recent = values[-_CYCLE_LOOK:]
     if len(recent) < _CYCLE_REPEATS * 2:
         return 1
-    usual = sorted(recent)[len(recent) * 9 // 10]
-    clipped = [min(value, _CLIP * usual) for value in recent]
-    whole = variance(clipped)
-    if whole <= (_EVEN * fmean(clipped)) ** 2:
+    ordered = sorted(recent)
+    for highest in (_CLIP * ordered[len(ordered) * 9 // 10], ordered[-_RARE - 1]):
+        period = _period([min(value, highest) for value in recent])
+        if period > 1:
+            return period
+    return 1
+
+
+def _period(values: Sequence[float]) -> int:
+    """Returns the shortest period of which the place explains four fifths of the variance, or 1.
+
+    By adjusted R squared, so that many places do not explain much by chance.
+    """
+    whole = variance(values)
+    if whole <= (_EVEN * fmean(values)) ** 2:
         return 1
-    for period in range(2, min(_MAX_CYCLE, len(clipped) // _CYCLE_REPEATS) + 1):
-        within = sum(_scatter(clipped[place::period]) for place in range(period))
-        if within / (len(clipped) - period) <= _UNEXPLAINED * whole:
+    for period in range(2, min(_MAX_CYCLE, len(values) // _CYCLE_REPEATS) + 1):
+        within = sum(_scatter(values[place::period]) for place in range(period))
+        if within / (len(values) - period) <= _UNEXPLAINED * whole:
             return period
     return 1
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean, median, variance
 from types import FrameType
 from typing import NamedTuple
@@ -189,7 +189,6 @@ class _TakenStep:
     receive_seconds: float
     had_to_wait: bool
     is_clocked: bool
-    is_counted: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,12 +234,16 @@ class AsIsSteps:
     _others_seconds: float = 0.0
     _epochs_seconds: float = 0.0
     _begun: "_Begun | None" = None
+    # Steps of the host since then, in all epochs.
+    _window_steps: int = 0
     _gave: tuple[Mark, float] | None = None
     _is_first: bool = True
     # Batches that were ready when counting began; None: not known.
     _stock: int | None = None
     _ready: int | None = None
     _is_used_up: bool = False
+    # Steps still to be passed that a warm-up which was ended had taken.
+    _num_uncounted: int = 0
     _least: int = USUAL_STEPS
     _looked_at: int = 0
 
@@ -331,9 +334,9 @@ class AsIsSteps:
                     receive_seconds=receive,
                     had_to_wait=had_to_wait,
                     is_clocked=self.batches > self.clock_batches,
-                    is_counted=self._begun is not None,
                 )
             )
+            self._window_steps += self._begun is not None
         self.look()
         if self.warm_up.is_over and self._begun is None:
             self._begin(now=got.host_seconds, cpu=cpu)
@@ -357,20 +360,31 @@ class AsIsSteps:
     def settle(self) -> None:
         """Waits until the device has passed all steps of a phase that ends, and takes their times.
 
-        Nothing starts over any more.
+        Steps that have counted do not start over any more.
         """
-        for step in self._pending:
+        if self.warm_up.is_over:
+            self.warm_up.end()
+            self._is_used_up = True
+        while self._pending:
+            step = self._pending.popleft()
             self.clock.wait_for(step.got)
-            if step.is_counted:
-                self._count(step, *self._times_of(step))
-        self._pending.clear()
+            self._take(step)
+
+    def end_warm_up(self) -> None:
+        """Lets all steps from here on count, whatever they are; may be called twice."""
+        if not self.warm_up.is_over:
+            self._num_uncounted = len(self._pending)
+        self.warm_up.end()
+        self._is_used_up = True
 
     def _had_to_wait(self, asked: Mark, got: Mark, *, ready: int | None) -> bool:
-        if ready is not None:
-            return ready == 0
         wait = got.host_seconds - asked.host_seconds
         since = self._gave[0].host_seconds if self._gave else asked.host_seconds
-        return wait >= max(_LEAST_WAIT_SECONDS, _BURSTY * (got.host_seconds - since))
+        is_long = wait >= max(_LEAST_WAIT_SECONDS, _BURSTY * (got.host_seconds - since))
+        if ready is None:
+            return is_long
+        # Batches come in order: those of a burst are ready while its first one is waited for.
+        return ready == 0 or (is_long and ready <= self.workers)
 
     def _times_of(self, step: _TakenStep) -> tuple[float, float]:
         """Returns the seconds of a step that the device has passed, and of its waits."""
@@ -380,6 +394,8 @@ class AsIsSteps:
 
     def _take(self, step: _TakenStep) -> None:
         seconds, wait = self._times_of(step)
+        was_over = self.warm_up.is_over and not self._num_uncounted
+        self._num_uncounted = max(0, self._num_uncounted - 1)
         self.warm_up.add(
             busy_seconds=seconds - wait,
             seconds=seconds if step.is_clocked else 0.0,
@@ -388,12 +404,14 @@ class AsIsSteps:
             may_be_full=not self.is_on_device,
         )
         # Until the first wait, steps lived on what was prefetched in the warm-up.
-        lived_on_stock = step.is_counted and step.had_to_wait and not self._is_used_up
+        lived_on_stock = was_over and step.had_to_wait and not self._is_used_up
         if lived_on_stock or not self.warm_up.is_over:
             self._start_over()
             self._is_used_up = lived_on_stock
-        elif step.is_counted:
+        elif was_over:
             self._count(step, seconds, wait)
+        else:
+            self._is_used_up |= self.warm_up.has_waited
 
     def _count(self, step: _TakenStep, seconds: float, wait: float) -> None:
         self._steps.append(seconds)
@@ -409,10 +427,10 @@ class AsIsSteps:
         counted = (self._steps, self._waits, self._host_waits, self._receives, self._cpu_seconds)
         for figures in counted:
             figures.clear()
-        self._pending = deque(replace(step, is_counted=False) for step in self._pending)
         self._children_seconds = self._outside_seconds = 0.0
         self._others_seconds = self._epochs_seconds = 0.0
         self._begun = None
+        self._window_steps = 0
         self.counting_since = None
         self._is_used_up = False
         self._least, self._looked_at = USUAL_STEPS, 0
@@ -423,7 +441,6 @@ class AsIsSteps:
             self.clock.look_again()
             self.counting_since = now
             self._stock = self._ready
-            self._is_used_up |= self.warm_up.has_waited
 
     def epoch_ended(self) -> None:
         """Records that what follows is not part of a step; may be called twice."""
@@ -452,16 +469,26 @@ class AsIsSteps:
         return max(1e-6, step), min(wait, 0.9 * step)
 
     def result(self) -> AsIs:
-        """Returns the figures of at least one step; the children's are of the epochs that ended."""
+        """Returns the figures of at least one step; the children's are of the epochs that ended.
+
+        Raises:
+            ValueError: If no step has counted.
+        """
         count = len(self._steps)
+        if not count:
+            raise ValueError(
+                f"no step has counted: all of {self.batches} batches belong to the warm-up"
+            )
+        # The host's processes are looked at between its own steps, which may be ahead.
+        in_window = max(1, self._window_steps)
         waits = self._first_waits[1:] or self._first_waits
         block = self.block
         return AsIs(
             step_seconds=quartiles(block_means(self._steps, workers=block), samples=count),
             wait_seconds=quartiles(block_means(self._waits, workers=block), samples=count),
             trainer_cpu_seconds=sum(self._cpu_seconds) / count,
-            children_cpu_seconds=self._children_seconds / count,
-            outside_cpu_seconds=self._outside_seconds / count,
+            children_cpu_seconds=self._children_seconds / in_window,
+            outside_cpu_seconds=self._outside_seconds / in_window,
             receive_seconds=sum(self._receives) / count,
             first_wait_seconds=quartiles(waits).median if waits else None,
             others_vcpus=max(0.0, self._others_seconds / (self._epochs_seconds or math.inf)),

@@ -24,7 +24,8 @@ _WATCHED_STEPS = 20
 _LEAST_SECONDS = 0.5e-3
 # Steps that are compared with each other.
 _TAIL = 5
-_CYCLE_STEPS = 96
+# Steps in which a cycle is looked for.
+_CYCLE_STEPS = (12, 24, 48, 96)
 # Steps of which the pace is known.
 _PACE_STEPS = 3
 # Steps that never become steady, as with texts of any length, count after so many.
@@ -168,10 +169,11 @@ def _steady_tail(busy: Sequence[float]) -> Sequence[float]:
     if len(busy) > 1 and max(tail) <= _ALIKE * min(tail):
         return tail
     # With gradient accumulation each n-th step is longer, and all of them are the training.
-    recent = busy[-_CYCLE_STEPS:]
-    length = cycle_of(recent)
+    # The fewest that show it: longer ago there may be slow ones.
+    lengths = (cycle_of(busy[-steps:]) for steps in _CYCLE_STEPS if steps <= len(busy))
+    length = next((length for length in lengths if length > 1), 1)
     if length == 1:
         return ()
-    tail = recent[-3 * length :]
+    tail = busy[-3 * length :]
     sums = [sum(tail[at : at + length]) for at in range(0, len(tail), length)]
     return tail if max(sums) <= _ALIKE * min(sums) else ()
