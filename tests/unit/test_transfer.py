@@ -8,8 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.feed import transfer
-from stoker.feed.transfer import MAX_GAP_BYTES, MAX_TRANSFER_BYTES, transferred
-from stoker.feed.wire.blocks import BlockPart, contiguous_part, cut
+from stoker.feed.transfer import (
+    MAX_GAP_BYTES,
+    MAX_TRANSFER_BYTES,
+    transferred,
+    transferred_block,
+)
+from stoker.feed.wire.blocks import BlockBatch, BlockLayout, BlockPart, contiguous_part, cut
 
 DEVICES = [torch.device("cpu")]
 if torch.cuda.is_available():
@@ -73,6 +78,22 @@ def test_tensors_are_what_each_alone_would_be(device, kinds, gap):
     assert all(equal(there, tensor) for there, tensor in zip(found, tensors, strict=True))
     assert {there.device.type for there in found} == {device.type}
     assert not any(there._is_view() for there in found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(sizes=st.permutations([1, 1, 2, 3, 5, 1000, 1000, MAX_TRANSFER_BYTES // 4 + 1]))
+def test_tensors_of_a_block_come_in_the_batchs_order_wherever_they_lie(device, sizes):
+    parts = laid(*[(torch.int32, (size,)) for size in sizes])
+    # As a batch that was built in place lists them: in another order, one at two places.
+    parts = [*sorted(parts, key=lambda part: (part.shape, -part.start)), parts[0]]
+    nbytes = 64 * len(sizes) + 4 * sum(sizes)
+    layout = BlockLayout(parts, list)
+    received = BlockBatch(layout, torch.arange(nbytes).to(torch.uint8))
+    found = transferred_block(received, device)
+    expected = received.batch()
+    assert all(equal(there, here) for there, here in zip(found, expected, strict=True))
+    found[-1].zero_()
+    assert not found[[part.start for part in parts].index(parts[-1].start)].any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

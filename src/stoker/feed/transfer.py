@@ -61,6 +61,13 @@ class Transfer(NamedTuple):
     parts: tuple[BlockPart, ...]
 
 
+class _Plan(NamedTuple):
+    """Transfers of a layout; `order` has the place of each tensor among them, if it is another."""
+
+    transfers: tuple[Transfer, ...]
+    order: list[int] | None
+
+
 def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """Returns copies of the tensors on `device`; the host does not wait for pinned memory."""
     # Torch's own loaders give each tensor a storage; to look at all would be in vain.
@@ -77,7 +84,8 @@ def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
             source = torch.empty(0, dtype=torch.uint8).set_(
                 storage, transfer.begin, (transfer.nbytes,), (1,)
             )
-            copies.update(_copied(source, transfer, device))
+            cuts = _copied(source, transfer, device)
+            copies.update(zip(transfer.numbers, cuts, strict=True))
     for number, tensor in enumerate(tensors):
         if number not in copies:
             copies[number] = tensor.to(device, non_blocking=True)
@@ -86,26 +94,29 @@ def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
 
 def transferred_block(received: BlockBatch, device: torch.device) -> list[torch.Tensor]:
     """Returns the tensors of a batch that is still one block, on `device`."""
-    copies: dict[int, torch.Tensor] = {}
-    for transfer in _transfers_of_layout(received.layout):
+    copies: list[torch.Tensor] = []
+    plan = _plan_of(received.layout)
+    for transfer in plan.transfers:
         source = received.block[transfer.begin : transfer.begin + transfer.nbytes]
-        copies.update(_copied(source, transfer, device))
-    return [copies[number] for number in range(len(received.layout.parts))]
+        copies += _copied(source, transfer, device)
+    return copies if plan.order is None else [copies[place] for place in plan.order]
 
 
 @functools.lru_cache(maxsize=_MAX_KINDS)
-def _transfers_of_layout(layout: BlockLayout) -> tuple[Transfer, ...]:
+def _plan_of(layout: BlockLayout) -> _Plan:
     places = [TensorPlace(0, part.start, part.dtype, part.shape) for part in layout.parts]
-    return transfers_of(tuple(places))
+    transfers = transfers_of(tuple(places))
+    numbers = [number for transfer in transfers for number in transfer.numbers]
+    if numbers == sorted(numbers):
+        return _Plan(transfers, None)
+    return _Plan(transfers, sorted(range(len(numbers)), key=numbers.__getitem__))
 
 
-def _copied(
-    source: torch.Tensor, transfer: Transfer, device: torch.device
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yields number and copy of each tensor in a transfer, whose bytes are `source`."""
+def _copied(source: torch.Tensor, transfer: Transfer, device: torch.device) -> list[torch.Tensor]:
+    """Returns the copies of a transfer's tensors, whose bytes are `source`."""
     block = torch.empty(transfer.nbytes, dtype=torch.uint8, device=device)
     block.copy_(source, non_blocking=True)
-    return zip(transfer.numbers, cut(block, transfer.parts), strict=True)
+    return cut(block, transfer.parts)
 
 
 def _share_storage(first: torch.Tensor, last: torch.Tensor) -> bool:
