@@ -101,7 +101,7 @@ def _next_best(decision: Decision) -> str:
         return words
     usd_per_hour = plan.predicted.usd_per_hour
     price = f", {usd(usd_per_hour)} per hour" if decision.prices.is_billed else ""
-    return f"{words} ({ms(plan.predicted.step_seconds)} per step{price})"
+    return f"{words} ({ms(plan.predicted.counted_seconds)} per step{price})"
 
 
 def train(

@@ -79,6 +79,29 @@ def test_validation_in_mid_epoch_counts(tmp_path):
     assert (found.epochs.start, found.epochs.between, found.epochs.steps) == (None, None, None)
 
 
+@pytest.mark.parametrize("held", [2.0, -(STEP - WAIT)])
+def test_last_step_of_an_epoch_ends_as_a_usual_one(tmp_path, held):
+    # Lightning keeps the iterator through its validation, Accelerate ends it a step early.
+    clock, path = Clock(), tmp_path / "t.csv"
+    timeline = Timeline(path, clock=clock)
+    for epoch in range(6):
+        recorded = timeline.epoch(loader=0, epoch=epoch)
+        for number in range(50):
+            recorded.ask()
+            clock.now += WAIT
+            recorded.got(8)
+            clock.now += STEP - WAIT + (held if number == 49 else 0.0)
+        recorded.end()
+        clock.now += 2.0 - held
+    timeline.close()
+    rows = rows_of(path)
+    found = epoch_times(rows)
+    assert found.between.seconds == pytest.approx(2.0)
+    assert found.between.low_seconds == pytest.approx(2.0)
+    assert found.inside_seconds == pytest.approx(0.0, abs=0.01)
+    assert whole_step(rows).seconds == pytest.approx(STEP + 2.0 / 50, rel=0.01)
+
+
 def test_start_of_the_run_is_apart(tmp_path):
     short, long = tmp_path / "short.csv", tmp_path / "long.csv"
     trained(short, startup=1.0)

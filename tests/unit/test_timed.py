@@ -168,6 +168,18 @@ def test_torchs_own_loader_is_timed_but_in_a_profile_which_measures_it(run, monk
     assert len(written(run)) == 2
 
 
+def test_what_iter_takes_is_a_part_of_the_first_wait(run):
+    class Slow(Numbers):
+        def __iter__(self):
+            time.sleep(0.05)
+            return super().__iter__()
+
+    list(stoker.timed(Slow(3)))
+    first, *others = written(run)
+    assert first.wait_seconds >= 0.05
+    assert all(row.start_seconds >= 0.05 for row in others)
+
+
 def test_usage_says_that_the_batches_are_made_elsewhere(run):
     list(stoker.timed(Numbers(20)))
     list(stoker.DataLoader(list(range(20))))

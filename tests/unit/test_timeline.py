@@ -463,6 +463,21 @@ def test_live_line_says_between_epochs(live):
     assert not live.progress()[-1].is_between_epochs
 
 
+def test_live_line_says_between_epochs_where_the_last_step_has_not_ended(live):
+    # Lightning keeps its iterator until the next epoch.
+    for number in range(3):
+        recorded = live.timeline.epoch(loader=0, epoch=number)
+        for _ in range(42):
+            step(recorded, live.clock, wait=0.002, compute=0.045)
+            live.lines.tick()
+        live.timeline.flush()
+        for _ in range(20):
+            live.lines.tick()
+            live.clock.now += 0.5
+        recorded.end()
+    assert [each.steps for each in live.progress() if each.is_between_epochs] == [83, 125]
+
+
 def test_live_line_of_epochs_of_one_step_has_their_steps(live):
     for number in range(20):
         live.epoch(number, steps=1, first_wait=0.3)

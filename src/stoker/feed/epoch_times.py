@@ -25,6 +25,7 @@ class WholeRun:
         first_wait_seconds: Waits for their first batches, in sum.
         between_seconds: Time in no step before these first batches, in sum.
         first_waits: Those of single rows, of which quartiles can be taken; likewise `betweens`.
+        last_computes: Before these, the compute time of the last steps; None: not of a single row.
         steps_before_last: Steps of the run before the last epoch that began.
         epochs_before_last: Epochs that had these steps.
     """
@@ -39,6 +40,7 @@ class WholeRun:
     between_seconds: float = 0.0
     first_waits: list[float] = field(default_factory=list)
     betweens: list[float] = field(default_factory=list)
+    last_computes: list[float | None] = field(default_factory=list)
     steps_before_last: int = 0
     epochs_before_last: int = 0
 
@@ -47,8 +49,9 @@ class WholeRun:
         """Seconds of all these steps, gaps included, over their number."""
         return self.seconds / self.steps
 
-    def add(self, row: MeasuredStep, *, gap: float) -> None:
-        """Adds a row that followed the one before after `gap` seconds."""
+    def add(self, row: MeasuredStep, *, after: MeasuredStep) -> None:
+        """Adds a row that followed the row `after`."""
+        gap = max(0.0, row.start_seconds - after.end_seconds)
         self.steps += row.steps
         self.samples += row.samples
         self.seconds += row.seconds + row.gap_seconds + gap
@@ -66,6 +69,7 @@ class WholeRun:
         if is_first:
             self.between_seconds += gap
             self.betweens.append(gap)
+            self.last_computes.append(after.compute_seconds if after.weight else None)
         else:
             # In mid-epoch only a batch that failed is in no step.
             self.compute_seconds += gap
@@ -96,7 +100,7 @@ def _add_process(run: WholeRun, rows: Sequence[MeasuredStep]) -> None:
     before_last, epochs = 0, 1
     for earlier, row in pairwise(rows):
         if done >= SKIPPED_STEPS:
-            run.add(row, gap=max(0.0, row.start_seconds - earlier.end_seconds))
+            run.add(row, after=earlier)
         if row.batch == 0 or row.begins:
             # Where it begins in a row of several steps, their number is known to one row.
             epochs += max(row.begins, 1)
@@ -126,17 +130,43 @@ def epoch_times(
     if steps is None and run.epochs_before_last:
         steps = run.steps_before_last / run.epochs_before_last or None
     start = between = None
+    moved = 0.0
     if run.begins:
         mean_wait = run.first_wait_seconds / run.begins
         start = _pause(run.first_waits, mean=mean_wait, count=run.begins, less=usual_wait)
-        mean_gap = run.between_seconds / run.begins
-        between = _pause(run.betweens, mean=mean_gap, count=run.begins)
+        moved = _moved(run, usual_compute=usual_compute)
+        mean_gap = max(0.0, run.between_seconds / run.begins + moved)
+        between = _pause(_betweens(run, usual_compute), mean=mean_gap, count=run.begins)
+    compute = run.compute_seconds - run.begins * moved
+    if run.begins:
+        compute -= _end_seconds(rows)
+    mean_compute = compute / run.steps
     return EpochTimes(
         steps=steps,
         start=start,
         between=between,
-        inside_seconds=max(0.0, run.compute_seconds / run.steps - usual_compute),
+        inside_seconds=max(0.0, mean_compute - usual_compute),
     )
+
+
+def _betweens(run: WholeRun, usual_compute: float) -> list[float]:
+    """Returns single times between epochs, from the ends of usual last steps.
+
+    A loop that keeps its exhausted iterator until the next epoch (Lightning) validates in its last
+    step; one that reads a batch ahead (Accelerate) ends the epoch before its last step does.
+    """
+    return [
+        gap if last is None else max(0.0, gap + last - usual_compute)
+        for gap, last in zip(run.betweens, run.last_computes, strict=True)
+    ]
+
+
+def _moved(run: WholeRun, *, usual_compute: float) -> float:
+    """Returns the mean seconds of epochs' last steps beyond a usual one's, which are between."""
+    single = [last for last in run.last_computes if last is not None]
+    if not single:
+        return 0.0
+    return sum(single) / len(single) - usual_compute
 
 
 class WholeStep(NamedTuple):
@@ -158,9 +188,16 @@ def whole_step(rows: Sequence[MeasuredStep]) -> WholeStep | None:
     if not run.begins or times.steps is None or times.start is None:
         return WholeStep(run.seconds / run.steps, run.wait_seconds / run.steps)
     pauses, start = times.pause_seconds(), times.start.seconds
-    inside = max(0.0, run.seconds - run.begins * pauses) / run.steps
+    seconds = run.seconds - run.begins * pauses - _end_seconds(rows)
+    inside = max(0.0, seconds) / run.steps
     waits = max(0.0, run.wait_seconds - run.begins * start) / run.steps
     return WholeStep(inside + pauses / times.steps, waits + start / times.steps)
+
+
+def _end_seconds(rows: Sequence[MeasuredStep]) -> float:
+    """Returns how much longer the run's last step was than a usual one: what follows its epoch."""
+    usual = median(block_means(steady(rows), lambda row: row.compute_seconds))
+    return max(0.0, rows[-1].compute_seconds - usual) if rows[-1].weight else 0.0
 
 
 def _pause(values: Sequence[float], *, mean: float, count: int, less: float = 0.0) -> EpochPause:

@@ -66,11 +66,14 @@ class TimedBatches(Generic[_T]):
 
     def __iter__(self) -> Iterator[_T]:
         process = this_process()
+        began = process.timeline.clock()
         source = iter(self._batches)
+        opening_seconds = process.timeline.clock() - began
         if process.settings.output is None or _is_timed_already(self._batches, process):
             return source
         books = process.books_of_source(self._name)
         epoch = TimedEpoch(process, loader=books.number, epoch=books.next_epoch())
+        epoch.opened(opening_seconds)
         return _TimedIterator(source, epoch, self._samples)
 
     def __getattr__(self, name: str) -> object:

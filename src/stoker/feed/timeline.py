@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from statistics import fmean, median
 
@@ -45,6 +45,8 @@ MAX_READ_BYTES = 16 << 20
 _FLUSH_SECONDS = 1.0
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
 SKIPPED_STEPS = 2
+# An epoch's last step that computes so many times as long as the one before it validates.
+_UNLIKE = 3
 # Steps whose mean is one sample: longer than any burst, dozens of blocks in a run of a minute.
 BLOCK_STEPS = 20
 # Blocks whose means are compared; in longer runs one stands for several.
@@ -109,14 +111,28 @@ def step_of(row: str) -> MeasuredStep | None:
 
 
 def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Returns single steps, without the first ones of epochs unless nothing else is left."""
+    """Returns single steps, without the first ones of epochs unless nothing else is left.
+
+    Nor a last one that is unlike the one before it: a loop that keeps its iterator until the next
+    epoch validates in it (Lightning), one that reads ahead ends it too early (Accelerate).
+    """
     seen: Counter[int] = Counter()
     kept = []
-    for step in steps:
+    before = None
+    for step, following in zip_longest(steps, steps[1:]):
         seen[step.epoch] += step.steps
-        if step.weight and seen[step.epoch] > SKIPPED_STEPS:
+        is_last = following is None or following.epoch != step.epoch
+        is_odd = is_last and before is not None and is_unlike(step, before)
+        if step.weight and seen[step.epoch] > SKIPPED_STEPS and not is_odd:
             kept.append(step)
+        before = step
     return kept or [step for step in steps if step.weight]
+
+
+def is_unlike(step: MeasuredStep, before: MeasuredStep) -> bool:
+    """Returns whether a step computes much longer or shorter than the one before it."""
+    usual = before.compute_seconds / before.steps
+    return not usual / _UNLIKE <= step.compute_seconds <= usual * _UNLIKE
 
 
 def block_means(

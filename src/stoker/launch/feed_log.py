@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from stoker.feed.timeline import (
     FILE,
     SKIPPED_STEPS,
     MeasuredStep,
+    is_unlike,
     step_of,
     steps_in,
     timeline_ranks,
@@ -81,6 +83,9 @@ MIN_READY = 2.0
 # Of the credits; above, the way to the trainer is the bottleneck.
 MIN_CREDIT_SHARE = 0.8
 REPORT_SECONDS = 2.0
+# An epoch's last step that takes longer than both is no step any more.
+_OVERDUE_SECONDS = 5.0
+_OVERDUE_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -588,11 +593,16 @@ class _RankSteps:
         """Seconds of all time since the third step, over the steps; None: not known."""
         return self._whole.mean_step_seconds if self._whole.steps else None
 
-    @property
-    def is_between(self) -> bool:
-        """Whether the epoch has as many steps as the one before it, which is known."""
-        last = self._last
-        return last is not None and 0 < self._epoch_steps == last.batch + last.steps
+    def is_between(self, *, idle_seconds: float) -> bool:
+        """Whether the epoch has as many steps as the one before it, which is known.
+
+        Its last step may end with the next epoch's iter() only: then it is long overdue.
+        """
+        if self._last is None or not self._epoch_steps:
+            return False
+        missing = self._epoch_steps - self._last.batch - self._last.steps
+        overdue = max(_OVERDUE_SECONDS, _OVERDUE_STEPS * self._last.seconds / self._last.steps)
+        return missing == 0 or (missing == 1 and idle_seconds >= overdue)
 
     def add(self, rows: Sequence[MeasuredStep]) -> bool:
         """Takes new rows; returns whether one is the training's."""
@@ -613,7 +623,12 @@ class _RankSteps:
         """
         rows, self._new = self._new, []
         steps, wait, compute = 0, 0.0, 0.0
-        for row in rows:
+        for before, row in pairwise((None, *rows)):
+            assert row is not None
+            is_last = row.batch + row.steps == self._epoch_steps
+            if before is not None and is_last and is_unlike(row, before):
+                # It validates: see `steady`.
+                continue
             begins = row.begins if row.weight == 0 else int(row.batch == 0)
             first_wait = row.first_wait_seconds if row.weight == 0 else begins * row.wait_seconds
             usual = row.steps - begins
@@ -633,9 +648,8 @@ class _RankSteps:
         last = self._last
         is_same_process = last is not None and row.start_seconds >= last.start_seconds
         if last is not None and is_same_process:
-            gap = max(0.0, row.start_seconds - last.end_seconds)
             if self._followed >= SKIPPED_STEPS:
-                self._whole.add(row, gap=gap)
+                self._whole.add(row, after=last)
             if row.epoch != last.epoch and last.begins <= 1:
                 self._epoch_steps = last.batch + last.steps
         self._followed += row.steps
@@ -664,6 +678,7 @@ class ProgressLog:
         self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
         self._was_between = False
+        self._stepped_at = self.clock()
 
     def tick(self) -> None:
         if self.clock() - self._reported_at >= REPORT_SECONDS:
@@ -677,6 +692,8 @@ class ProgressLog:
 
     def _report(self, *, is_last: bool) -> None:
         has_new = self._read(is_last=is_last)
+        if has_new:
+            self._stepped_at = self.clock()
         is_between = not is_last and not has_new and self._is_between()
         if not has_new and (is_between == self._was_between or not is_between):
             return
@@ -728,7 +745,9 @@ class ProgressLog:
         return has_new
 
     def _is_between(self) -> bool:
-        return bool(self._ranks) and all(each.is_between for each in self._ranks.values())
+        idle = self.clock() - self._stepped_at
+        ranks = self._ranks.values()
+        return bool(ranks) and all(each.is_between(idle_seconds=idle) for each in ranks)
 
     def _elsewhere(self, told: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
         """Returns the same for ranks on other hosts, from their reports."""
