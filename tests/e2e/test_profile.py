@@ -109,6 +109,35 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
     assert command not in [words[: len(command)] for words in left if words]
 
 
+STRAY = f"""
+import os, subprocess, sys
+burn = "import os; os.sched_setaffinity(0, range(os.cpu_count()))\\nwhile True: pass"
+subprocess.Popen([sys.executable, "-c", burn])
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import burning
+burning.main()
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one vCPU, which no process can leave")
+def test_a_helper_that_leaves_the_host_is_the_trainings_and_on_none_of_its_vcpus(tmp_path):
+    script = tmp_path / "stray.py"
+    script.write_text(STRAY)
+    numbers = burning(loading=20, model=41, workers=1, batches=30, epochs=100)[2:]
+    found = run_profile(tmp_path, [sys.executable, str(script), *numbers])
+    assert found.host.vcpus == 1
+    assert found.host.quota_vcpus is None
+    (file,) = tmp_path.glob("**/profile-rank0.json")
+    (rank,) = read_ranks(file.parent)
+    assert rank.cpu_limit == "affinity"
+    # On this machine's other vCPUs, where nothing of the training is.
+    assert rank.as_is.outside_cpu_seconds > 0
+    for word in ("pod", "kubernetes"):
+        assert word not in explain(found).lower()
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert not [words for words in left if words and "while True: pass" in words[-1]]
+
+
 class Forked:
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
         environ = clean_environ(STOKER_OUTPUT=str(folder / "out"), PYTHONUNBUFFERED="1")

@@ -144,10 +144,13 @@ class StrayProcesses:
         self._total = StrayCpu()
 
     def cpu_seconds(self) -> StrayCpu:
-        """Returns their CPU-seconds since the first call, which takes milliseconds."""
+        """Returns their CPU-seconds since the first call; takes milliseconds."""
         if not hasattr(os, "sched_getaffinity"):
             return self._total
         own = os.sched_getaffinity(0)
+        if len(own) >= (os.cpu_count() or 1):
+            # There is nothing beyond: no process is looked at.
+            return self._total
         before, seen = self._seen, {}
         for pid in descendant_pids():
             seen[pid] = _whole_cpu_seconds(pid)

@@ -35,6 +35,7 @@ from stoker.host.counters import (
     queued_seconds,
     threads_cpu_seconds,
 )
+from stoker.host.machine import process_clock
 from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
@@ -428,19 +429,30 @@ def room_for_batches(shared_memory: str = "/dev/shm") -> int:
     return room // _ROOM_PART
 
 
-def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
-    """Waits until the workers have filled their queues; False if they did not within `seconds`."""
+def workers_rest(iterator: object, *, seconds: float, is_stopped: Callable[[], bool]) -> bool:
+    """Waits until the workers have filled their queues; False if they did not within `seconds`.
+
+    Only a torch iterator's own workers count, where they are known: a script may have other
+    processes that are never idle.
+    """
     until = time.monotonic() + seconds
-    before = children_cpu_seconds()
+    before = _cpu_seconds_of_workers(iterator)
     num_quiet = 0
     while num_quiet < _QUIET_POLLS and not is_stopped():
         if time.monotonic() >= until:
             return False
         time.sleep(_POLL_SECONDS)
-        now = children_cpu_seconds()
+        now = _cpu_seconds_of_workers(iterator)
         num_quiet = num_quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
         before = now
     return True
+
+
+def _cpu_seconds_of_workers(iterator: object) -> float:
+    pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
+    clocks = [process_clock(pid) for pid in pids]
+    known = [clock for clock in clocks if clock is not None]
+    return sum(known) if known else children_cpu_seconds()
 
 
 def measure_loading(

@@ -399,7 +399,9 @@ class ProfileSession:
         """Waits until the loader's workers are idle, and notes anything unusual."""
         findings, others = self._findings, self._reading.others
         if loader.num_workers and not workers_rest(
-            seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping
+            self._inner(),
+            seconds=_SETTLE_SHARE * self._budget,
+            is_stopped=lambda: self._is_stopping,
         ):
             findings.note("the loader's workers did not become idle before the replay")
         # In most steps: a loader that is read now and then is no part of a step.
