@@ -3,6 +3,8 @@
 The device is torch's `meta`: tensors without memory, on any machine.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -124,6 +126,18 @@ def test_a_device_without_memory_is_not_asked_again(monkeypatch):
         assert batch.to("meta").device.type == "meta"
         assert copies.has_failed
     assert room_on_device(batch, "cpu:0")
+
+
+@pytest.mark.parametrize(("peak", "has_room"), [(0, True), (1000, False)])
+def test_what_a_step_takes_at_most_is_no_room_for_a_batch_more(monkeypatch, peak, has_room):
+    batch = torch.zeros(100, dtype=torch.uint8)
+    memory = SimpleNamespace(
+        mem_get_info=lambda device: (100, 2000),
+        memory_reserved=lambda device: 1000,
+        max_memory_allocated=lambda device: peak,
+    )
+    monkeypatch.setattr("torch.get_device_module", lambda kind: memory)
+    assert room_on_device(batch, "cuda:0") == has_room
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

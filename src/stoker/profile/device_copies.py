@@ -192,7 +192,8 @@ def room_on_device(batch: object, device: str) -> bool:
     try:
         module = torch.get_device_module(device.partition(":")[0])
         free = module.mem_get_info(device)[0]
-        free += module.memory_reserved(device) - module.memory_allocated(device)
+        # What a step takes at most is not free, though it is between two steps.
+        free += module.memory_reserved(device) - module.max_memory_allocated(device)
     except (AttributeError, RuntimeError, AssertionError):
         return True
     return bool(free >= _COPIES * num_bytes(batch))
