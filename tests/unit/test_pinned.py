@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from stoker import DataLoader
+from stoker.feed.bookkeeping import making_of
+from stoker.feed.replace import note_makings
 from stoker.feed.trainer import pinned
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.pinned import PinnedMemory, current_device, device_in_use, set_device
@@ -201,3 +204,25 @@ def test_memory_is_pinned_and_given_back(monkeypatch):
     last = memory.take(1 << 20, 0)
     assert last.base.is_pinned()
     assert pinned.pinned_bytes() <= before + (2 << 20)
+
+
+MADE = {
+    "by the script, by name": ("/work/train.py", "cls(data, pin_memory=False)", True),
+    "by the script, by position": ("/work/train.py", "cls(data, *LIKE_TORCH)", True),
+    "by the script, without it": ("/work/train.py", "cls(data, batch_size=2)", False),
+    "again by a package": ("/x/site-packages/m/a.py", "cls(data, pin_memory=False)", False),
+}
+
+
+@pytest.mark.parametrize("is_torchs", [False, True])
+@pytest.mark.parametrize("case", MADE)
+def test_what_a_script_gives_is_its_choice_and_what_a_package_copies_is_not(case, is_torchs):
+    class Torchs(torch.utils.data.DataLoader):
+        pass
+
+    note_makings(Torchs)
+    file, code, is_chosen = MADE[case]
+    like_torch = (1, False, None, None, 0, None, False)
+    names = {"cls": Torchs if is_torchs else DataLoader, "data": [1], "LIKE_TORCH": like_torch}
+    loader = eval(compile(code, file, "eval"), names)
+    assert making_of(loader).chooses_pinning == is_chosen
