@@ -12,7 +12,7 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
 )
-from stoker.text import is_whole_longer, ms, percentage, size, vcpus_words, wrapped
+from stoker.text import is_whole_longer, ms, percentage, size, vcpus_words, wait_share, wrapped
 from stoker.words import epoch_words, loader_words, whole_step_of
 
 _ROWS = 8
@@ -70,13 +70,13 @@ def explain(profile: Profile) -> str:
         said = wrapped(loader_words(profile.loader)) if profile.loader else []
         return "\n".join([explain_observed(profile), *said])
     lines = wrapped(_verdict(profile))
+    for words in _epochs(profile):
+        lines += wrapped(words)
     busy = _too_busy(profile)
     for state in profile.states[:_MAX_STATES]:
         # Already in the verdict.
         if not (busy and state.id == "other-programs"):
             lines += wrapped(f"found: {state.text}")
-    for words in _epochs(profile):
-        lines += wrapped(words)
     if profile.loader:
         lines += wrapped(loader_words(profile.loader))
     lines += ["", *_table(profile)]
@@ -154,7 +154,12 @@ def _epochs(profile: Profile) -> list[str]:
     step_seconds = profile.timed_step.step_seconds
     lines = epoch_words(times, step_seconds=step_seconds)
     if is_whole_longer(step_seconds, whole):
-        lines.insert(0, f"over whole epochs a step takes {ms(whole)}:")
+        waiting = ""
+        if (wait := profile.timed_step.wait_seconds) is not None:
+            whole_wait = times.whole_wait_seconds(wait)
+            share = wait_share(step_seconds=whole, wait_seconds=whole_wait)
+            waiting = f", {percentage(share)} of it waiting for data"
+        lines.insert(0, f"over whole epochs a step takes {ms(whole)}{waiting}:")
     return lines
 
 
