@@ -61,8 +61,9 @@ def test_a_run_of_one_host_has_its_gpus_load_in_all_places(tmp_path):
     busy, other = record.gpus
     assert (busy.host, busy.uuid, busy.number) == (run.leader, UUIDS[0], "0")
     assert (busy.model, busy.during) == ("NVIDIA H100 80GB HBM3", "steps")
-    # Steps took some 4 s, the start 1 s and the imports.
-    assert 3 <= busy.samples <= 30
+    # The start, a second and the imports, is not among them.
+    assert busy.begin_seconds is not None
+    assert busy.begin_seconds >= 1.0
     assert busy.utilization is not None
     assert 0.2 <= busy.utilization.mean <= 0.4
     assert busy.step_utilization is not None

@@ -202,9 +202,12 @@ def test_rows_of_several_steps_and_those_of_other_ranks_are_in_the_spans():
 
 
 def test_looks_cost_at_most_a_thousandth_of_a_core():
-    assert look_pause(0.0003) == 1.0
-    assert look_pause(0.004) == 5.0
-    assert look_pause(0.5) == 20.0
+    assert look_pause([0.0003] * 9) == 1.0
+    assert look_pause([0.004] * 9) == 5.0
+    assert look_pause([0.5] * 9) == 20.0
+    # The first one imports and opens, another one met a page fault.
+    assert look_pause([0.2]) == 1.0
+    assert look_pause([0.2, 0.0003, 0.0003, 0.1, 0.0003]) == 1.0
 
 
 def logged(states, *, seconds):

@@ -10,7 +10,13 @@ from stoker.cli.outputs import carried, told_of_evaluation, told_of_profile, tol
 from stoker.evaluate import evaluate
 from stoker.profile.explain import explain
 from stoker.records import Observed, ProfiledHost, TakenElsewhere, Training, read_json
-from stoker.records.gpu import GpuFigure, loads_as_json, loads_in
+from stoker.records.gpu import (
+    GpuFigure,
+    during_steps,
+    loads_as_json,
+    loads_in,
+    step_busy_share,
+)
 from stoker.report.gpu_picture import draw_gpus, gpu_rows, read_gpu_strip
 from stoker.tracking import metrics_of
 from stoker.words import (
@@ -90,6 +96,15 @@ def test_a_load_that_is_not_known_is_a_word_where_there_may_be_gpus(host, words)
     seen = Observed(cpu_utilization=0.9, hosts=1)
     profile = replace(sample_records.profile(), host=ProfiledHost(**host), observed=seen)
     assert words in explain(profile)
+
+
+def test_a_busy_share_of_the_steps_needs_a_sample_from_their_time():
+    start_up = gpu_load(0.02, during="command", step_utilization=None)
+    pauses = gpu_load(0.2, step_utilization=None)
+    assert step_busy_share((start_up,)) is None
+    assert step_busy_share((pauses,)) == 0.2
+    assert step_busy_share((gpu_load(0.2, step_utilization=0.3),)) == 0.3
+    assert during_steps((start_up, pauses)) == (pauses,)
 
 
 def test_the_line_of_a_profile_says_how_busy_the_gpu_was():

@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Annotated, TextIO
 
 import msgspec
@@ -63,6 +63,7 @@ LOOK_SECONDS = 1.0
 # has its own share (host.gpus), and both are 0.1 %.
 MAX_CPU_SHARE = 0.0008
 MAX_LOOK_SECONDS = 20.0
+_LOOKS_COMPARED = 9
 # For a call of the driver that is under way; one that hangs is left.
 CLOSE_SECONDS = 3.0
 # An older sample is none: the driver hangs, or the host is gone.
@@ -377,9 +378,13 @@ class GpuLines:
         """Does nothing: the latest line is as good as a last one."""
 
 
-def look_pause(cpu_seconds: float) -> float:
-    """Returns the seconds between two looks, each of which takes so many CPU-seconds."""
-    return min(max(LOOK_SECONDS, cpu_seconds / MAX_CPU_SHARE), MAX_LOOK_SECONDS)
+def look_pause(costs: Sequence[float]) -> float:
+    """Returns the seconds to the next look, from the CPU-seconds that the latest ones took.
+
+    By their median: the first look, and one in the middle of a page fault, cost ten times as much.
+    """
+    cost = median(costs) if len(costs) > 1 else 0.0
+    return min(max(LOOK_SECONDS, cost / MAX_CPU_SHARE), MAX_LOOK_SECONDS)
 
 
 @dataclass(eq=False)
@@ -509,15 +514,15 @@ class GpuLog:
 
     def _look_until_closed(self, reader: GpuReader) -> None:
         due = self._zero = self._clock()
-        pause = LOOK_SECONDS
+        costs: deque[float] = deque(maxlen=_LOOKS_COMPARED)
         while reader.gpus and not self._is_closing.wait(max(0.0, due - self._clock())):
             before = time.thread_time()
             look = reader.look()
             self._take(look)
             self._find_zeros()
-            pause = look_pause(time.thread_time() - before - look.pcie_cpu_seconds)
+            costs.append(time.thread_time() - before - look.pcie_cpu_seconds)
             # Not several at once, after a suspended process or a slow driver.
-            due = max(due + pause, self._clock())
+            due = max(due + look_pause(costs), self._clock())
 
     def _take(self, look: Look) -> None:
         now = self._clock()

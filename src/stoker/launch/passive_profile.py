@@ -40,7 +40,7 @@ from stoker.records import (
     StepTerms,
     Training,
 )
-from stoker.records.gpu import step_busy_share
+from stoker.records.gpu import during_steps, step_busy_share
 from stoker.records.profile import ProfiledData
 from stoker.text import wait_share
 
@@ -305,7 +305,8 @@ def _observed(
     gpu = step_busy_share(gpus)
     if cpu is None and gpu is None:
         return None
-    return Observed(cpu_utilization=cpu, gpu_utilization=gpu, gpus=gpus, hosts=1)
+    loads = during_steps(gpus)
+    return Observed(cpu_utilization=cpu, gpu_utilization=gpu, gpus=loads, hosts=1)
 
 
 def _cpu_utilization(usage: Sequence[LoaderUsage], vcpus: int) -> float | None:

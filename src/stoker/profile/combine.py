@@ -40,7 +40,7 @@ from stoker.records import (
     parts_of,
 )
 from stoker.records.base import Value
-from stoker.records.gpu import step_busy_share
+from stoker.records.gpu import during_steps, step_busy_share
 
 _MAX_ROWS = 20
 LONGER = (
@@ -255,7 +255,7 @@ def combine(
                 1.0, used / (whole[0].as_is.step_seconds.mean * sum(hosts.values()))
             ),
             gpu_utilization=step_busy_share(gpus),
-            gpus=gpus,
+            gpus=during_steps(gpus),
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in ranks]),
             # Where there are several hosts, it may be one of theirs.

@@ -110,8 +110,22 @@ def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     return min(1.0, fmean(shares)) if shares else None
 
 
+def during_steps(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
+    """Returns the loads that are of the steps, and not of a command that is mostly its start."""
+    return tuple(gpu for gpu in gpus if gpu.during == "steps")
+
+
 def step_busy_share(gpus: Sequence[GpuLoad]) -> float | None:
-    """Returns the same over the steps alone; None: not known."""
-    used = used_gpus(gpus)
-    shares = [gpu.step_utilization for gpu in used if gpu.step_utilization is not None]
-    return fmean(shares) if used and len(shares) == len(used) else None
+    """Returns the same over the steps alone; None: not known.
+
+    Of a GPU with no sample within a step, it is the share from the first to the last step.
+    """
+    shares = [_step_share(gpu) for gpu in used_gpus(during_steps(gpus))]
+    known = [share for share in shares if share is not None]
+    return min(1.0, fmean(known)) if known else None
+
+
+def _step_share(gpu: GpuLoad) -> float | None:
+    if gpu.step_utilization is not None:
+        return gpu.step_utilization
+    return gpu.utilization.mean if gpu.utilization else None
