@@ -262,6 +262,18 @@ def test_workers_in_lockstep_that_are_waited_for_have_no_stock_though_some_are_r
         assert steps.result().step_seconds.median == pytest.approx(0.091, rel=0.02)
 
 
+def test_steps_that_become_slower_as_stock_falls_are_measured_for_longer():
+    # Workers that have enough ready rest, and leave their cores to the script; later they do not.
+    def step(device: DeviceDouble, number: int) -> None:
+        device.work(20.0 if number == 0 else 0.0)
+        device.launch_step(0.075 if number < 200 else 0.091, host_seconds=0.030)
+
+    found = train(step, batch_seconds=14 * 0.070, workers=14).result()
+    # After 18 s there would have been enough of them, most of the first kind.
+    assert found.step_seconds.median == pytest.approx(0.091, rel=0.02)
+    assert found.wait_seconds.median < 0.001
+
+
 def test_a_rank_that_has_to_change_phase_counts_its_last_steps():
     device = DeviceDouble()
     clock = StepClock(find=lambda: device, now=device.now)

@@ -290,7 +290,15 @@ class AsIsSteps:
             return True
         if self._stock is None or self._ready is None:
             return False
-        return self._stock - self._ready <= self.count / _STOCKS
+        # Half of a burst may be missing at any time.
+        is_falling = self._stock - self._ready > min(self.count / _STOCKS, self.workers / 2)
+        return not (is_falling or self._has_drifted)
+
+    @property
+    def _has_drifted(self) -> bool:
+        """Whether the last steps differ from the first ones: workers rest while stock is full."""
+        first, last = self._steps[:USUAL_STEPS], self._steps[-USUAL_STEPS:]
+        return abs(fmean(last) - fmean(first)) > fmean(first) / _STOCKS
 
     @property
     def _cycle(self) -> int:
