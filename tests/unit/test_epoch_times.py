@@ -1,16 +1,20 @@
 """Whole epochs in a timeline: what is in their steps, at their starts, and between them."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.feed.epoch_times import epoch_times, whole_run, whole_step
-from stoker.feed.timeline import Timeline, main_loader, read_timeline, steps_in
+from stoker.feed.timeline import MeasuredStep, Timeline, main_loader, read_timeline, steps_in
 from stoker.launch.passive_profile import measure
 from stoker.records import Group, Job, Training
 from stoker.words import training_words
 from support.aws_answers import Clock
+from support.property_tests import examples
 
 STEP = 0.0478
 WAIT = 0.003
@@ -243,3 +247,51 @@ def test_sums_that_ranks_report_have_the_starts_of_epochs_and_what_is_between():
     assert main.first_wait_seconds == pytest.approx(2 * 0.5)
     # A validation of two steps is between the training's epochs.
     assert main.between_seconds == pytest.approx(2 * (0.5 + 0.1 + 2 * 0.4))
+
+
+SECONDS = st.floats(0.0, 3.0, allow_nan=False)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    epochs=st.lists(
+        st.tuples(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12), SECONDS),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_sums_are_the_time_that_passed_whatever_a_run_does(epochs):
+    rows, now = [], 0.0
+    for number, (steps, gap) in enumerate(epochs):
+        for batch, (wait, compute) in enumerate(steps):
+            rows.append(
+                MeasuredStep(
+                    loader=0,
+                    epoch=number,
+                    batch=batch,
+                    start_seconds=now,
+                    wait_seconds=wait,
+                    compute_seconds=compute,
+                    samples=8,
+                )
+            )
+            now += wait + compute
+        now += gap
+    run = whole_run(rows)
+    if len(rows) < 3 or rows[-1].end_seconds == rows[1].end_seconds:
+        assert run is None
+        return
+    assert run.seconds == pytest.approx(rows[-1].end_seconds - rows[1].end_seconds)
+    assert run.wait_seconds == pytest.approx(sum(row.wait_seconds for row in rows[2:]))
+    times, whole = epoch_times(rows), whole_step(rows)
+    # No figure is negative, nor is more waited for than time passed.
+    assert whole.wait_seconds >= 0
+    assert 0 <= whole.seconds < math.inf
+    assert all(
+        0 <= pause.low_seconds <= pause.seconds <= pause.high_seconds for pause in times.pauses
+    )
+    # Each epoch counts one start: without the run's own the sum is at most one pause away.
+    if times.steps and times.steps == len(rows) / len(epochs):
+        assert whole.seconds * run.steps == pytest.approx(
+            run.seconds, abs=3 * times.pause_seconds() + 3.1
+        )
