@@ -1,6 +1,7 @@
 """One answer to what limits a step: verdict, states, fixes, path and plans follow it."""
 
 import html
+import math
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from stoker.catalog import load_catalog
 from stoker.decide.explain import explain as explain_decision
 from stoker.decide.pricing import ASKED_FOR
+from stoker.decide.ranking import error_band
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import Inventory
 from stoker.records import parts_of
@@ -202,6 +204,20 @@ def test_a_script_without_workers_is_given_all_cores_and_data_hosts_with_all_the
     assert tune.predicted.step_seconds_low < 0.155
     (ten,) = [plan for plan in decision.plans if plan.reason == ASKED_FOR]
     assert ten.predicted.step_seconds == pytest.approx(0.060, abs=0.003)
+
+
+@pytest.mark.parametrize(("rate", "width"), [(6.5, 0.0), (5.7, 0.04), (4.9, 0.21), (1.0, 0.3)])
+def test_a_trial_that_was_slower_than_the_free_plan_widens_its_band(rate, width):
+    drains = (drained(4, 0.614, rate=rate), drained(1, 0.6034))
+    tried, untried = (
+        profile_of(changed(ITSELF, drains=own), kind="local.c4") for own in (drains, drains[1:])
+    )
+    untried = replace(untried, step=replace(tried.step))
+    bands = []
+    for profile in (tried, untried):
+        (tune,) = [plan for plan in decided(profile).plans if plan.action == "tune"]
+        bands.append(error_band(tune.predicted))
+    assert bands[0] == pytest.approx(math.hypot(bands[1], width), abs=0.01)
 
 
 def test_the_number_of_a_script_is_of_each_rank():

@@ -27,6 +27,7 @@ _BAND = 0.10
 # it may stay with the trainer when loading moves away.
 _WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
 _UNMEASURED_TURNS = 0.4
+_MOST_OF_TRIAL = 0.3
 # A wider band if the next limit is within 15 %: two limits at once are slower than either.
 _NEAR = 0.85
 # Up to a quarter was seen (docs/method.md, "What it cannot see").
@@ -107,6 +108,7 @@ def capacity(shape: ClusterShape) -> float:
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     """Returns the relative error: the doubts of `work.measure` and of the shape, as squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts), *_widths_of(work, shape)]
+    widths.append(_width_of_trial(work, shape, made))
     if made.second_seconds >= _NEAR * made.step_seconds:
         widths.append(_NEAR_BAND)
     is_of_data = any(hosts.instance.type != work.reference.type for hosts in shape.data)
@@ -329,6 +331,19 @@ def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] 
             where = f"key constraints.allowed_instance_types[{index}]"
             raise UsageError(err.what, where=where, fix=err.fix) from None
     return frozenset(names)
+
+
+def _width_of_trial(work: Work, shape: ClusterShape, made: Estimate) -> float:
+    """Returns by how much the loader alone was slower with this number of workers, if tried.
+
+    Training does not make it faster: either was measured at a bad moment.
+    """
+    dnn = shape.dnn
+    is_today = dnn.instance.type == work.reference.type and dnn.count == work.hosts
+    rate = work.rates.get(dnn.all_workers) if is_today and not shape.data else None
+    if rate is None:
+        return 0.0
+    return min(max(0.0, 1 / (rate * made.step_seconds) - 1), _MOST_OF_TRIAL)
 
 
 def _widths_of(work: Work, shape: ClusterShape) -> Iterator[float]:
