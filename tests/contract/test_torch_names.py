@@ -37,6 +37,7 @@ NAMES = [
     (dataloader, "_IterDataPipeSerializationWrapper", "data pipes: how they are pickled"),
     (dataloader, "_MapDataPipeSerializationWrapper", "data pipes: how they are pickled"),
     (torch, "default_generator", "seeding without a visit to each backend"),
+    (torch._C, "_AutoDispatchBelowADInplaceOrView", "tensors of a block have no common version"),
     (torch.ops.aten, "is_non_overlapping_and_dense", "tests: the order of dense memory"),
 ]
 
