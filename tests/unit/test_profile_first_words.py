@@ -48,3 +48,16 @@ def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included():
     words.epoch_ended()
     assert words.so_far(now=20.0).wait_share == pytest.approx(3 / 10)
     words.cancel()
+
+
+def test_what_was_before_steps_counted_is_in_none_of_them():
+    words = FirstWords(lambda _: None, seconds=60.0)
+    for now in (0.0, 40.0, 40.1):
+        words.got(now=now, wait=0.0)
+    words.start_over()
+    words.asked(now=40.2)
+    words.got(now=40.4, wait=0.2)
+    known = words.so_far(now=40.4)
+    assert known.step_seconds == pytest.approx(0.3)
+    assert known.wait_share == pytest.approx(2 / 3)
+    words.cancel()

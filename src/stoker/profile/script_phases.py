@@ -60,6 +60,11 @@ class FirstWords:
         self._asked = None
         self._last = now
 
+    def start_over(self) -> None:
+        """Counts from the last batch on: what was before belongs to the warm-up."""
+        self._began = self._last
+        self._waited, self._steps = 0.0, 0
+
     def epoch_ended(self) -> None:
         """What the script does next is not waiting."""
         self._asked = None
@@ -171,6 +176,7 @@ class Reading:
         now = got.host_seconds
         self.first_words.got(now=now, wait=wait)
         self._rows.got(batches.num_samples(batch))
+        counting_since = steps.counting_since
         steps.got(
             asked=asked,
             got=got,
@@ -179,6 +185,8 @@ class Reading:
             others=others,
             ready=ready,
         )
+        if steps.counting_since not in (None, counting_since):
+            self.first_words.start_over()
         self.watch.got(now=now, wait=wait, receive=receive, is_counted=steps.count > 0)
         self.cache.add(batch)
         return batch
