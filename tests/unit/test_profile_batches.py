@@ -129,9 +129,12 @@ def test_a_loader_that_waits_is_tried_with_more_workers_than_vcpus_where_they_fi
 ):
     drains = [drained(4, 0.1, wall=wall), drained(1, 0.1, wall=wall)]
     room = 12_000_000
-    found = waiting_counts(drains, counts=[4, 1], batch_bytes=batch_bytes, room_bytes=room)
+    found = waiting_counts(drains, vcpus=4, batch_bytes=batch_bytes, room_bytes=room)
     assert found == more
-    assert waiting_counts([], counts=[1], batch_bytes=1, room_bytes=room) == []
+    assert waiting_counts([], vcpus=1, batch_bytes=1, room_bytes=room) == []
     large = [drained(32, 0.1, wall=1.0)]
-    assert waiting_counts(large, counts=[32, 1], batch_bytes=1, room_bytes=room) == [64]
+    assert waiting_counts(large, vcpus=32, batch_bytes=1, room_bytes=room) == [64]
+    # The script has as many already.
+    script = [drained(8, 0.1, wall=1.0), *drains]
+    assert 8 not in waiting_counts(script, vcpus=4, batch_bytes=1, room_bytes=room)
     assert room_for_batches() > 0

@@ -282,7 +282,8 @@ def of_workers(work: Work, shape: ClusterShape) -> Work:
     """
     if work.num_workers != 0 or loads_itself(shape):
         return work
-    return replace(work, corrected=tuple(own for own in work.corrected if own != "latency"))
+    corrected = tuple(limit for limit in work.corrected if limit != "latency")
+    return replace(work, corrected=corrected)
 
 
 def loads_itself(shape: ClusterShape) -> bool:

@@ -35,7 +35,7 @@ from stoker.host.counters import (
     queued_seconds,
     threads_cpu_seconds,
 )
-from stoker.host.machine import process_clock
+from stoker.host.machine import limit_bytes, process_clock
 from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
@@ -400,32 +400,31 @@ def worker_counts(*, script: int, vcpus: int, ranks_on_host: int, seconds: float
 
 
 def waiting_counts(
-    drains: Sequence[Drain], *, counts: Sequence[int], batch_bytes: int, room_bytes: int
+    drains: Sequence[Drain], *, vcpus: int, batch_bytes: int, room_bytes: int
 ) -> list[int]:
-    """Returns two and four times the most workers, to try for a loader that waits.
+    """Returns more workers than vCPUs, to try for a loader that waits; none if it does not.
 
     Args:
-        drains: What was measured with `counts`.
+        drains: What was measured already.
         batch_bytes: Size of a batch; each worker holds the one that it makes and two ready ones.
         room_bytes: Memory that they may take.
     """
     alone = min(drains, key=lambda drain: drain.workers, default=None)
-    most = max(counts)
     if alone is None or alone.wall_seconds.median <= WAITS * alone.cpu_seconds.mean:
         return []
-    return [
-        workers
-        for workers in (2 * most, MOST_WORKERS_PER_VCPU * most)
-        if workers <= _MOST_TRIED and (_HELD_BATCHES * workers * batch_bytes <= room_bytes)
-    ]
+    most = min(_MOST_TRIED, room_bytes // max(1, _HELD_BATCHES * batch_bytes))
+    tried = {drain.workers for drain in drains}
+    more = (2 * vcpus, MOST_WORKERS_PER_VCPU * vcpus)
+    return [workers for workers in more if workers <= most and workers not in tried]
 
 
 def room_for_batches(shared_memory: str = "/dev/shm") -> int:
     """Returns the bytes that batches of tried workers may take of memory and shared memory."""
     room = psutil.virtual_memory().available
+    room = min(room, limit_bytes() or room)
     with contextlib.suppress(OSError):
-        found = os.statvfs(shared_memory)
-        room = min(room, found.f_bavail * found.f_frsize)
+        filesystem = os.statvfs(shared_memory)
+        room = min(room, filesystem.f_bavail * filesystem.f_frsize)
     return room // _ROOM_PART
 
 

@@ -631,7 +631,8 @@ class ProfileSession:
             return ()
         return waiting_counts(
             drains,
-            counts=counts,
+            # The first to be tried: one for each vCPU of this rank.
+            vcpus=counts[0],
             batch_bytes=own.batch.num_bytes if own.batch else 0,
             room_bytes=room_for_batches(),
         )
