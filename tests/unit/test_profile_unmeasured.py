@@ -15,6 +15,7 @@ from stoker.profile.profiled_job import (
     ProcessReport,
     UnmeasuredError,
     fix_of_missing_module,
+    no_verdict,
     notebook_refusal,
     read_seen,
     timed_profile,
@@ -74,6 +75,12 @@ def test_each_reason_has_its_own_words(error, words):
     assert words in error.what
     assert error.fix
     assert error.exit_code == 2
+
+
+def test_a_profile_that_timed_out_while_its_script_compiled_names_a_budget():
+    compiling = no_verdict([changed(rank(), steps=1)], budget_seconds=180.0)
+    assert "--budget 480" in compiling.fix
+    assert "reach its first batch sooner" in no_verdict([], budget_seconds=180.0).fix
 
 
 def test_what_was_observed_is_said_and_is_a_record():

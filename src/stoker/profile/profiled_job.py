@@ -529,12 +529,20 @@ def has_verdict(ranks: Sequence[RankResult]) -> bool:
 
 
 def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
+    fix = "raise profile.budget_seconds, or make the command reach its first batch sooner"
+    if any(rank.steps for rank in ranks):
+        # Whatever the first steps took is part of the time that is allowed.
+        longer = 2 * budget_seconds + START_ALLOWANCE_SECONDS
+        fix = (
+            f"--budget {longer:.0f} (profile.budget_seconds): its first steps, which may "
+            "compile, took all of the time"
+        )
     return WorkloadError(
         f"profile timed out after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
         f"(profile.budget_seconds {budget_seconds:.0f}, {START_ALLOWANCE_SECONDS:.0f} to start "
         "and end); the job was stopped",
         where=_progress(ranks),
-        fix="raise profile.budget_seconds, or make the command reach its first batch sooner",
+        fix=fix,
     )
 
 
