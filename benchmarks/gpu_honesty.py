@@ -221,9 +221,10 @@ class Judged:
     def is_honest(self) -> bool:
         """Whether it is right and inside; beside other programs also if it says it cannot tell.
 
-        Then it may advise nothing that takes another host.
+        Then it may advise nothing that takes another host, and promise nothing of a fix.
         """
-        if self.kind == "unknown" and self.others_vcpus > _BUSY_VCPUS:
+        is_silent = self.kind == "unknown" and self.advised_ms is None
+        if is_silent and self.others_vcpus > _BUSY_VCPUS:
             return self.action in ("keep", "tune")
         return self.is_right and self.is_inside
 
@@ -324,6 +325,8 @@ class _Trial:
         words += ["--workers", str(self.workers), "--epochs", str(epochs)]
         if bench.is_tiny:
             # Later options win.
+            # Inductor takes a minute on two cores.
+            words += ["--compile-backend", "eager"]
             words += ["--model", "tiny", "--side", "32", "--batch", "8", "--ready-batches", "40"]
         return [word for word in words if word != without]
 

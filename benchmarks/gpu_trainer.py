@@ -202,7 +202,10 @@ def train(options: argparse.Namespace) -> dict[str, object]:
         for parameters in (trained[:half], trained[half:])
         if parameters
     ]
-    run = torch.compile(model, mode=options.compile_mode) if options.compile else model
+    run = model
+    if options.compile:
+        how = {"backend": options.compile_backend, "mode": options.compile_mode}
+        run = torch.compile(model, **how)
     precision = torch.float16 if options.scaler else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=options.scaler)
     clock = Clock(device)
@@ -265,6 +268,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--compile-mode", help="as torch.compile has it: reduce-overhead, ...")
+    parser.add_argument("--compile-backend", default="inductor")
     parser.add_argument("--accumulate", type=int, default=1, help="batches of an optimizer's step")
     parser.add_argument("--scaler", action="store_true", help="float16 with a GradScaler")
     parser.add_argument("--two-optimizers", action="store_true", help="each for a half")
