@@ -234,7 +234,11 @@ def test_a_program_is_looked_for_where_it_will_run(tmp_path, command, found):
 
 def rows(*steps):
     head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight\n"
-    lines = (f"{lo},{ep},0,0.0,{wait},{comp},{n},1,1\n" for lo, ep, wait, comp, n in steps)
+    lines, start = [], 0.0
+    for loader, epoch, wait, compute, samples in steps:
+        lines.append(f"{loader},{epoch},0,{start},{wait},{compute},{samples},1,1\n")
+        # One after the other, as in a training.
+        start += wait + compute
     return head + "".join(lines)
 
 
@@ -245,7 +249,8 @@ def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_pat
     found = measure(read_timelines(tmp_path), {})
     assert (found.wait_seconds, found.compute_seconds, found.step_seconds) == (2.0, 1.0, 3.0)
     assert found.steps == 10
-    assert found.samples_per_second == pytest.approx(6 * 4 / 18.0)
+    # Of whole epochs, without the run's first two steps: the second epoch's first ones count.
+    assert found.samples_per_second == pytest.approx(8 * 4 / 110.0)
     assert found.spread["wait_seconds"].samples == 2  # one short block an epoch
     assert found.timeline_file == "timeline-rank0.csv"
 
@@ -289,7 +294,7 @@ def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_pa
     path.write_text(rows(*[(0, 0, 1.0, 2.0, 4)] * 3))
     progress.tick()
     with path.open("a") as file:
-        file.write("0,0,3,0.0,3.0,2.0,4,1,1\n1,0,0,0.0,9.0,9.0,4,1,1\n0,0,4,0.0")
+        file.write("0,0,3,9.0,3.0,2.0,4,1,1\n1,0,0,14.0,9.0,9.0,4,1,1\n0,0,4,32.0")
     progress.tick()
     now[0] = 2.0
     progress.tick()
@@ -297,8 +302,8 @@ def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_pa
     events = [parse_line(line) for line in stream.getvalue().splitlines()]
     values = [dict(event.values) for event in events if event and event.event == "progress"]
     assert values == [
-        {"steps": "3", "step_seconds": "3", "wait_seconds": "1"},
-        {"steps": "4", "step_seconds": "5", "wait_seconds": "3"},
+        {"steps": "3", "step_seconds": "3", "wait_seconds": "1", "whole_step_seconds": "3"},
+        {"steps": "4", "step_seconds": "5", "wait_seconds": "3", "whole_step_seconds": "4"},
     ]
 
 

@@ -45,6 +45,34 @@ def test_on_one_core_loading_and_training_add_up():
     assert "the limit is the CPU." in words_of(profile)
 
 
+def test_a_machine_that_was_slower_while_one_worker_loaded_alone_has_no_waiting_loader():
+    # Measured on a GPU host that shares its cores: 0.773 s alone, 0.648 s with all cores busy.
+    rank = rank_of(
+        step=0.209,
+        wait=0.172,
+        accelerator=0.0314,
+        workers=4,
+        vcpus=4,
+        trainer_cpu=0.0515,
+        children_cpu=0.662,
+        drains=(
+            drained(1, 0.773, rate=1.315),
+            drained(2, 0.690, rate=2.927),
+            drained(4, 0.648, rate=5.580),
+        ),
+    )
+    profile = profile_of(rank, kind="local.c4")
+    assert profile.step.loader_wall_seconds == pytest.approx(0.648)
+    assert [state.id for state in profile.states][:1] == ["cpu"]
+    assert "num_workers" not in [fix.id for fix in profile.fixes]
+    assert "the limit is the CPU." in words_of(profile)
+
+
+def test_a_lone_worker_that_waits_is_one_that_waits():
+    rank = rank_of(drains=(drained(1, 0.010, wall=0.060, rate=16.0), drained(8, 0.010, rate=130.0)))
+    assert profile_of(rank).step.loader_wall_seconds == pytest.approx(0.060)
+
+
 def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is():
     first = changed(ONE_CORE, world_size=2, ranks_on_host=2, vcpus=2)
     second = changed(first, rank=1, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)

@@ -214,7 +214,7 @@ def combine(
         hidden_load_seconds=_hidden_load_seconds(waiting),
         handover_seconds=handover.median if handover else None,
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
-        loader_wall_seconds=wall.median if wall else None,
+        loader_wall_seconds=_worker_seconds(whole, wall=wall, cpu_seconds=cpu.mean),
         trainer_cpu_seconds=sum(own.mean for own in trainer),
         used_cpu_seconds=used,
         num_workers=sum(own.num_workers for own in on_host),
@@ -453,6 +453,28 @@ def _loader_wall(own: _Whole) -> Quartiles | None:
         return wait
     # A device may have noticed a part of it only.
     return msgspec.structs.replace(wait, mean=seconds, median=seconds, low=seconds, high=seconds)
+
+
+def _worker_seconds(
+    whole: Sequence[_Whole], *, wall: Quartiles | None, cpu_seconds: float
+) -> float | None:
+    """Returns worker-seconds of a global step's loading: at most its CPU time and its waiting.
+
+    A lone worker and all of them were timed some seconds apart, between which a shared machine
+    becomes faster or slower. Only the waiting that the lone worker was seen to do is waiting.
+
+    Args:
+        whole: All ranks.
+        wall: Of a lone worker of each rank, added; None: not measured.
+        cpu_seconds: CPU-seconds of the same loading with all vCPUs busy.
+    """
+    if wall is None:
+        return None
+    alone = [drain for own in whole for drain in own.rank.drains if drain.workers == 1]
+    if len(alone) < len(whole):
+        return wall.median
+    waited = sum(drain.idle_seconds for drain in alone)
+    return min(wall.median, cpu_seconds + waited)
 
 
 def _hidden_load_seconds(own: _Whole) -> float | None:
