@@ -1,3 +1,4 @@
+import gc
 import os
 import resource
 from collections.abc import Callable
@@ -100,6 +101,30 @@ def test_a_batch_of_a_worker_is_replayed_in_memory_that_was_not_read_before():
     own.add(torch.rand(2, 3, 256, 1024))
     given = own.give(0)
     assert faults(given.sum) < pages / 64
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux maps pages when they are read")
+def test_a_batch_that_its_worker_holds_is_mapped_again_and_frees_nothing():
+    cache = Cache()
+    assert not cache.keep_pages()
+    batch = torch.rand(2, 3, 256, 1024)
+    pages = batch.numel() * batch.element_size() // resource.getpagesize()
+    cache.add({"pixels": batch.share_memory_(), "labels": torch.arange(2)})
+    assert cache.keep_pages()
+    # Once: it has nothing more to change.
+    assert not cache.keep_pages()
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        given = cache.give(0)
+        assert faults(given["pixels"].sum) > pages / 64
+        assert torch.equal(given["pixels"], batch)
+        assert given["labels"].tolist() == [0, 1]
+        # What a script changes is in no later batch.
+        given["pixels"].fill_(7)
+        assert len(os.listdir("/proc/self/fd")) <= files + 2
+    del given, cache
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 @pytest.mark.parametrize("kind", ["own", "worker", "pinned"])

@@ -8,6 +8,7 @@ in the same kind of memory.
 
 import mmap
 import os
+import weakref
 from typing import Literal
 
 import torch
@@ -52,21 +53,68 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy whose pages this process has not seen, as one that a worker made."""
+    """Returns a copy whose pages this process has not seen, as one that a worker made.
+
+    It is the only one that holds them: they are freed with it, which takes as long as to read them.
+    """
     source = tensor.clone()
     num_bytes = source.untyped_storage().nbytes()
     if num_bytes < _LEAST_MAPPED or not hasattr(os, "memfd_create"):
         return source
-    file = os.memfd_create("stoker-batch", os.MFD_CLOEXEC)
+    file = _file_of(source)
     try:
-        content = torch.empty(0, dtype=torch.uint8).set_(source.untyped_storage())
-        _write(file, memoryview(content.numpy()).cast("B"))  # type: ignore[arg-type]
         pages = mmap.mmap(file, num_bytes)
     finally:
         os.close(file)
+    return _tensor_in(pages, like=source)
+
+
+class KeptPages:
+    """Pages of a tensor that stay when its copies go, as of a dataset that returns what it holds.
+
+    A worker that holds the memory of its batches maps the same pages for each: a trainer that drops
+    one unmaps them, and frees none.
+
+    Raises:
+        OSError: If no memory is left for them.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._like = tensor.detach().clone()
+        self._file = -1
+        if self._num_bytes >= _LEAST_MAPPED and hasattr(os, "memfd_create"):
+            self._file = _file_of(self._like)
+            weakref.finalize(self, os.close, self._file)
+
+    @property
+    def _num_bytes(self) -> int:
+        return self._like.untyped_storage().nbytes()
+
+    def copy(self) -> torch.Tensor:
+        """Returns the tensor in pages that this process has not mapped yet."""
+        if self._file < 0:
+            return self._like.clone()
+        # Private: what a script changes in its batch is in no later one.
+        pages = mmap.mmap(self._file, self._num_bytes, flags=mmap.MAP_PRIVATE)
+        return _tensor_in(pages, like=self._like)
+
+
+def _file_of(tensor: torch.Tensor) -> int:
+    """Returns a file in memory with the bytes of the tensor's storage."""
+    file = os.memfd_create("stoker-batch", os.MFD_CLOEXEC)
+    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    try:
+        _write(file, memoryview(content.numpy()).cast("B"))  # type: ignore[arg-type]
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _tensor_in(pages: mmap.mmap, *, like: torch.Tensor) -> torch.Tensor:
     storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
-    mapped = torch.empty(0, dtype=source.dtype)
-    return mapped.set_(storage, 0, source.size(), source.stride())
+    mapped = torch.empty(0, dtype=like.dtype)
+    return mapped.set_(storage, 0, like.size(), like.stride())
 
 
 def _write(file: int, content: "memoryview[int]") -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from weakref import WeakKeyDictionary, ref
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from stoker.feed.bookkeeping import FormerLoader
 from stoker.feed.memory import num_bytes
 from stoker.feed.own_loaders import reach_of
-from stoker.profile.batch_memory import MemoryKind, copy_of, kind_of
+from stoker.profile.batch_memory import KeptPages, MemoryKind, copy_of, kind_of
 from stoker.profile.device_clock import Mark, StepClock
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.step_watch import AsIsSteps
@@ -167,6 +168,8 @@ class Cache:
     def __init__(self) -> None:
         self.batches: list[object] = []
         self._kinds: list[tuple[MemoryKind, ...]] = []
+        # By batch and tensor: where workers hold the memory of their batches.
+        self._kept: dict[tuple[int, int], KeptPages] | None = None
 
     def add(self, batch: object) -> None:
         if len(self.batches) >= CACHED_BATCHES:
@@ -191,8 +194,34 @@ class Cache:
     def give(self, index: int) -> object:
         """Returns copies of the kept batches in turn; at least one is needed."""
         place = index % len(self.batches)
-        kinds = iter(self._kinds[place])
-        return clone(self.batches[place], lambda tensor: copy_of(tensor, next(kinds)))
+        numbers = itertools.count()
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            return self._copy_of(tensor, place=place, number=next(numbers))
+
+        return clone(self.batches[place], copied)
+
+    def keep_pages(self) -> bool:
+        """Gives batches from now on in pages that stay when the script drops them.
+
+        Returns:
+            Whether that changes anything: workers made the batches, and it was not so before.
+        """
+        if self._kept is not None or not any("worker" in kinds for kinds in self._kinds):
+            return False
+        self._kept = {}
+        return True
+
+    def _copy_of(self, tensor: torch.Tensor, *, place: int, number: int) -> torch.Tensor:
+        kind = self._kinds[place][number]
+        if self._kept is None or kind != "worker" or type(tensor) is not torch.Tensor:
+            return copy_of(tensor, kind)
+        try:
+            if (place, number) not in self._kept:
+                self._kept[place, number] = KeptPages(tensor)
+            return self._kept[place, number].copy()
+        except OSError:
+            return copy_of(tensor, kind)
 
 
 class OtherLoaders:

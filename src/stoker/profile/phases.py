@@ -85,6 +85,8 @@ _LATEST_SHARE = 0.6
 _SETTLE_SHARE = 0.10
 # A step that takes more of the budget is slow: fewer replays are left out.
 _SLOW_STEP_SHARE = 0.02
+# Cached steps over steps as they are that no noise explains: the self-check's tolerance.
+_LONGER = 1.15
 # The other ranks end this much later than the first one at most.
 _HEED_SECONDS = 0.2
 # How often the results so far are written: they are read if the process is killed.
@@ -444,6 +446,9 @@ class ProfileSession:
             return self.has_verdict
         if variants.running is None:
             is_enough = replay.is_enough(budget_seconds=self._budget)
+            if is_enough and self._keeps_pages(replay):
+                replay.start_over()
+                return False
         else:
             is_enough = variants.is_enough()
         if is_enough and self._findings.result.rank == 0:
@@ -456,6 +461,22 @@ class ProfileSession:
         if phase is not None and phase != "loader":
             variants.begin(phase)
         return phase == "loader"
+
+    def _keeps_pages(self, replay: Replay) -> bool:
+        """Whether the cached batches were in the wrong kind of pages, which it changes.
+
+        A step without any wait is not longer than the step as it is. Where it is, the script drops
+        batches whose pages its workers hold, and the replayed ones were freed with each step.
+        """
+        as_is = self._findings.result.as_is
+        # Ranks that do not count alike would not change phase together.
+        if as_is is None or not replay.steps.count or self._findings.result.world_size > 1:
+            return False
+        cache = self._reading.cache
+        cached = replay.steps.result(cached_batches=len(cache.batches)).step_seconds
+        if cached.median <= _LONGER * as_is.step_seconds.median:
+            return False
+        return cache.keep_pages()
 
     def _following(self, replay: Replay) -> str:
         """Returns the phase after the running one."""

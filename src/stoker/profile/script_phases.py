@@ -232,6 +232,12 @@ class Replay:
             least=self.steps.least,
         )
 
+    def start_over(self) -> None:
+        """Counts steps anew, with another warm-up."""
+        steps = self.steps
+        self.steps = ReplaySteps(clock=steps.clock, warm_up=steps.warm_up, given=steps.given)
+        self._began = time.monotonic()
+
     def batch(self, index: int) -> object:
         batch = self._source.give(index)
         self.steps.gave(mark=self.steps.clock.mark(), cpu=time.process_time())
