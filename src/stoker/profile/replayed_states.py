@@ -106,11 +106,12 @@ def transfer(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
     variants, seconds = rank.variants, transfer_seconds(rank)
     if parts is None or variants is None or seconds is None or rank.accelerator is None:
         return None
-    step = parts.measured_seconds
     share = lost_to_transfer(parts) / parts.step_seconds
     if share < LEAST_GAIN:
         return None
     replayed = rank.accelerator.step_seconds.median
+    # Measured on cached batches, whose steps may be a little longer than those as they are.
+    step = max(parts.measured_seconds, replayed)
     kind = "pinned" if variants.is_pinned else "not pinned"
     return ProfileState(
         id="transfer",
