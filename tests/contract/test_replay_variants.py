@@ -1,7 +1,6 @@
 """Replayed steps beside a loader's own workers, which are real."""
 
 import multiprocessing
-import os
 import time
 
 import psutil
@@ -52,6 +51,11 @@ def variants_of(loader: DataLoader[torch.Tensor]) -> VariantPhases:
     )
 
 
+def workers() -> set[int]:
+    """Returns the living processes that torch's loaders have forked here."""
+    return {child.pid for child in multiprocessing.active_children()}
+
+
 def train(variants: VariantPhases, *, steps: int) -> None:
     for number in range(steps):
         assert torch.equal(variants.running.batch(number), torch.ones(2, 4))
@@ -70,9 +74,11 @@ def train(variants: VariantPhases, *, steps: int) -> None:
 )
 def test_workers_make_a_batch_for_each_step_as_long_as_the_variant_lasts(loader):
     MADE.value = 0
+    before = workers()
     variants = variants_of(loader)
     variants.begin("beside-workers")
     begun = MADE.value
+    assert len(workers() - before) == loader.num_workers
     samples = loader.batch_size or 1
     assert begun >= samples * loader.num_workers
     train(variants, steps=40)
@@ -83,8 +89,7 @@ def test_workers_make_a_batch_for_each_step_as_long_as_the_variant_lasts(loader)
     variants.end()
     assert variants.result().beside_workers.samples >= 20
     assert not variants.notes
-    children = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    wait_until(lambda: not workers() - before, "the workers have ended")
 
 
 @pytest.mark.parametrize(
