@@ -14,10 +14,10 @@ from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
-    StepTerms,
     TrainingSize,
 )
 from support.decisions import decided
+from support.gpu_profiles import H100
 
 LOCAL = load_catalog("local", cores=16)
 
@@ -27,19 +27,7 @@ def pause(seconds: float, *, count: int = 3) -> EpochPause:
 
 
 # The H100 of 2026-11-26: four cores, 42 steps an epoch, one worker makes a batch in 0.6 s.
-STEP = StepTerms(
-    step_seconds=0.1596,
-    wait_seconds=0.1216,
-    accelerator_step_seconds=0.0452,
-    loader_cpu_seconds=0.6025,
-    loader_wall_seconds=0.6034,
-    trainer_cpu_seconds=0.0591,
-    receive_cpu_seconds=0.0239,
-    used_cpu_seconds=0.5985,
-    num_workers=4,
-    global_batch_size=128,
-    batch_bytes=77_071_360,
-)
+STEP = H100.timed_step
 
 
 def h100(epochs: EpochTimes | None, **step) -> Profile:

@@ -12,26 +12,14 @@ from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
-    StepTerms,
     TransformCost,
 )
 from support.decisions import decided
+from support.gpu_profiles import H100
 
 LOCAL = load_catalog("local", cores=16)
 # Four cores, ResNet-50, batch 128; the step on a batch that is on the device takes 34.3 ms.
-STEP = StepTerms(
-    step_seconds=0.1596,
-    wait_seconds=0.1216,
-    accelerator_step_seconds=0.0343,
-    loader_cpu_seconds=0.6025,
-    loader_wall_seconds=0.6034,
-    trainer_cpu_seconds=0.0591,
-    receive_cpu_seconds=0.0239,
-    used_cpu_seconds=0.5985,
-    num_workers=4,
-    global_batch_size=128,
-    batch_bytes=77_071_360,
-)
+STEP = msgspec.structs.replace(H100.timed_step, accelerator_step_seconds=0.0343)
 NVJPEG = GpuDecoding(
     device="cuda:0",
     library="torchvision",
