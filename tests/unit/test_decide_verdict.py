@@ -98,9 +98,12 @@ def test_after_a_sure_plan_comes_the_probable_one():
     ids=["a command", "a workload"],
 )
 def test_the_command_that_measures_a_plan_names_the_training(subject, command):
-    profile = msgspec.structs.replace(H100, what={"command": "python train.py --lr 0.1"})
-    decision = decisions.decided(profile, take_as=THERE, objective="time", subject=subject)
-    assert decision.trial.command == command
+    # As a profile writes it: word by word.
+    typed = ["python", "train.py", "--lr", "0.1"]
+    for known in (typed, "python train.py --lr 0.1"):
+        profile = msgspec.structs.replace(H100, what={"command": known})
+        decision = decisions.decided(profile, take_as=THERE, objective="time", subject=subject)
+        assert decision.trial.command == command
 
 
 def test_a_trial_with_data_hosts_ends_by_itself_where_it_is_billed():

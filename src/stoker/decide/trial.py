@@ -27,8 +27,7 @@ def trial_of(
         subject: The training as words of stoker's commands: a workload file, or `--` and a command.
         is_elsewhere: The profile was taken on other hosts than today's.
     """
-    command_line = str(profile.what.get("command") or "python train.py")
-    words = list(subject) or ["--", *shlex.split(command_line)]
+    words = list(subject) or ["--", *_command_of(profile)]
     is_named = words[0] != "--"
     is_here = catalog.info.is_this_machine
     seconds = _MEASURED_SECONDS + (0.0 if is_here else START_UP_SECONDS)
@@ -58,6 +57,14 @@ def trial_of(
         minutes=seconds / 60,
         usd=usd,
     )
+
+
+def _command_of(profile: Profile) -> list[str]:
+    """Returns the words of the profiled command, or of an example where they are not known."""
+    command = profile.what.get("command")
+    if isinstance(command, list):
+        return [str(word) for word in command]
+    return shlex.split(str(command or "python train.py"))
 
 
 def _condition(dnn: Group, *, is_there: bool) -> str | None:
