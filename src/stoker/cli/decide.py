@@ -212,7 +212,7 @@ def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Wo
     return workload_from(
         {
             "name": "decide",
-            "command": shlex.split(str(profile.what.get("command") or "python train.py")),
+            "command": profile.command or ["python", "train.py"],
             "platform": "local" if local else "sagemaker",
         },
         overrides=overrides,

@@ -10,6 +10,7 @@ from stoker.records.decision import START_UP_SECONDS
 
 # A profile's usual budget (records/workload.py, ProfileSettings); as many seconds of steps do.
 _MEASURED_SECONDS = 180.0
+_EXAMPLE = ("python", "train.py")
 
 
 def trial_of(
@@ -27,7 +28,7 @@ def trial_of(
         subject: The training as words of stoker's commands: a workload file, or `--` and a command.
         is_elsewhere: The profile was taken on other hosts than today's.
     """
-    words = list(subject) or ["--", *_command_of(profile)]
+    words = list(subject) or ["--", *(profile.command or _EXAMPLE)]
     is_named = words[0] != "--"
     is_here = catalog.info.is_this_machine
     seconds = _MEASURED_SECONDS + (0.0 if is_here else START_UP_SECONDS)
@@ -57,14 +58,6 @@ def trial_of(
         minutes=seconds / 60,
         usd=usd,
     )
-
-
-def _command_of(profile: Profile) -> list[str]:
-    """Returns the words of the profiled command, or of an example where they are not known."""
-    command = profile.what.get("command")
-    if isinstance(command, list):
-        return [str(word) for word in command]
-    return shlex.split(str(command or "python train.py"))
 
 
 def _condition(dnn: Group, *, is_there: bool) -> str | None:

@@ -1,5 +1,6 @@
 """The profile: what a global step of the workload waits for, measured on today's cluster."""
 
+import shlex
 from typing import Literal
 
 import msgspec
@@ -370,3 +371,11 @@ class Profile(Record, frozen=True, kw_only=True):
                 fix="profile the training: stoker profile",
             )
         return self.step
+
+    @property
+    def command(self) -> list[str]:
+        """Words of the profiled command; empty: not known."""
+        command = self.what.get("command")
+        if isinstance(command, list):
+            return [str(word) for word in command]
+        return shlex.split(command) if isinstance(command, str) else []
