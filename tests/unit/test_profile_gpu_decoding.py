@@ -160,3 +160,25 @@ def test_the_profile_says_what_the_accelerator_decodes():
     text = " ".join(explain(found).split())
     assert "cuda:0 decodes 14,036 JPEGs like these a second, 3,810 with crop, flip" in text
     assert "256 of the dataset's files" in text
+
+
+class Rows(list[int]):
+    """Rows that count how many of them are looked at."""
+
+    looked_at = 0
+
+    def __iter__(self):
+        for row in super().__iter__():
+            self.looked_at += 1
+            yield row
+
+
+class OfRows(Dataset[int]):
+    def __init__(self) -> None:
+        self.dataset_rows = Rows(range(10_000))
+
+
+def test_a_dataset_that_holds_all_of_its_rows_is_not_walked_row_by_row():
+    dataset = OfRows()
+    assert named_files(dataset) == []
+    assert 0 < dataset.dataset_rows.looked_at <= 100

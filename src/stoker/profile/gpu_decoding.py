@@ -13,6 +13,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -35,6 +36,8 @@ _SIDE, _MEAN, _STD = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Fewer say nothing about a dataset.
 _LEAST_PICTURES = 8
 # Datasets may wrap each other.
+# Parts of a dataset that are looked at, at each depth.
+_MOST_DATASETS = 64
 _DEPTH = 4
 _MAX_BATCHES = 2
 
@@ -257,7 +260,9 @@ def _attributes(value: object) -> dict[str, object]:
 def _datasets_in(attributes: dict[str, object]) -> Iterator[object]:
     for name, value in attributes.items():
         if isinstance(value, Dataset) or "dataset" in name:
-            yield from value if isinstance(value, list | tuple) else [value]
+            inner = value if isinstance(value, list | tuple) else [value]
+            # It may be a list of a million rows.
+            yield from islice(inner, _MOST_DATASETS)
 
 
 def _jpegs_among(listed: object, *, root: object) -> list[str]:
