@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from gpu_trainer import MEAN, STD, network
+from gpu_trainer import MEAN, STD, network, wait_for
 
 _WARM_UP_STEPS = 12
 
@@ -66,10 +66,10 @@ def pictures_per_second(options: argparse.Namespace) -> float:
             step(decode_jpeg(files, mode=ImageReadMode.RGB, device=options.device), labels)
             steps += 1
             if steps == _WARM_UP_STEPS:
-                _wait(device)
+                wait_for(device)
                 began = time.monotonic()
             if steps > _WARM_UP_STEPS and time.monotonic() - began > options.seconds:
-                _wait(device)
+                wait_for(device)
                 pictures = (steps - _WARM_UP_STEPS) * options.batch
                 return pictures / (time.monotonic() - began)
 
@@ -95,11 +95,6 @@ def _step(options: argparse.Namespace, device: torch.device):  # type: ignore[no
         optimizer.step()
 
     return step
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_trainer import CLASSES, network, picture_folder
+from gpu_trainer import CLASSES, network, picture_folder, wait_for
 
 _WARM_UP_STEPS, _BLOCKS = 20, 5
 _SETTLE_SECONDS = 1.0
@@ -73,20 +73,15 @@ def make_step(options: argparse.Namespace):  # type: ignore[no-untyped-def]
         optimizer.step()
 
     def block(steps: int = options.steps) -> float:
-        _wait(device)
+        wait_for(device)
         began = time.monotonic()
         for _ in range(steps):
             train()
-        _wait(device)
+        wait_for(device)
         return (time.monotonic() - began) / steps
 
     block(_WARM_UP_STEPS)
     return block
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:

@@ -37,8 +37,7 @@ class Clock:
 
     def epoch_ends(self, steps: int) -> None:
         """Notes the end of an epoch that had so many steps in it."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(self._device)
         self.ends.append(time.monotonic())
         self.steps.append(steps)
 
@@ -133,6 +132,12 @@ class ReadyBatches(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         pictures = self._kept[index % READY_KEPT]
         return pictures, torch.arange(len(pictures)) % CLASSES
+
+
+def wait_for(device: torch.device) -> None:
+    """Blocks until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def network(name: str) -> torch.nn.Module:
