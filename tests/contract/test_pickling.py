@@ -1,12 +1,15 @@
 """Every rank of a script gives its spec the same name, whatever differs between the processes."""
 
 import json
+import keyword
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
+import pytest
 import torch
 from cloudpickle import cloudpickle
 
@@ -197,3 +200,64 @@ def test_classes_of_modules_come_back_as_themselves_from_another_process():
     batch = codec.unpack_value(bytes.fromhex(made), allow_pickle=True)
     assert [type(each) for each in batch] == CLASSES
     assert [each.y for each in batch] == [3] * len(CLASSES)
+
+
+# What a trainer may have imported of them, as `import torchvision` would.
+PACKAGES = {
+    "torch": ("torch.utils.data",),
+    "numpy": ("numpy.random", "numpy.linalg"),
+    "PIL": ("PIL.Image",),
+    "xml": ("xml.etree.ElementTree",),
+    "concurrent": ("concurrent.futures",),
+    "torchvision": ("torchvision.transforms",),
+    "transformers": ("transformers.models",),
+    "lightning": ("lightning.pytorch",),
+    "cv2": (),
+    "pandas": ("pandas.api.types",),
+}
+DATASET_OF_NAMES = """\
+import {package}
+
+class Dataset:
+    def __getitem__(self, index):
+        return {package}, {attributes}
+"""
+
+
+def names_within(package: str) -> set[str]:
+    names = set(dir(sys.modules[package]))
+    for module in list(sys.modules):
+        if module.startswith(f"{package}."):
+            names.update(module.split(".")[1:])
+    words = {name for name in names if name.isidentifier() and not keyword.iskeyword(name)}
+    # Python gives those of a class another name.
+    return {name for name in words if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_attributes_of_a_dataset_may_be_named_as_whatever_a_package_has(package):
+    for module in (package, *PACKAGES[package]):
+        pytest.importorskip(module, exc_type=ImportError)
+    names = sorted(names_within(package))
+    attributes = ", ".join(f"self.{name}" for name in names)
+    script: dict[str, object] = {"__name__": "__main__"}
+    exec(DATASET_OF_NAMES.format(package=package, attributes=attributes), script)
+    dataset = script["Dataset"]()
+    for name in names:
+        setattr(dataset, name, name)
+    spec = DatasetSpec(dataset=dataset, collate_fn=list)
+    made = unpack_spec(pack_spec(spec, max_bytes=1 << 30).data).dataset[0]
+    assert made == (sys.modules[package], *names)
+
+
+def test_a_module_that_an_object_took_the_place_of_goes_by_name(monkeypatch):
+    class Settings:
+        """An object with a lock, as a library may leave in its module's place."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    settings = Settings()
+    monkeypatch.setitem(sys.modules, "replaced_module", settings)
+    spec = DatasetSpec(dataset=[settings], collate_fn=list)
+    assert unpack_spec(pack_spec(spec, max_bytes=1 << 20).data).dataset == [settings]

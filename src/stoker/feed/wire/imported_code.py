@@ -149,10 +149,13 @@ def _used_by(module: ModuleType) -> set[str]:
     found: set[object] = set()
     # A list: another thread may modify the module meanwhile.
     for value in list(vars(module).values()):
-        if isinstance(value, ModuleType):
+        # By its type: an object's __class__ may run code, or warn.
+        kind = type(value)
+        if issubclass(kind, ModuleType):
             found.add(vars(value).get("__name__"))
+        elif issubclass(kind, (type, FunctionType)):
+            found.add(value.__module__)
         else:
-            kind = value if isinstance(value, type | FunctionType) else type(value)
             found.add(kind.__module__)
     return {name for name in found if isinstance(name, str)}
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 CachedFunction = type(functools.lru_cache(len))
 # They use plain pickle for what they wrap, which fails for functions of the training script.
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
+# None: an import that is forbidden.
+_PLAIN_MODULES = (ModuleType, type(None))
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 # Their hashes, and so the order of a set of them, differ between processes.
 _RANDOM_HASHES = frozenset({str, bytes, tuple, type(None)})
@@ -127,6 +129,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.modules: set[str] = set()
         # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
+        self._replaced_modules = _replaced_modules()
 
     def persistent_id(self, obj: object) -> object:
         kind = type(obj)
@@ -141,6 +144,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, DatasetFactory):
             # Not by cloudpickle, which inspects its attributes.
             return obj.__reduce_ex__(5)
+        module_name = self._replaced_modules.get(id(obj))
+        if module_name is not None:
+            self.modules.add(module_name)
+            return (importlib.import_module, (module_name,))
         if kind.__module__ == "torch.storage":
             stored = _stored(obj)
             if stored is not None:
@@ -191,6 +198,17 @@ class SpecUnpickler(pickle.Unpickler):
                 self._sets[number] = frozenset(items) if is_frozen else set(items)
                 return self._sets[number]
         raise pickle.UnpicklingError("not a set of a spec")
+
+
+def _replaced_modules() -> dict[int, str]:
+    """Returns the names of modules that an object of another class stands for, by its address.
+
+    `torch.classes`, `torch.ops`, `torch.backends` and lazy modules of libraries: cloudpickle knows
+    modules by their exact class, and takes submodules along that a function's attribute names.
+    """
+    # A copy: another thread may import meanwhile.
+    modules = list(sys.modules.items())
+    return {id(module): name for name, module in modules if type(module) not in _PLAIN_MODULES}
 
 
 def is_proxy(obj: object) -> bool:
