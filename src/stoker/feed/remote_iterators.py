@@ -26,8 +26,9 @@ from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import pack_value
-from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
+from stoker.feed.wire.process_settings import Globals
 from stoker.logs import EventName, Log
 
 _PINNED = (

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -32,6 +32,7 @@ from stoker.feed.wire.pickling import (
     largest,
     pickle_of,
 )
+from stoker.feed.wire.process_settings import Globals
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -147,33 +148,6 @@ def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Globals:
-    """Settings of torch in the script's process other than its defaults: a fork would have them."""
-
-    default_dtype: object = None
-    collate_types: tuple[tuple[object, object], ...] = ()
-
-    @classmethod
-    def of_this_process(cls) -> "Globals":
-        import torch
-        from torch.utils.data._utils import collate
-
-        own = collate.default_collate.__module__
-        known = collate.default_collate_fn_map.items()
-        theirs = tuple((kind, function) for kind, function in known if function.__module__ != own)
-        dtype = torch.get_default_dtype()
-        return cls(None if dtype == torch.float32 else dtype, theirs)
-
-    def set(self) -> None:
-        import torch
-        from torch.utils.data._utils import collate
-
-        if self.default_dtype is not None:
-            torch.set_default_dtype(self.default_dtype)  # type: ignore[arg-type]
-        collate.default_collate_fn_map.update(self.collate_types)  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class DatasetSpec:
     """The parts of a loader that a data worker needs.
@@ -191,7 +165,7 @@ class DatasetSpec:
     num_threads: int = 1
     is_iterable: bool = False
     drop_last: bool = False
-    globals: Globals = Globals()
+    globals: Globals = field(default_factory=Globals)
 
 
 @dataclass(frozen=True, slots=True)
