@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from stoker.feed.resource_usage import Usage
 from stoker.feed.timeline import FILE, Timeline
@@ -197,6 +197,26 @@ class Position:
             self.cancel()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a loader's batches are made: under a data group with its help, or in the trainer.
+
+    Attributes:
+        reason: Why in the trainer, that is by torch's workers or in its own process. unshippable:
+            the dataset cannot be sent; empty: data hosts help.
+        why: The reason as half a sentence for people; it names the object at fault.
+        path: The object at fault, as `dataset.epoch`; empty: not known.
+    """
+
+    reason: Literal["", "unshippable"] = ""
+    why: str = ""
+    path: str = ""
+
+    @property
+    def is_fed(self) -> bool:
+        return not self.reason
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LoaderBooks:
     """Bookkeeping of one DataLoader across epochs.
@@ -205,6 +225,7 @@ class LoaderBooks:
         number: In the timeline; shared by loaders that one line makes again.
         first_epoch: Epochs in the timeline under that number before this loader.
         loaded: A state that the next epoch resumes from.
+        placement: Where batches are made from its next iter() on.
     """
 
     number: int
@@ -214,7 +235,7 @@ class LoaderBooks:
     loaded: LoaderState | None = None
     base_seed: int | None = None
     keeps_seed: bool | None = None
-    is_unshippable: bool = False
+    placement: Placement = Placement()
 
     def next_epoch(self) -> int:
         self.epochs += 1

@@ -5,33 +5,28 @@ import functools
 import importlib
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.utils.data
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.errors import ShippingError, UsageError
+from stoker.errors import UsageError
 from stoker.feed import loader_state
-from stoker.feed.bookkeeping import TrainerProcess, gives_pin_memory, note_making, this_process
-from stoker.feed.iterators import TorchIterator, is_making, part_iterator, torch_iterator
+from stoker.feed.bookkeeping import gives_pin_memory, note_making, this_process
+from stoker.feed.iterators import is_making, part_iterator
+from stoker.feed.placement import AnyLoader, placed_iterator
 from stoker.logs import EventName, Log
-from stoker.settings import ProcessSettings, from_environment
-
-if TYPE_CHECKING:
-    from stoker.feed.remote_iterators import FeedIterator
+from stoker.settings import from_environment
 
 _FEED = "stoker.feed.remote_iterators"
-_MAX_LOOKED_AT_BYTES = 64 << 20
 _SEEDED = (
     "random draws of a dataset are seeded per batch: other numbers than without stoker, the same "
     "with 0 or 50 data hosts (PyTorch's own, without data hosts: --set feed.seeding=torch)"
 )
 
 _T = TypeVar("_T", covariant=True)
-
-AnyLoader = torch.utils.data.DataLoader[object]
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):
@@ -137,73 +132,10 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         return part_iterator(loader)
     process = this_process()
     began = process.timeline.clock()
-    iterator = _counted_iterator(loader, process)
+    iterator = placed_iterator(loader, process)
     # Workers start in it: the first batch waits for them.
     iterator.opened(process.timeline.clock() - began)
     return iterator
-
-
-def _counted_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterator | FeedIterator":
-    if _has_feed(process):
-        if process.books(loader).is_unshippable:
-            return torch_iterator(loader, process)
-        from stoker.feed.remote_iterators import FeedIterator, StreamIterator
-        from stoker.feed.trainer.client import feed_of
-
-        is_stream = loader._dataset_kind == _DatasetKind.Iterable
-        try:
-            return (StreamIterator if is_stream else FeedIterator)(
-                loader, process, feed_of(process)
-            )
-        except ShippingError as err:
-            books, settings = process.books(loader), process.settings
-            may_be_local = settings.feed.unshippable == "local"
-            if settings.feed.unshippable is None:
-                may_be_local = loader.num_workers == 0 or _is_unchanged(loader, settings)
-            if not may_be_local:
-                raise
-            books.is_unshippable = True
-            who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
-            Log(run=settings.run_id, host=settings.host).event(
-                EventName.LOADER_NOT_SHIPPABLE,
-                rank=settings.rank,
-                loader=books.number,
-                text=f"{err.what}; {who} the batches of that loader, without help of data hosts",
-            )
-        return torch_iterator(loader, process)
-    return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
-
-
-def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
-    """Returns how many of torch's workers make the batches; None: the script's `num_workers`."""
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        # A plan does not change them: the batches are the same as under a data group.
-        shards = process.settings.feed.shards
-        return None if shards == max(1, loader.num_workers) else shards
-    decided = process.settings.workers.get("dnn")
-    if decided is None or (_is_unchanged(loader, process.settings) and not _may_fork(loader)):
-        return None
-    return process.share(decided)
-
-
-def _is_unchanged(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    # An unchanged script must train as with torch; its author may know nothing of data hosts.
-    return settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
-
-
-def _may_fork(loader: AnyLoader) -> bool:
-    """Returns whether an unchanged loader may get workers: without any it may hold CUDA tensors."""
-    # Small loaders for validation usually have none, and are slower with some.
-    if loader.num_workers or not torch.is_grad_enabled():
-        return loader.num_workers > 0
-    from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
-
-    spec = DatasetSpec(
-        dataset=loader.dataset,
-        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-        worker_init_fn=loader.worker_init_fn,
-    )
-    return not why_unshippable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
 
 
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
@@ -220,14 +152,3 @@ def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         log = Log(run=settings.run_id, host=settings.host)
         log.event(EventName.BATCHES_SEEDED, text=_SEEDED)
     return iterator
-
-
-def _has_feed(process: TrainerProcess) -> bool:
-    settings = process.settings
-    if not settings.has_data_group or not settings.coordinator:
-        return False
-    if not process.said_unfed:
-        return True
-    from stoker.feed.unfed import is_released
-
-    return not is_released(process)

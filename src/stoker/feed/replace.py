@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    from stoker.feed.loader import AnyLoader
+    from stoker.feed.placement import AnyLoader
 
 
 class _Method(Protocol):

@@ -1,0 +1,132 @@
+"""Where a loader's batches are made: with the data group's help, or in the trainer, and why.
+
+A loader that data hosts cannot serve as torch's own iterators would is made where its script runs:
+by torch's workers, or with `num_workers=0` in the trainer's own process. That is decided once a
+loader, kept in its books, and said in one line that names the object at fault.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch.utils.data import DataLoader, _DatasetKind
+
+from stoker.errors import ShippingError
+from stoker.feed.bookkeeping import Placement, TrainerProcess
+from stoker.feed.iterators import TorchIterator, torch_iterator
+from stoker.feed.own_loaders import reach_of
+from stoker.logs import EventName, Log
+from stoker.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from stoker.feed.remote_iterators import FeedIterator
+
+_MAX_LOOKED_AT_BYTES = 64 << 20
+
+AnyLoader = DataLoader[object]
+
+
+def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterator | FeedIterator":
+    """Returns a new iterator for `loader`, over the feed or torch's own.
+
+    Raises:
+        ShippingError: If the dataset cannot be sent to the data hosts, and may not be made here.
+        FeedLostError: If no data worker came in time (from the first `next`).
+    """
+    if not _has_feed(process):
+        return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
+    books = process.books(loader)
+    if books.placement.is_fed:
+        try:
+            return _fed_iterator(loader, process)
+        except ShippingError as err:
+            if not _may_be_local(loader, process.settings):
+                raise
+            place_here(loader, process, reason="unshippable", why=err.what)
+    return torch_iterator(loader, process)
+
+
+def place_here(
+    loader: AnyLoader,
+    process: TrainerProcess,
+    *,
+    reason: Literal["unshippable"],
+    why: str,
+    path: str = "",
+) -> None:
+    """Has the trainer make a loader's batches from its next iter() on, and says why.
+
+    Args:
+        reason: See Placement.
+        why: Half a sentence, which names the object at fault.
+        path: That object, as `dataset.epoch`.
+    """
+    books, settings = process.books(loader), process.settings
+    who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
+    books.placement = Placement(reason=reason, why=why, path=path)
+    Log(run=settings.run_id, host=settings.host).event(
+        EventName.LOADER_NOT_SHIPPABLE,
+        rank=settings.rank,
+        loader=books.number,
+        text=f"{why}; {who} the batches of that loader, without help of data hosts",
+    )
+
+
+def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> "FeedIterator":
+    from stoker.feed.remote_iterators import FeedIterator, StreamIterator
+    from stoker.feed.trainer.client import feed_of
+
+    is_stream = loader._dataset_kind == _DatasetKind.Iterable
+    kind = StreamIterator if is_stream else FeedIterator
+    return kind(loader, process, feed_of(process))
+
+
+def _has_feed(process: TrainerProcess) -> bool:
+    settings = process.settings
+    if not settings.has_data_group or not settings.coordinator:
+        return False
+    if not process.said_unfed:
+        return True
+    from stoker.feed.unfed import is_released
+
+    return not is_released(process)
+
+
+def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
+    if settings.feed.unshippable is None:
+        return loader.num_workers == 0 or is_unchanged(loader, settings)
+    return settings.feed.unshippable == "local"
+
+
+def is_unchanged(loader: AnyLoader, settings: ProcessSettings) -> bool:
+    """Returns whether the loader is of torch's class, in a script that says nothing of stoker."""
+    # An unchanged script must train as with torch; its author may know nothing of data hosts.
+    is_stokers = reach_of(type(loader))[1] == "stoker"
+    return settings.replace_dataloader == "auto" and not is_stokers
+
+
+def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
+    """Returns how many of torch's workers make the batches; None: the script's `num_workers`."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        # A plan does not change them: the batches are the same as under a data group.
+        shards = process.settings.feed.shards
+        return None if shards == max(1, loader.num_workers) else shards
+    decided = process.settings.workers.get("dnn")
+    if decided is None or (is_unchanged(loader, process.settings) and not _may_fork(loader)):
+        return None
+    return process.share(decided)
+
+
+def _may_fork(loader: AnyLoader) -> bool:
+    """Returns whether an unchanged loader may get workers: without any it may hold CUDA tensors."""
+    # Small loaders for validation usually have none, and are slower with some.
+    if loader.num_workers or not torch.is_grad_enabled():
+        return loader.num_workers > 0
+    from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
+
+    spec = DatasetSpec(
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=loader.worker_init_fn,
+    )
+    return not why_unshippable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
