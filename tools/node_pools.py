@@ -5,18 +5,26 @@
 A row is the nodes of one pool, of one machine type, spot or not. What a pod gets is the allocatable
 CPU and memory of the smallest node, less half a core and 1 GiB for daemons. Prices and speeds are
 those of stoker's catalog. Spot nodes and machines of other clouds have no price: fill it in.
+
+GPUs are what a device plugin offers: nvidia.com/gpu, amd.com/gpu, Gaudi, Neuron, TPUs, parts of a
+GPU (MIG). Pods ask for one of these, the workload's kubernetes.gpu_resource. JSON and YAML are
+read: a list of nodes or single ones.
 """
 
 import argparse
 import csv
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from math import floor
 from typing import Any, TextIO
 
+import yaml
+
 from stoker.catalog import load_catalog
+from stoker.records import KubernetesSettings
 from stoker.records.platforms import amount
 
 Node = Mapping[str, Any]
@@ -35,8 +43,26 @@ POOL_LABELS = (
     *(KARPENTER, "eks.amazonaws.com/nodegroup", "alpha.eksctl.io/nodegroup-name"),
     *("cloud.google.com/gke-nodepool", "kubernetes.azure.com/agentpool"),
     # Without a provider's label, the machine or its GPU makes the pool.
-    *(TYPE, f"{GPU}.product"),
+    *(TYPE, f"{GPU}.product", "amd.com/gpu.product-name"),
 )
+# Resources of which a pod gets whole accelerators. A node may offer several names for the same
+# device: the first one counts.
+ACCELERATORS = (
+    *(GPU, "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"),
+    *("aws.amazon.com/neuron", "aws.amazon.com/neurondevice", "aws.amazon.com/neuroncore"),
+    *("google.com/tpu", "huawei.com/Ascend910", "cambricon.com/mlu"),
+)
+# Parts of a GPU. A node may offer whole ones and parts: then the whole ones count.
+_PARTS = re.compile(r"^nvidia\.com/(mig-|gpu\.shared$)")
+# Of plugins that are not in the list; not Intel's shares and counters of a GPU.
+_PERHAPS_GPUS = re.compile(
+    r"^(?!gpu\.intel\.com/).*(gpu|tpu|npu|xpu|dcu|accelerator)", re.IGNORECASE
+)
+MODELS = (
+    *(f"{GPU}.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
+    *("cloud.google.com/gke-tpu-accelerator", "gpu.intel.com/product"),
+)
+_READ_WITH = "kubectl get nodes -o json"
 # Labels of spot nodes. Pods select by them, whatever the value is: a pool may have both kinds.
 SPOT = {
     "karpenter.sh/capacity-type": "spot",
@@ -49,9 +75,9 @@ NOT_FOR_TRAINING = (
     *("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"),
     "eks.amazonaws.com/compute-type",
 )
-# Taints of a node's state, and that of GPUs, which dnn pods tolerate anyway.
+# Taints of a node's state. That of its GPUs, which dnn pods tolerate anyway, is left out, too.
 PASSING_TAINTS = (
-    *("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "karpenter.sh/", GPU),
+    *("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "karpenter.sh/"),
     *("ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler"),
 )
 
@@ -66,7 +92,7 @@ def pools(nodes: Iterable[Node], *, pool_label: str | None = None) -> list[dict[
         label = next((k for k in ((pool_label,) if pool_label else POOL_LABELS) if k in labels), "")
         why = problem(node) or ("" if label else "no label names its pool (--pool-label KEY)")
         if why:
-            say(f"node {node['metadata']['name']} left out: {why}")
+            say(f"node {name_of(node)} left out: {why}")
             continue
         key = (label, labels[label], labels.get(TYPE, ""), is_spot(labels))
         members.setdefault(key, []).append(node)
@@ -84,21 +110,23 @@ def pools(nodes: Iterable[Node], *, pool_label: str | None = None) -> list[dict[
 def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
     """Returns a pool's row: what a pod gets on its smallest node."""
     labels, count = labels_of(nodes[0]), len(nodes)
-    least = {key: min(free(node, key) for node in nodes) for key in ("cpu", "memory", GPU)}
+    resource = accelerator_of(nodes)
+    least = {key: min(free(node, key) for node in nodes) for key in ("cpu", "memory", resource)}
+    gpus = int(least[resource])
     # Rounded down: a pod that asks for more than a node has free stays pending.
     vcpus, gib = floor(least["cpu"] - DAEMON_CORES), floor(least["memory"] / 2**30) - DAEMON_GIB
     keys = (label, TYPE, *SPOT, *((ARCHITECTURE,) if labels.get(ARCHITECTURE) == "arm64" else ()))
     spot = is_spot(labels)
-    shared = set.intersection(*(taints(node) for node in nodes))
+    shared = set.intersection(*(taints(node, accelerator=resource) for node in nodes))
     gpu_mib = labels.get(f"{GPU}.memory", "")
-    model = labels.get(f"{GPU}.product") or labels.get("cloud.google.com/gke-accelerator") or ""
+    model = next((labels[key] for key in MODELS if labels.get(key)), "")
     row = dict.fromkeys(COLUMNS, "") | {
         "instance_type": name,
         "vcpus": str(vcpus),
         "memory_gib": str(gib),
-        "gpus": str(int(least[GPU])),
-        "gpu_model": model if least[GPU] else "",
-        "gpu_memory_gib_each": f"{int(gpu_mib) / 1024:g}" if gpu_mib and least[GPU] else "",
+        "gpus": str(gpus),
+        "gpu_model": model if gpus else "",
+        "gpu_memory_gib_each": f"{int(gpu_mib) / 1024:g}" if gpu_mib and gpus else "",
         "node_selector": " ".join(f"{k}={labels[k]}" for k in dict.fromkeys(keys) if k in labels),
         "taints": " ".join(sorted(shared)),
         "source": f"{count} node{'s' * (count > 1)} {labels.get(TYPE, '')}{' spot' * spot}",
@@ -109,7 +137,7 @@ def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
         row["family"] = machine.family
         if machine.coremark_per_vcpu:
             row["coremark_per_vcpu"] = f"{machine.coremark_per_vcpu:g}"
-        if least[GPU]:
+        if gpus:
             row["gpu_model"] = machine.accelerator_model or ""
             row["gpu_memory_gib_each"] = f"{machine.accelerator_memory_gib or 0:g}"
         if machine.network_gbps:
@@ -117,8 +145,9 @@ def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
             row["network_kind"] = "up_to" if machine.is_burst_network else "sustained"
         if machine.usd_per_hour and not spot:
             row |= {PRICE: f"{machine.usd_per_hour:g}", "priced_on": str(machine.priced_on or "")}
-        if machine.accelerators and not least[GPU]:
+        if machine.accelerators and not gpus:
             say(f"{name} offers no GPU of its {machine.type}: does the device plugin run there?")
+    say_accelerators(nodes, name=name, resource=resource, gpus=gpus)
     if not row[PRICE]:
         say(f"{name} has no price, so no plan uses it: fill it in")
     if model.endswith("-SHARED"):
@@ -126,8 +155,49 @@ def row_of(nodes: Sequence[Node], *, name: str, label: str) -> dict[str, str]:
     return row
 
 
+def accelerator_of(nodes: Sequence[Node]) -> str:
+    """Returns the resource that is these nodes' GPU; nvidia.com/gpu where they have none."""
+    offered = set().union(*(offers(node) for node in nodes))
+    parts = sorted(name for name in offered if _PARTS.match(name))
+    return next((name for name in (*ACCELERATORS, *parts) if name in offered), GPU)
+
+
+def offers(node: Node) -> set[str]:
+    """Returns the resources of which a pod can get some on the node."""
+    return {name for name in allocatable(node) if free(node, name) > 0}
+
+
+def say_accelerators(nodes: Sequence[Node], *, name: str, resource: str, gpus: int) -> None:
+    """Names what the workload has to say of a pool's accelerators, and what is not counted.
+
+    Args:
+        nodes: The nodes of the pool.
+        name: The pool's name.
+        resource: The resource that is its GPU.
+        gpus: How many of it a pod gets.
+    """
+    lacking = sum(resource not in offers(node) for node in nodes)
+    if 0 < lacking < len(nodes):
+        say(f"{name}: {lacking} of {len(nodes)} nodes offer no {resource}, so the pool has none")
+    if gpus and resource != KubernetesSettings().gpu_resource:
+        say(f"{name} has {resource}: set kubernetes.gpu_resource: {resource} to train there")
+    if gpus and (
+        _PARTS.match(resource) or "-MIG-" in labels_of(nodes[0]).get(f"{GPU}.product", "")
+    ):
+        say(f"{name} has parts of GPUs: predictions do not hold there")
+    known = {*ACCELERATORS, resource}
+    others = {each for node in nodes for each in offers(node) if each not in known}
+    for other in sorted(others):
+        if _PARTS.match(other) or (not gpus and _PERHAPS_GPUS.search(other)):
+            say(f"{name} offers {other}, too, which is not counted")
+
+
+def name_of(node: Node) -> str:
+    return str((node.get("metadata") or {}).get("name") or "without a name")
+
+
 def labels_of(node: Node) -> Mapping[str, str]:
-    found: Mapping[str, str] = node["metadata"].get("labels", {})
+    found: Mapping[str, str] = (node.get("metadata") or {}).get("labels") or {}
     return found
 
 
@@ -137,24 +207,67 @@ def is_spot(labels: Mapping[str, str]) -> bool:
 
 def problem(node: Node) -> str:
     """Returns why no pod can be put on the node; "" where one can."""
-    if node["spec"].get("unschedulable"):
+    if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
     ready = {"type": "Ready", "status": "True"}
-    conditions = node["status"].get("conditions", [])
+    conditions = (node.get("status") or {}).get("conditions") or []
     return "" if any(ready.items() <= each.items() for each in conditions) else "not ready"
 
 
+def allocatable(node: Node) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (node.get("status") or {}).get("allocatable") or {}
+    return found
+
+
 def free(node: Node, resource: str) -> Decimal:
-    return amount(str(node["status"].get("allocatable", {}).get(resource, "0")))
+    return amount(str(allocatable(node).get(resource, "0")))
 
 
-def taints(node: Node) -> set[str]:
+def taints(node: Node, *, accelerator: str = GPU) -> set[str]:
     """Returns the taints that stay, as KEY=VALUE:EFFECT."""
+    passing = (*PASSING_TAINTS, accelerator)
     return {
-        f"{each['key']}{'=' * bool(each.get('value'))}{each.get('value', '')}:{each['effect']}"
-        for each in node["spec"].get("taints", [])
-        if not each["key"].startswith(PASSING_TAINTS)
+        f"{each['key']}{'=' * bool(each.get('value'))}{each.get('value') or ''}:{each['effect']}"
+        for each in (node.get("spec") or {}).get("taints") or []
+        if not each["key"].startswith(passing)
     }
+
+
+def nodes_in(text: str) -> list[Node]:
+    """Returns the nodes of kubectl's JSON or YAML: of lists and of single nodes.
+
+    Raises:
+        SystemExit: If it is neither, or holds other objects or no node.
+    """
+    nodes: list[Node] = []
+    for document in documents_in(text.removeprefix("\ufeff")):
+        items = document if isinstance(document, list) else [document]
+        if isinstance(document, dict) and "items" in document:
+            items = document["items"] or []
+        for item in items:
+            kind = item.get("kind", "Node") if isinstance(item, dict) else "text"
+            if kind != "Node":
+                raise SystemExit(f"error: expected nodes, found a {kind}: {_READ_WITH}")
+            nodes.append(item)
+    if not nodes:
+        raise SystemExit("error: the list has no nodes: may this user list the cluster's nodes?")
+    return nodes
+
+
+def documents_in(text: str) -> Iterator[object]:
+    """Yields the documents of a text: JSON, also one after the other, or YAML."""
+    try:
+        documents, rest = [], text.strip()
+        while rest:
+            document, end = json.JSONDecoder().raw_decode(rest)
+            documents.append(document)
+            rest = rest[end:].strip()
+    except ValueError:
+        try:
+            documents = [each for each in yaml.safe_load_all(text) if each is not None]
+        except yaml.YAMLError:
+            raise SystemExit(f"error: neither JSON nor YAML: {_READ_WITH}") from None
+    yield from documents
 
 
 def say(note: str) -> None:
@@ -165,9 +278,9 @@ def main(arguments: Sequence[str] | None = None, *, nodes: TextIO, out: TextIO) 
     parser = argparse.ArgumentParser(description="kubectl get nodes -o json | node_pools.py")
     parser.add_argument("--pool-label", metavar="KEY", help="label that names a node's pool")
     given = parser.parse_args(arguments)
-    if not (text := nodes.read()):
-        raise SystemExit("error: no nodes on stdin: kubectl get nodes -o json")
-    rows = pools(json.loads(text)["items"], pool_label=given.pool_label)
+    if not (text := nodes.read()).strip():
+        raise SystemExit(f"error: no nodes on stdin: {_READ_WITH}")
+    rows = pools(nodes_in(text), pool_label=given.pool_label)
     usable = [row for row in rows if int(row["vcpus"]) > 0 and int(row["memory_gib"]) > 0]
     if not usable:
         raise SystemExit("error: no node pool has room for a pod")

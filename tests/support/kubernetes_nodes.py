@@ -17,9 +17,10 @@ def node(
     zone="us-east-1a",
     ready=True,
     cordoned=False,
+    offers=None,
 ):
-    """Builds a node; taints are KEY=VALUE:EFFECT."""
-    allocatable = {"cpu": cpu, "memory": memory, "pods": "110"}
+    """Builds a node; taints are KEY=VALUE:EFFECT; `offers` has more resources."""
+    allocatable = {"cpu": cpu, "memory": memory, "pods": "110", **(offers or {})}
     if gpus:
         allocatable["nvidia.com/gpu"] = str(gpus)
     found = {
@@ -32,6 +33,8 @@ def node(
         **(labels or {}),
     }
     return {
+        "apiVersion": "v1",
+        "kind": "Node",
         "metadata": {"name": name, "labels": found},
         "spec": {
             "taints": [_taint(text) for text in taints],
