@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from stoker.cli.init import write_project
+from stoker.cli.script_command import command_of
 from stoker.errors import UsageError
 from stoker.settings import read_workload
 from support.command import process, stoker, succeeds
@@ -109,6 +110,147 @@ def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path):
     (tmp_path / ".gitignore").write_text("own")
     assert "other files" in stoker("init", "--script", "Train It.py", cwd=tmp_path).stderr
     assert (tmp_path / ".gitignore").read_text() == "own"
+
+
+def project(folder: Path) -> None:
+    """Writes scripts of many kinds, and a package."""
+    texts = {
+        "train.py": "import torch\n",
+        "train.sh": "python train.py\n",
+        "posix.sh": "#!/bin/sh\npython train.py\n",
+        "shell": "#!/usr/bin/env bash\npython train.py\n",
+        "windows": "#!/bin/bash\r\npython train.py\r\n",
+        "py": "#!/usr/bin/env -S python3 -u\nprint(1)\n",
+        "plain": "import torch\nprint(1)\n",
+        "ruby": "#!/usr/bin/env ruby\nputs 1\n",
+        "made": "#!/usr/bin/env Rscript\nprint(1)\n",
+        "with space.py": "",
+        "it's.sh": "",
+        "-dash.py": "",
+        "pkg/__init__.py": "",
+        "pkg/relative.py": "from . import model\n",
+        "pkg/absolute.py": "import pkg.model\n",
+        "pkg/alone.py": "import model\n",
+        "pkg/deep/__init__.py": "",
+        "pkg/deep/train.py": "from ..model import Net\n",
+        "pkg/__main__.py": "from pkg.model import Net\n",
+        "tool/__main__.py": "print(1)\n",
+        "notes.txt": "not a program\n",
+        "book.ipynb": "{}",
+    }
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    for name in ("made", "train.sh"):
+        (folder / name).chmod(0o755)
+
+
+COMMANDS = {
+    "train.py": ("python", "train.py"),
+    "train.sh": ("bash", "train.sh"),
+    "posix.sh": ("sh", "posix.sh"),
+    "shell": ("bash", "shell"),
+    "windows": ("bash", "windows"),
+    "py": ("python", "-u", "py"),
+    "plain": ("python", "plain"),
+    "ruby": ("ruby", "ruby"),
+    "made": ("./made",),
+    "with space.py": ("python", "with space.py"),
+    "it's.sh": ("bash", "it's.sh"),
+    "./-dash.py": ("python", "./-dash.py"),
+    "pkg/relative.py": ("python", "-m", "pkg.relative"),
+    "pkg/absolute.py": ("python", "-m", "pkg.absolute"),
+    "pkg/alone.py": ("python", "pkg/alone.py"),
+    "pkg/deep/train.py": ("python", "-m", "pkg.deep.train"),
+    "pkg": ("python", "-m", "pkg"),
+    "tool": ("python", "tool"),
+    "pkg.relative": ("python", "-m", "pkg.relative"),
+    "-m pkg.relative --lr 0.1": ("python", "-m", "pkg.relative", "--lr", "0.1"),
+    "python -u train.py --epochs 3": ("python", "-u", "train.py", "--epochs", "3"),
+    "accelerate launch train.py": ("accelerate", "launch", "train.py"),
+    "torchrun train.py --lr 1": ("python", "train.py", "--lr", "1"),
+    "torchrun -m pkg.relative": ("python", "-m", "pkg.relative"),
+    "torchrun --no-python ./made": ("./made",),
+}
+
+
+@pytest.mark.parametrize("given", COMMANDS)
+def test_a_workload_starts_a_script_as_the_user_would(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    assert command_of(given, Path()).words == COMMANDS[given]
+
+
+@pytest.mark.parametrize("given", ["train.sh", "train.py", "shell", "made", "with space.py"])
+def test_a_script_is_seen_from_the_project_s_folder(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    (tmp_path / "elsewhere" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "below")
+    *_, last = command_of(given, Path("mine")).words
+    assert last == f"../{given}"
+    # A program sees the folder, and not the link to it.
+    *_, last = command_of(given, Path("link")).words
+    assert (tmp_path / "link" / last).resolve() == tmp_path / given
+
+
+@pytest.mark.parametrize(
+    ("line", "processes", "hosts"),
+    [
+        ("torchrun --nproc-per-node 4 train.py", 4, 1),
+        ("torchrun --nproc_per_node=2 --nnodes=2 --rdzv-backend c10d train.py", 2, 2),
+        ("torchrun --standalone --nproc-per-node gpu train.py", None, 1),
+        ("torchrun --nnodes 1:3 --max-restarts 3 train.py --nproc-per-node 9", None, 1),
+    ],
+)
+def test_stoker_starts_the_ranks_that_a_line_of_torchrun_names(
+    line, processes, hosts, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    project(tmp_path)
+    succeeds("init", "--script", line, cwd=tmp_path)
+    workload = read_workload(tmp_path / "train.yaml")
+    assert workload.command[:2] == ("python", "train.py")
+    assert workload.cluster.dnn.processes_per_host == processes
+    assert workload.cluster.dnn.count == hosts
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "fix"),
+    [
+        ("book.ipynb", "is a notebook", "nbconvert --to script book.ipynb"),
+        ("notes.txt", "neither a Python or shell script", "--script 'PROGRAM notes.txt'"),
+        ("mine/pkg", "no such script", "correct the path"),
+        ("pkg/deep", "is a folder without", "name the script"),
+        ("torchrun --nproc-per-node 2", "names no script", "train.py"),
+    ],
+)
+def test_what_nothing_runs_is_refused(given, said, fix, tmp_path):
+    project(tmp_path)
+    done = stoker("init", "--script", given, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert fix in done.stderr
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_script_of_a_package_needs_the_package_s_folder(tmp_path):
+    project(tmp_path)
+    done = stoker("init", "mine", "--script", "pkg/relative.py", cwd=tmp_path)
+    assert "stoker init . --script pkg/relative.py" in done.stderr
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_shell_script_is_trained_by_its_workload(tmp_path):
+    (tmp_path / "my scripts").mkdir()
+    (tmp_path / "my scripts" / "train.sh").write_text("echo it-runs $PWD\n")
+    done = succeeds("init", "mine", "--script", "my scripts/train.sh", cwd=tmp_path)
+    assert read_workload(tmp_path / "mine" / "train.yaml").command == (
+        *("bash", "../my scripts/train.sh"),
+    )
+    done = succeeds("train", "train.yaml", cwd=tmp_path / "mine")
+    assert f"it-runs {tmp_path / 'mine'}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`stoker init` makes a project of a script, a training job or an example."""
 
 import json
-import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -67,14 +67,14 @@ _PLATFORMS = {
     "local": """\
 # Where it trains today: local.cN is N cores of this machine.
 cluster:
-  dnn: {{instance_type: local.c{cores}, count: 1}}
+  dnn: {{instance_type: local.c{cores}, count: {hosts}{processes}}}
 """,
     "sagemaker": """\
 platform: sagemaker
 image: ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG
 # Where it trains today.
 cluster:
-  dnn: {{instance_type: ml.g5.xlarge, count: 1}}
+  dnn: {{instance_type: ml.g5.xlarge, count: {hosts}{processes}}}
 # The script finds it in the folder that $SM_CHANNEL_TRAINING names.
 channels:
   training: {{uri: s3://BUCKET/{name}}}
@@ -97,7 +97,7 @@ platform: kubernetes
 image: REGISTRY/stoker:TAG
 # Where it trains today: an instance type, or a node pool.
 cluster:
-  dnn: {{instance_type: g5.xlarge, count: 1}}
+  dnn: {{instance_type: g5.xlarge, count: {hosts}{processes}}}
 # The script finds it in the folder that $SM_CHANNEL_TRAINING names.
 channels:
   training: {{uri: pvc://datasets/{name}}}
@@ -116,7 +116,7 @@ kubernetes:
 def init_verb(
     folder: Path | None = None,
     *,
-    script: Path | None = None,
+    script: str | None = None,
     example: Annotated[str, typer.Option(show_default=False)] = "",
     platform: Annotated[
         str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
@@ -132,7 +132,9 @@ def init_verb(
         folder ([DIR]): Folder of the project, new or existing (with --script, default: this
             folder).
         script (F): Make a workload for this training script, a .gitignore, and with --platform a CI
-            job that compiles the pipeline (default: copy an example).
+            job that compiles the pipeline (default: copy an example). A Python or shell script, a
+            program, a module (-m package.module), or a whole line, such as
+            "torchrun --nproc-per-node 4 train.py".
         example (NAME): Copy this workload of stoker's configs, and the files that it needs
             (default: mnist).
         from_training_job (NAME): Make a workload from this SageMaker training job (default: copy an
@@ -189,27 +191,29 @@ def init_verb(
 _Made = tuple[dict[Path, Path | str], list[str]]
 
 
-def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
+def _of_script(script: str, folder: Path, *, platform: str) -> _Made:
+    from stoker.cli.script_command import command_of
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
 
-    if not script.is_file():
-        raise UsageError(
-            f"no such script: {script}", where=f"folder {Path.cwd()}", fix="correct the path"
-        )
     # Commands are relative to the folder that stoker runs in.
-    program = os.path.relpath(script, folder)
-    if platform != "local" and program.startswith(os.pardir):
+    command = command_of(script, folder)
+    if platform != "local" and command.is_outside:
+        top = Path(script).parent if Path(script).is_file() else Path()
         raise UsageError(
             f"{script} is outside of {folder}: only that folder is sent with the job",
             where="--script",
-            fix=f"stoker init {script.parent} --script {script} --platform {platform}",
+            fix=f"stoker init {top} --script {shlex.quote(script)} --platform {platform}",
         )
-    command = ["python", program]
-    name = workload_of(command, overrides=()).name
+    name = workload_of([f"{command.name}.py"], overrides=()).name
     file = Path(f"{name}.yaml")
+    processes = f", processes_per_host: {command.processes}" if command.processes else ""
     text = (_WORKLOAD + _PLATFORMS[platform]).format(
-        name=name, command=json.dumps(command), cores=usable_vcpus()
+        name=name,
+        command=json.dumps(command.words),
+        cores=usable_vcpus(),
+        hosts=command.hosts,
+        processes=processes,
     )
     if platform == "local":
         return {file: text}, [
