@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import ssl
 import tarfile
 import threading
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,8 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
+from botocore.response import StreamingBody
 
 from stoker.catalog import load_catalog
 from stoker.errors import (
@@ -698,6 +701,50 @@ def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(aws, cont
     end = run.wait()
     assert (end.status, end.output_dir) == ("succeeded", None)
     assert "outputs_read_failed" in capsys.readouterr().err
+
+
+class BrokenStream(io.BytesIO):
+    """An object's content whose connection fails after `after` bytes."""
+
+    def __init__(self, content: bytes, *, after: int, error: Exception) -> None:
+        super().__init__(content)
+        self._after, self._error = after, error
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() >= self._after:
+            raise self._error
+        return super().read(min(self._after, size if size and size > 0 else self._after))
+
+
+# botocore's ReadTimeoutError is an OSError as well; the others are of sockets below it.
+STREAM_ERRORS = {
+    "read timeout": ReadTimeoutError(endpoint_url="https://s3.example"),
+    "streaming": ResponseStreamingError(error="cut"),
+    "reset": ConnectionResetError(104, "Connection reset by peer"),
+    "socket timeout": TimeoutError("timed out"),
+    "tls": ssl.SSLError("bad record"),
+}
+
+
+@pytest.mark.parametrize("error", STREAM_ERRORS.values(), ids=list(STREAM_ERRORS))
+def test_outputs_whose_stream_breaks_off_are_read_again(aws, answers, run, error):
+    content = archive(**{"stoker/training.json": record(exit_code=0)})
+    aws.write_object(OUTPUTS, content)
+    broken = BrokenStream(content, after=len(content) // 2, error=error)
+    answers.answer("s3", "GetObject", {"Body": StreamingBody(broken, len(content))})
+    assert (run.wait().output_dir / "stoker" / "training.json").exists()
+    assert answers.count("GetObject") == 2
+
+
+def test_outputs_that_cannot_be_read_in_time_are_unknown(aws, answers, run):
+    error = ReadTimeoutError(endpoint_url="https://s3.example")
+    aws.write_object(OUTPUTS, archive(**{"stoker/training.json": record(exit_code=0)}))
+
+    def stall(answer: dict[str, object]) -> None:
+        answer["Body"] = BrokenStream(b"", after=0, error=error)
+
+    answers.change("s3", "GetObject", stall)
+    assert run.wait().unfetched == OUTPUTS
 
 
 @pytest.mark.parametrize("limit", ["MAX_FILE_BYTES", "MAX_TOTAL_BYTES"])

@@ -223,14 +223,13 @@ class Aws:
     def open_object(self, uri: str) -> Iterator[IO[bytes]]:
         """Opens an object as a stream; raises ServiceError, also if the stream breaks off."""
         bucket, key = split_uri(uri)
-        # Around the `yield`, as the stream may break off.
         with explained("s3:GetObject", where=uri):
             body = self._s3("get_object", Bucket=bucket, Key=key)["Body"]
-            content = cast("IO[bytes]", body)
-            try:
-                yield content
-            finally:
-                content.close()
+        content = cast("IO[bytes]", body)
+        try:
+            yield cast("IO[bytes]", _ObjectStream(content, uri=uri))
+        finally:
+            content.close()
 
     def write_object(
         self, uri: str, content: bytes | IO[bytes], *, kms_key: str | None = None
@@ -291,6 +290,34 @@ class Aws:
     def _s3(self, method: str, **parameters: object) -> Mapping[str, object]:
         answer: Mapping[str, object] = getattr(self.client("s3"), method)(**parameters)
         return answer
+
+
+class _ObjectStream:
+    """The content of an object; a stream that breaks off raises ServiceError.
+
+    Here, not around the reader: botocore's ReadTimeoutError is an OSError, which a reader that
+    writes files would take for its own disk's.
+    """
+
+    def __init__(self, content: IO[bytes], *, uri: str) -> None:
+        self._content = content
+        self._uri = uri
+
+    def read(self, *size: int) -> bytes:
+        """Returns the next `size` bytes, all of them without it; b"" at the end."""
+        # botocore wraps some of urllib3's errors, and none of a socket's.
+        from urllib3.exceptions import HTTPError
+
+        action = "s3:GetObject"
+        try:
+            with explained(action, where=self._uri):
+                return self._content.read(*size)
+        except (OSError, HTTPError) as err:
+            what = f"AWS did not answer: {err}"
+            code = type(err).__name__
+            raise ServiceError(
+                what, where=self._uri, code=code, action=action, kind="away"
+            ) from err
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
