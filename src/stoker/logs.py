@@ -202,11 +202,12 @@ class Log:
         self._lock = threading.Lock()
 
     def event(self, name: EventName, **values: LogValue) -> None:
-        """Writes one line. A closed or full stream is ignored: logging must not end a job."""
+        """Writes one line. A stream that cannot take it is ignored: logging must not end a job."""
         pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
         line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"
-        # A full disk or a closed pipe; ValueError: a stream closed in this process.
-        with self._lock, suppress(OSError, ValueError):
+        # A full disk, a closed pipe or stream, a script that sets sys.stderr to None, whatever a
+        # console raises that took its place.
+        with self._lock, suppress(Exception):
             # Looked up at each event: tests and notebooks replace it.
             stream = self._stream or sys.stderr
             stream.write(line)

@@ -4,6 +4,7 @@ import copy
 import gc
 import hashlib
 import io
+import itertools
 import multiprocessing
 import random
 from collections.abc import Callable, Iterator
@@ -438,3 +439,30 @@ def test_none_is_refused_as_a_state_and_an_empty_one_is_ignored():
     loader.load_state_dict({})
     with pytest.raises(TypeError, match="takes what state_dict returned, not None"):
         loader.load_state_dict(None)
+
+
+class PreemptedError(Exception):
+    """What a script's handler of SIGTERM raises."""
+
+
+def test_a_state_that_is_saved_after_a_handler_raised_between_two_draws_resumes(monkeypatch):
+    def loader() -> stoker.DataLoader[torch.Tensor]:
+        return stoker.DataLoader(range(40), batch_size=4, shuffle=True)
+
+    torch.manual_seed(0)
+    interrupted = loader()
+    batches = iter(interrupted)
+    taken = [next(batches).tolist() for _ in range(3)]
+
+    def preempted(*_: object, **__: object) -> str:
+        raise PreemptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.feed.sampler.digest_with", preempted)
+        with pytest.raises(PreemptedError):
+            next(batches)
+    state = interrupted.state_dict()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    rest = [batch.tolist() for batch in resumed]
+    assert sorted(itertools.chain(*taken, *rest)) == list(range(40))

@@ -39,7 +39,21 @@ def test_a_line_that_only_looks_like_an_event_is_read_in_time_with_its_length(en
     parse_line(f"stoker 2026-11-20T08:00:00.123Z run=a host=b feed {end}" * 10)
 
 
-def test_a_closed_stream_does_not_end_the_job():
+class TrackersConsole:
+    """A console that took the place of stderr, and lost its connection."""
+
+    def write(self, text: str) -> None:
+        raise RuntimeError("the tracker is gone")
+
+
+def closed_stream() -> io.StringIO:
     stream = io.StringIO()
     stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [closed_stream(), TrackersConsole(), None])
+def test_a_stream_that_takes_no_line_does_not_end_the_job(stream, monkeypatch):
     Log(run="r", host="h", stream=stream).event("still_here")
+    monkeypatch.setattr("sys.stderr", stream)
+    Log(run="r", host="h").event("still_here")

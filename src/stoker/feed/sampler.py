@@ -154,11 +154,13 @@ class SamplerOrder:
                 rewind.after(position.num_drawn + 1, num_taken=position.num_yielded or 0)
             position.is_drawn_out = True
             raise
-        position.num_drawn += 1
+        digest = position.digest
         if self._is_map_style:
-            position.digest = digest_with(index, before=position.digest)
-            if self._keeps_ahead:
-                position.ahead.append(index)
+            digest = digest_with(index, before=digest)
+        # Together: a signal's handler may raise between two lines, and the script may save after.
+        position.num_drawn, position.digest = position.num_drawn + 1, digest
+        if self._keeps_ahead and self._is_map_style:
+            position.ahead.append(index)
         if rewind is not None:
             rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
         return index
