@@ -265,7 +265,7 @@ def test_figures_go_to_the_services_own_mlflow_and_tensorboard():
 
 
 def test_spot_without_checkpoints_is_told():
-    body = plan_body(job(DNN, sagemaker=settings(request=SPOT)))
+    body = plan_body(job(DNN, sagemaker=settings(request=SPOT, max_run_seconds=3600)))
     said = "without sagemaker.checkpoint_uri an interrupted job starts from scratch"
     assert notes(body) == [said]
 

@@ -13,11 +13,14 @@ from datetime import UTC, datetime
 from typing import IO, cast
 
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, UsageError
+from stoker.platforms.service_limits import object_problem, over_limits, tag_problems
 from stoker.records import Json
 from stoker.records.base import mappings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, may_pass, repeated
 from stoker.settings import cloud_region
 
+# Operations that change nothing: what they are asked for exists, or does not.
+_READING = ("Describe", "List", "Get", "Head")
 # Attempts of one call with exponential backoff (botocore's standard mode: at most 20 s each).
 MAX_ATTEMPTS = 8
 
@@ -181,6 +184,8 @@ class Aws:
         client = self.client(service)
         from botocore import xform_name
 
+        if not operation.startswith(_READING):
+            _check_limits(client, operation, parameters, where=action)
         method = getattr(client, xform_name(operation))
         with explained(action):
             answer = method(**parameters)
@@ -236,6 +241,7 @@ class Aws:
     ) -> None:
         """Writes an object, encrypted with the given key or the bucket's."""
         bucket, key = split_uri(uri)
+        _check_object(uri)
         with explained("s3:PutObject", where=uri):
             self._s3("put_object", Bucket=bucket, Key=key, Body=content, **_encryption(kms_key))
 
@@ -245,6 +251,7 @@ class Aws:
         Only one of several concurrent callers writes, unless the store has no conditional writes.
         """
         bucket, key = split_uri(uri)
+        _check_object(uri)
         for attempt in range(_CONFLICTS):
             if attempt:
                 self.sleep(1.0)
@@ -318,6 +325,28 @@ class _ObjectStream:
             raise ServiceError(
                 what, where=self._uri, code=code, action=action, kind="away"
             ) from err
+
+
+def _check_limits(
+    client: object, operation: str, parameters: Mapping[str, object], *, where: str
+) -> None:
+    """Raises UsageError for what the service's model says it would refuse, all of it in one."""
+    # Clients of recorded answers have none.
+    model = getattr(getattr(client, "meta", None), "service_model", None)
+    if model is None:
+        return
+    shape = model.operation_model(operation).input_shape
+    found = [*over_limits(parameters, shape), *tag_problems(parameters.get("Tags"))]
+    refused = [f"{each.place} {each.what}" for each in found if not each.is_growing]
+    if refused:
+        what = f"{operation} would refuse this: " + "; ".join(refused)
+        raise UsageError(what, where=where, fix=f"see the API reference of {operation}")
+
+
+def _check_object(uri: str) -> None:
+    problem = object_problem(split_uri(uri)[1])
+    if problem:
+        raise UsageError(f"S3 would refuse this address: {problem}", where=uri)
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:

@@ -15,6 +15,7 @@ from stoker.pipelines.base import (
     project_pipeline,
     sagemaker_of,
 )
+from stoker.pipelines.sagemaker.limits import check_definition
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
@@ -67,6 +68,15 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
     # It hides the account from the SDK, so it imports the SDK before the project does.
     with project_pipeline("sagemaker", folder=here, library="stoker.sagemaker") as module:
         definition = str(module.build(request))
+    settings = sagemaker_of(request.workload)
+    check_definition(
+        {
+            "PipelineName": request.workload.name,
+            "RoleArn": settings.pipeline_role or settings.role,
+            "PipelineDefinition": definition,
+            "Tags": [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())],
+        }
+    )
     return Compiled(
         name=request.workload.name,
         description=describe(request.workload, request.parameters),

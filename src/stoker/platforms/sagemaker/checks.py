@@ -1,26 +1,67 @@
-"""Rules of a CreateTrainingJob request that the service checks late, or not at all.
+"""Rules of a CreateTrainingJob request, of which botocore checks few before it is sent.
 
-The service refuses wrong lengths and patterns at once. It checks instance groups minutes later, or
-after a pipeline's first steps.
+The service refuses wrong lengths and patterns when it is asked, after the uploads: its model has
+them (`service_limits`). It checks instance groups minutes later, or after a pipeline's first steps.
 """
 
-import functools
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-from stoker.errors import MissingExtraError, UsageError
+from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
+from stoker.platforms.service_limits import (
+    OverLimit,
+    RequestPath,
+    input_shape,
+    over_limits,
+    path_text,
+    service_model,
+    tag_problems,
+)
 from stoker.records import Channel, Json, SageMakerSettings, bare_type, nearest
 from stoker.records.base import mapping, mappings
-
-if TYPE_CHECKING:
-    from botocore.model import ServiceModel
 
 Body = Mapping[str, Json]
 TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
+# 28 days: CreateTrainingJob, StoppingCondition.
+MAX_RUN_SECONDS = 28 * 86400
+# Of a volume of EBS (gp2), as CreateProcessingJob says.
+MAX_VOLUME_GB = 16384
+# Of an instance type: g5, c7i-flex, p4de, trn1n.
+_FAMILY = re.compile(r"[a-z]+[0-9]+[a-z-]*")
 _FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
+
+# Where the workload, or a command, says a part of the request.
+_KEYS: Mapping[RequestPath, str] = {
+    ("TrainingJobName",): "--name, or key name",
+    ("RoleArn",): "key sagemaker.role",
+    ("AlgorithmSpecification", "TrainingImage"): "key image",
+    ("AlgorithmSpecification", "ContainerEntrypoint"): "key sagemaker.entrypoint",
+    ("AlgorithmSpecification", "ContainerArguments"): "key command",
+    ("ResourceConfig", "InstanceGroups"): "the plan's groups (--group)",
+    ("ResourceConfig", "InstanceType"): "the plan's groups (--group)",
+    ("ResourceConfig", "InstanceCount"): "the plan's groups (--group)",
+    ("OutputDataConfig", "S3OutputPath"): "key sagemaker.output_uri",
+    ("StoppingCondition", "MaxRuntimeInSeconds"): "key sagemaker.max_run_seconds",
+    ("CheckpointConfig",): "key sagemaker.checkpoint_uri",
+    ("MlflowConfig", "MlflowRunName"): "--name, or key name",
+    ("MlflowConfig",): "key tracking",
+    ("TensorBoardOutputConfig",): "key sagemaker.output_uri",
+    ("HyperParameters",): "key hyperparameters",
+    ("Environment",): "key environment",
+}
+_IN_CHANNEL = {
+    "S3Uri": "uri",
+    "DirectoryPath": "uri",
+    "FileSystemId": "uri",
+    "S3DataType": "data_type",
+    "S3DataDistributionType": "distribution",
+    "AttributeNames": "attribute_names",
+    "InstanceGroupNames": "groups",
+    "InputMode": "mode",
+    "RecordWrapperType": "record_wrapper",
+}
 
 
 def groups_of(body: Body) -> list[Body]:
@@ -133,17 +174,6 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
             yield UsageError(what, where=where, fix=fix)
 
 
-@functools.cache
-def _model() -> "ServiceModel":
-    try:
-        from botocore.loaders import Loader
-        from botocore.model import ServiceModel
-    except ImportError as err:
-        raise MissingExtraError.of(err, extra="aws") from None
-    # Not from a client, which would need a region, and look for credentials on the network.
-    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
-
-
 def check_body(body: Body) -> None:
     """Raises the first of `problems`."""
     for problem in problems(body):
@@ -152,10 +182,9 @@ def check_body(body: Body) -> None:
 
 def problems(body: Body) -> Iterator[UsageError]:
     """Yields an error for each broken rule; one alone if botocore refuses the request."""
-    model = _model()
+    shape = input_shape("sagemaker", "CreateTrainingJob")
     from botocore.validate import ParamValidator
 
-    shape = model.operation_model("CreateTrainingJob").input_shape
     if wrong := ParamValidator().validate(body, shape).generate_report():
         yield UsageError(
             "CreateTrainingJob would refuse this: " + wrong.replace("\n", "; "),
@@ -165,6 +194,36 @@ def problems(body: Body) -> Iterator[UsageError]:
         return
     for rule in _RULES:
         yield from rule(body)
+    for problem in (*over_limits(body, shape), *tag_problems(body.get("Tags"))):
+        # Instance types have a rule.
+        if not problem.is_growing:
+            yield _refused(problem, body)
+
+
+def _refused(problem: OverLimit, body: Body) -> UsageError:
+    """Returns the error for a value that is over a limit, at the workload's key."""
+    what = f"CreateTrainingJob would refuse this: {problem.place} {problem.what}"
+    fix = problem.nearest or "see the API reference of CreateTrainingJob"
+    return UsageError(what, where=key_of(problem.path, body), fix=fix)
+
+
+def key_of(path: RequestPath, body: Body) -> str:
+    """Returns where a user wrote a part of the request: "key channels.train.uri"."""
+    if path[:1] == ("InputDataConfig",) and len(path) > 1 and isinstance(path[1], int):
+        name = channels_of(body)[path[1]][0]
+        if name in (TOKEN_CHANNEL, CODE_CHANNEL):
+            return "key sagemaker.output_uri"
+        parts = [_IN_CHANNEL[part] for part in map(str, path[2:]) if part in _IN_CHANNEL]
+        is_own = parts or path[2:] in ((), ("ChannelName",))
+        if is_own:
+            return ".".join(("key channels", name, *parts[:1]))
+        return f"key sagemaker.request.InputDataConfig[{name}].{path_text(path[2:])}"
+    for length in (2, 1):
+        key = _KEYS.get(path[:length])
+        if key is not None:
+            is_map = length == 1 and path[0] in ("HyperParameters", "Environment")
+            return f"{key}.{path[1]}" if is_map and len(path) > 1 else key
+    return f"key sagemaker.request.{path_text(path)}"
 
 
 def notes(body: Body) -> list[str]:
@@ -185,6 +244,13 @@ def notes(body: Body) -> list[str]:
             )
         if mode_of(body, channel) == "Pipe":
             found.append(f"channel {name}: only one process can read a pipe, once per epoch")
+    known = _known_types()
+    for _, name in instance_types(body):
+        if name not in known:
+            found.append(
+                f"the installed botocore knows no training type {name}: perhaps it is newer "
+                f"(pip install -U botocore); {nearest(name, known)}"
+            )
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
         found.append("without sagemaker.checkpoint_uri an interrupted job starts from scratch")
     return found
@@ -195,7 +261,7 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
     if not groups:
         return
     # botocore checks no upper limits.
-    most = int(_model().shape_for("InstanceGroups").metadata["max"])
+    most = int(service_model("sagemaker").shape_for("InstanceGroups").metadata["max"])
     if len(groups) > most:
         yield UsageError(
             f"a job has at most {most} instance groups, found {len(groups)}",
@@ -213,10 +279,39 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=spot, fix=fix)
 
 
+def _time_rules(body: Body) -> Iterator[UsageError]:
+    """Checks times and volumes whose limits are in the API's reference, but in no model."""
+    stopping, key = mapping(body, "StoppingCondition"), "key sagemaker.max_run_seconds"
+    seconds, waited = stopping.get("MaxRuntimeInSeconds"), stopping.get("MaxWaitTimeInSeconds")
+    if isinstance(seconds, int) and seconds > MAX_RUN_SECONDS:
+        what = f"a training job may run for 28 days ({MAX_RUN_SECONDS} s), not {seconds} s"
+        yield UsageError(what, where=key, fix="set fewer seconds, and continue from a checkpoint")
+    if isinstance(seconds, int) and isinstance(waited, int) and waited < seconds:
+        what = f"MaxWaitTimeInSeconds ({waited}) is less than MaxRuntimeInSeconds ({seconds})"
+        where = "key sagemaker.request.StoppingCondition.MaxWaitTimeInSeconds"
+        yield UsageError(what, where=where, fix="it contains the time of the run: set more")
+    volume = mapping(body, "ResourceConfig").get("VolumeSizeInGB")
+    if isinstance(volume, int) and volume > MAX_VOLUME_GB:
+        what = f"a host's volume has at most {MAX_VOLUME_GB} GB, not {volume}"
+        where = "key sagemaker.request.ResourceConfig.VolumeSizeInGB"
+        yield UsageError(what, where=where, fix="read the data from S3 (mode FastFile) or FSx")
+
+
+def _known_types() -> tuple[str, ...]:
+    return tuple(service_model("sagemaker").shape_for("TrainingInstanceType").enum)
+
+
+def _may_be_newer(name: str, known: Sequence[str]) -> bool:
+    """Returns whether a type may be newer than botocore's model: its size is another one's."""
+    family, _, size = bare_type(name).partition(".")
+    sizes = {each.rpartition(".")[2] for each in known}
+    return bool(_FAMILY.fullmatch(family)) and size in sizes
+
+
 def _type_rules(body: Body) -> Iterator[UsageError]:
-    known = tuple(_model().shape_for("TrainingInstanceType").enum)
+    known = _known_types()
     for where, name in instance_types(body):
-        if name in known:
+        if name in known or _may_be_newer(name, known):
             continue
         what = f"SageMaker has no instance type {name}"
         fix = nearest(name, known)
@@ -227,4 +322,4 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=where, fix=fix)
 
 
-_RULES = (_group_rules, _type_rules, _channel_rules)
+_RULES = (_group_rules, _type_rules, _channel_rules, _time_rules)
