@@ -305,3 +305,42 @@ def test_a_plans_workers_join_an_unchanged_loader_where_that_is_safe(
     env = {"STOKER_WORKERS": '{"dnn": 2}', "STOKER_REPLACE_DATALOADER": "auto"}
     code, said = unaware(tmp_path, script, **env)
     assert (code, said.splitlines()[-1]) == (0, str(expected)), said
+
+
+MANY_WORKERS = """
+import os, warnings, torch.utils.data
+from stoker.feed.replace import install
+install(torch.utils.data.DataLoader)
+from torch.utils.data import DataLoader
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+warnings.simplefilter("error")
+LOADER
+print("made")
+"""
+FED = {
+    "STOKER_REPLACE_DATALOADER": "1",
+    "STOKER_HAS_DATA_GROUP": "1",
+    "STOKER_COORDINATOR": "localhost:1",
+}
+PLANNED = {"STOKER_WORKERS": '{"dnn": 1}'}
+MADE = [
+    "DataLoader([1, 2], num_workers=4)",
+    "DataLoader([1, 2], None, False, None, None, 4)",
+    "type('Own', (DataLoader,), {})([1, 2], num_workers=4)",
+    "import stoker; stoker.DataLoader([1, 2], num_workers=4)",
+    "import copy; copy.deepcopy(DataLoader([1, 2], num_workers=4)).check_worker_number_rationality",
+]
+
+
+@pytest.mark.parametrize("loader", MADE)
+@pytest.mark.parametrize("env", [FED, PLANNED])
+def test_workers_that_nobody_starts_here_are_no_warning(tmp_path, loader, env):
+    code, said = unaware(tmp_path, MANY_WORKERS.replace("LOADER", loader), **env)
+    assert (code, said.splitlines()[-1]) == (0, "made"), said
+
+
+@pytest.mark.parametrize("loader", MADE[:3])
+def test_workers_that_torch_starts_here_are_judged_by_torch(tmp_path, loader):
+    code, said = unaware(tmp_path, MANY_WORKERS.replace("LOADER", loader))
+    assert code == 1
+    assert "UserWarning: This DataLoader will create 4 worker processes" in said

@@ -118,3 +118,15 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
         orders.append([int(value) for (value,) in loader])
         assert loader.state_dict()["epoch"] == 1
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("kind", [numbers, lambda size: [0] * size, lambda size: Stream()])
+def test_loaders_over_datasets_that_the_script_keeps_wait_for_none_but_the_first(
+    timeline, monkeypatch, kind
+):
+    waits = []
+    monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
+    clients = [kind(4) for _ in range(8)]
+    for client in clients:
+        read(made(client))
+    assert len(waits) <= 1

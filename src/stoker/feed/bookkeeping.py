@@ -4,6 +4,7 @@ Light to import: a script without torch has books for the batches that it times.
 """
 
 import atexit
+import contextlib
 import functools
 import gc
 import os
@@ -13,10 +14,11 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
+from stoker.errors import UsageError
 from stoker.feed.resource_usage import Usage
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
@@ -34,6 +36,8 @@ _MADE = "_stoker_made"
 # Position of `pin_memory` among the arguments of torch's DataLoader.
 _PIN_MEMORY = 7
 _MAKERS = ("torch", "torchdata", "stoker")
+# The method in which torch warns of more workers than CPUs.
+_CHECK = "check_worker_number_rationality"
 
 
 class SamplerSnapshot(TypedDict):
@@ -283,6 +287,35 @@ def note_making(loader: object, *, gives_pin_memory: bool = False) -> None:
     setattr(loader, _MADE, Making(tuple(lines), time.monotonic(), chooses_pinning))
 
 
+@contextlib.contextmanager
+def unchecked_workers(loader: object) -> Iterator[None]:
+    """Has torch's constructor not judge the number of workers, where it starts none of them.
+
+    Under a data group, or where a plan says how many there are, `num_workers` is no number of
+    processes of this host; torch's iterator asks again where it does start them.
+    """
+    if not _starts_other_workers(os.getpid()):
+        yield
+        return
+    # Of this one object, so that what the script does with the class stays.
+    loader.__dict__[_CHECK] = lambda: None
+    try:
+        yield
+    finally:
+        loader.__dict__.pop(_CHECK, None)
+
+
+@functools.lru_cache(maxsize=1)
+def _starts_other_workers(pid: int) -> bool:
+    try:
+        settings = from_environment()
+    except UsageError:
+        # The first epoch reports malformed variables.
+        return False
+    has_feed = settings.has_data_group and bool(settings.coordinator)
+    return has_feed or settings.workers.get("dnn") is not None
+
+
 class FormerLoader:
     """A loader that was read, to recognise it when the script makes it again.
 
@@ -343,6 +376,8 @@ class TrainerProcess:
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
     _former: list[FormerLoader] = field(default_factory=list)
+    # Lines that make loaders of datasets that the script keeps.
+    _keeping: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """Returns the books of `loader`, opened at its first iter()."""
@@ -357,8 +392,15 @@ class TrainerProcess:
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
         former = next((each for each in self._former if each.is_made_again(loader)), None)
-        if former is None and any(each.may_be_made_again(loader) for each in self._former):
+        may_be_again = former is None and any(
+            each.may_be_made_again(loader) for each in self._former
+        )
+        made = making_of(loader)
+        if may_be_again and made is not None and made.lines not in self._keeping:
             former = self._made_again_soon(loader)
+            if former is None:
+                # Federated clients, say: forty loaders would wait 8 s.
+                self._keeping.add(made.lines)
         if former is not None:
             self._former.remove(former)
         number = self.timeline.new_loader() if former is None else former.number

@@ -14,7 +14,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import UsageError
 from stoker.feed import loader_state
-from stoker.feed.bookkeeping import gives_pin_memory, note_making, this_process
+from stoker.feed.bookkeeping import (
+    gives_pin_memory,
+    note_making,
+    this_process,
+    unchecked_workers,
+)
 from stoker.feed.iterators import is_making, part_iterator
 from stoker.feed.placement import AnyLoader, placed_iterator
 from stoker.logs import EventName, Log
@@ -51,7 +56,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
+            with unchecked_workers(self):
+                super().__init__(*args, **kwargs)
             note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
             # So that a process with a loader and no steps leaves a timeline that says so.
             with contextlib.suppress(UsageError):

@@ -45,9 +45,10 @@ def note_makings(cls: type["AnyLoader"]) -> None:
 
     @functools.wraps(made)
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
-        from stoker.feed.bookkeeping import gives_pin_memory, note_making
+        from stoker.feed.bookkeeping import gives_pin_memory, note_making, unchecked_workers
 
-        made(self, *args, **kwargs)  # type: ignore[arg-type]
+        with unchecked_workers(self):
+            made(self, *args, **kwargs)  # type: ignore[arg-type]
         note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
 
     cls.__init__ = noted  # type: ignore[method-assign]
