@@ -290,11 +290,15 @@ class Sample(torch.utils.data.Dataset):
         # A plan's two workers take the place of one, and of none where the loop trains.
         (1, "None", True, 2),
         (0, "None", True, 2),
-        # Loops that validate, and what forked workers may not read: CUDA tensors, or a lock.
+        # Loops that validate, and what forked workers may not read: CUDA tensors, what runs, or
+        # a file whose position they would share.
         (0, "None", False, 0),
         (1, "None", False, 2),
-        (0, "threading.Lock()", True, 0),
-        (1, "threading.Lock()", True, 2),
+        (0, "(i for i in ())", True, 0),
+        (1, "(i for i in ())", True, 2),
+        (0, "open(__file__, 'rb')", True, 0),
+        (1, "open(__file__, 'rb')", True, 2),
+        (0, "threading.Lock()", True, 2),
     ],
 )
 def test_a_plans_workers_join_an_unchanged_loader_where_that_is_safe(

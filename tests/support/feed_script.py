@@ -123,7 +123,9 @@ def main() -> None:
     for number in range(given["loaders"]):
         dataset = Images(given, salt=number)
         if given["lock"]:
+            # Nobody can send a lock that is held.
             dataset.lock = threading.Lock()
+            dataset.lock.acquire()
         sampler = None
         if given["world"] > 1:
             ranks = given["world"], given["rank"]

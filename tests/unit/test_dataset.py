@@ -70,6 +70,8 @@ def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(tmp_path, 
 
 
 LOCK = threading.Lock()
+# One that nobody holds is sent.
+LOCK.acquire()
 
 
 def unshippable():
@@ -237,7 +239,7 @@ def test_an_error_that_holds_much_travels_without_it():
     ("attributes", "found"),
     [
         ({"numbers": [1, 2]}, ""),
-        ({"inner": {"deep": [threading.Lock()]}}, "dataset.inner['deep'][0] (_thread.lock)"),
+        ({"inner": {"deep": [LOCK]}}, "dataset.inner['deep'][0] (_thread.lock)"),
         ({"file": sys.stderr}, "dataset.file"),
     ],
 )
@@ -249,7 +251,7 @@ def test_what_cannot_travel_is_said_beforehand(attributes, found):
 
 @pytest.mark.parametrize(("max_bytes", "max_seconds"), [(1000, 60.0), (1 << 20, -1.0)])
 def test_a_look_at_what_cannot_travel_is_bounded(max_bytes, max_seconds):
-    dataset = Numbers(large=bytes(100_000), lock=threading.Lock())
+    dataset = Numbers(large=bytes(100_000), lock=LOCK)
     assert not why_unshippable(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds)
 
 

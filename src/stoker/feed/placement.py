@@ -122,11 +122,11 @@ def _may_fork(loader: AnyLoader) -> bool:
     # Small loaders for validation usually have none, and are slower with some.
     if loader.num_workers or not torch.is_grad_enabled():
         return loader.num_workers > 0
-    from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
+    from stoker.feed.wire.dataset import DatasetSpec, why_unforkable
 
     spec = DatasetSpec(
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=loader.worker_init_fn,
     )
-    return not why_unshippable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
+    return not why_unforkable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)

@@ -259,8 +259,18 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) ->
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
     """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show; else empty."""
+    return _look(SpecPickler(_BoundedFile(max_bytes, max_seconds)), spec)
+
+
+def why_unforkable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
+    """Returns the same, and also where forked processes would share the position of a file."""
+    pickler = SpecPickler(_BoundedFile(max_bytes, max_seconds))
+    return _look(pickler, spec) or ("it holds an open file" if pickler.has_handles else "")
+
+
+def _look(pickler: SpecPickler, spec: DatasetSpec) -> str:
     try:
-        SpecPickler(_BoundedFile(max_bytes, max_seconds)).dump(spec)
+        pickler.dump(spec)
     except _BoundReachedError:
         return ""
     except ShippingError as err:
@@ -304,6 +314,8 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
         # First: unpickling imports modules, which need the path and may read the environment.
         read_place(file).enter()
         spec = SpecUnpickler(file).load()
+    except ShippingError:
+        raise
     except Exception as err:
         raise ShippingError(
             f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",

@@ -22,6 +22,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
+from stoker.feed.wire import reopened
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         # `singledispatch` has one. A list: entries may be collected while they are pickled.
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
-    return None
+    return reopened.reduction(obj)
 
 
 def _cached(function: Callable[[object], object], maxsize: int | None, typed: bool) -> object:
@@ -127,6 +128,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=5)
         # Referred to by name; imported before it is unpickled.
         self.modules: set[str] = set()
+        # Forked workers would share them as they are.
+        self.has_handles = False
         # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
         self._replaced_modules = _replaced_modules()
@@ -167,6 +170,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             name_class(obj)
         known = reduced(obj)
         if known is not None:
+            self.has_handles = self.has_handles or reopened.is_handle(obj)
             return known
         usual: object = super().reducer_override(obj)
         return usual

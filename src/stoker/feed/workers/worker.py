@@ -30,7 +30,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from stoker.errors import FeedError, ProtocolError, ShippingError
 from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
-from stoker.feed.wire import codec
+from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, unpack_spec
 from stoker.feed.wire.protocol import Make, Stream
@@ -80,6 +80,8 @@ def worker_main(
     os.nice(niceness)
     if isinstance(spec, bytes):
         spec = unpack_spec(spec)
+    else:
+        reopened.separate()
     channel = Pipe(sock, blocking=True)
     slots = Slots(channel)
     torch.set_num_threads(spec.num_threads)
