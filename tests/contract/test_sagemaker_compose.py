@@ -171,6 +171,62 @@ def test_a_run_has_what_it_is_given_else_what_the_workload_says():
     assert profile["AlgorithmSpecification"]["TrainingImage"] == "ours:2"
 
 
+def trainings(*runs: "sagemaker.PipelineRun") -> list["sagemaker.RequestStep"]:
+    steps = []
+    for number, run in enumerate(runs):
+        decided = sagemaker.decide_step(run, profile="s3://b/p", name=f"Decide{number}")
+        trained = sagemaker.train_step(run, decision=decided, name=f"Train{number}")
+        judged = sagemaker.evaluate_step(
+            run, profile="s3://b/p", training=trained, name=f"Evaluate{number}"
+        )
+        passed = [sagemaker.register_step(run, training=trained, evaluation=judged)]
+        steps += [
+            decided,
+            trained,
+            judged,
+            sagemaker.gate_step(run, evaluation=judged, passed=passed),
+        ]
+    return steps
+
+
+def test_two_trainings_of_one_run_share_no_job_folder_or_model():
+    run = run_of()
+    low, high = run.branch("Low").given(lr=0.001), run.branch("High").given(lr=0.5)
+    found = defined(run, *trainings(low, high, high.branch("Night")))
+    models = [
+        found[f"Register{name}"]["Arguments"]["InferenceSpecification"]["Containers"][0]
+        for name in ("Low", "High", "HighNight")
+    ]
+    assert len({json.dumps(model["ModelDataUrl"]) for model in models}) == 3
+    names = set()
+    written = []
+    for number, name in enumerate(("Low", "High", "HighNight")):
+        words = found[f"Train{number}{name}"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+        names.add(json.dumps(words[words.index("--name") + 1]))
+        for step in ("Decide", "Train", "Evaluate"):
+            outputs = found[f"{step}{number}{name}"]["Arguments"]["ProcessingOutputConfig"]
+            written += [json.dumps(out["S3Output"]["S3Uri"]) for out in outputs["Outputs"]]
+    assert len(names) == 3
+    assert len(set(written)) == len(written) == 9
+
+
+@pytest.mark.parametrize("second", ["same", "other values"])
+def test_two_trainings_under_one_name_are_refused(second):
+    def body(run: "sagemaker.PipelineRun") -> list["sagemaker.RequestStep"]:
+        other = run if second == "same" else run.given(epochs=9)
+        return trainings(run, other)
+
+    with pytest.raises(UsageError, match="Decide0 and Decide1 write to one address") as caught:
+        sagemaker.pipeline(pipeline_request(sample.WORKLOAD, folder=sample.ROOT), body)
+    assert "run.branch" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("suffix", ["", "with blank", "a--b", "-a", "x" * 60])
+def test_a_branch_that_no_job_could_be_named_by_is_refused(suffix):
+    with pytest.raises(UsageError, match="a training job cannot be named"):
+        run_of().branch(suffix)
+
+
 def test_hyperparameters_of_every_kind_fit_into_the_steps():
     """The service takes 100 of them, and 100 arguments of a step."""
     many = {f"knob-{number:02}": 0.5 for number in range(97)}

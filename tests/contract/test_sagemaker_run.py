@@ -251,6 +251,18 @@ def test_a_job_of_another_workload_or_with_other_code_is_not_adopted(platform, a
     assert created(aws) == [NAME, f"{NAME}-2", f"{NAME}-3"]
 
 
+@pytest.mark.parametrize("status", ["InProgress", "Completed"])
+def test_a_second_training_of_a_pipelines_run_is_refused_under_the_firsts_name(
+    platform, aws, answers, job, monkeypatch, status
+):
+    monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", EXECUTION)
+    submit(platform, dataclasses.replace(job, command=("python", "other.py")))
+    changes(answers, NAME, TrainingJobStatus=status)
+    with pytest.raises(PlatformError, match=f"{NAME} is another training of this pipeline"):
+        submit(platform, job)
+    assert created(aws) == [NAME]
+
+
 @pytest.mark.parametrize(("command", "name"), [("train.py", NAME), ("other.py", f"{NAME}-2")])
 def test_where_tags_may_not_be_read_the_job_says_whose_it_is(platform, answers, job, command, name):
     body = submit(platform, dataclasses.replace(job, command=("python", command)))[0].body

@@ -147,7 +147,7 @@ def profile_or_reuse(
         display_name="Is there no profile to re-use?",
         conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
         if_steps=[today, *after(run, today)],
-        else_steps=[*after(run.branch("Again"), reuse)],
+        else_steps=[*after(run.alternative("Again"), reuse)],
     )
     return [*guard, needs_profile]
 
@@ -200,6 +200,7 @@ def decide_step(
         image=image,
         inputs={"profile": _profile_in(profile)},
         outputs={"decision": run.uri("decision")},
+        owned=[run.uri("decision")],
         property_files={"Decision": "decision/decision.json"},
         depends_on=[*([profile] if isinstance(profile, RequestStep) else []), *depends_on],
         description="Which cluster pays, in time and money.",
@@ -237,6 +238,7 @@ def train_step(
         ],
         inputs={"decision": run.uri("decision")},
         outputs={"training": run.uri("training")},
+        owned=[run.uri("training")],
         environment={**run.told_run, "STOKER_PIPELINE_EXECUTION": EXECUTION_ARN},
         depends_on=[decision, *depends_on],
         description="Trains on the cluster that was decided on, and waits for it.",
@@ -285,6 +287,7 @@ def evaluate_step(
         image=image,
         inputs={"profile": _profile_in(profile), "run": run.uri("")},
         outputs={"evaluation": run.uri("evaluation")},
+        owned=[run.uri("evaluation")],
         property_files={
             "Evaluation": "evaluation/evaluation.json",
             "Metadata": "evaluation/model-metadata.json",
@@ -435,7 +438,7 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     """
     folder = f"{run.output_uri}/stoker/profiles/{run.workload.name}/"
     if not run.settings.cache_days:
-        return text(folder, run.execution_id)
+        return text(folder, run.branch_id)
     key = run.request.inputs_uri.rpartition("/")[2]
     usual = PipelineRun(request=run.request)
     length = len(str(_profile_in(text(f"{folder}{key}/", *_profiled(usual, image=usual.image)))))

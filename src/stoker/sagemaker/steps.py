@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from stoker.pipelines.sagemaker.compile import (
     pipeline_request,
 )
 from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.submit import MAX_NAME_LENGTH
 from stoker.records import SageMakerSettings, Workload, nearest
 
 # The SDK makes AWS clients while it is imported. Without a region that is an error, without keys it
@@ -53,6 +55,9 @@ WORKLOAD = f"{INPUT}/workload/workload.json"
 # Enough to pull an image, and to read and write a few files.
 _SMALL_STEP_SECONDS = 3600
 _MAX_ARGUMENTS = 100
+# An execution's id has 12 characters; a further attempt's job has "-2" at its end.
+_LONGEST_ENDS = len("-123456789012-2")
+_BRANCH = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9])*")
 _BODY = "pipelines/, the function that makes the steps"
 # Small hosts are rarely unavailable. The job that waits for GPUs is another one.
 _CONTROL_CAPACITY_MINUTES = 30
@@ -159,6 +164,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         property_files: JSON outputs that conditions and other steps may read.
         cache_days: Days for which the service re-uses a run of the same request; 0: never.
         capacity_minutes: How long a job without capacity is retried.
+        owned: Addresses that no other step of the run may write to.
     """
 
     def __init__(
@@ -174,6 +180,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         property_files: Sequence[PropertyFile] = (),
         cache_days: int = 0,
         capacity_minutes: int = 0,
+        owned: Sequence[Text] = (),
     ) -> None:
         retries = _policies(capacity_minutes) if kind != "RegisterModel" else [_STEP_POLICY]
         waits = list(depends_on)
@@ -183,6 +190,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         self._request = _without_absent(request)
         self._cache_days = cache_days
         self.property_files = list(property_files)
+        self.owned = tuple(owned)
         self._properties = Properties(step_name=name, step=self, shape_name=_SHAPES[kind])
 
     @property
@@ -279,12 +287,14 @@ class SageMakerPipelineRun:
         parameters: Values by name; default: the workload's.
         execution_id: Id of the run, which names its folder.
         suffix: End of each step's name, for branches.
+        variant: End of the job's name and of the run's folder, for branches that may all run.
     """
 
     request: PipelineRequest
     parameters: Mapping[str, Text | int | float] = field(default_factory=dict)
     execution_id: Text = field(default_factory=lambda: EXECUTION_ID)
     suffix: str = ""
+    variant: str = ""
 
     @classmethod
     def of(
@@ -318,7 +328,26 @@ class SageMakerPipelineRun:
         return dataclasses.replace(self, parameters={**self.parameters, **parameters})
 
     def branch(self, suffix: str) -> "SageMakerPipelineRun":
-        """Returns the run for the steps of another branch, whose names end in `suffix`."""
+        """Returns the run for the steps of another branch, which may run beside this one's.
+
+        Its steps, its training job and its folder have names that end in `suffix`.
+
+        Raises:
+            UsageError: If a job's name cannot end in it.
+        """
+        variant = f"{self.variant}-{suffix}"
+        room = MAX_NAME_LENGTH - _LONGEST_ENDS - len(self.workload.name)
+        if not _BRANCH.fullmatch(suffix) or len(variant) > room:
+            what = f"a training job cannot be named {self.workload.name}-EXECUTION{variant}"
+            fix = f"letters, digits and single dashes, with the dash {room} characters at most"
+            raise UsageError(what, where=f"branch({suffix!r})", fix=fix)
+        return dataclasses.replace(self, suffix=self.suffix + suffix, variant=variant)
+
+    def alternative(self, suffix: str) -> "SageMakerPipelineRun":
+        """Returns the run for the other side of a condition, of which one side runs.
+
+        Only its steps have other names, which end in `suffix`; job and folder are the same.
+        """
         return dataclasses.replace(self, suffix=self.suffix + suffix)
 
     @property
@@ -337,9 +366,14 @@ class SageMakerPipelineRun:
         return self.settings.output_uri.rstrip("/")
 
     @property
+    def branch_id(self) -> Text:
+        """Id of the run, and of its branch."""
+        return text(self.execution_id, self.variant) if self.variant else self.execution_id
+
+    @property
     def job_name(self) -> Text:
         """Name of the training job that the train step starts or adopts."""
-        return text(f"{self.workload.name}-", self.execution_id)
+        return text(f"{self.workload.name}-", self.branch_id)
 
     @property
     def reused_profile(self) -> Text:
@@ -354,9 +388,9 @@ class SageMakerPipelineRun:
         return self.settings.control.image or self.image
 
     def uri(self, path: str) -> Text:
-        """Returns an address in the run's folder, which the execution id names."""
+        """Returns an address in the folder of the run's branch, which the execution id names."""
         head = f"{self.output_uri}/pipelines/{self.workload.name}/"
-        return text(head, self.execution_id, f"/{path}")
+        return text(head, self.branch_id, f"/{path}")
 
     def value(self, name: str) -> Text | int | float:
         """Returns the value of a parameter: the run's, else the workload's."""
@@ -404,6 +438,7 @@ def control_step(
     description: str = "",
     max_run_seconds: int = _SMALL_STEP_SECONDS,
     is_isolated: bool = False,
+    owned: Sequence[Text] = (),
 ) -> RequestStep:
     """Makes a processing step on a small host, as `sagemaker.control` says.
 
@@ -416,6 +451,7 @@ def control_step(
         instance_type, role: Default: as in `sagemaker.control`.
         display_name: Name in the console; default: the name without the branch.
         is_isolated: Without network, if the workload's job has none.
+        owned: Addresses that no other step of the run may write to.
     """
     _check_command(command, name=name)
     settings = run.settings
@@ -475,6 +511,7 @@ def control_step(
             for output, _, path in [file.partition("/")]
         ],
         capacity_minutes=_CONTROL_CAPACITY_MINUTES,
+        owned=owned,
     )
 
 
@@ -506,7 +543,8 @@ def pipeline(
             bool) and defaults, are parameters of the pipeline: `least_accuracy` is LeastAccuracy.
 
     Raises:
-        UsageError: If a further argument has another type, or the name of another parameter.
+        UsageError: If a further argument has another type, or the name of another parameter; if two
+            steps that may both run write to one address, or start one training job.
     """
     arguments = list(inspect.signature(body).parameters.values())[1:]
     taken = {each.camel_name: f"the workload's {each.name}" for each in request.parameters}
@@ -525,13 +563,15 @@ def pipeline(
     }
     run = SageMakerPipelineRun(request=request, parameters=named)
     bound = inspect.signature(body).bind(run, **own)
+    steps = list(body(*bound.args, **bound.kwargs))
+    _check_owners(steps)
     # Pipeline only takes clients from the session, for calls that are not made here.
     clients = SimpleNamespace(client=lambda service: None)
     session = SimpleNamespace(boto_session=clients, local_mode=False)
     made = Pipeline(
         name=request.workload.name,
         parameters=[*named.values(), *own.values()],
-        steps=list(body(*bound.args, **bound.kwargs)),
+        steps=steps,
         sagemaker_session=session,
         pipeline_experiment_config=None,
     )
@@ -539,6 +579,36 @@ def pipeline(
         document = json.loads(made.definition())
     # The SDK writes nulls for unused parts: MLflow, experiments.
     return json.dumps(_without_absent(document), indent=1, sort_keys=True) + "\n"
+
+
+def _check_owners(steps: Sequence[Step]) -> dict[str, str]:
+    """Refuses two steps that own one address, unless a condition runs only one of the two.
+
+    Returns:
+        The steps' names by the addresses that they own.
+    """
+    owners: dict[str, str] = {}
+    for step in steps:
+        if isinstance(step, ConditionStep):
+            owned = {**_check_owners(step.if_steps), **_check_owners(step.else_steps)}
+        else:
+            owned = dict.fromkeys(map(_key_of, getattr(step, "owned", ())), step.name)
+        for address, name in owned.items():
+            if address in owners:
+                raise UsageError(
+                    f"the steps {owners[address]} and {name} write to one address: the second "
+                    "would take the place of the first",
+                    where=_BODY,
+                    fix="make one of them from run.branch('Second'): its job, folder and model "
+                    "have other names",
+                )
+            owners[address] = name
+    return owners
+
+
+def _key_of(address: Text) -> str:
+    expression = address if isinstance(address, str) else address.expr
+    return json.dumps(expression, sort_keys=True)
 
 
 def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple[str, ...]:

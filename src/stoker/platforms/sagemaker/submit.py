@@ -390,7 +390,8 @@ def start(
     `rename` returns the same request under another name.
 
     Raises:
-        PlatformError: If the service refuses, or all names are taken.
+        PlatformError: If the service refuses, or all names are taken; if another step of the
+            pipeline's run has a training of this name, which would register this one's model.
     """
     # First, so that a folder that cannot be packed leaves nothing behind.
     packed = pack(request.code_folder) if request.code_folder else None
@@ -407,6 +408,10 @@ def start(
         if is_ours and state.status in _USABLE:
             log.event(EventName.JOB_RESUMED, job=name, status=state.status, url=state.url)
             return candidate
+        if pipeline_execution() and not is_ours and state.status in _USABLE:
+            what = f"the job {name} is another training of this pipeline's run"
+            fix = "make one of the two steps from run.branch('Second'), and upload the pipeline"
+            raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event(EventName.JOB_NAME_CONFLICT, job=name, why=why)
         _forget_token(aws, found, candidate, log=log)
