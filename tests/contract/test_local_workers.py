@@ -31,15 +31,15 @@ def order(number):
     return Make(session="s", epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
 
 
-def made_by(local, count):
-    made, credits, until = [], set(), time.monotonic() + MAX_SECONDS
-    while len(made) < count and time.monotonic() < until:
+def made_by(local, count, *, credits=0):
+    made, seen, until = [], set[int](), time.monotonic() + MAX_SECONDS
+    while (len(made) < count or local.credits < credits) and time.monotonic() < until:
         ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
         made += [result.job.key for each in ready for result in local.handle(each)]
         local.give_late_jobs_again()
         local.flush()
-        credits.add(local.credits)
-    return made, credits
+        seen.add(local.credits)
+    return made, seen
 
 
 class Whose:
@@ -55,6 +55,7 @@ def test_workers_outlive_the_thread_that_started_them():
     thread.join(MAX_SECONDS)
     (local,) = found
     try:
+        assert made_by(local, 0, credits=4)[1] >= {4}
         # Twice two: a worker that died after its first batch is seen.
         for first in (0, 2):
             for number in (first, first + 1):

@@ -71,6 +71,10 @@ def pool_of(collate):
         return child
 
     with contextlib.closing(WorkerPool(start, num_workers=1)) as pool:
+        while not pool.is_ready:
+            ready, _, _ = select.select(list(pool.sockets()), [], [], 30.0)
+            assert ready
+            pool.handle(ready[0])
         yield pool
 
 

@@ -27,7 +27,14 @@ def test_a_sample_that_hangs_is_named_with_its_workers_and_given_up(impatient, w
     (samples,) = re.findall(batch, told)
     assert "17" in samples.split(", ")
     assert "rank 1 waits for it" in told
-    assert re.search(r"algo-dnn, local \(worker" if workers else r"algo-\d \(worker \d+\)", told)
+    host = r"algo-dnn, local" if workers else r"algo-\d"
+    frame = r"in __getitem__ \(feed_script.py:\d+\), calls "
+    assert re.search(rf"{host} \(worker [\d, ]+: {frame}", told)
+    # Whole, in the log of the host that makes it.
+    logs = [trainer.errors, *(impatient.log_of(number).read_text() for number in (0, 1))]
+    whole = [log for log in (logs[:1] if workers else logs[1:]) if "in __getitem__" in log]
+    assert all("(most recent call first):" in log for log in whole)
+    assert whole
     assert "FeedLostError: " in trainer.errors
     assert "more than feed.sample_timeout_seconds (12)" in trainer.errors
 

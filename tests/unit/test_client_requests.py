@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import threading
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,12 +11,20 @@ import pytest
 from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
+from stoker.feed.trainer.late_batches import LateBatches
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import LOCAL, AskedBatch, FeedSession, SharedState
+from stoker.feed.trainer.session import (
+    LOCAL,
+    AskedBatch,
+    FeedSession,
+    HeadMaker,
+    SharedState,
+)
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import (
+    Inquire,
     Make,
     Member,
     Message,
@@ -42,6 +51,8 @@ class Alone:
         feed = FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0, **more)
         settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
         self._asking = Requester(self._shared, settings, {})
+        self.links: dict[str, Answering] = {}
+        self._late = LateBatches(self._shared, settings, self.links)
         self._lock = threading.Lock()
         self.session = FeedSession(
             "s", lock=self._lock, wake=lambda: None, schedule=BatchScheduler(max_bytes=1)
@@ -52,9 +63,10 @@ class Alone:
     def tell(self, roster: Roster) -> None:
         self._asking.take_roster(roster, 0.0)
 
-    def check_hang(self, now: int) -> None:
+    def check_late(self, now: float) -> None:
+        self.now = float(now)
         with self._lock:
-            self._asking.check_hang(self.session, float(now))
+            self._late.check(self.session, self.now)
 
     def check_peers(self, now: float) -> BaseException | None:
         with self._lock:
@@ -231,52 +243,159 @@ def test_hosts_that_failed_before_they_made_a_batch_are_not_waited_for():
     assert isinstance(alone.check_peers(PATIENCE + 0.1), FeedLostError)
 
 
-def hanging(**feed: float) -> Alone:
+class Answering:
+    """Host d1: since when (seconds) its worker 3 has the batch, or None; silent if it `hangs`."""
+
+    def __init__(self, alone: Alone, begun_at: float | None) -> None:
+        self.alone, self.begun_at, self.hangs = alone, begun_at, False
+        self.num_asked = 0
+
+    def send(self, message: Message) -> None:
+        assert isinstance(message, Inquire)
+        self.num_asked += 1
+        if self.hangs:
+            return
+        session, now, begun_at = self.alone.session, self.alone.now, self.begun_at
+        session.inquiries.pop("d1", None)
+        has_begun = begun_at is not None and begun_at <= now
+        session.makers["d1"] = HeadMaker(
+            heard_at=now,
+            begun_at=begun_at if has_begun else None,
+            workers=(3,) if has_begun else (),
+            stacks=STACKS if has_begun else "",
+        )
+
+
+STACKS = """Thread 0x1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+
+Current thread 0x2 (most recent call first):
+  File "/x/site-packages/h5py/_hl/dataset.py", line 841 in __getitem__
+  File "/home/me/train.py", line 41 in __getitem__
+  File "/x/site-packages/torch/utils/data/_utils/fetch.py", line 52 in fetch
+  File "/x/site-packages/stoker/feed/workers/worker.py", line 300 in make
+"""
+
+
+def hanging(*, begun_at: float | None = 100.0, **feed: float) -> Alone:
     """Returns a session that waits for batch 0, which host d1 was asked for at 100 s."""
     alone = Alone(comes_back=False, **feed)
     session = alone.session
-    session.epoch, session.waits_since = 0, 0.1
+    session.epoch, session.waits_since, session.called_at = 0, 0.1, 0.1
     session._asked[0] = AskedBatch(pack_value([7, 3], allow_pickle=True), ())
     session.schedule.grant("d1", 2)
     session.schedule.supply(1)
     assert session.schedule.assign(100.0) == [("d1", 0)]
-    session.slow[0] = {"d1": [3]}
+    alone.host = Answering(alone, begun_at)
+    alone.links["d1"] = alone.host
     return alone
 
 
-def test_a_batch_that_is_waited_for_is_named_after_1_5_and_30_minutes():
-    alone = hanging()
+def said_in(alone: Alone, seconds: range) -> list[tuple[int, str]]:
     told = []
-    for second in range(100, 100 + 3 * 3600):
-        alone.check_hang(second)
+    for second in seconds:
+        # The second look has the answer.
+        alone.check_late(second)
+        alone.check_late(second)
         if alone.log.tell():
             told.append((second - 100, alone.log.getvalue()))
             alone.log.seek(0)
             alone.log.truncate()
+    return told
+
+
+def test_a_batch_that_is_waited_for_is_named_after_1_5_and_30_minutes():
+    alone = hanging()
+    told = said_in(alone, range(100, 100 + 3 * 3600))
     assert [second for second, _ in told] == [60, 300, 1800, 3600, 5400, 7200, 9000]
-    words = (
-        "batch 0 of epoch 0 (samples 7, 3) is being made for 60 s, on d1 (worker 3); rank 0 waits"
-    )
+    words = "batch 0 of epoch 0 (samples 7, 3) is being made for 60 s, on d1 (worker 3: "
     assert words in told[0][1]
     assert alone.session.failure is None
+
+
+def test_a_batch_that_hangs_is_named_with_the_innermost_frame_of_the_user():
+    ((_, told), *_) = said_in(hanging(), range(100, 200))
+    words = "worker 3: in __getitem__ (train.py:41), calls __getitem__ (_hl/dataset.py:841))"
+    assert words in told
+    assert "; rank 0 waits for it" in told
+
+
+@pytest.mark.parametrize("late", [20.0, 50.0])
+def test_a_batchs_time_begins_when_a_ready_worker_has_it(late):
+    alone = hanging(begun_at=100.0 + late, sample_timeout_seconds=30.0)
+    told = said_in(alone, range(100, 100 + round(late) + 30))
+    assert [second for second, _ in told] == [late + 15]
+    assert alone.session.failure is None
+    alone.check_late(130 + late)
+    alone.check_late(130 + late)
+    assert "is being made for 30 s" in str(alone.session.failure)
+
+
+def test_a_batch_that_no_worker_is_ready_for_ends_with_the_deadline_of_the_start():
+    alone = hanging(begun_at=None)
+    assert said_in(alone, range(100, 160)) == []
+    assert alone.session.failure is None
+    said_in(alone, range(160, 161))
+    assert "no worker was ready for batch 0 of epoch 0 (samples 7, 3) within 60 s" in str(
+        alone.session.failure
+    )
+
+
+@pytest.mark.parametrize("late", [0.0, 2.5, 40.0])
+def test_a_loaders_timeout_begins_when_a_ready_worker_has_the_batch(late):
+    alone = hanging(begun_at=100.0 + late)
+    alone.session.timeout_seconds = 3
+    end = 103 + late
+    for tenth in range(1000, round(10 * end)):
+        alone.check_late(tenth / 10)
+        assert not alone.session.has_timed_out
+    for now in (end, end + 0.1, end + 0.2):
+        alone.check_late(now)
+    assert alone.session.has_timed_out
+    # A host is asked when it may be due, and not all the time.
+    assert alone.host.num_asked < 20
+
+
+def test_a_timeout_begins_again_with_each_call():
+    alone = hanging()
+    alone.session.timeout_seconds, alone.session.called_at = 3, 200.0
+    for tenth in range(1000, 2030):
+        alone.check_late(tenth / 10)
+        assert not alone.session.has_timed_out
+    for now in (203.0, 203.1):
+        alone.check_late(now)
+    assert alone.session.has_timed_out
+
+
+def test_a_host_that_does_not_answer_is_named_and_is_no_timeout():
+    alone = hanging()
+    alone.host.hangs, alone.session.timeout_seconds = True, 3
+    told = said_in(alone, range(100, 170))
+    assert "is being made for 60 s, on d1, which does not answer; rank 0" in told[0][1]
+    assert not alone.session.has_timed_out
 
 
 def test_batches_that_always_take_long_are_named_later():
     alone = hanging()
     alone.session.schedule.peers["d1"].p95_seconds = 100.0
-    for second in range(100, 500):
-        alone.check_hang(second)
-    assert alone.log.getvalue() == ""
-    alone.check_hang(501)
-    assert "is being made for 401 s" in alone.log.getvalue()
+    assert [second for second, _ in said_in(alone, range(100, 502))] == [400]
 
 
 def test_a_batch_is_given_up_after_the_timeout_and_named_at_half_of_it():
     alone = hanging(sample_timeout_seconds=20.0)
-    for second in range(100, 120):
-        alone.check_hang(second)
-    assert alone.log.getvalue().count("is being made for 10 s") == 1
+    told = said_in(alone, range(100, 120))
+    assert [second for second, _ in told] == [10]
+    assert "is being made for 10 s" in told[0][1]
     assert alone.session.failure is None
-    alone.check_hang(120)
+    said_in(alone, range(120, 121))
     assert "samples 7, 3" in str(alone.session.failure)
     assert "feed.sample_timeout_seconds (20)" in str(alone.session.failure)
+
+
+def test_local_workers_that_start_are_waited_for_as_long_as_hosts_may_take():
+    alone = Alone(comes_back=False)
+    alone.tell(Roster(agents=(), expected=1))
+    alone.session.local = SimpleNamespace(is_alive=True, last_death="")
+    alone.session.schedule.grant(LOCAL, 0)
+    assert alone.check_peers(59.9) is None
+    assert "they still start" in str(alone.check_peers(60.1))

@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from stoker.feed.wire.protocol import Make, Stream
-from stoker.feed.workers.pipe import Error, Pipe, pack, to_worker
+from stoker.feed.workers.pipe import Error, Pipe, Up, pack, to_worker
 from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerJob, WorkerPool, WorkerRole
 
 
@@ -33,17 +33,23 @@ class Child:
             orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
         return orders
 
+    def be_ready(self):
+        self.channel.send(pack(Up(os.getpid())))
+
     def answer(self):
         self.channel.send(pack(Error(b"", "made")))
 
 
 class Children(list):
     error = None
+    are_quick = True
 
     def start(self, role, sock):
         if self.error is not None:
             raise self.error
         self.append(Child(role, sock))
+        if self.are_quick:
+            self[-1].be_ready()
         return self[-1]
 
 
@@ -55,6 +61,7 @@ def children():
 @pytest.fixture
 def pool(children):
     made = WorkerPool(children.start, num_workers=1)
+    results_of(made)
     yield made
     made.close()
     assert all(child.exitcode is not None for child in children)
@@ -136,6 +143,7 @@ def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_d
     asked = Asked()
     pool = WorkerPool(children.start, num_workers=2, clock=lambda: now)
     with contextlib.closing(pool):
+        assert results_of(pool) == []
         pool.assign(WorkerJob((asked,), job(0).order))
         now = FIRST_OVERDUE_SECONDS
         assert len(pool.give_late_jobs_again()) == 1
@@ -167,3 +175,50 @@ def test_workers_of_shards_end_with_their_epoch_all_killed_before_one_is_waited_
     pool.stop_shards(before_epoch_id=4)
     assert seen == [[None, -9, None, -9, None]] * 2
     assert len(pool.sockets()) == 3
+
+
+def test_a_worker_that_still_starts_has_no_job_and_its_start_is_no_batchs_time(children):
+    now = 0.0
+    children.are_quick = False
+    with contextlib.closing(WorkerPool(children.start, num_workers=2, clock=lambda: now)) as pool:
+        assert (pool.num_alive, pool.num_ready, pool.room) == (2, 0, 0)
+        now = 50.0
+        children[1].be_ready()
+        results_of(pool)
+        assert (pool.num_ready, pool.room, pool.idle_count) == (1, 2, 1)
+        pool.assign(job(0))
+        now = 50.0 + FIRST_OVERDUE_SECONDS - 0.1
+        assert pool.give_late_jobs_again() == []
+        (maker,) = pool.makers(lambda each: each.key[0] == 0)
+        assert (maker.number, round(maker.seconds, 1)) == (1, FIRST_OVERDUE_SECONDS - 0.1)
+
+
+def test_a_pinned_job_begins_when_its_worker_is_ready(children):
+    now = 0.0
+    children.are_quick = False
+    with contextlib.closing(WorkerPool(children.start, num_workers=0, clock=lambda: now)) as pool:
+        pool.assign(job(0, shard=0))
+        now = 30.0
+        assert pool.makers(lambda each: True) == []
+        children[0].be_ready()
+        results_of(pool)
+        now = 31.0
+        assert [maker.seconds for maker in pool.makers(lambda each: True)] == [1.0]
+
+
+def test_the_job_of_a_worker_that_dies_begins_again_with_the_next_that_is_ready(children):
+    now = 0.0
+    with contextlib.closing(WorkerPool(children.start, num_workers=1, clock=lambda: now)) as pool:
+        results_of(pool)
+        pool.assign(job(0))
+        children.are_quick = False
+        now = 8.0
+        children[0].kill()
+        assert results_of(pool) == []
+        now = 20.0
+        assert pool.makers(lambda each: True) == []
+        children[1].be_ready()
+        results_of(pool)
+        assert children[1].numbers(1) == [0]
+        now = 21.0
+        assert [maker.seconds for maker in pool.makers(lambda each: True)] == [1.0]

@@ -157,7 +157,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
         known = session.local
-        if known is not None and known.digest == self._packed.digest and known.credits:
+        if known is not None and known.digest == self._packed.digest and known.is_alive:
             known.share(self._spec)
             return known
         count = num_local_workers(self._loader, self._process)

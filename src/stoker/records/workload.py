@@ -210,10 +210,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
             that died is noticed within about 11 s; a data host that serves a trainer waits longer
             for a silent leader.
-        start_deadline_seconds: Seconds that hosts wait for each other's first message; autoscalers
-            may start a job's hosts minutes apart.
-        sample_timeout_seconds: Seconds that a rank waits for a batch that is being made, before
-            the training fails and names its samples. None: it waits, and says so after a minute.
+        start_deadline_seconds: Seconds that hosts wait for each other's first message, and a rank
+            for a worker that is ready; autoscalers may start a job's hosts minutes apart.
+        sample_timeout_seconds: Seconds that a rank waits for a batch since a worker that was ready
+            began it, before the training fails and names its samples. None: it waits, and says so
+            after a minute.
         max_dataset_bytes: Maximum size of a pickled dataset. For a larger one use `stoker.remote`.
         unshippable: If a dataset cannot be pickled: error fails the training, local makes its
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own

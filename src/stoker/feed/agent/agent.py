@@ -121,6 +121,8 @@ class Service:
                 self._ship(identity, message, frame)
             case protocol.Make():
                 self._make(identity, message)
+            case protocol.Inquire():
+                self._tell_makers(identity, message)
             case protocol.Cancel(session=name, before_epoch_id=before_epoch_id):
                 self._cancel(name, before_epoch_id)
             case protocol.Close(session=name):
@@ -200,8 +202,8 @@ class Service:
         # It unpickles while the digest, against mistakes, is computed here (0.8 ms per MB).
         self._specs.load(hosted)
         for session in self._sessions.values():
-            if session.spec == hosted.digest and session.base_seed is not None:
-                self._specs.begin(hosted, seeding=session.seeding, base_seed=session.base_seed)
+            if session.spec == hosted.digest:
+                self._begin(hosted, session)
         try:
             self._specs.check(hosted)
         except ProtocolError:
@@ -210,9 +212,18 @@ class Service:
                 self._request(hosted)
             raise
 
+    def _begin(self, hosted: HostedSpec, session: AgentSession) -> None:
+        """Starts the workers of a session that has told its seed, if they are not started yet."""
+        if session.base_seed is not None:
+            self._specs.begin(hosted, seeding=session.seeding, base_seed=session.base_seed)
+
     def _announce(self, hosted: HostedSpec) -> None:
         for session in [s for s in self._sessions.values() if s.spec == hosted.digest]:
             if hosted.state == "ready" and not session.is_ready:
+                if session.base_seed is not None and not hosted.is_ready_for(session.seeding):
+                    # Announced again once a worker is ready: until then no batch is late.
+                    self._begin(hosted, session)
+                    continue
                 session.is_ready = True
                 session.credits = self.dispatch.share(session)
                 ready = protocol.Ready(
@@ -268,6 +279,11 @@ class Service:
         else:
             session.identity, session.unreachable_since = identity, None
             self.dispatch.ask(identity, session, message)
+
+    def _tell_makers(self, identity: bytes, message: protocol.Inquire) -> None:
+        session = self._sessions.get(message.session)
+        if session is not None:
+            self.dispatch.tell_makers(identity, session, message)
 
     def _cancel(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)

@@ -19,7 +19,14 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.wire.dataset import Arrival
 from stoker.feed.workers.pipe import Pipe, channel_pair, pack
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import (
+    ChildProcess,
+    Maker,
+    Result,
+    WorkerJob,
+    WorkerPool,
+    WorkerRole,
+)
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
 STOP_SECONDS = 5.0
@@ -305,6 +312,14 @@ class HostedSpec:
             return True
         return False
 
+    def is_ready_for(self, seeding: str) -> bool:
+        """Whether a worker with that seeding can begin a batch at once."""
+        pool = self.pools.get(("seeding", seeding))
+        return self.state == "ready" and pool is not None and pool.is_ready
+
+    def has_ready_worker(self) -> bool:
+        return any(pool.is_ready for pool in self.pools.values())
+
     def fail(self, reason: str) -> None:
         self.state, self.reason = "failed", reason
 
@@ -397,12 +412,17 @@ class Specs:
         return {fileno: wants_write for each in sockets for fileno, wants_write in each.items()}
 
     def handle(self, ready: Iterable[int]) -> list[HostedSpec]:
-        """Handles input on those descriptors; returns the specs that changed."""
+        """Handles input on those descriptors; returns the specs that changed.
+
+        They are loaded or failed, or their first worker is ready.
+        """
         filenos = set(ready)
         changed: list[HostedSpec] = []
         for spec in list(self._specs.values()):
+            could_begin = spec.has_ready_worker()
             self._results.extend(spec.handle(filenos))
-            if spec.update_state():
+            has_changed = spec.update_state()
+            if has_changed or (spec.has_ready_worker() and not could_begin):
                 changed.append(spec)
         return changed
 
@@ -411,7 +431,9 @@ class Specs:
         return iter(results)
 
     def ready(self) -> set[str]:
-        return {spec.digest for spec in self._specs.values() if spec.state == "ready"}
+        """Returns the specs that have a worker which could begin a batch."""
+        loaded = [spec for spec in self._specs.values() if spec.state == "ready"]
+        return {spec.digest for spec in loaded if spec.has_ready_worker()}
 
     def can_take(self, digest: str, key: PoolKey, *, may_begin: bool) -> bool:
         """Returns whether a job can be assigned; without `may_begin`, only behind another job."""
@@ -439,10 +461,11 @@ class Specs:
                 pool.close()
                 del spec.pools["session", session]
 
-    def long_jobs(self, seconds: float) -> Iterator[tuple[WorkerJob, int]]:
-        for spec in self._specs.values():
-            for pool in spec.pools.values():
-                yield from pool.long_jobs(seconds)
+    def makers(self, digest: str, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
+        """Returns the workers that make that job, with the stacks of the first one."""
+        spec = self._specs.get(digest)
+        pools = [] if spec is None else spec.pools.values()
+        return [maker for pool in pools for maker in pool.makers(is_it)]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]

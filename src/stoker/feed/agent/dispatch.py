@@ -8,6 +8,7 @@ import heapq
 import itertools
 import math
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
 from stoker.feed.wire import protocol
-from stoker.feed.workers.pool import Result, WorkerJob
+from stoker.feed.workers.pool import Maker, Result, WorkerJob
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
@@ -37,9 +38,6 @@ _SECONDS_BEFORE_FEWER = 5
 ACTIVE_SECONDS = 5.0
 # A trainer may exceed its credits while a change is in transit.
 MAX_REQUESTS_PER_CREDIT = 8
-# A trainer is told which worker makes a batch for longer, or for a quarter of
-# feed.sample_timeout_seconds: before it reports the batch itself.
-_SLOW_SECONDS = 30.0
 # Open requests of one shard: far more than any prefetch factor in use.
 MAX_OPEN = 256
 
@@ -76,7 +74,7 @@ class BatchRequest:
     make: protocol.Make
     is_cancelled: bool = False
     arrival: int | None = None
-    slow_workers: set[int] = field(default_factory=set)
+    shown_workers: set[int] = field(default_factory=set)
     epoch_id: int = field(init=False)
     number: int = field(init=False)
     generation: int = field(init=False)
@@ -341,7 +339,6 @@ class Dispatch:
         self._queue = Queue()
         self._credits = CreditPool(workers=workers, per_worker=feed.credits)
         self._max_bytes = memory.max_bytes(feed)
-        self._slow_seconds = min(_SLOW_SECONDS, (feed.sample_timeout_seconds or math.inf) / 4)
         self.num_begun = 0
 
     @property
@@ -365,16 +362,6 @@ class Dispatch:
             (late,) = job.key
             assert isinstance(late, BatchRequest)
             self._log.event(EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.number)
-        for job, worker in self._specs.long_jobs(self._slow_seconds):
-            (slow,) = job.key
-            assert isinstance(slow, BatchRequest)
-            if worker not in slow.slow_workers and not slow.is_cancelled:
-                slow.slow_workers.add(worker)
-                name = slow.session.name
-                epoch_id = slow.epoch_id
-                number = slow.number
-                told = protocol.Slow(session=name, epoch_id=epoch_id, number=number, worker=worker)
-                self._outbox.send(slow.session, told)
         self._credits.adapt()
         self.share_credits()
 
@@ -407,12 +394,43 @@ class Dispatch:
             session, session.spec, session.seeding, message
         )
         if stream is None:
+            hosted = self._specs.find(session.spec)
+            if hosted is not None and hosted.state == "ready":
+                base_seed = next(iter(message.seed), 0)
+                self._specs.begin(hosted, seeding=session.seeding, base_seed=base_seed)
             self._queue.push(request)
         else:
             job = WorkerJob((request,), message)
             self._specs.assign(session.spec, ("session", session.name), job)
         if not was_active:
             self.share_credits()
+
+    def tell_makers(
+        self, identity: bytes, session: AgentSession, message: protocol.Inquire
+    ) -> None:
+        """Answers who makes a batch; the stacks of its worker go to this host's log, once."""
+        request = session.requests.get((message.epoch_id, message.number))
+        makers: list[Maker] = []
+        if request is not None:
+            makers = self._specs.makers(request.spec, lambda job: job.key == (request,))
+        making = protocol.Makers(
+            session=session.name,
+            epoch_id=message.epoch_id,
+            number=message.number,
+            seconds=makers[0].seconds if makers else None,
+            workers=tuple(maker.number for maker in makers),
+            stacks=makers[0].stacks if makers else "",
+        )
+        self._outbox.answer(identity, making)
+        if request is not None and makers and makers[0].number not in request.shown_workers:
+            request.shown_workers.add(makers[0].number)
+            self._log.event(
+                EventName.STACKS_WRITTEN,
+                worker=makers[0].number,
+                epoch_id=request.epoch_id,
+                batch=request.number,
+            )
+            print(makers[0].stacks, file=sys.stderr, flush=True)
 
     def _refusal(
         self, session: AgentSession, message: protocol.Make, known: BatchRequest | None

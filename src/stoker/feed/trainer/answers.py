@@ -21,7 +21,7 @@ from stoker.feed.trainer.links import AgentLink
 from stoker.feed.trainer.observer import Observer
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer
-from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
+from stoker.feed.trainer.session import LOCAL, FeedSession, HeadMaker, SharedState
 from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on
@@ -172,12 +172,8 @@ class Answers:
                 self._grant(link, message.session, message.credits)
             case protocol.Failed():
                 self._take_failed(link, message, self._error_of(message, frame))
-            case protocol.Slow():
-                with self._shared.lock:
-                    session = self._shared.sessions.get(message.session)
-                    if session is not None and session.epoch_id == message.epoch_id:
-                        workers = session.slow.setdefault(message.number, {})
-                        workers.setdefault(link.member.host, []).append(message.worker)
+            case protocol.Makers():
+                self._take_making(link, message)
             case protocol.Leaving():
                 link.is_draining = True
                 with self._shared.lock:
@@ -190,6 +186,22 @@ class Answers:
                 )
                 link.mark_lost(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
                 mark_peer_lost(self._shared, link)
+
+    def _take_making(self, link: AgentLink, message: protocol.Makers) -> None:
+        now = time.monotonic()
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.epoch_id != message.epoch_id:
+                return
+            # An answer about an earlier batch came too late.
+            if message.number == session.schedule.head and session.waits_since is not None:
+                session.inquiries.pop(link.member.host, None)
+                session.makers[link.member.host] = HeadMaker(
+                    heard_at=now,
+                    begun_at=None if message.seconds is None else now - message.seconds,
+                    workers=message.workers,
+                    stacks=message.stacks,
+                )
 
     def _take_made(
         self,
@@ -376,7 +388,7 @@ class LocalAnswers:
             self._settle(session, result)
         with self._shared.lock:
             if local is not None and local is session.local:
-                if local.credits:
+                if local.is_alive:
                     session.schedule.grant(LOCAL, local.credits)
                 else:
                     session.schedule.mark_lost(LOCAL)

@@ -22,10 +22,11 @@ from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
+from stoker.feed.trainer.late_batches import LateBatches
 from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.pinned import PinnedMemory
-from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
+from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.trainer.shards import idle_words
 from stoker.feed.wire import protocol
@@ -45,11 +46,6 @@ _VERSIONS = protocol.own_versions()
 # Interval of progress reports, and of checks for what no event reports.
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
-# A batch that is waited for is reported after the first of these, or half of
-# feed.sample_timeout_seconds if that is less; again after the others, and each last one.
-_HANG_SECONDS = (60.0, 300.0, 1800.0)
-# And not before it takes this many times as long as others.
-_HANG_FACTOR = 4.0
 # The I/O thread's goodbye takes milliseconds; local workers may take longer to stop.
 CLOSE_SECONDS = 8.0
 
@@ -163,7 +159,7 @@ class Requester:
         return self.expected is not None and known >= self.expected - len(self.lost)
 
     def check_peers(self, session: FeedSession, now: float) -> None:
-        if session.schedule.peers:
+        if any(state.credits for state in session.schedule.peers.values()):
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
                 self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
@@ -175,6 +171,7 @@ class Requester:
             return
         alone = now - session.alone_since
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
+        is_local_starting = session.local is not None and session.local.is_alive
         is_starting = opening or not session.had_peers
         patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
         are_gone = self.expected is not None and not (self._listed or self._awaited)
@@ -182,7 +179,7 @@ class Requester:
             patience = min(patience, ALL_GONE_SECONDS)
         # A preempted host may have to wait for a new node, as at the start.
         may_start = is_starting and (bool(self.lost) or not are_gone)
-        may_come = may_start or self._settings.comes_back
+        may_come = may_start or is_local_starting or self._settings.comes_back
         limit = self._feed.start_deadline_seconds if may_come else patience
         if alone > limit:
             session.mark_failed(self._lost_error(session, now))
@@ -194,45 +191,6 @@ class Requester:
                 batch=session.schedule.head,
                 expected=self.expected,
             )
-
-    def check_hang(self, session: FeedSession, now: float) -> None:
-        """Reports a batch that is waited for much too long, or gives it up, as the settings say."""
-        number, limit = session.schedule.head, self._feed.sample_timeout_seconds
-        makers = session.schedule.makers(number)
-        if session.waits_since is None or not makers:
-            return
-        # What is made again since its host was lost begins again.
-        seconds = now - max(session.waits_since, min(makers.values()))
-        hosts = " and ".join(self._maker_words(session, peer) for peer in makers)
-        text = f"{session.batch_words(number)} is being made for {seconds:.0f} s, on {hosts}"
-        if limit is not None and seconds >= limit:
-            session.mark_failed(
-                FeedLostError(
-                    f"{text}: more than feed.sample_timeout_seconds ({limit:g})",
-                    where=f"rank {session.rank}, host {self._settings.host}",
-                    fix="look at these samples, or raise feed.sample_timeout_seconds",
-                )
-            )
-        elif seconds >= self._hang_due(session):
-            session.num_hangs_told += 1
-            text += f"; rank {session.rank} waits for it"
-            self._shared.log.event(EventName.BATCH_HANGS, text=text)
-
-    def _hang_due(self, session: FeedSession) -> float:
-        told, most = session.num_hangs_told, len(_HANG_SECONDS) - 1
-        due = _HANG_SECONDS[min(told, most)] * max(1, told - most + 1)
-        p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())
-        due *= max(1.0, _HANG_FACTOR * p95 / _HANG_SECONDS[0])
-        limit = self._feed.sample_timeout_seconds
-        return due if told or limit is None else min(due, limit / 2)
-
-    def _maker_words(self, session: FeedSession, peer: Peer) -> str:
-        number = session.schedule.head
-        if peer == LOCAL and session.local is not None:
-            workers, host = session.local.workers_at(number), f"{self._settings.host}, local"
-        else:
-            workers, host = session.slow.get(number, {}).get(peer, []), str(peer)
-        return f"{host} (worker {', '.join(map(str, workers))})" if workers else host
 
     def log_alone(self) -> None:
         """Logs what happens now that no data host is connected, if a loader is busy."""
@@ -293,7 +251,9 @@ class Requester:
         expected = "?" if self.expected is None else self.expected
         if self.expected is None:
             seen = f"the coordinator at {self._settings.coordinator} did not answer"
-        local = f"; local workers: {session.local.last_death}" if session.local else ""
+        local = ""
+        if session.local is not None:
+            local = f"; local workers: {session.local.last_death or 'they still start'}"
         alone = f"{now - session.alone_since:.0f} s"
         what = f"no data worker came within {alone}"
         if session.had_peers:
@@ -339,6 +299,7 @@ class IoThread:
             shared, self._observer, BatchBuffers(pool, shared.pinned), host=settings.host
         )
         self._asking = Requester(shared, settings, self._links)
+        self._late = LateBatches(shared, settings, self._links)
         host, _, port = (settings.coordinator or "").rpartition(":")
         self._coordinator = Link(
             self._context, keys, name=host, port=int(port), now=now, post=shared.post
@@ -383,6 +344,8 @@ class IoThread:
                 wait = session.schedule.next_check(now)
                 if wait is not None and wait < seconds:
                     seconds = wait
+                if session.check_at - now < seconds:
+                    seconds = max(0.0, session.check_at - now)
                 if session.local is not None:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = (session, _IN | _OUT if wants_write else _IN)
@@ -506,7 +469,7 @@ class IoThread:
                 if session.is_busy:
                     self._asking.ask(session, now)
                     self._asking.check_peers(session, now)
-                    self._asking.check_hang(session, now)
+                    self._late.check(session, now)
                 if session.is_due:
                     session.ring()
         for session in closing:

@@ -13,7 +13,14 @@ import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import (
+    ChildProcess,
+    Maker,
+    Result,
+    WorkerJob,
+    WorkerPool,
+    WorkerRole,
+)
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -92,13 +99,18 @@ class LocalWorkers:
         self._shared = weakref.ref(spec) if self._can_share else None
 
     @property
+    def is_alive(self) -> bool:
+        """Whether a worker is left, ready or not."""
+        return self._is_iterable or self._pool.num_alive > 0
+
+    @property
     def credits(self) -> int:
-        """Number of batches that may be in flight; 0: no worker is left."""
+        """Number of batches that may be in flight; 0: no worker is ready."""
         # More, where costs vary, would only bind later batches to a worker that may be slow.
         if self._is_iterable:
             # Its processes start with their shards: none is alive before the first request.
             return self._max_credits
-        return self._credits_each * self._pool.num_alive
+        return self._credits_each * self._pool.num_ready
 
     @property
     def last_death(self) -> str:
@@ -127,8 +139,9 @@ class LocalWorkers:
         self._feed()
         return results
 
-    def workers_at(self, number: int) -> list[int]:
-        return [worker for job, worker in self._pool.long_jobs(0.0) if job.key[1] == number]
+    def makers(self, number: int, epoch_id: int) -> list[Maker]:
+        """Returns the children that make that batch, with the stacks of the first one."""
+        return self._pool.makers(lambda job: job.key[:2] == (epoch_id, number))
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         """Assigns late jobs to other workers, too; returns them. Looks once a second."""

@@ -5,12 +5,14 @@ and takes finished batches, the second asks for batches and delivers them.
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -41,6 +43,37 @@ class AskedBatch(msgspec.Struct):
     shared_seed: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMaker:
+    """What a peer makes of the batch that is waited for; times are monotonic seconds here.
+
+    Attributes:
+        heard_at: When that was so.
+        begun_at: Since when a worker that was ready has it; None: none has it.
+        workers: Those that have it.
+        stacks: Of the worker that has it for longest (see workers.stacks).
+        is_silent: The host has not answered, and `begun_at` is when it was asked for the batch.
+    """
+
+    heard_at: float
+    begun_at: float | None = None
+    workers: tuple[int, ...] = ()
+    stacks: str = ""
+    is_silent: bool = False
+
+    def earliest(self, asked_at: float) -> float:
+        """Returns a time before which no worker had the batch, after it was asked for."""
+        return max(asked_at, self.heard_at if self.begun_at is None else self.begun_at)
+
+
+@dataclass(slots=True, kw_only=True)
+class Inquiry:
+    """A question to a host that it has not answered: when it was asked first, and last."""
+
+    first_at: float
+    last_at: float = -math.inf
+
+
 class FeedSession:
     """The feed's state of one loader; its attributes are under the feed's lock.
 
@@ -55,7 +88,11 @@ class FeedSession:
         is_due: The thread that iterates waits, and has something to do.
         has_news: The I/O thread has to announce a new epoch, or a new spec, to the agents.
         waits_since: When the thread that iterates began to wait for `head`.
-        slow: Batch to the workers of each host that make it for long.
+        called_at: When the call of `next` that waits began to wait.
+        timeout_seconds: The loader's, for that call; 0: none.
+        check_at: When `LateBatches` has to look again at the batch that is waited for.
+        makers: What peers are known to make of that batch.
+        inquiries: Questions about it to hosts that have not answered.
     """
 
     def __init__(
@@ -84,7 +121,11 @@ class FeedSession:
         self.keeps_blocks = False
         self.alone_since = time.monotonic()
         self.waits_since: float | None = None
-        self.slow: dict[int, dict[Peer, list[int]]] = {}
+        self.called_at = self.timeout_seconds = 0.0
+        self.check_at = math.inf
+        self.has_timed_out = False
+        self.makers: dict[Peer, HeadMaker] = {}
+        self.inquiries: dict[Peer, Inquiry] = {}
         self.num_hangs_told = 0
         self._asked: dict[int, AskedBatch] = {}
         self._asked_each: AskedBatch | None = None
@@ -174,15 +215,16 @@ class FeedSession:
 
         Raises:
             StopIteration: At the end of the epoch.
-            RuntimeError: After the loader's `timeout` (0: none), in torch's words.
+            RuntimeError: After the loader's `timeout` (0: none), in torch's words. It begins when a
+                worker that is ready has the batch: see `LateBatches`.
             Exception: FeedError, or what the dataset, the collate function or the sampler raised.
         """
-        deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
+        self.timeout_seconds, self.called_at = max(0.0, timeout_seconds), 0.0
         while True:
             with self._lock:
                 if self.epoch_id != epoch_id:
                     raise StopIteration
-                outcome = self._await_head(deadline, timeout_seconds)
+                outcome = self._await_head()
                 # Also after a batch that was there: its place in the window is free.
                 wanted, has_work = self._look(epoch_id)
                 first = self.schedule.supplied
@@ -202,7 +244,7 @@ class FeedSession:
                 self._end_epoch()
         self._wake()
 
-    def _await_head(self, deadline: float | None, timeout_seconds: float) -> BatchOutcome | None:
+    def _await_head(self) -> BatchOutcome | None:
         """Waits for the batch at the head of the line; None: ask the sampler for more first."""
         while True:
             head = self.schedule.head
@@ -210,8 +252,8 @@ class FeedSession:
             if head in self.outcomes and self.schedule.is_there(head):
                 self.schedule.take(time.monotonic())
                 self._asked.pop(head, None)
-                self.slow.pop(head, None)
-                self.waits_since, self.num_hangs_told = None, 0
+                if self.waits_since is not None:
+                    self._end_wait()
                 return self.outcomes.pop(head)
             if self.failure is not None:
                 raise self.failure
@@ -225,14 +267,27 @@ class FeedSession:
                 raise StopIteration
             if self.schedule.wanted(time.monotonic()):
                 return None
-            wait = None if deadline is None else deadline - time.monotonic()
+            if self.has_timed_out:
+                self.has_timed_out = False
+                raise RuntimeError(f"DataLoader timed out after {self.timeout_seconds} seconds")
             self._num_waiting += 1
-            self.waits_since = self.waits_since or time.monotonic()
+            self.called_at = self.called_at or time.monotonic()
+            self.waits_since = self.waits_since or self.called_at
             try:
-                if (wait is not None and wait <= 0) or not self._arrival.wait(wait):
-                    raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
+                self._arrival.wait()
             finally:
                 self._num_waiting -= 1
+
+    def _end_wait(self) -> None:
+        self.waits_since, self.num_hangs_told = None, 0
+        self.has_timed_out = False
+        self.makers.clear()
+        self.inquiries.clear()
+
+    def time_out(self) -> None:
+        """Ends the wait for the batch with torch's error."""
+        self.has_timed_out = True
+        self._arrival.notify_all()
 
     def _end_epoch(self) -> None:
         self.is_busy = False
@@ -250,8 +305,7 @@ class FeedSession:
     def _forget(self) -> None:
         self._asked.clear()
         self.outcomes.clear()
-        self.slow.clear()
-        self.waits_since, self.num_hangs_told = None, 0
+        self._end_wait()
 
     def _look(self, epoch_id: int) -> tuple[int, bool]:
         """Returns how many indices to draw, and whether the I/O thread has something to do."""

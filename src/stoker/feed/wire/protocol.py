@@ -14,7 +14,7 @@ agent (on a data host)
     trainers   Attach → Ticket | WrongHost
                Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
                Make → Made + payload, sealed | Raised + frame | Ended | Declined
-               Cancel;  Close;  Piece;  unasked, to trainers: Credits, Slow, Leaving
+               Inquire → Makers;  Cancel;  Close;  Piece;  unasked, to trainers: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
 function and worker_init_fn, pickled together and named by the digest of the bytes; each host gets
@@ -38,6 +38,9 @@ PROTOCOL_VERSION = 1
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
+
+# Of the threads of one worker; the rest is cut.
+MAX_STACK_CHARACTERS = 32 << 10
 
 # Random first bytes of a connection for batches.
 TICKET_BYTES = 32
@@ -448,10 +451,21 @@ class Declined(OfBatch, frozen=True, kw_only=True):
     generation: Count = 0
 
 
-class Slow(OfBatch, frozen=True, kw_only=True):
-    """A data worker has been making that batch for long; sent once for each worker."""
+class Inquire(OfBatch, frozen=True, kw_only=True):
+    """Asks who makes that batch, which is waited for."""
 
-    worker: Count
+
+class Makers(OfBatch, frozen=True, kw_only=True):
+    """The workers that have a batch.
+
+    Attributes:
+        seconds: For how long one that was ready has it; None: no such worker has it.
+        stacks: Of the threads of the one that has it for longest.
+    """
+
+    seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    workers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_SHARDS)] = ()
+    stacks: Annotated[str, msgspec.Meta(max_length=MAX_STACK_CHARACTERS)] = ""
 
 
 class Cancel(Message, frozen=True, kw_only=True):
@@ -479,7 +493,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 ToCoordinator = Join | Heartbeat | Leave | Attend | Progress | GpuReport
 FromCoordinator = Welcome | Refused | State | Roster | Start
-ToAgent = Attach | Open | Ship | Make | Cancel | Close | Piece
+ToAgent = Attach | Open | Ship | Make | Inquire | Cancel | Close | Piece
 FromAgent = (
     Ticket
     | Need
@@ -489,7 +503,7 @@ FromAgent = (
     | Ended
     | Raised
     | Declined
-    | Slow
+    | Makers
     | Leaving
     | WrongHost
 )

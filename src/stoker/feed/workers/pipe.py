@@ -36,6 +36,18 @@ class Reuse(msgspec.Struct, frozen=True, tag=True):
     slot: int
 
 
+class Up(msgspec.Struct, frozen=True, tag=True):
+    """The worker runs; if `is_ready`, what it does from now on is its first batch.
+
+    `stacks` is the number of its descriptor of the file that its stacks are written to (see
+    stacks), as another process of this host may open it below /proc; -1: there is none.
+    """
+
+    pid: int
+    stacks: int = -1
+    is_ready: bool = True
+
+
 class Slot(msgspec.Struct, frozen=True, tag=True):
     """A new slot of the worker; its descriptor comes with the message."""
 
@@ -78,7 +90,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
 
 
 to_worker = msgspec.msgpack.Decoder(Make | Reuse)
-from_worker = msgspec.msgpack.Decoder(Slot | SlotClosed | Batch | Error | End)
+from_worker = msgspec.msgpack.Decoder(Up | Slot | SlotClosed | Batch | Error | End)
 pack = msgspec.msgpack.Encoder().encode
 
 

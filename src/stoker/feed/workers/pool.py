@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
+from stoker.feed.workers.stacks import stacks_of
 from stoker.host.processes import ended_words
 
 # From the end of a worker's connection to its exit status; from kill to end. Both block the loop.
@@ -95,6 +96,15 @@ class WorkerJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Maker:
+    """A worker that has a job, for how many seconds since it was ready, and perhaps its stacks."""
+
+    number: int
+    seconds: float
+    stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRole:
     """Purpose of a process: worker `number` for any job, or the only one for shard `number`."""
 
@@ -146,7 +156,9 @@ class WorkerEnd:
     Attributes:
         deaths_in_a_row: Of the worker of that number, since its last batch.
         stream: The one that a shard's worker was started for; None: it takes any job.
-        begun_at: Monotonic seconds at which it began its first job.
+        up: What the worker sent last of itself; until it is ready it has no job but those that
+            are pinned to it.
+        begun_at: Monotonic seconds at which it was ready and began its first job.
         patience: How often that job was assigned to others for being late.
     """
 
@@ -158,28 +170,39 @@ class WorkerEnd:
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     stream: Stream | None = None
     epoch_id: int = 0
-    begun_at: float = 0.0
+    up: pipe.Up | None = None
+    begun_at: float = math.inf
     patience: int = 0
     is_late: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self.up is not None and self.up.is_ready
 
     @property
     def generation(self) -> int:
         return self.stream.generation if self.stream is not None else -1
 
     def begin(self, now: float, patience: int) -> None:
-        self.begun_at, self.patience, self.is_late = now, patience, False
+        # Its start is not the batch's time.
+        self.begun_at = now if self.is_ready else math.inf
+        self.patience, self.is_late = patience, False
 
     def take(
         self,
         data: bytes,
         descriptors: tuple[int, ...],
         *,
+        now: float,
         return_slot: "Callable[[WorkerEnd, int], None]",
     ) -> Result | None:
         """Handles a message and closes its descriptors; returns the first job's result, if any."""
         try:
             message = pipe.from_worker.decode(data)
             match message:
+                case pipe.Up() as up:
+                    self.up = up
+                    self.begin(now, self.patience)
                 case pipe.Slot(slot, nbytes):
                     # mmap keeps a duplicate of the descriptor.
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
@@ -273,6 +296,15 @@ class WorkerPool:
         return len(self._workers)
 
     @property
+    def num_ready(self) -> int:
+        return sum(worker.is_ready for worker in self._workers.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether one of the workers for any job is ready."""
+        return any(worker.is_ready for worker in self._workers.values())
+
+    @property
     def is_dead(self) -> bool:
         return self._has_begun and not self._workers
 
@@ -287,7 +319,10 @@ class WorkerPool:
 
     @property
     def room(self) -> int:
-        """Jobs that can be assigned: to idle workers, and one ahead to busy ones in time."""
+        """Jobs that can be assigned: to idle workers, and one ahead to busy ones in time.
+
+        A worker that still starts takes none: others that are ready would idle meanwhile.
+        """
         free = sum(DEPTH - len(worker.jobs) for worker in self._in_time())
         return max(0, free - len(self._retries))
 
@@ -320,10 +355,10 @@ class WorkerPool:
         failure = ""
         try:
             for data, descriptors in worker.channel.receive():
-                result = worker.take(data, descriptors, return_slot=self._return_slot)
+                now = self._clock()
+                result = worker.take(data, descriptors, now=now, return_slot=self._return_slot)
                 if result is None:
                     continue
-                now = self._clock()
                 self._seconds.append(now - worker.begun_at)
                 worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
                 if self._is_first(result):
@@ -368,11 +403,19 @@ class WorkerPool:
             given.append(job)
         return given
 
-    def long_jobs(self, seconds: float) -> Iterator[tuple[WorkerJob, int]]:
+    def makers(self, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
+        """Returns who makes the job that `is_it`, the one that has it for longest first.
+
+        Writes that one's stacks, which blocks for milliseconds.
+        """
         now = self._clock()
-        for worker in self._all():
-            if worker.jobs and now - worker.begun_at >= seconds:
-                yield worker.jobs[0], worker.number
+        workers = [w for w in self._all() if w.is_ready and w.jobs and is_it(w.jobs[0])]
+        workers.sort(key=lambda worker: worker.begun_at)
+        makers = [Maker(worker.number, max(0.0, now - worker.begun_at)) for worker in workers]
+        if workers and workers[0].up is not None:
+            up = workers[0].up
+            makers[0] = replace(makers[0], stacks=stacks_of(up.pid, up.stacks))
+        return makers
 
     def stop_shards(self, *, before_epoch_id: int) -> None:
         """Ends the workers of shards of earlier epochs that do not persist, and their jobs.
@@ -467,7 +510,8 @@ class WorkerPool:
         return False
 
     def _in_time(self) -> list[WorkerEnd]:
-        return [worker for worker in self._workers.values() if not worker.is_late]
+        workers = self._workers.values()
+        return [worker for worker in workers if worker.is_ready and not worker.is_late]
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)

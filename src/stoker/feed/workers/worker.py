@@ -17,9 +17,10 @@ import socket
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, cast
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, _DatasetKind
@@ -34,6 +35,7 @@ from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, unpack_spec
 from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers import stacks
 from stoker.feed.workers.pipe import (
     Batch,
     End,
@@ -42,6 +44,7 @@ from stoker.feed.workers.pipe import (
     Reuse,
     Slot,
     SlotClosed,
+    Up,
     pack,
     to_worker,
 )
@@ -78,19 +81,21 @@ def worker_main(
     """
     become_worker()
     os.nice(niceness)
+    channel = Pipe(sock, blocking=True)
+    up = Up(os.getpid(), stacks.write_on_signal())
+    channel.send(pack(msgspec.structs.replace(up, is_ready=False)))
+    slots = Slots(channel)
     if isinstance(spec, bytes):
         spec = unpack_spec(spec)
     else:
         reopened.separate()
-    channel = Pipe(sock, blocking=True)
-    slots = Slots(channel)
     torch.set_num_threads(spec.num_threads)
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
     spec.globals.set()
     source: IndexedSource | ShardSource
     if spec.is_iterable:
         stream = ShardStream(spec, shard=worker_id, num_shards=num_workers, base_seed=base_seed)
-        source = ShardSource(stream, slots, host=host)
+        source = ShardSource(stream, slots, host=host, on_ready=lambda: channel.send(pack(up)))
     else:
         source = IndexedSource(
             spec,
@@ -101,6 +106,7 @@ def worker_main(
             seeding=seeding,
             host=host,
         )
+        channel.send(pack(up))
     serve(channel, slots, source)
 
 
@@ -495,9 +501,20 @@ class ShardStream:
 
 
 class ShardSource:
-    """Batches of a stream in order; `digest` is of all in this epoch, errors included."""
+    """Batches of a stream in order; `digest` is of all in this epoch, errors included.
 
-    def __init__(self, stream: ShardStream, slots: Slots, *, host: str) -> None:
+    `on_ready` is called once, when the process has come to the first batch that it is asked for.
+    """
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        slots: Slots,
+        *,
+        host: str,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_ready = on_ready
         self._stream = stream
         self._slots = slots
         self._host = host
@@ -521,6 +538,9 @@ class ShardSource:
         except FeedError as err:
             # Another host would not help: the dataset itself is not deterministic.
             return Error(self._pack(err), str(err.what), is_final=True)
+        if self._on_ready is not None:
+            self._on_ready()
+            self._on_ready = None
         try:
             return self._stream.make(index)
         except StopIteration:
