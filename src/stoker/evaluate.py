@@ -29,6 +29,7 @@ from stoker.records import (
 )
 from stoker.records.base import sha256_of
 from stoker.records.gpu import busy_share
+from stoker.records.hyperparameters import shown, values_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
@@ -84,7 +85,7 @@ def evaluate(
         workload_sha256=workload.digest(),
         passed=outcome.is_good,
         reason=outcome.reason,
-        metrics={n: v for n, v in sorted(training.metrics.items()) if math.isfinite(v)},
+        metrics=dict(sorted(training.metrics.items())),
         model_uri=training.model_uri,
         gates=gates,
         performance=_performance(profile, decision, training),
@@ -125,11 +126,12 @@ def model_metadata(workload: Workload, training: Training, decision: Decision) -
     """Returns a model's origin for SageMaker's model registry; no value is empty."""
     groups = groups_in_words(training.groups)
     facts = training.lineage.facts()
+    seeds = values_of(training.lineage.seeds)
     what = {
         **facts,
         "training_job": facts.get("job_id", ""),
         "decided": f"{sha256_of(decision)[:12]}: {decision.plan.action}: {groups}",
-        "seeds": " ".join(f"{name}={value}" for name, value in training.lineage.seeds.items()),
+        "seeds": " ".join(f"{name}={shown(value)}" for name, value in seeds.items()),
     }
     return {
         name: aws_value(what.get(f"input_{channel}" if channel else name, "")) or "not known"
@@ -151,10 +153,10 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
 
 
 def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | None) -> GateResult:
-    # JSON has no NaN.
-    if value is not None and not math.isfinite(value):
-        value = None
     theirs = champion.get(gate.metric) if champion is not None and gate.needs_champion else None
+    if theirs is not None and not math.isfinite(theirs):
+        # A model in use that diverged sets no bound.
+        theirs = None
     bound = gate.against(theirs)
     is_unknown = champion is not None and gate.needs_champion and theirs is None
     result = GateResult(

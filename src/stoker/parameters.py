@@ -16,6 +16,7 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.records import Json, ModelSettings, Workload, nearest
+from stoker.records.hyperparameters import values_of
 
 Kind = Literal["string", "integer", "number", "boolean"]
 
@@ -79,7 +80,7 @@ class Parameter:
             text = found
         if self.kind == "number" and not is_number(text):
             raise UsageError(f"{self.name}={text}: expected a number", fix=explained)
-        if self.hyperparameter and len(text.splitlines()) > 1:
+        if self.hyperparameter and not _is_one_line(text):
             raise UsageError(
                 f"{self.name}: its value has several lines",
                 fix="set it in the workload, and upload that",
@@ -163,19 +164,20 @@ def is_number(text: str) -> bool:
 def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
     """Yields a parameter for each hyperparameter that a run can change, typed by its value.
 
-    A run cannot change hyperparameters without a value, with a long text, or with other characters
-    than letters, digits, - and _ in the name. `epochs` is among the fixed parameters.
+    A run cannot change hyperparameters without a value, with a long text, a list, a mapping, NaN,
+    an infinity, a whole number beyond 18 digits, or with other characters than letters, digits, -
+    and _ in the name. `epochs` is among the fixed parameters.
     """
     # As SageMaker shows them, where beta_1 and beta1 are one name.
     names = {each.camel_name for each in _PARAMETERS}
     # Of lr and LR, lr gets the name.
     declared = sorted(
-        workload.hyperparameters.items(), key=lambda each: (_snake(each[0]) != each[0], each[0])
+        values_of(workload.hyperparameters).items(),
+        key=lambda each: (_snake(each[0]) != each[0], each[0]),
     )
     for hyperparameter, value in declared[:MAX_HYPERPARAMETERS]:
-        is_long = isinstance(value, str) and (len(value) > _MAX_TEXT or "\n" in value)
         is_nameable = hyperparameter != "epochs" and _CHANGEABLE.fullmatch(hyperparameter)
-        if value is None or is_long or not is_nameable:
+        if not is_nameable or not isinstance(value, str | int | float) or not _fits(value):
             continue
         name = _snake(hyperparameter)
         # The name of another parameter, or no identifier of Python and the services.
@@ -188,6 +190,18 @@ def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
             name = f"hyperparameter_{name}"
         names.add(camel(name))
         yield _hyperparameter(name, hyperparameter, value)
+
+
+def _fits(value: str | float) -> bool:
+    """Whether a parameter of a pipeline can have the value."""
+    if isinstance(value, str):
+        return len(value) <= _MAX_TEXT and _is_one_line(value)
+    # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
+    return abs(value) < 10**18 if isinstance(value, int) else math.isfinite(value)
+
+
+def _is_one_line(text: str) -> bool:
+    return text.splitlines() in ([], [text])
 
 
 def _snake(name: str) -> str:

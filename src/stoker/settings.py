@@ -7,7 +7,7 @@ in `launch.topology`.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -37,6 +37,7 @@ from stoker.records import (
 )
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
+from stoker.records.hyperparameters import check_hyperparameters, values_of
 from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
 
@@ -81,6 +82,19 @@ RELEASED_FILE = "data-hosts-released"
 # Lease of a job's follower on Kubernetes: time of renewal, and duration (0: forever).
 LEASE_RENEWED_FILE = "renewed"
 LEASE_MINUTES_FILE = "minutes"
+# Of YAML's own types.
+_TAG = "tag:yaml.org,2002:"
+FLOAT_TAG = f"{_TAG}float"
+# Unquoted hyperparameters that are no texts: JSON's words and numbers, and YAML's spellings.
+SCALARS = {
+    "null": re.compile(r"~|null|Null|NULL|"),
+    "bool": re.compile(r"true|True|TRUE|false|False|FALSE"),
+    "int": re.compile(r"[-+]?(?:0|[1-9][0-9]*)"),
+    "float": re.compile(
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    ),
+}
 # Folder of a pod's service account.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -217,6 +231,11 @@ class RunEnvironment:
         max_run_seconds: Kubernetes: limit on all attempts together. Default: none.
         watchdog: The workload's key `watchdog`, as JSON.
         budget: Prices by group, limit and prediction of the run, as JSON.
+        hyperparameter_order: Order of the hyperparameters: the place of each among their sorted
+            names, as JSON, such as [1, 0]. Default: sorted.
+        literal_hyperparameters: Hyperparameters that are texts in quotes without JSON's escapes, as
+            places among the sorted names, as JSON. A pipeline on SageMaker, which fills in their
+            values, sets it.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -261,6 +280,10 @@ class RunEnvironment:
         default_factory=WatchdogSettings
     )
     budget: Annotated[Budget | None, Variable("STOKER_BUDGET")] = None
+    hyperparameter_order: Annotated[tuple[int, ...], Variable("STOKER_HYPERPARAMETER_ORDER")] = ()
+    literal_hyperparameters: Annotated[
+        tuple[int, ...], Variable("STOKER_LITERAL_HYPERPARAMETERS")
+    ] = ()
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
@@ -533,6 +556,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
         if gate.min is not None and gate.max is not None and gate.min > gate.max:
             what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
             raise UsageError(what, where=where)
+    check_hyperparameters(values_of(workload.hyperparameters), place)
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
@@ -606,7 +630,8 @@ def _override(document: dict[str, Json], override: str) -> None:
         raise UsageError(
             f"--set {override} is not key.path=value", fix="write it like --set feed.credits=4"
         )
-    _, value = _parsed(text, f"--set {key}=...")
+    below = "hyperparameters" if steps[0] == "hyperparameters" else ""
+    _, value = _parsed(text, f"--set {key}=...", below=below)
     target = document
     for step in steps[:-1]:
         child = target.get(step)
@@ -617,13 +642,27 @@ def _override(document: dict[str, Json], override: str) -> None:
     target[steps[-1]] = value
 
 
-def _parsed(text: str, source: str) -> tuple[yaml.Node | None, Json]:
-    """Returns YAML as nodes, which know their lines, and as a document."""
+def _parsed(text: str, source: str, *, below: str = "") -> tuple[yaml.Node | None, Json]:
+    """Returns YAML as nodes, which know their lines, and as a document.
+
+    Args:
+        text: YAML, or JSON, which is YAML.
+        source: Name of the text in errors.
+        below: hyperparameters: the text is theirs, or one's. Empty: it is a workload's.
+    """
+    if text.lstrip().startswith("{"):
+        # JSON may contain it in quotes; YAML must not.
+        text = text.replace("\x7f", r"\x7f")
+    loader = _Loader(text)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = loader.get_single_node()
         # On nodes: no alias is expanded in them yet.
         _check_size(node, source)
-        return node, yaml.safe_load(text)
+        if node is None:
+            return None, None
+        meant = _as_written(node, loader.plain) if below else _with_hyperparameters(node, loader)
+        document: Json = loader.construct_document(meant)
+        return node, document
     except RecursionError:
         raise UsageError("nested too deeply", where=source, fix="check the brackets") from None
     except yaml.YAMLError as err:
@@ -633,6 +672,76 @@ def _parsed(text: str, source: str) -> tuple[yaml.Node | None, Json]:
         raise UsageError(
             f"not YAML: {problem}", where=where, fix="check indentation and quotes"
         ) from None
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's loader, also of JSON's surrogate pairs.
+
+    Attributes:
+        plain: Identities of the scalars without quotes and tag.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.plain: set[int] = set()
+
+    def compose_scalar_node(self, anchor: dict[str, yaml.Node]) -> yaml.ScalarNode:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        node = super().compose_scalar_node(anchor)
+        if event.implicit[0]:
+            self.plain.add(id(node))
+        if any("\ud800" <= character <= "\udbff" for character in node.value):
+            node.value = _joined(node.value)
+        return node
+
+
+def _joined(text: str) -> str:
+    """Returns the text with a character for each surrogate pair, as JSON writes emoji."""
+    halves = text.encode("utf-16-le", "surrogatepass")
+    return halves.decode("utf-16-le", "surrogatepass")
+
+
+def _with_hyperparameters(node: yaml.Node, loader: _Loader) -> yaml.Node:
+    """Returns a workload's node, with its hyperparameters as they are written."""
+    if not isinstance(node, yaml.MappingNode):
+        return node
+    pairs = [
+        (key, _as_written(value, loader.plain) if key.value == "hyperparameters" else value)
+        for key, value in node.value
+    ]
+    return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
+
+
+def _as_written(node: yaml.Node, plain: Collection[int]) -> yaml.Node:
+    """Returns a copy in which unquoted yes, 012, 1:30 and 2026-11-26 are texts, and 1e-4 is not.
+
+    A script expects what was typed. PyYAML reads YAML 1.1: true, 10, 90, a date, and a text.
+    """
+    marks = node.start_mark, node.end_mark
+    if isinstance(node, yaml.MappingNode):
+        pairs = [(_as_name(key), _as_written(value, plain)) for key, value in node.value]
+        return yaml.MappingNode(node.tag, pairs, *marks)
+    if isinstance(node, yaml.SequenceNode):
+        return yaml.SequenceNode(
+            node.tag, [_as_written(each, plain) for each in node.value], *marks
+        )
+    tag = _scalar_tag(node.value) if id(node) in plain else node.tag
+    return yaml.ScalarNode(tag, node.value, *marks)
+
+
+def _as_name(key: yaml.Node) -> yaml.Node:
+    # << takes over another mapping's keys.
+    if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
+        return key
+    return yaml.ScalarNode(f"{_TAG}str", key.value, key.start_mark, key.end_mark)
+
+
+def _scalar_tag(text: str) -> str:
+    """Returns YAML's tag of a hyperparameter that is written without quotes."""
+    kinds = (kind for kind, pattern in SCALARS.items() if pattern.fullmatch(text))
+    return _TAG + next(kinds, "str")
 
 
 def _check_size(node: yaml.Node | None, source: str) -> None:

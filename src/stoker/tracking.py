@@ -24,9 +24,10 @@ import msgspec
 
 from stoker.errors import install_command
 from stoker.logs import printable
-from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI, hyperparameters
+from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI
 from stoker.records import Evaluation, TrackingSettings, Training
 from stoker.records.gpu import busy_share
+from stoker.records.hyperparameters import shown, values_of
 from stoker.records.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ def parameters_of(training: Training) -> dict[str, str]:
         if (value := getattr(group, key)) is not None
     }
     how = {"strategy": training.strategy, "engine": training.engine}
-    return {**hyperparameters(training.hyperparameters), **cluster, **how}
+    given = {name: shown(each) for name, each in values_of(training.hyperparameters).items()}
+    return {**given, **cluster, **how}
 
 
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:

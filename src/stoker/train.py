@@ -41,6 +41,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.decision import NOMINAL, predicted_of
+from stoker.records.hyperparameters import record_of
 from stoker.records.training import Budget, InputVersion, Lineage, TrainingFacts, write_training
 from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.repeat import within
@@ -339,6 +340,7 @@ def facts_of(
     if end.unfetched:
         lost = f"the outputs could not be read: {end.unfetched}"
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
+    seeds = {name: each for name, each in job.hyperparameters.items() if "seed" in name.lower()}
     timeline_file = None
     _, _, digest = (job.image or "").partition("@")
     if end.output_dir:
@@ -382,9 +384,7 @@ def facts_of(
             profile_sha256=decision.profile_sha256 if decision else None,
             decision_sha256=sha256_of(decision) if decision else None,
             inputs={name: InputVersion(address=c.uri) for name, c in job.channels.items()},
-            seeds={
-                name: value for name, value in job.hyperparameters.items() if "seed" in name.lower()
-            },
+            seeds=record_of(seeds),
         ).joined(job.lineage, end.lineage),
         host_seconds=end.host_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),

@@ -117,9 +117,9 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
             "validation": {"uri": "s3://photos/val/"},
         },
         "hyperparameters": {
-            "decay": "1e-4",
+            "decay": 0.0001,
             "epochs": 90,
-            "flag": '"true"',
+            "flag": "true",
             "lr": 0.1,
             "optimizer": "adam",
         },

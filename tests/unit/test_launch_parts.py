@@ -28,6 +28,7 @@ from stoker.launch.passive_profile import measure
 from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.logs import Log, parse_line
+from stoker.records.hyperparameters import arguments
 from stoker.settings import from_environment
 from support import builders
 
@@ -48,11 +49,16 @@ def base_dir(tmp_path):
     return tmp_path
 
 
+def hyperparameters(base_dir):
+    settings = from_environment({"STOKER_BASE_DIR": str(base_dir)})
+    return sagemaker_variables.hyperparameters(settings)
+
+
 def variables(base_dir):
     return sagemaker_variables.environment(
         TOPOLOGY,
         base_dir,
-        values=sagemaker_variables.hyperparameters(base_dir),
+        values=hyperparameters(base_dir),
         num_cpus=4,
         num_accelerators=2,
         environ={"TRAINING_JOB_NAME": "job-1"},
@@ -60,8 +66,8 @@ def variables(base_dir):
 
 
 def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir):
-    assert sagemaker_variables.arguments({}) == []
-    words = sagemaker_variables.arguments(sagemaker_variables.hyperparameters(base_dir))
+    assert arguments({}) == []
+    words = arguments(hyperparameters(base_dir))
     assert words == (
         ["--flag", "True", "--lr", "0.1", "--name", "a b", "--sizes", "[1, 2]", "-x", "3"]
     )
@@ -148,7 +154,7 @@ def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
 def test_malformed_hyperparameters_are_a_usage_error(base_dir, text):
     (base_dir / "input" / "config" / "hyperparameters.json").write_text(text)
     with pytest.raises(UsageError, match="JSON"):
-        sagemaker_variables.hyperparameters(base_dir)
+        hyperparameters(base_dir)
 
 
 @pytest.mark.parametrize(

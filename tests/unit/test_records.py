@@ -90,6 +90,8 @@ def _records(kind):
     fields = {
         f.encode_name: _of(msgspec.inspect.type_info(hints[f.name]))
         for f in msgspec.structs.fields(kind)
+        # Of documents alone: their readers put the values back.
+        if f.name != "not_numbers"
     }
     if kind is not Profile:
         return st.builds(kind, **fields)
@@ -212,9 +214,8 @@ def test_numbers_that_are_not_finite_or_negative_are_refused_everywhere(tmp_path
         assert f"key {_dotted(path)}" in caught.value.where
 
 
-def test_number_that_is_not_finite_is_never_written():
-    with pytest.raises(ValueError, match="Out of range"):
-        to_json(StepTerms(step_seconds=math.inf))
+def test_a_number_that_json_lacks_is_null_and_fails_no_record():
+    assert json.loads(to_json(StepTerms(step_seconds=math.inf))) == {"step_seconds": None}
 
 
 @pytest.mark.parametrize(

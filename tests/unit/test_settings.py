@@ -255,6 +255,8 @@ FULL = ProcessSettings(
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     watchdog=WatchdogSettings(then="stop"),
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
+    hyperparameter_order=(1, 0),
+    literal_hyperparameters=(1,),
 )
 
 

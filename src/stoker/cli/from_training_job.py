@@ -1,7 +1,5 @@
 """A workload made from a SageMaker training job, in script mode or with an entry point."""
 
-import contextlib
-import json
 import re
 import textwrap
 
@@ -14,6 +12,8 @@ from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.request import RESERVED
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
+from stoker.records.hyperparameters import decoded, driver_decoded
+from stoker.settings import FLOAT_TAG, SCALARS
 
 # The times that the SDK appends to the names of jobs.
 _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
@@ -33,6 +33,13 @@ _NOT_FOR_GROUPS = (
     "ResourceConfig KeepAlivePeriodInSeconds",
 )
 _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
+
+
+class _WorkloadDumper(yaml.SafeDumper):
+    """A dumper whose texts, such as 1e-4, are read as texts by `stoker.settings`."""
+
+
+_WorkloadDumper.add_implicit_resolver(FLOAT_TAG, SCALARS["float"], list("-+.0123456789"))
 
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
@@ -58,7 +65,8 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         f"{text(job, 'CreationTime')[:10]}, {aws.region}). All keys: stoker schema workload."
     ]
     words = mapping(job, "HyperParameters")
-    hyperparameters = {key: _decoded(str(word)) for key, word in sorted(words.items())}
+    value_of = driver_decoded if _is_of_driver(job) else decoded
+    hyperparameters = {key: value_of(str(word)) for key, word in sorted(words.items())}
     command, source, processes = _start(job, hyperparameters, notes)
     dnn, roles = _hosts(job, notes)
     channels = _channels(job, roles, source, notes)
@@ -94,7 +102,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     lines = (line for note in notes for line in textwrap.wrap(note, 96, break_on_hyphens=False))
     head = "\n".join(f"# {line}" for line in lines)
     body = {key: value for key, value in document.items() if value}
-    dumped = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=96)
+    dumped = yaml.dump(body, Dumper=_WorkloadDumper, sort_keys=False, allow_unicode=True, width=96)
     return short, f"{head}\n{dumped}"
 
 
@@ -223,16 +231,7 @@ def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> 
     return {key: value for key, value in request.items() if value}
 
 
-def _decoded(word: str) -> str | int | float | bool:
-    """Returns a hyperparameter's value; `1e-3`, `01`, `"true"`, which JSON changes, stay texts."""
-    value = _json(word)
-    if isinstance(value, str):
-        return value if value and _json(value) == value else word
-    return value if isinstance(value, int | float) and json.dumps(value) == word else word
-
-
-def _json(word: str) -> Json:
-    value: Json = word
-    with contextlib.suppress(ValueError):
-        value = json.loads(word, parse_constant=str)
-    return value
+def _is_of_driver(job: Document) -> bool:
+    """Whether a ModelTrainer of SageMaker's SDK 3 made the job, with its own start program."""
+    channels = (text(each, "ChannelName") for each in mappings(job, "InputDataConfig"))
+    return "sm_drivers" in channels

@@ -31,7 +31,7 @@ from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
-from stoker.records import Event, GpuLoad, Group, Host, Job, Scalar, write_json, write_text
+from stoker.records import Event, GpuLoad, Group, Host, Job, Json, write_json, write_text
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
@@ -202,16 +202,12 @@ def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
     return trainers + others
 
 
-def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
+def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Json]:
     try:
-        found = sagemaker_variables.hyperparameters(settings.base_dir)
+        return sagemaker_variables.hyperparameters(settings)
     except UsageError as err:
         log.event(EventName.HYPERPARAMETERS_READ_FAILED, reason=err.what)
         return {}
-    return {
-        name: value if value is None or isinstance(value, str | int | float) else json.dumps(value)
-        for name, value in found.items()
-    }
 
 
 def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, float]:

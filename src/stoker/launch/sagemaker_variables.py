@@ -10,6 +10,8 @@ from pathlib import Path
 from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
+from stoker.records.hyperparameters import arguments, decoded, in_order, literal
+from stoker.settings import RunEnvironment
 
 # The toolkit's own hyperparameters: this prefix, and two names.
 _RESERVED_PREFIX = "sagemaker_"
@@ -30,9 +32,21 @@ OWN_CHANNELS = "stoker_"
 _LOG_LEVEL = 20
 
 
-def hyperparameters(base_dir: Path) -> dict[str, Json]:
-    """Returns the job's hyperparameters, decoded, without those for the toolkit."""
-    return {n: value for n, value in _parameters(base_dir).items() if not _is_reserved(n)}
+def hyperparameters(settings: RunEnvironment) -> dict[str, Json]:
+    """Returns the job's hyperparameters, decoded, without those for the toolkit.
+
+    They have the workload's order. Those of a job that stoker did not make are sorted, as the
+    toolkit's are.
+    """
+    config = settings.base_dir / "input" / "config"
+    document = _read(config / "hyperparameters.json")
+    given = {name: text for name, text in document.items() if not _is_reserved(name)}
+    names = sorted(given)
+    literals = {names[place] for place in settings.literal_hyperparameters if place < len(names)}
+    values = {
+        name: literal(text) if name in literals else decoded(text) for name, text in given.items()
+    }
+    return in_order(values, settings.hyperparameter_order)
 
 
 def program(base_dir: Path, environ: Mapping[str, str]) -> str:
@@ -42,15 +56,6 @@ def program(base_dir: Path, environ: Mapping[str, str]) -> str:
 def module_dir(base_dir: Path) -> str:
     named = _text(_parameters(base_dir), "sagemaker_submit_directory")
     return named or str(base_dir / "code")
-
-
-def arguments(values: Mapping[str, Json]) -> list[str]:
-    """Returns hyperparameters as the toolkit appends them to a command: `--name value`, sorted."""
-    words = []
-    for name in sorted(values):
-        # A name of one letter is a short option to the toolkit.
-        words += [f"--{name}" if len(name) > 1 else f"-{name}", _argument(values[name])]
-    return words
 
 
 def environment(
@@ -104,13 +109,14 @@ def environment(
     training_env["additional_framework_parameters"] = training_env.pop("framework_params")
     facts |= {
         "channels": list(channels),
-        "hps": dict(values),
         "user_args": list(arguments(values)),
         "training_env": training_env,
         **{f"channel_{channel}": folder for channel, folder in folders.items()},
         **{f"hp_{name}": value for name, value in values.items()},
     }
-    return {f"SM_{name.upper()}": _variable(value) for name, value in facts.items()}
+    variables = {f"SM_{name.upper()}": _variable(value) for name, value in facts.items()}
+    # In the order of the arguments.
+    return {**variables, "SM_HPS": json.dumps(values, separators=(",", ":"))}
 
 
 def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
@@ -170,7 +176,7 @@ def _is_reserved(name: str) -> bool:
 
 def _parameters(base_dir: Path) -> dict[str, Json]:
     document = _read(base_dir / "input" / "config" / "hyperparameters.json")
-    return {name: _decoded(value) for name, value in document.items()}
+    return {name: decoded(value) for name, value in document.items()}
 
 
 def _text(values: Mapping[str, Json], name: str) -> str:
@@ -197,23 +203,6 @@ def _folders(path: Path) -> list[str]:
         return []
     names = (child.name for child in path.iterdir() if child.is_dir())
     return sorted(name for name in names if not name.startswith(OWN_CHANNELS))
-
-
-def _decoded(value: Json) -> Json:
-    if not isinstance(value, str):
-        return value
-    try:
-        # The service stores text: JSON from SageMaker's SDK, plain words from boto3's users.
-        decoded: Json = json.loads(value)
-    except ValueError:
-        return value
-    return decoded
-
-
-def _argument(value: Json) -> str:
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
-    return "" if value is None else str(value)
 
 
 def _variable(value: Json) -> str:

@@ -1,6 +1,5 @@
 """Interface of a platform: plan a job as a pure value, submit it, follow it, stop it."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +23,13 @@ from stoker.records import (
     PlatformSettings,
     ProfileSettings,
     Role,
-    Scalar,
     TrackingSettings,
     Training,
     Workload,
     nearest,
     read_json,
 )
+from stoker.records.hyperparameters import order_of, values_of
 from stoker.records.training import Lineage
 from stoker.settings import RunEnvironment
 
@@ -66,7 +65,7 @@ class JobSpec:
         name: Run id: letters, digits and dashes.
         run: Name of the run that this job retries and whose checkpoints it resumes; absent: `name`.
         groups: The dnn group first.
-        hyperparameters: Put after the command.
+        hyperparameters: Put after the command, in this order.
         environment: Further variables of the user's command.
         settings: Settings of all processes of the run, except for what `groups` say.
         next_best: The decision's next plan, as text for error messages.
@@ -82,7 +81,7 @@ class JobSpec:
     groups: tuple[Group, ...]
     run_dir: Path
     channels: Mapping[str, Channel] = field(default_factory=dict)
-    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: RunEnvironment = field(default_factory=RunEnvironment)
     image: str | None = None
@@ -117,7 +116,7 @@ class JobSpec:
             groups=tuple(groups),
             run_dir=run_dir,
             channels=workload.channels,
-            hyperparameters=workload.hyperparameters,
+            hyperparameters=values_of(workload.hyperparameters),
             settings=RunEnvironment.of(workload, profile=profile),
             image=workload.image,
             platform_settings=workload,  # which inherits them
@@ -340,15 +339,6 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     return () if len(found) == len(groups) else found
 
 
-def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Returns hyperparameters as texts, as SageMaker's API and hyperparameters.json do."""
-    # SageMaker's toolkit and stoker's launcher decode each text as JSON.
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in sorted(values.items())
-    }
-
-
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
     """Refuses a job that no container can run; `key` names the platform's settings."""
     if not job.image:
@@ -414,4 +404,5 @@ def run_environment(job: JobSpec) -> RunEnvironment:
         roles={group.name: group.role for group in job.groups},
         workers={g.role: g.workers_per_host for g in job.groups if g.workers_per_host is not None},
         processes_per_host=job.groups[0].processes_per_host,
+        hyperparameter_order=order_of(job.hyperparameters),
     )

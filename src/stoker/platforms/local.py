@@ -38,7 +38,6 @@ from stoker.platforms.base import (
     LogLine,
     check_job,
     groups_of_channel,
-    hyperparameters,
     leader_record,
     run_environment,
 )
@@ -46,6 +45,7 @@ from stoker.platforms.follow import FileTail, full_disk
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
+from stoker.records.hyperparameters import encoded
 from stoker.records.training import NOT_COMPARABLE
 
 LOOPBACK = "127.0.0.1"
@@ -145,7 +145,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
         channels[name] = PLAIN_CHANNEL
     documents: dict[str, Json] = {
         "inputdataconfig": channels,
-        "hyperparameters": hyperparameters(job.hyperparameters),
+        "hyperparameters": encoded(job.hyperparameters),
         "resourceconfig": resource_config(request, host),
     }
     for name, document in documents.items():
@@ -632,7 +632,7 @@ class LocalPlatform:
                 for host in request.hosts
             ],
             "channels": {name: channel.uri for name, channel in job.channels.items()},
-            "hyperparameters": hyperparameters(job.hyperparameters),
+            "hyperparameters": encoded(job.hyperparameters),
             "strategy": settings.strategy.name,
             "feed": to_document(settings.feed),
             **engine,

@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, ClassVar, TypeVar, cast, get_args
 
 import msgspec
 
@@ -37,6 +37,8 @@ MAX_TEXT_LENGTH = 64 << 20
 # Free-form values of a record: scalars, and lists and mappings of them.
 Scalar = None | bool | int | float | str
 Value = Scalar | list[Scalar] | dict[str, Scalar]
+# A number that may be NaN or infinite: null in a document, with its word in `not_numbers`.
+AnyFloat = Annotated[float, msgspec.Meta(extra_json_schema={"type": ["number", "null"]})]
 
 RecordT = TypeVar("RecordT", bound="Record")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
@@ -58,6 +60,9 @@ _MARKS = re.compile(
 _SCHEMA = re.compile(r"^stoker\.(\w+)/v\d+$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 _MISSING = object()
+# Key of a document: the word of each value that is null because JSON lacks it, by its path.
+_NOT_NUMBERS = "not_numbers"
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def mapping(document: Json, *keys: str) -> Document:
@@ -77,6 +82,9 @@ def mappings(document: Json, *keys: str) -> list[Document]:
 # An unknown key is an error: ignored, it would silently leave a default in force.
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything read from or written to a file; None means *not known*."""
+
+    # Keys whose numbers may be NaN or infinite.
+    takes_any_float: ClassVar[tuple[str, ...]] = ()
 
 
 class Place:
@@ -123,8 +131,10 @@ def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
         UsageError: With the key, what was expected and found, and the nearest known key.
     """
     # Parsers of JSON and YAML accept NaN and Infinity, which spoil every later sum.
-    _refuse_not_finite(document, place, "")
+    _refuse_not_finite(document, place, "", allowed=kind.takes_any_float)
     _check_schema(document, kind, place)
+    if kind.takes_any_float and isinstance(document, Mapping):
+        document = _with_words(document, kind.takes_any_float)
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as err:
@@ -184,7 +194,48 @@ def to_json(record: Record) -> str:
 
 
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
-    """Returns the record as plain dicts, lists and scalars, without fields that are None."""
+    """Returns the record as plain dicts, lists and scalars, without fields that are None.
+
+    JSON has no NaN and no infinities: each is null, with its word in `not_numbers`.
+    """
+    words: dict[str, str] = {}
+    document = cast(dict[str, Json], finite(_document(record), words))
+    is_named = _NOT_NUMBERS in record.__struct_fields__
+    return {**document, _NOT_NUMBERS: words} if words and is_named else document
+
+
+def finite(value: Json, words: dict[str, str], path: str = "") -> Json:
+    """Returns the value with null for each number that is not finite.
+
+    Args:
+        value: A document, or a part of one.
+        words: Gets NaN, Infinity or -Infinity by the key path of each.
+        path: Key path of `value`; empty for a whole document.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        words[path] = word_of(value)
+        return None
+    if isinstance(value, Mapping):
+        return {
+            key: finite(item, words, f"{path}.{key}" if path else key)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [finite(item, words, f"{path}[{index}]") for index, item in enumerate(value)]
+    return value
+
+
+def word_of(value: float) -> str:
+    """Returns JavaScript's and Python's word for a value that is not finite: NaN, -Infinity."""
+    return json.dumps(value)
+
+
+def float_of(word: str) -> float | None:
+    """Returns the value that `word_of` gives this word, or None for another word."""
+    return _WORDS.get(word)
+
+
+def _document(record: msgspec.Struct) -> dict[str, Json]:
     return {
         name: _plain(value)
         for attribute, name in names_of(type(record))
@@ -256,7 +307,7 @@ def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 def _plain(value: object) -> Json:
     if isinstance(value, msgspec.Struct):
-        return to_document(value)
+        return _document(value)
     if isinstance(value, Mapping):
         # A null in a free-form mapping is a user's value: it stays.
         return {str(key): _plain(item) for key, item in value.items()}
@@ -266,15 +317,40 @@ def _plain(value: object) -> Json:
     return plain
 
 
-def _refuse_not_finite(value: Json, place: Place, path: str) -> None:
+def _refuse_not_finite(
+    value: Json, place: Place, path: str, *, allowed: Sequence[str] = ()
+) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{value} is not a finite number", where=place.at(path))
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _refuse_not_finite(item, place, f"{path}.{key}" if path else str(key))
+            if key not in allowed:
+                _refuse_not_finite(item, place, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _refuse_not_finite(item, place, f"{path}[{index}]")
+
+
+def _with_words(document: Document, allowed: Sequence[str]) -> Document:
+    """Returns the document with the values whose words are in `not_numbers`, without that key."""
+    words = document.get(_NOT_NUMBERS)
+    if not isinstance(words, Mapping):
+        return document
+    changed = {key: value for key, value in document.items() if key != _NOT_NUMBERS}
+    for key in allowed:
+        if key in changed:
+            changed[key] = _with_floats(changed[key], key, words)
+    return changed
+
+
+def _with_floats(value: Json, path: str, words: Document) -> Json:
+    if value is None:
+        return float_of(str(words.get(path)))
+    if isinstance(value, Mapping):
+        return {key: _with_floats(item, f"{path}.{key}", words) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_floats(item, f"{path}[{index}]", words) for index, item in enumerate(value)]
+    return value
 
 
 def _check_schema(document: Json, kind: type[Record], place: Place) -> None:

@@ -5,29 +5,32 @@ process that submitted the job, which adds to the leader's record how the platfo
 Others return facts; `training_record` says why each field has its value.
 """
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from stoker.reasons import cause_of, said_in, without_events
 from stoker.records.base import (
+    AnyFloat,
     Fraction,
+    Json,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     Record,
-    Scalar,
     sha256_of,
     write_json,
 )
 from stoker.records.decision import Action, Group
 from stoker.records.epochs import EpochTimes
 from stoker.records.gpu import GpuLoad
+from stoker.records.hyperparameters import Hyperparameters, record_of, shown, values_of
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
 from stoker.text import wait_share
@@ -152,7 +155,7 @@ class Lineage(Record, frozen=True, kw_only=True):
     workload_sha256: str | None = None
     profile_sha256: str | None = None
     decision_sha256: str | None = None
-    seeds: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+    seeds: Hyperparameters = msgspec.field(default_factory=dict)
     python: str | None = None
     packages: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -177,7 +180,8 @@ class Lineage(Record, frozen=True, kw_only=True):
         }
         for name, each in self.inputs.items():
             found[f"input_{name}"] = each.words
-        found |= {f"seed_{name}": str(value) for name, value in self.seeds.items()}
+        seeds = values_of(self.seeds)
+        found |= {f"seed_{name}": shown(value) for name, value in seeds.items()}
         if self.packages:
             digest = sha256_of(dict(sorted(self.packages.items())))[:16]
             found["packages"] = f"sha256:{digest} of {len(self.packages)}"
@@ -315,7 +319,11 @@ class Training(Record, frozen=True, kw_only=True):
         is_unfed: Whether the run failed only because no batch came through the feed.
         unfetched: Address of the leader's outputs if they could not be read: what was measured is
             not known. `stoker evaluate` reads them again.
+        not_numbers: Metrics and hyperparameters that are NaN, Infinity or -Infinity, and null
+            here because JSON lacks them, by their path, such as metrics.loss.
     """
+
+    takes_any_float: ClassVar[tuple[str, ...]] = ("hyperparameters", "metrics", "lineage")
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
     workload_sha256: str | None = None
@@ -327,10 +335,10 @@ class Training(Record, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
     engine: str = "feed"
-    hyperparameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+    hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
     measured: Measured | None = None
     gpus: tuple[GpuLoad, ...] = ()
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
     job: Job
     data_group_release_seconds: NonNegativeFloat | None = None
@@ -344,6 +352,7 @@ class Training(Record, frozen=True, kw_only=True):
     spending: tuple[GroupSpending, ...] = ()
     is_unfed: bool = False
     unfetched: str | None = None
+    not_numbers: dict[str, str] | None = None
 
     @property
     def is_unknown(self) -> bool:
@@ -386,7 +395,8 @@ class GateResult(Gate, frozen=True, kw_only=True):
 
     Attributes:
         metric: Name of the metric.
-        value: Reported value. None: not reported, and the gate fails.
+        value: Reported value. None: not reported, and the gate fails; so does one that is NaN or
+            infinite.
         min: Minimum, the stricter of the gate's own and the one relative to the champion.
         max: Maximum, in the same way.
         min_champion: The gate's minimum relative to the champion.
@@ -395,7 +405,7 @@ class GateResult(Gate, frozen=True, kw_only=True):
         passed: Whether the gate passed.
     """
 
-    value: float | None = None
+    value: AnyFloat | None = None
     champion: float | None = None
     passed: bool
 
@@ -404,6 +414,7 @@ class GateResult(Gate, frozen=True, kw_only=True):
         """Whether the value is within min and max; the gate may need a champion's value, too."""
         return (
             self.value is not None
+            and math.isfinite(self.value)
             and (self.min is None or self.value >= self.min)
             and (self.max is None or self.value <= self.max)
         )
@@ -492,16 +503,21 @@ class Evaluation(Record, frozen=True, kw_only=True):
         performance: Measured step against the profiled and the predicted one. None: one is missing.
         metrics: Reported metrics; a later model is compared with these.
         model_uri: Location of the model.
+        not_numbers: Metrics and values of gates that are NaN, Infinity or -Infinity, and null here
+            because JSON lacks them, by their path, such as gates[0].value.
     """
+
+    takes_any_float: ClassVar[tuple[str, ...]] = ("metrics", "gates")
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"
     workload_sha256: str | None = None
     passed: bool
     reason: str = ""
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
     gates: tuple[GateResult, ...] = ()
     performance: Performance | None = None
+    not_numbers: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,7 +545,7 @@ class TrainingFacts:
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
     engine: str = "feed"
-    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Json] = field(default_factory=dict)
     measured: Measured | None = None
     gpus: tuple[GpuLoad, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -554,6 +570,7 @@ def training_record(facts: TrainingFacts) -> Training:
     leader = facts.leader
     # Only the leader's launcher sees these; without its record, what was requested has to do.
     inside = leader or facts
+    given = values_of(leader.hyperparameters) if leader else facts.hyperparameters
     exit_code, release = facts.exit_code, facts.release_seconds
     if leader:
         # The leader knows the training command's own code, a platform often only the host's.
@@ -577,7 +594,7 @@ def training_record(facts: TrainingFacts) -> Training:
         hosts=inside.hosts,
         strategy=inside.strategy,
         engine=inside.engine,
-        hyperparameters=dict(inside.hyperparameters),
+        hyperparameters=record_of(given),
         measured=_measured(inside.measured, facts),
         gpus=inside.gpus,
         metrics=dict(inside.metrics),

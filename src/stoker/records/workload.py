@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -16,10 +16,10 @@ from stoker.records.base import (
     PositiveFloat,
     PositiveInt,
     Record,
-    Scalar,
     sha256_of,
 )
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
+from stoker.records.hyperparameters import Hyperparameters
 from stoker.records.platforms import (
     PLATFORM_INFOS,
     PlatformInfo,
@@ -458,7 +458,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         platform: Where jobs run. `--platform` overrides it for one run.
         cluster: Today's cluster. None: this machine; other platforms require it.
         channels: Inputs by name. A script finds each in the folder that SM_CHANNEL_NAME names.
-        hyperparameters: Appended to the command as `--name value`; parameters of a pipeline's run.
+        hyperparameters: Appended to the command as `--name value`, in this order; parameters of a
+            pipeline's run. Texts stay texts; unquoted yes, 012 and 1:30 are texts, too.
         constraints: Limits that plans must respect, and what ranks them.
         training: Length of the training; needed for a plan's total time and cost.
         gate: Bounds on reported metrics; all must hold.
@@ -469,7 +470,11 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         tracking: Experiment tracking besides stoker's own records.
         notify: Webhook for the end of runs.
         watchdog: What happens if a training makes no step for long.
+        not_numbers: In documents that stoker wrote: hyperparameters that are NaN, Infinity or
+            -Infinity, which are null there, by their path.
     """
+
+    takes_any_float: ClassVar[tuple[str, ...]] = ("hyperparameters",)
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
@@ -478,7 +483,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     platform: PlatformName = "local"
     cluster: Cluster | None = None
     channels: dict[Name, Channel] = msgspec.field(default_factory=dict)
-    hyperparameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+    hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
     constraints: Constraints = Constraints()
     training: TrainingSize = TrainingSize()
     gate: tuple[Gate, ...] = ()
@@ -489,6 +494,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     tracking: TrackingSettings = TrackingSettings()
     notify: NotifySettings | None = None
     watchdog: WatchdogSettings = WatchdogSettings()
+    not_numbers: dict[str, str] | None = None
 
     @property
     def platform_info(self) -> PlatformInfo:

@@ -243,7 +243,7 @@ def _environ(run: HostRun) -> dict[str, str]:
     variables = sagemaker_variables.environment(
         topology,
         settings.base_dir,
-        values=sagemaker_variables.hyperparameters(settings.base_dir),
+        values=sagemaker_variables.hyperparameters(settings),
         num_cpus=machine.usable_vcpus(),
         num_accelerators=machine.num_accelerators(run.environ),
         environ=run.environ,

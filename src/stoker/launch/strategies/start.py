@@ -14,6 +14,7 @@ from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings, StrategySettings
 from stoker.records.engine import Strategy
+from stoker.records.hyperparameters import arguments
 from stoker.settings import ProcessSettings
 
 STARTUP_DIR = Path(stoker.__file__).parent / "startup"
@@ -55,7 +56,7 @@ class Trainer:
         """
         num_accelerators = machine.num_accelerators(environ)
         processes = settings.processes_per_host or max(1, num_accelerators)
-        values = sagemaker_variables.hyperparameters(settings.base_dir)
+        values = sagemaker_variables.hyperparameters(settings)
         variables = sagemaker_variables.environment(
             topology,
             settings.base_dir,
@@ -96,7 +97,7 @@ class Trainer:
             strategy=strategy,
             settings=settings.strategy,
             processes_per_host=processes,
-            arguments=tuple(sagemaker_variables.arguments(values)),
+            arguments=tuple(arguments(values)),
             variables=variables,
         )
 

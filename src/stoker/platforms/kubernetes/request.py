@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import RESTARTING_CODES, UsageError
-from stoker.platforms.base import NOT_COMPARED, PLAIN_CHANNEL, JobSpec, hyperparameters
+from stoker.platforms.base import NOT_COMPARED, PLAIN_CHANNEL, JobSpec
 from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
@@ -42,6 +42,7 @@ from stoker.platforms.kubernetes.objects import (
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
+from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
@@ -437,7 +438,7 @@ def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Docu
 
 
 def _config(layout: Layout) -> Document:
-    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: hyperparameters(layout.job.hyperparameters)}
+    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: encoded(layout.job.hyperparameters)}
     for group in layout.groups:
         documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), PLAIN_CHANNEL)
     data = {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}

@@ -14,7 +14,6 @@ from stoker.platforms.base import (
     TENSORBOARD,
     JobSpec,
     groups_of_channel,
-    hyperparameters,
     run_environment,
 )
 from stoker.platforms.patch import check_patch, mapping_of
@@ -28,6 +27,7 @@ from stoker.platforms.sagemaker.checks import (
 )
 from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import mapping, mappings
+from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
 
 # The service's folders in every container.
@@ -291,7 +291,7 @@ def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict
     board = {"S3OutputPath": f"{folder}/tensorboard", "LocalPath": f"{_HOME}/{TENSORBOARD}"}
     return without_none(
         {
-            "HyperParameters": hyperparameters(job.hyperparameters) or None,
+            "HyperParameters": encoded(job.hyperparameters) or None,
             "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
             "MlflowConfig": without_none(managed) if told.is_managed and not is_profile else None,
             "TensorBoardOutputConfig": board if told.tensorboard and not is_profile else None,
