@@ -72,6 +72,7 @@ _WARNINGS = (
     EventName.HOSTS_NOT_COMPARABLE,
     EventName.LARGE_DATASET,
     EventName.LOADER_NOT_SHIPPABLE,
+    EventName.LOADERS_TOO_SHORT,
     EventName.METRICS_SERVE_FAILED,
     EventName.MLFLOW_FAILED,
     EventName.NO_PROGRESS,

@@ -14,14 +14,16 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from stoker.errors import UsageError
 from stoker.feed.resource_usage import Usage
+from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
+from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
@@ -240,6 +242,7 @@ class LoaderBooks:
     base_seed: int | None = None
     keeps_seed: bool | None = None
     placement: Placement = Placement()
+    life: LoaderLife = field(default_factory=LoaderLife)
 
     def next_epoch(self) -> int:
         self.epochs += 1
@@ -376,6 +379,7 @@ class TrainerProcess:
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
     _former: list[FormerLoader] = field(default_factory=list)
+    _lines: dict[object, LoaderLine] = field(default_factory=dict)
     # Lines that make loaders of datasets that the script keeps.
     _keeping: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
@@ -426,6 +430,18 @@ class TrainerProcess:
             known = self._sources[name] = LoaderBooks(self.timeline.new_loader())
         return known
 
+    def line_of(self, loader: "DataLoader[object]") -> LoaderLine:
+        """Returns the loaders that the same line of the script made over datasets of one class."""
+        made = making_of(loader)
+        # One of a loader whose making was not seen, as of a copy, has only itself.
+        lines: object = made.lines if made is not None else id(loader)
+        return self._lines.setdefault((lines, type(loader.dataset)), LoaderLine())
+
+    @property
+    def lines(self) -> Collection[LoaderLine]:
+        """The lines that made loaders under a data group."""
+        return self._lines.values()
+
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
         return self._books.get(id(loader))
 
@@ -459,6 +475,15 @@ def _process(pid: int) -> TrainerProcess:
         # A forked child inherits the handler, and would write its parent's steps again.
         if os.getpid() == pid:
             timeline.close()
+            _say_made_here(process)
 
+    process = TrainerProcess(settings, timeline)
     atexit.register(close)
-    return TrainerProcess(settings, timeline)
+    return process
+
+
+def _say_made_here(process: TrainerProcess) -> None:
+    settings, text = process.settings, made_here_words(process.lines)
+    if text and settings.rank == 0:
+        log = Log(run=settings.run_id, host=settings.host)
+        log.event(EventName.LOADERS_TOO_SHORT, rank=settings.rank, text=text)

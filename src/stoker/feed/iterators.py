@@ -73,6 +73,7 @@ class Epoch:
             epoch=self._books.first_epoch + self.number,
             batch=self._next_batch,
         )
+        self._books.life.begins(self.steps)
 
     def numbered(self, base_seed: int, index: object) -> Numbered:
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)

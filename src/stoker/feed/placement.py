@@ -6,15 +6,18 @@ loader, kept in its books, and said in one line that names the object at fault.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import ShippingError
-from stoker.feed.bookkeeping import Placement, TrainerProcess
+from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
 from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.own_loaders import reach_of
+from stoker.feed.short_loaders import LoaderLine
+from stoker.feed.wire.pickling import factories_in
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings
 
@@ -37,6 +40,9 @@ def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterato
         return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
     books = process.books(loader)
     if books.placement.is_fed:
+        if _is_too_short(loader, process):
+            # As a number of workers that is decided: torch judges those of the script.
+            return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
         try:
             return _fed_iterator(loader, process)
         except ShippingError as err:
@@ -62,14 +68,61 @@ def place_here(
         path: That object, as `dataset.epoch`.
     """
     books, settings = process.books(loader), process.settings
-    who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
+    does = "make" if loader.num_workers else "makes"
     books.placement = Placement(reason=reason, why=why, path=path)
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE,
         rank=settings.rank,
         loader=books.number,
-        text=f"{why}; {who} the batches of that loader, without help of data hosts",
+        text=f"{why}; {_who(loader)} {does} the batches of that loader, without help of data hosts",
     )
+
+
+def _is_too_short(loader: AnyLoader, process: TrainerProcess) -> bool:
+    """Returns whether a loader's start on data hosts costs more than its batches give."""
+    line, life = process.line_of(loader), process.books(loader).life
+    place = line.place_of(life, length=_length_of(loader))
+    if place == "here" and next(factories_in(loader.dataset), None) is not None:
+        # Its data may be on the data hosts only.
+        place = "fed"
+    line.opens(life, place=place)
+    if place == "here" and line.paces is not None and not line.has_said:
+        line.has_said = True
+        _say_short(loader, process, line)
+    return place == "here"
+
+
+def _say_short(loader: AnyLoader, process: TrainerProcess, line: LoaderLine) -> None:
+    settings = process.settings
+    if settings.rank:
+        return
+    made = making_of(loader)
+    where = f"{Path(made.lines[0][0]).name}:{made.lines[0][1]}" if made and made.lines else "a line"
+    text = f"loaders of {where} are made here, by {_who(loader)}: {line.why_here()}"
+    log = Log(run=settings.run_id, host=settings.host)
+    log.event(EventName.LOADERS_TOO_SHORT, rank=settings.rank, text=text)
+
+
+def _length_of(loader: AnyLoader) -> int | None:
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        # Once asked for it, torch warns where a stream has more.
+        return None
+    try:
+        return len(loader)
+    except Exception:
+        # Of a sampler of the script, which need not have one.
+        return None
+
+
+def _who(loader: AnyLoader) -> str:
+    return "torch's local workers" if loader.num_workers else "the trainer itself"
+
+
+def _workers_here(loader: AnyLoader, process: TrainerProcess) -> int:
+    """Returns the workers that make a loader here: of a stream, those of its shards."""
+    shards = process.settings.feed.shards
+    is_stream = loader._dataset_kind == _DatasetKind.Iterable
+    return shards if is_stream and shards else loader.num_workers
 
 
 def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> "FeedIterator":

@@ -445,7 +445,12 @@ class Timeline:
 
 
 class Steps:
-    """Recorder of one epoch: `ask` before a batch is waited for, `got` when it is there."""
+    """Recorder of one epoch: `ask` before a batch is waited for, `got` when it is there.
+
+    Attributes:
+        began, first_got, ended: When the first batch was asked for (iter() included) and there, and
+            when the last step ended; by the timeline's clock.
+    """
 
     def __init__(self, timeline: Timeline, *, loader: int, epoch: int, batch: int = 0) -> None:
         timeline.begun += batch == 0
@@ -457,7 +462,8 @@ class Steps:
         self._batch = batch
         self._sums = timeline.sums(loader)
         self._sums.epochs = max(self._sums.epochs, epoch + 1)
-        self._done = 0
+        self.num_done = 0
+        self.began = self.first_got = self.ended = 0.0
         self._asked = 0.0
         self._opening_seconds = 0.0
         self._open: tuple[float, float, int] | None = None
@@ -519,7 +525,10 @@ class Steps:
                 wait=got - asked,
                 compute=now - got,
                 samples=samples,
-                is_steady=self._done >= SKIPPED_STEPS,
+                is_steady=self.num_done >= SKIPPED_STEPS,
             )
+            if not self.num_done:
+                self.began, self.first_got = asked, got
+            self.ended = now
             self._batch += 1
-            self._done += 1
+            self.num_done += 1
