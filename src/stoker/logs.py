@@ -68,6 +68,7 @@ class EventName(StrEnum):
     DATA_HOST_RESTARTING = auto()  # A data host restarts to join the run again.
     DATA_HOSTS_RELEASED = auto()  # The leader told the data hosts to end.
     DATA_WORKER_DIED = auto()  # A worker process of a data host died; another one is started.
+    DATASET_COPIED = auto()  # Each data worker has its own copy of a dataset; the text says why.
     DISRUPTION_BUDGET_CREATE_FAILED = auto()  # The PodDisruptionBudget could not be created.
     ENGINE_ENDED = auto()  # A process of the data engine (tf.data service, Ray) ended.
     ENGINE_FAILED = auto()  # The data engine failed.

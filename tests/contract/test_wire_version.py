@@ -17,9 +17,9 @@ from stoker.feed.wire.codec import Tag
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 1,
-    "messages": "2d627cc0521759e4",
+    "messages": "594bf544ed8954c2",
     "trees": "52c3607ba96c49c6",
-    "pickles": "e57e16878c68c275",
+    "pickles": "9cb2f5b56ed091dc",
 }
 
 UNIONS = {

@@ -3,6 +3,7 @@
 import importlib
 import os
 import select
+import socket
 import sys
 import time
 
@@ -10,8 +11,9 @@ import psutil
 import pytest
 from torch.utils.data import default_collate
 
-from stoker.feed.agent.dataset_process import DatasetProcess, ForkServer
+from stoker.feed.agent.dataset_process import DatasetProcess, Fork, ForkServer
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+from support.processes import until
 
 pytestmark = pytest.mark.fault
 
@@ -109,10 +111,18 @@ def test_what_several_datasets_name_is_imported_once_and_again_when_it_was_edite
 def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host):
     waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     module = host.write(more=waiting)
+    (host.folder / "held").touch()
     for salt in ("train", "valid"):
         dataset_process = host.hold(module, salt)
-        assert not dataset_process.loaded.error
-    assert [(salt, threads) for salt, _, threads in host.told()] == [("train", "2"), ("valid", "2")]
+        assert dataset_process.loaded.copied.startswith("a thread runs once its modules are")
+        # In each worker.
+        for number in (1, 2):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                dataset_process.fork(theirs, Fork(number, 2, 7, "batch"))
+                until(lambda number=number: len(host.told()) >= number, "a worker has the dataset")
+        assert [told[::2] for told in host.told()] == [[salt, "2"]] * 2
+        (host.folder / "held").write_text("")
 
 
 def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host):

@@ -257,7 +257,12 @@ class Cluster:
             wait_until(lambda each=each: has_imported(each), f"host {each} has imported torch")
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        return [each for parent in self.dataset_processes_of(number) for each in _children(parent)]
+        parents = [*self.dataset_processes_of(number), *self._lone_parents_of(number)]
+        return [each for parent in parents for each in _children(parent)]
+
+    def _lone_parents_of(self, number: int) -> list[psutil.Process]:
+        """Returns processes whose workers unpickle for themselves: of the fork server or beside."""
+        return [each for each in self._templates_of(number) if _has_workers(each)]
 
     def dataset_processes_of(self, number: int) -> list[psutil.Process]:
         return [each for parent in self._templates_of(number) for each in _children(parent)]
@@ -333,6 +338,15 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     found.append(psutil.Process(int(pid)))
     return found
+
+
+def _has_workers(process: psutil.Process) -> bool:
+    # Workers are the first to be killed where memory is short.
+    scores: list[str] = []
+    for child in _children(process):
+        with contextlib.suppress(OSError):
+            scores.append(Path(f"/proc/{child.pid}/oom_score_adj").read_text().strip())
+    return "500" in scores
 
 
 def _is_left(name: str) -> bool:

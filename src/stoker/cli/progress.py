@@ -84,6 +84,7 @@ _WARNINGS = (
 _NOTES = (
     EventName.BATCHES_PINNED,
     EventName.BATCHES_SEEDED,
+    EventName.DATASET_COPIED,
     EventName.GPU_LOAD_INCOMPLETE,
     EventName.GPU_LOAD_UNREAD,
     EventName.PROGRESS_RESUMED,

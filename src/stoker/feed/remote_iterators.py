@@ -1,5 +1,6 @@
 """Iterators of a loader under a data group, for map-style and iterable datasets."""
 
+import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +27,7 @@ from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import pack_value
-from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, StartMethod, pack_spec
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.process_settings import Globals
 from stoker.logs import EventName, Log
@@ -186,6 +187,7 @@ def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
         init = partial(_sharding_worker_init_fn, init, world_size, rank)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     return DatasetSpec(
+        start_method=start_method_of(loader),
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=init,
@@ -195,6 +197,16 @@ def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
     )
+
+
+def start_method_of(loader: "DataLoader[object]") -> StartMethod:
+    """Returns how torch would start the loader's workers; fork, where it would start none."""
+    if not loader.num_workers:
+        return "fork"
+    context = loader.multiprocessing_context or multiprocessing
+    # Not to be fixed here: the script may still set it.
+    chosen = context.get_start_method(allow_none=True)
+    return cast("StartMethod", chosen or multiprocessing.get_all_start_methods()[0])
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:

@@ -212,6 +212,14 @@ class Service:
                 self._request(hosted)
             raise
 
+    def _copied_words(self, hosted: HostedSpec) -> str:
+        if not hosted.copied:
+            return ""
+        return (
+            f"each of the {self._workers} workers of {self._host} has its own copy of the dataset "
+            f"({hosted.nbytes / 1e6:.1f} MB pickled): {hosted.copied}"
+        )
+
     def _begin(self, hosted: HostedSpec, session: AgentSession) -> None:
         """Starts the workers of a session that has told its seed, if they are not started yet."""
         if session.base_seed is not None:
@@ -233,6 +241,7 @@ class Service:
                     workers=self._workers,
                     versions=self._versions,
                     warning=hosted.warning,
+                    copied=self._copied_words(hosted),
                 )
                 self.outbox.send(session, ready)
             elif hosted.state == "failed":

@@ -65,12 +65,16 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Report that the spec is loaded, or why not; `is_of_host`, `warning`: by this host's code."""
+    """Report that the spec is loaded, or why not; `is_of_host`, `warning`: by this host's code.
+
+    `copied`: why each worker unpickles the dataset for itself, where the script asked for a fork.
+    """
 
     error: bytes = b""
     summary: str = ""
     is_of_host: bool = False
     warning: str = ""
+    copied: str = ""
 
     @property
     def has_failed(self) -> bool:
@@ -241,6 +245,7 @@ class HostedSpec:
     error: bytes = b""
     fix: str = ""
     warning: str = ""
+    copied: str = ""
     first_worker: int = 0
     worker_step: int = 1
     was_wrong: bool = False
@@ -299,6 +304,7 @@ class HostedSpec:
             loaded = dataset_process.loaded
             self.state = "failed" if loaded.has_failed else "ready"
             self.reason, self.error, self.warning = loaded.summary, loaded.error, loaded.warning
+            self.copied = loaded.copied
             self.fix = MEND_CODE if loaded.is_of_host else ""
             self.since = time.monotonic()
             return True

@@ -5,12 +5,19 @@ zmq sockets or locks, so that its children are safe. It forks a *template*, whic
 modules that specs name, once for all of them, and forks a dataset process for each spec, in advance
 where there is time. If one of these dies, so do all after it: agent → fork server → template →
 dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels).
+
+Nothing is forked that has threads: a child would not have them, and would wait for their locks. A
+dataset that starts threads as it is unpickled is unpickled by each worker, which the template's
+next child forks. Where the import of a module starts threads, or the script's start method is not
+fork, workers import and unpickle for themselves: forked of a child of the fork server, which has
+imported nothing of the user's, or (spawn) in a fresh interpreter. The template is not used then.
 """
 
 import contextlib
 import functools
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -20,7 +27,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, TypedDict
+
+import msgspec
 
 from stoker.feed.agent.dataset_process import (
     Exited,
@@ -31,10 +40,18 @@ from stoker.feed.agent.dataset_process import (
     to_dataset_process,
     to_fork_server,
 )
-from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
+from stoker.feed.wire.dataset import (
+    DatasetPlace,
+    DatasetSpec,
+    pack_error,
+    read_place,
+    read_spec,
+    reopened_spec,
+)
 from stoker.feed.wire.imported_code import INSTALLED, imported_code, installed_version
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
 from stoker.host.spawn import end_with_parent
+from stoker.host.threads import num_lasting_threads, num_threads
 
 # To wait for killed children.
 END_SECONDS = 2.0
@@ -44,9 +61,10 @@ SPARE_SECONDS = 0.15
 
 # Modules that no dataset has named.
 _known: set[str] = set()
-# Answers of a template to an order: a dataset process has it; likewise, and a new template gets the
-# next order; a new template gets this one.
-_TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
+# Answers of a template to an order: a dataset process has it; a new template gets it; each worker
+# is to begin alone; likewise, and a new template gets the next order: this one's modules have
+# started threads, whose number follows.
+_TAKEN, _REFUSED, _ALONE, _SPOILT = b"taken", b"refused", b"alone", b"spoilt "
 
 
 def main() -> None:
@@ -71,7 +89,7 @@ def main() -> None:
         select.select([channel.fileno(), children.fileno(), *template.filenos()], [], [])
         if template.pid in children.take_ended():
             template.close()
-        template.take_reply()
+        template.take_reply(waiting)
         waiting.extend(channel.receive())
     children.stop()
 
@@ -80,61 +98,81 @@ def _serve_as_template(sock: socket.socket) -> None:
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
+    # Of dataset processes that have threads, and so cannot fork.
+    ours, theirs = channel_pair()
+    returned = Pipe(ours, blocking=False)
+    serve_next = functools.partial(_serve_next_dataset, returns=theirs)
     # The first one at once: its first batch waits for this.
-    spare = _ForkedAhead(children, orders, _serve_next_dataset)
-    while not orders.is_closed:
-        seconds = None if spare.is_there else SPARE_SECONDS
-        ready, _, _ = select.select([orders.fileno(), children.fileno()], [], [], seconds)
+    spare = _ForkedAhead(children, orders, serve_next)
+    # Replaced by a new template, its dataset processes still serve, and would die with it.
+    while children.pids or not orders.is_closed:
+        seconds = None if spare.is_there or orders.is_closed else SPARE_SECONDS
+        inputs = [children.fileno(), returned.fileno()]
+        inputs += [] if orders.is_closed else [orders.fileno()]
+        ready, _, _ = select.select(inputs, [], [], seconds)
         if not ready:
             spare.fork()
         if spare.pid in children.take_ended():
             spare.close()
-        for data, (memory, theirs) in orders.receive():
-            found = modules.prepare(memory)
-            if found != "ready" or modules.are_news:
-                # It was forked before these modules were imported.
+        # After the ended ones are known: what they have returned is there.
+        orders_back = deque(returned.receive())
+        while orders_back:
+            data, (memory, channel) = orders_back.popleft()
+            run = functools.partial(_serve_alone, data, memory, channel, is_loaded=True)
+            _fork(children, orders, orders_back, spare.not_in(run))
+            _close(memory, channel)
+        for data, (memory, channel) in [] if orders.is_closed else orders.receive():
+            reply = _answer(modules.prepare(memory), modules, spare)
+            if reply == _TAKEN and not spare.give((data, (memory, channel))):
+                run = functools.partial(_serve_dataset, data, memory, channel, returns=theirs)
+                _fork(children, orders, (), run)
+            if reply == _TAKEN:
                 spare.close()
-            if found == "started" and modules.is_first:
-                # A fork would lose what was started: this process becomes the dataset process.
-                orders.send(_LAST)
+            orders.send(reply)
+            _close(memory, channel)
+            if reply.startswith(_SPOILT):
                 orders.close()
-                _serve_dataset(data, memory, theirs)
-                return
-            if found != "ready":
-                orders.send(_REFUSED)
-            else:
-                modules.is_first = False
-                if not spare.give((data, (memory, theirs))):
-                    run = functools.partial(_serve_dataset, data, memory, theirs)
-                    _fork(children, orders, (), run)
-                spare.close()
-                orders.send(_TAKEN)
-            os.close(theirs)
-            os.close(memory)
-    # Replaced by a new template; its dataset processes still serve, and would die with this one.
-    children.wait()
+                break
+        if orders.is_closed:
+            spare.close()
 
 
-def _serve_next_dataset(sock: socket.socket) -> None:
+def _answer(found: str, modules: "_Modules", spare: "_ForkedAhead") -> bytes:
+    """Returns what a template answers to an order for whose modules it `found` this."""
+    if found != "ready" or modules.are_news:
+        # It was forked before these modules were imported.
+        spare.close()
+    if found == "started":
+        return _SPOILT + str(modules.num_threads).encode()
+    return {"ready": _TAKEN, "stale": _REFUSED, "alone": _ALONE}[found]
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _serve_next_dataset(sock: socket.socket, *, returns: socket.socket) -> None:
     with contextlib.closing(Pipe(sock, blocking=True)) as orders:
         given = orders.receive()
     for data, (memory, theirs) in given:
-        _serve_dataset(data, memory, theirs)
+        _serve_dataset(data, memory, theirs, returns=returns)
 
 
 class _Modules:
     def __init__(self) -> None:
-        self.is_first = True
         self.are_news = False
+        self.num_threads = 0
         self._files: dict[str, tuple[int, int]] = {}
         self._changes: tuple[tuple[str, str | None], ...] | None = None
 
-    def prepare(self, memory: int) -> Literal["ready", "stale", "started"]:
+    def prepare(self, memory: int) -> Literal["ready", "stale", "started", "alone"]:
         """Imports the modules of the spec in `memory`, before it is unpickled.
 
         Returns "stale" if a file of an imported module, or the script's environment, has changed;
-        "started" if a module has started Python threads, or uses an accelerator, which a forked
-        process would not have. (Native thread pools start with their first work.)
+        "started" if a module has started threads, of Python or not (`num_threads`), or uses an
+        accelerator, which a forked process would not have; "alone", and imports nothing, if the
+        script's start method is another one than fork.
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):
@@ -146,6 +184,8 @@ class _Modules:
         except Exception:
             # The dataset process meets the same error, and reports it.
             return "ready"
+        if place.start_method != "fork":
+            return "alone"
         changes = place.environment.changes
         if self._changes not in (None, changes):
             # Modules may have read the environment when they were imported.
@@ -155,7 +195,7 @@ class _Modules:
         if not missing:
             return "ready"
         self.are_news = True
-        num_threads = len(sys._current_frames())
+        before = num_threads()
         # Modules may be in the script's folder, and may read the environment when imported.
         place.enter()
         for name in missing:
@@ -171,7 +211,8 @@ class _Modules:
         imported_code().note(news)
         _known.update(news)
         is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
-        if len(sys._current_frames()) > num_threads or is_on_accelerator:
+        self.num_threads = num_lasting_threads(before)
+        if self.num_threads or is_on_accelerator:
             return "started"
         gc.collect()
         gc.freeze()
@@ -305,7 +346,7 @@ class _ForkedAhead:
                 self.give(waiting[0])
             self._given = waiting.popleft()
 
-    def take_reply(self) -> None:
+    def take_reply(self, waiting: Iterable[Received]) -> None:
         for reply, _ in self._orders.receive() if self._orders is not None else ():
             if reply == _REFUSED and self._given is not None:
                 # For the next template. `close` would close its descriptors.
@@ -315,8 +356,15 @@ class _ForkedAhead:
                 self._given = refused
                 self.give(refused)
                 return
+            if reply != _TAKEN and self._given is not None:
+                data, (memory, theirs) = self._given
+                # Of a child of this process, which has imported nothing of the user's.
+                is_spoilt = reply.startswith(_SPOILT)
+                num_started = int(reply.removeprefix(_SPOILT)) if is_spoilt else 0
+                run = functools.partial(_serve_alone, data, memory, theirs, num_started=num_started)
+                _fork(self._children, self._channel, waiting, self.not_in(run))
             self._done()
-            if reply == _LAST:
+            if reply.startswith(_SPOILT):
                 self.close()
                 return
 
@@ -325,6 +373,16 @@ class _ForkedAhead:
         self._given = None
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def not_in(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Returns `run` for another child, which must not hold this one's channel open."""
+
+        def run_without() -> None:
+            if self._orders is not None:
+                self._orders.close()
+            run()
+
+        return run_without
 
     def close(self) -> None:
         self._done()
@@ -369,17 +427,95 @@ def _fork(
         os._exit(status & 0xFF)
 
 
-def _serve_dataset(data: bytes, memory: int, theirs: int) -> None:
-    """Runs a dataset process: unpickles the spec, forks workers until the channel is closed."""
+def _serve_dataset(data: bytes, memory: int, theirs: int, *, returns: socket.socket) -> None:
+    """Runs a dataset process: unpickles the spec, forks workers until the channel is closed.
+
+    Where unpickling has started threads, it returns the order to the template, and ends.
+    """
+    channel = Pipe(socket.socket(fileno=theirs), blocking=False)
+    order = to_fork_server.decode(data)
+    before = num_threads()
+    unpacked = _unpack(order, memory, channel)
+    if unpacked is None:
+        return
+    spec, loaded = unpacked
+    num_more = num_lasting_threads(before)
+    if num_more:
+        copied = (
+            f"{_threads(num_more)} after it was unpickled, and a forked worker has none of them"
+        )
+        _tell(channel, msgspec.structs.replace(loaded, copied=copied))
+        Pipe(returns, blocking=True).send(data, (memory, channel.fileno()))
+        return
+    os.close(memory)
+    # A collection in a worker would copy the dataset's pages.
+    gc.freeze()
+    channel.send(pack(loaded))
+
     # Only now: it imports torch.
     from stoker.feed.workers.worker import worker_main
 
+    def start(sock: socket.socket, about: _WorkerFacts) -> None:
+        worker_main(sock, spec, **about)
+
+    _serve_workers(order, channel, start)
+
+
+def _serve_alone(
+    data: bytes, memory: int, theirs: int, *, is_loaded: bool = False, num_started: int = 0
+) -> None:
+    """Starts workers that each unpickle the spec, until the channel is closed.
+
+    Args:
+        is_loaded: A dataset process has reported that it can be loaded.
+        num_started: Threads that the import of its modules starts.
+    """
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     order = to_fork_server.decode(data)
-    spec = _unpack(order, memory, channel)
+    with reopened_spec(memory) as file:
+        place = read_place(file)
+    if not is_loaded:
+        copied = ""
+        if num_started:
+            copied = f"{_threads(num_started)} once its modules are imported: each worker imports"
+        other_code = _other_code(place)
+        if other_code and order.refuses_other_code:
+            _tell(channel, Loaded(summary=other_code, is_of_host=True))
+            return
+        channel.send(pack(Loaded(warning=other_code, copied=copied)))
+
+    from stoker.feed.workers.worker import worker_main
+
+    def start(sock: socket.socket, about: _WorkerFacts) -> None:
+        if place.start_method != "spawn":
+            worker_main(sock, reopened_spec(memory), **about)
+            return
+        for descriptor in (sock.fileno(), memory):
+            os.set_inheritable(descriptor, True)
+        ends = str(sock.fileno()), str(memory)
+        module = "stoker.feed.workers.spawned"
+        os.execv(sys.executable, (sys.executable, "-m", module, *ends, json.dumps(about)))
+
+    _serve_workers(order, channel, start)
+
+
+class _WorkerFacts(TypedDict):
+    """Arguments of `worker_main`."""
+
+    worker_id: int
+    num_workers: int
+    base_seed: int
+    seeding: str
+    host: str
+
+
+def _serve_workers(
+    order: StartDataset, channel: Pipe, start: Callable[[socket.socket, _WorkerFacts], None]
+) -> None:
+    """Forks a child for every worker that is ordered, which does what `start` does."""
     children = _Children()
     tokens: dict[int, int] = {}
-    while spec is not None and not channel.is_closed:
+    while not channel.is_closed:
         writable = [channel.fileno()] if channel.wants_write else []
         select.select([channel.fileno(), children.fileno()], writable, [])
         channel.flush()
@@ -390,16 +526,14 @@ def _serve_dataset(data: bytes, memory: int, theirs: int) -> None:
             match to_dataset_process.decode(packed):
                 case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
-                    run = functools.partial(
-                        worker_main,
-                        sock,
-                        spec,
+                    about = _WorkerFacts(
                         worker_id=fork.worker_id,
                         num_workers=fork.num_workers,
                         base_seed=fork.base_seed,
                         seeding=fork.seeding,
                         host=order.host,
                     )
+                    run = functools.partial(start, sock, about)
                     tokens[_fork(children, channel, waiting, run)] = fork.token
                     sock.close()
                 case Kill(token):
@@ -414,33 +548,47 @@ def _serve_dataset(data: bytes, memory: int, theirs: int) -> None:
     children.stop()
 
 
-def _unpack(order: StartDataset, memory: int, channel: Pipe) -> DatasetSpec | None:
+def _unpack(order: StartDataset, memory: int, channel: Pipe) -> tuple[DatasetSpec, Loaded] | None:
     try:
-        # The agent wrote it through the same descriptor.
-        os.lseek(memory, 0, os.SEEK_SET)
-        with open(memory, "rb", closefd=False) as file:
+        with reopened_spec(memory) as file:
             place = read_place(file)
             # Before unpickling, which may fail with other code.
             place.enter()
             other_code = imported_code().differences(place.code)
             if other_code and order.refuses_other_code:
-                _refuse(channel, Loaded(summary=other_code, is_of_host=True))
+                _tell(channel, Loaded(summary=other_code, is_of_host=True))
                 return None
             file.seek(0)
-            spec = read_spec(file)
+            return read_spec(file), Loaded(warning=other_code)
     except Exception as err:
         packed = pack_error(err, host=order.host, where="the dataset process")
-        _refuse(channel, Loaded(packed, f"{type(err).__name__}: {err}"))
+        _tell(channel, Loaded(packed, f"{type(err).__name__}: {err}"))
         return None
-    finally:
-        os.close(memory)
-    # A collection in a worker would copy the dataset's pages.
-    gc.freeze()
-    channel.send(pack(Loaded(warning=other_code)))
-    return spec
 
 
-def _refuse(channel: Pipe, loaded: Loaded) -> None:
+def _other_code(place: DatasetPlace) -> str:
+    """Looks at the files of modules in a child: to find some, their packages are imported."""
+    if not (place.code.files or place.code.versions):
+        return ""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException), open(writable, "w") as file:
+            place.enter()
+            file.write(imported_code().differences(place.code))
+        os._exit(0)
+    os.close(writable)
+    with open(readable) as file:
+        words = file.read()
+    os.waitpid(pid, 0)
+    return words
+
+
+def _threads(count: int) -> str:
+    return "a thread runs" if count == 1 else f"{count} threads run"
+
+
+def _tell(channel: Pipe, loaded: Loaded) -> None:
     channel.send(pack(loaded))
     while channel.wants_write:
         select.select([], [channel], [])

@@ -310,7 +310,10 @@ class Answers:
             workers=message.workers,
             credits=message.credits,
         )
-        host, warning = link.member.host, message.warning
+        host, warning, copied = link.member.host, message.warning, message.copied
+        if copied and (host, copied) not in self._warned:
+            self._warned.add((host, copied))
+            self._shared.log.event(EventName.DATASET_COPIED, agent=host, text=copied)
         if warning and (host, warning) not in self._warned:
             self._warned.add((host, warning))
             text = f"data host {host} makes batches with {warning}"

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from stoker.errors import ProtocolError, ShippingError, StokerError
 from stoker.feed.wire.imported_code import CodeFacts, imported_code
@@ -59,6 +59,9 @@ _SPAWNED = re.compile(r"--multiprocessing-fork|from multiprocessing\.forkserver 
 
 # A fixed size, left out of the digest: ranks with different arguments share one dataset.
 ARGUMENT_BYTES = 8192
+# How multiprocessing starts processes.
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
 # Larger specs are sent, with a warning: they delay the start and use memory on each host.
 LARGE_SPEC_BYTES = 64 << 20
 # Limits of an error's text, which is shortened in the middle, and of its pickled arguments.
@@ -155,6 +158,7 @@ class DatasetSpec:
     Attributes:
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_workers: The script's, at least 1, for `get_worker_info()` while a batch is made.
+        start_method: How torch would start the loader's workers.
     """
 
     dataset: object
@@ -165,6 +169,7 @@ class DatasetSpec:
     num_threads: int = 1
     is_iterable: bool = False
     drop_last: bool = False
+    start_method: StartMethod = "fork"
     globals: Globals = field(default_factory=Globals)
 
 
@@ -177,6 +182,7 @@ class DatasetPlace:
     modules: tuple[str, ...]
     environment: ScriptEnvironment
     code: CodeFacts
+    start_method: StartMethod = "fork"
 
     @classmethod
     def of_this_process(cls, modules: Iterable[str], *, checks_code: bool) -> "DatasetPlace":
@@ -240,7 +246,8 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) ->
     # Arguments first, with a fixed size: `digest` leaves them out.
     # Code as text: a pickle depends on which strings are one object.
     code = json.dumps((dict(place.code.files), dict(place.code.versions))).encode()
-    head = (place.directory, place.paths, place.modules, environment.packed_changes(), code)
+    changes, method = environment.packed_changes(), spec.start_method
+    head = (place.directory, place.paths, place.modules, changes, code, method)
     data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
     if len(data) > max_bytes:
         raise ShippingError(
@@ -326,11 +333,17 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
     return built(spec)
 
 
+def reopened_spec(memory: int) -> BinaryIO:
+    """Opens a spec in memory that other processes read as well: each at its own position."""
+    return open(f"/proc/self/fd/{memory}", "rb")
+
+
 def read_place(file: BinaryIO) -> DatasetPlace:
     arguments = file.read(ARGUMENT_BYTES)
-    directory, paths, modules, changes, code = pickle.load(file)
+    directory, paths, modules, changes, code, start_method = pickle.load(file)
     environment = ScriptEnvironment.unpacked(changes, arguments)
-    return DatasetPlace(directory, paths, modules, environment, CodeFacts(*json.loads(code)))
+    facts = CodeFacts(*json.loads(code))
+    return DatasetPlace(directory, paths, modules, environment, facts, start_method)
 
 
 def built(spec: DatasetSpec) -> DatasetSpec:

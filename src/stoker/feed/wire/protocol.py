@@ -332,7 +332,12 @@ class Ship(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The session may have up to `credits` open requests; `warning`: this host's code differs."""
+    """The session may have up to `credits` open requests.
+
+    Attributes:
+        warning: This host's code differs.
+        copied: Each worker has its own copy of the dataset; the words say why.
+    """
 
     session: Identifier
     spec: Identifier
@@ -340,6 +345,7 @@ class Ready(Message, frozen=True, kw_only=True):
     workers: Count
     versions: dict[str, str] = {}
     warning: str = ""
+    copied: str = ""
 
 
 class Failed(Message, frozen=True, kw_only=True):

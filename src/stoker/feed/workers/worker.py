@@ -18,7 +18,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
-from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, unpack_spec
+from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import stacks
 from stoker.feed.workers.pipe import (
@@ -62,7 +62,7 @@ class _Fetcher(Protocol):
 
 def worker_main(
     sock: socket.socket,
-    spec: DatasetSpec | bytes,
+    spec: DatasetSpec | bytes | BinaryIO,
     *,
     worker_id: int,
     num_workers: int,
@@ -74,6 +74,8 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
+        spec: Pickled, or in a file, it is unpickled here. If it cannot be, each order is answered
+            with the error.
         worker_id: For worker_init_fn, unique in the run, spec and rank; or the shard.
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
@@ -85,14 +87,17 @@ def worker_main(
     up = Up(os.getpid(), stacks.write_on_signal())
     channel.send(pack(msgspec.structs.replace(up, is_ready=False)))
     slots = Slots(channel)
-    if isinstance(spec, bytes):
-        spec = unpack_spec(spec)
-    else:
-        reopened.separate()
+    source: Source
+    try:
+        spec = _loaded(spec)
+    except Exception as err:
+        source = BrokenSource(err, name=f"data worker {worker_id}", host=host)
+        channel.send(pack(up))
+        serve(channel, slots, source)
+        return
     torch.set_num_threads(spec.num_threads)
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
     spec.globals.set()
-    source: IndexedSource | ShardSource
     if spec.is_iterable:
         stream = ShardStream(spec, shard=worker_id, num_shards=num_workers, base_seed=base_seed)
         source = ShardSource(stream, slots, host=host, on_ready=lambda: channel.send(pack(up)))
@@ -108,6 +113,16 @@ def worker_main(
         )
         channel.send(pack(up))
     serve(channel, slots, source)
+
+
+def _loaded(spec: DatasetSpec | bytes | BinaryIO) -> DatasetSpec:
+    if isinstance(spec, bytes):
+        return unpack_spec(spec)
+    if isinstance(spec, DatasetSpec):
+        reopened.separate()
+        return spec
+    with spec:
+        return read_spec(spec)
 
 
 def become_worker() -> None:
@@ -240,7 +255,7 @@ class Slots:
         self._channel.send(pack(SlotClosed(slot)))
 
 
-def serve(channel: Pipe, slots: Slots, source: "IndexedSource | ShardSource") -> None:
+def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
     while messages := channel.receive():
         for data, _ in messages:
             match to_worker.decode(data):
@@ -250,7 +265,7 @@ def serve(channel: Pipe, slots: Slots, source: "IndexedSource | ShardSource") ->
                     channel.send(pack(answer(order, slots, source)))
 
 
-def answer(order: Make, slots: Slots, source: "IndexedSource | ShardSource") -> Batch | Error | End:
+def answer(order: Make, slots: Slots, source: "Source") -> Batch | Error | End:
     wall, cpu = time.monotonic(), time.process_time()
     try:
         value = source.make(order)
@@ -266,6 +281,36 @@ def answer(order: Make, slots: Slots, source: "IndexedSource | ShardSource") -> 
     cpu_seconds = time.process_time() - cpu
     wall_seconds = time.monotonic() - wall
     return Batch(slot, encoded.tree, encoded.nbytes, cpu_seconds, wall_seconds, digest, state)
+
+
+class Source(Protocol):
+    """What makes the batches of a worker."""
+
+    def make(self, order: Make) -> object:
+        """Returns the batch of the order, an error or the end of the shard."""
+
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+        """Returns digest and states of a batch, where it is of a shard."""
+
+    def failed(self, err: Exception) -> Error:
+        """Returns the answer for what `make` raised."""
+
+
+class BrokenSource:
+    """Answers of a worker whose dataset cannot be rebuilt: nothing can be made of it."""
+
+    def __init__(self, err: Exception, *, name: str, host: str) -> None:
+        summary = f"{type(err).__name__}: {err}"
+        self._error = Error(pack_error(err, host=host, where=name), summary, is_final=True)
+
+    def make(self, order: Make) -> object:
+        return self._error
+
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+        return 0, b""
+
+    def failed(self, err: Exception) -> Error:
+        return self._error
 
 
 class IndexedSource:
