@@ -121,9 +121,11 @@ class EventName(StrEnum):
     MALFORMED_PEER = auto()  # A peer sent something that is not a message.
     MESSAGE_REFUSED = auto()  # A message was malformed or not authenticated.
     MESSAGE_SEND_FAILED = auto()  # A message could not be sent.
-    METRIC_READ_FAILED = auto()  # A metric of the script is not a finite number.
+    METRIC_NOT_A_NUMBER = auto()  # A metric of the script is NaN, infinite or no number.
+    METRIC_READ_FAILED = auto()  # A metric of the script's file is no number.
     METRICS = auto()  # Figures of one epoch.
     METRICS_READ_FAILED = auto()  # The script's metrics file could not be read.
+    METRICS_WRITE_FAILED = auto()  # Metrics of the script could not be written.
     METRICS_SERVE_FAILED = auto()  # The endpoint for Prometheus could not be opened.
     METRICS_SERVED = auto()  # The endpoint for Prometheus is open.
     MLFLOW_FAILED = auto()  # MLflow could not be reached.

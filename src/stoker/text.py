@@ -133,7 +133,20 @@ def times(factor: float | None) -> str:
 
 def metric(value: float | None) -> str:
     """Writes a metric or a bound of it as exactly as the script did, up to six digits."""
-    return NOT_KNOWN if value is None else f"{value:.6g}".replace("-", _MINUS)
+    if value is None:
+        return NOT_KNOWN
+    return figure(value).replace("-", _MINUS) if math.isfinite(value) else figure(value)
+
+
+def figure(value: float, *, figures: int = 6) -> str:
+    """Writes a number of a script with up to `figures` digits, or that it is none.
+
+    JavaScript's words, as in the records: `not a number (NaN)`, `not a number (-Infinity)`.
+    """
+    if math.isfinite(value):
+        return f"{value:.{figures}g}"
+    word = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return f"not a number ({word})"
 
 
 def whole(value: int) -> str:

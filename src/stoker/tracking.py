@@ -26,6 +26,7 @@ from stoker.errors import install_command
 from stoker.logs import printable
 from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI
 from stoker.records import Evaluation, TrackingSettings, Training
+from stoker.records.base import word_of
 from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import shown, values_of
 from stoker.records.outcome import outcome_of
@@ -61,6 +62,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
         status: How the run ended; empty: it continues.
         is_refused: This process started no job: the status of an earlier attempt stays.
         step: Steps that the training has done, at which the metrics are written.
+        metrics: Numbers, or the words NaN, Infinity and -Infinity, which JSON lacks.
     """
 
     address: str
@@ -72,7 +74,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
     is_refused: bool = False
     step: int = 0
     parameters: dict[str, str] = msgspec.field(default_factory=dict)
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: dict[str, float | str] = msgspec.field(default_factory=dict)
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     files: tuple[str, ...] = ()
 
@@ -118,6 +120,7 @@ def kept(
         files: Artifacts; missing files are left out.
         is_refused: No job began: without a record, the status of an earlier attempt stays.
     """
+    metrics = metrics_of(training, evaluation)
     order = TrackingOrder(
         address=_address(settings),
         experiment=settings.experiment or run,
@@ -128,7 +131,7 @@ def kept(
         is_refused=is_refused and training is None,
         step=(training and training.num_steps) or 0,
         parameters=parameters_of(training) if training else {},
-        metrics=metrics_of(training, evaluation),
+        metrics={name: _told(value) for name, value in metrics.items()},
         tags={**tags, **(tags_of(training, evaluation) if training else {_STATUS_TAG: "failed"})},
         files=tuple(str(file) for file in files if file.is_file()),
     )
@@ -182,7 +185,11 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
         if performance := evaluation.performance:
             results = ("speedup", "prediction_error", "cost_change")
             found |= {f"stoker_{name}": getattr(performance, name) for name in results}
-    return {n: value for n, value in found.items() if value is not None and math.isfinite(value)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _told(value: float) -> float | str:
+    return value if math.isfinite(value) else word_of(value)
 
 
 def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
@@ -279,9 +286,11 @@ def _written(order: TrackingOrder) -> TrackedRun:
     parameters = {_name(name): text[:_MAX_VALUE] for name, text in order.parameters.items()}
     for names in _parts(sorted(set(parameters) - set(there.params))):
         client.log_batch(run_id, params=[Param(name, parameters[name]) for name in names])
-    metrics = {_name(name): value for name, value in order.metrics.items()}
+    metrics = {_name(name): float(value) for name, value in order.metrics.items()}
     # The same value again would be a second point of its curve.
-    new = [name for name, value in sorted(metrics.items()) if there.metrics.get(name) != value]
+    new = [
+        name for name, value in sorted(metrics.items()) if not _is(there.metrics.get(name), value)
+    ]
     for names in _parts(new):
         points = [Metric(name, metrics[name], now, order.step) for name in names]
         client.log_batch(run_id, metrics=points)
@@ -303,6 +312,14 @@ def _written(order: TrackingOrder) -> TrackedRun:
     page = f"{order.address}/#/experiments/{experiment_id}/runs/{run_id}"
     url = page if order.address.startswith("http") else ""
     return TrackedRun(run_id=run_id, url=url, trouble=trouble)
+
+
+def _is(there: float | None, value: float) -> bool:
+    """Whether MLflow has the value, which keeps NaN, and an infinity as the largest number."""
+    if there is None or math.isnan(value):
+        return there is not None and math.isnan(there)
+    kept = max(-sys.float_info.max, min(sys.float_info.max, value))
+    return there in (value, kept)
 
 
 def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:

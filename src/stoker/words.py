@@ -34,6 +34,7 @@ from stoker.text import (
     TimeUnit,
     cost_change_words,
     count,
+    figure,
     is_whole_longer,
     metric,
     ms,
@@ -281,7 +282,9 @@ def training_words(training: Training) -> str:
     measured = training.measured
     if not outcome.is_good:
         return outcome.words.removeprefix("the ")
-    more = "".join(f", {shown(name)} {value:.4g}" for name, value in training.metrics.items())
+    more = "".join(
+        f", {shown(name)} {figure(value, figures=4)}" for name, value in training.metrics.items()
+    )
     if training.spent_usd is not None:
         told = training.predicted_usd
         promise = "" if told is None else f" (predicted {usd(told)})"
@@ -380,7 +383,7 @@ def gpu_figures(
 def gate_words(gate: GateResult, style: Style = "terminal") -> str:
     """Puts a gate into words: `accuracy 0.967 passed`; with its bounds on a page."""
     if style == "terminal":
-        value = "not reported" if gate.value is None else f"{gate.value:.4g}"
+        value = "not reported" if gate.value is None else figure(gate.value, figures=4)
         return f"{gate.metric} {value} passed"
     value = "was not reported" if gate.value is None else metric(gate.value)
     bounds = " and ".join(_bounds(gate)) or "nothing"
@@ -401,7 +404,7 @@ def evaluation_table(evaluation: Evaluation) -> str:
     """Returns the verdict first, then gates and performance."""
     lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
     for gate in evaluation.gates:
-        value = "not reported" if gate.value is None else f"{gate.value:.6g}"
+        value = "not reported" if gate.value is None else figure(gate.value)
         mark = "ok  " if gate.passed else "FAIL"
         bounds = ", ".join(_bounds(gate))
         lines.append(f"  {mark} {gate.metric[:36]:<36} {value:>12}  {bounds}".rstrip())

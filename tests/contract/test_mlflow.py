@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import itertools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -69,7 +70,8 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, as
     report.write_text("<p>report")
     # A second attempt, which knows the run by its name only.
     keep = functools.partial(kept, settings, environ=os.environ)
-    found = {"hyperparameters": {"lr": 0.1}, "metrics": {"accuracy": 0.97}}
+    figures = {"accuracy": 0.97, "loss": math.nan, "norm": math.inf}
+    found = {"hyperparameters": {"lr": 0.1, "version": "1.10"}, "metrics": figures}
     record = msgspec.structs.replace(training(), **found)
     files = [report, tmp_path / "is-not-there.json"]
     again = keep(run="mnist-1", tags={}, training=record, files=files)
@@ -81,7 +83,10 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, as
     assert last.run_id == first.run_id
     metrics = texts(run / "metrics")
     assert metrics["stoker_passed"].split()[1] == "1.0"
-    assert metrics["accuracy"].count("\n") == 1
+    for name in figures:
+        assert metrics[name].count("\n") == 1, metrics[name]
+    assert (metrics["loss"].split()[1], metrics["norm"].split()[1]) == ("nan", "inf")
+    assert texts(run / "params")["version"] == "1.10"
     assert texts(run / "params")["lr"] == "1e-1"
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     assert texts(run / "artifacts") == {"report.html": "<p>report"}

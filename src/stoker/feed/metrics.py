@@ -1,6 +1,5 @@
 """Metrics that a training script reports: `stoker.log_metrics(accuracy=0.97)`."""
 
-import contextlib
 import json
 import math
 from pathlib import Path
@@ -8,7 +7,8 @@ from pathlib import Path
 from stoker import settings
 from stoker.errors import UsageError
 from stoker.logs import EventName, Log
-from stoker.records import write_text
+from stoker.records import Json, write_text
+from stoker.records.base import word_of
 
 
 def log_metrics(**values: float) -> None:
@@ -16,42 +16,54 @@ def log_metrics(**values: float) -> None:
 
     Only rank 0 writes; other ranks may call it too. Outside a run, writes one log line.
 
-    Raises:
-        UsageError: If a value is not a finite number.
+    It raises nothing, because a metric must not end a training. A value that is NaN or infinite, or
+    no number at all, is recorded as such with a warning in the log; its gate fails.
     """
-    numbers = {name: _number(name, value) for name, value in values.items()}
     process = settings.from_environment()
     if process.rank != 0:
         return
+    log = Log(run=process.run_id, host=process.host)
+    numbers = {name: _number(name, value, log) for name, value in values.items()}
     if process.metrics is None:
-        Log(run=process.run_id, host=process.host).event(EventName.METRICS, **numbers)
+        log.event(EventName.METRICS, **numbers)
         return
-    _merge(process.metrics, numbers)
-
-
-def _number(name: str, value: float) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        _merge(process.metrics, numbers, log)
+    except (OSError, UsageError) as err:
+        reason = err.what if isinstance(err, UsageError) else str(err)
+        log.event(EventName.METRICS_WRITE_FAILED, reason=reason)
+
+
+def _number(name: str, value: object, log: Log) -> float:
+    """Returns the value as a number: NaN, with a warning, if it is none."""
+    try:
+        # Of arrays and tensors of one element; float() of some is a warning, so maybe an error.
+        item = getattr(value, "item", None)
+        number = float(item() if callable(item) else value)  # type: ignore[arg-type]
+    except OverflowError:
+        # A whole number beyond 1.8e308.
+        number = math.inf if isinstance(value, int) and value > 0 else -math.inf
+    except Exception:
+        # Whatever a library's conversion raises: a tensor of two elements is a RuntimeError.
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(
-            f"metric {name} is not a finite number: {value!r}",
-            where="stoker.log_metrics",
-            fix="log plain numbers; a tensor of one element is fine",
-        )
+        log.event(EventName.METRIC_NOT_A_NUMBER, metric=name, value=repr(value)[:80])
     return number
 
 
-def _merge(path: Path, numbers: dict[str, float]) -> None:
-    known: dict[str, float] = {}
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as err:
-            raise UsageError(f"the metrics file is not JSON: {err}", where=str(path)) from None
+def _merge(path: Path, numbers: dict[str, float], log: Log) -> None:
+    known: dict[str, Json] = {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            raise UsageError("the metrics file is not a JSON object", where=str(path))
+            raise ValueError("not a JSON object")
         known = found
+    except FileNotFoundError:
+        pass
+    except (ValueError, RecursionError) as err:
+        # Earlier metrics are lost, this one is not.
+        log.event(EventName.METRICS_READ_FAILED, reason=str(err))
+    # JSON has no NaN: its word stands for it.
+    told = {name: each if math.isfinite(each) else word_of(each) for name, each in numbers.items()}
     # Atomically: a training that is killed here keeps its earlier metrics.
-    write_text(path, json.dumps(known | numbers, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(known | told, indent=2, sort_keys=True) + "\n")

@@ -21,7 +21,8 @@ from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.feed.loading import counted_steps
 from stoker.feed.resource_usage import read_usage
-from stoker.feed.timeline import read_timelines
+from stoker.feed.timeline import MeasuredStep, read_timelines
+from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.coordinator import Coordinator
@@ -31,7 +32,8 @@ from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
-from stoker.records import Event, GpuLoad, Group, Host, Job, Json, write_json, write_text
+from stoker.records import Event, GpuLoad, Group, Host, Job, Json, Training, write_json, write_text
+from stoker.records.base import float_of
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
@@ -101,15 +103,54 @@ def record_end(
     gpus: Sequence[GpuLoad],
     inputs: Mapping[str, InputVersion],
 ) -> None:
-    """Writes the leader's record and its passive profile; a full disk is logged."""
-    settings = run.settings
-    topology = run.topology
-    output = run.output
+    """Writes the leader's record and its passive profile.
+
+    Any error is logged, as the training has ended: its exit code counts.
+    """
     log = run.log
     progress = coordinator.progress if coordinator else {}
-    timelines = read_timelines(output)
+    try:
+        timelines = read_timelines(run.output)
+        facts = _facts(
+            outcome,
+            run,
+            coordinator,
+            timelines=timelines,
+            processes_per_host=processes_per_host,
+            strategy=strategy,
+            events=events,
+            spending=spending,
+            gpus=gpus,
+            inputs=inputs,
+        )
+        record = write_training(facts, file=run.output / "training.json")
+    except Exception as err:
+        what = err.what if isinstance(err, UsageError) else repr(err)
+        log.event(EventName.RECORD_WRITE_FAILED, text=f"{what}: the training's figures are lost")
+        return
+    try:
+        _write_passive_profile(run, record, timelines=timelines, progress=progress)
+    except Exception as err:
+        log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
+
+
+def _facts(
+    outcome: RunOutcome,
+    run: HostRun,
+    coordinator: Coordinator | None,
+    *,
+    timelines: Mapping[int, Sequence[MeasuredStep]],
+    processes_per_host: int,
+    strategy: str,
+    events: Sequence[Event],
+    spending: Spending,
+    gpus: Sequence[GpuLoad],
+    inputs: Mapping[str, InputVersion],
+) -> TrainingFacts:
+    settings, topology, output = run.settings, run.topology, run.output
+    progress = coordinator.progress if coordinator else {}
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
-    facts = TrainingFacts(
+    return TrainingFacts(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
         exit_code=outcome.exit_code,
@@ -118,7 +159,7 @@ def record_end(
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
         engine=settings.engine.name,
-        hyperparameters=_hyperparameters(settings, log),
+        hyperparameters=_hyperparameters(settings, run.log),
         measured=measured,
         gpus=(*gpus, *(coordinator.gpu_loads if coordinator else ())),
         steps=counted_steps(output, timelines, progress),
@@ -128,46 +169,56 @@ def record_end(
             waited_seconds=measured.wait_seconds * measured.steps if measured else 0.0,
         ),
         is_unfed=outcome.is_unfed,
-        metrics=_metrics(settings, output, log),
+        metrics=_metrics(settings, output, run.log),
         lineage=Lineage(
             inputs=dict(inputs),
             python=machine_facts.python_version(),
-            packages={each.name: each.version for each in metadata.distributions()},
+            packages=_packages(),
         ),
         job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
         release_seconds=coordinator.release_seconds if coordinator else None,
         events=(*events, *(coordinator.events if coordinator else ())),
     )
-    try:
-        record = write_training(facts, file=output / "training.json")
-    except UsageError as err:
-        log.event(
-            EventName.RECORD_WRITE_FAILED, text=f"{err.what}: the training's figures are lost"
-        )
+
+
+def _packages() -> dict[str, str]:
+    """Returns the versions of the distributions, without those whose files are damaged."""
+    found = {}
+    for each in metadata.distributions():
+        with contextlib.suppress(KeyError, OSError, ValueError):
+            name, version = each.name, each.version
+            if isinstance(name, str) and isinstance(version, str):
+                found[name] = version
+    return found
+
+
+def _write_passive_profile(
+    run: HostRun,
+    record: Training,
+    *,
+    timelines: Mapping[int, Sequence[MeasuredStep]],
+    progress: Mapping[int, Progress],
+) -> None:
+    usages = read_usage(run.output)
+    if run.settings.profile is not None and not is_elsewhere(usages):
+        # A profile measures loaders itself, except those it cannot.
         return
-    try:
-        usages = read_usage(output)
-        if settings.profile is not None and not is_elsewhere(usages):
-            # A profile measures loaders itself, except those it cannot.
-            return
-        found = passive_profile(
-            record,
-            timelines=timelines,
-            usages=usages,
-            progress=progress,
-            host_types={
-                host: group.instance_type
-                for group in topology.groups
-                for host in group.hosts
-                if group.instance_type
-            },
-            vcpus=machine.usable_vcpus(),
-            catalog=load_catalog(record.job.platform),
-        )
-        if found is not None:
-            write_json(output / FILE, found)
-    except Exception as err:
-        log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
+    found = passive_profile(
+        record,
+        timelines=timelines,
+        usages=usages,
+        progress=progress,
+        host_types={
+            host: group.instance_type
+            for group in run.topology.groups
+            for host in group.hosts
+            if group.instance_type
+        },
+        vcpus=machine.usable_vcpus(),
+        catalog=load_catalog(record.job.platform),
+    )
+    if found is not None:
+        write_json(run.output / FILE, found)
 
 
 def _groups(
@@ -223,12 +274,27 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
         return {}
     metrics = {}
     for name, value in document.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and math.isfinite(value):
-            metrics[name] = float(value)
+        number = _number(value)
+        if number is None:
+            log.event(EventName.METRIC_READ_FAILED, metric=name, reason="not a number")
         else:
-            log.event(EventName.METRIC_READ_FAILED, metric=name, reason="not a finite number")
+            metrics[name] = number
     return metrics
+
+
+def _number(value: Json) -> float | None:
+    """Returns a metric of the script's file, which has words for NaN; None: it is no number."""
+    if value is None:
+        # As JavaScript and SQL write NaN.
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str):
+        return float_of(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _bounded(path: Path) -> bytes:

@@ -268,7 +268,8 @@ def write_text(path: Path | str, text: str) -> None:
     except OSError as err:
         raise UsageError(f"cannot write {path}: {err}", fix="name another file") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        # A half of a surrogate pair, as names of files have, must not end a run.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
             stream.flush()
             # Before the rename: a crash in between would leave an empty file.

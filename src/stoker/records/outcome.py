@@ -7,6 +7,7 @@ from typing import Literal
 
 from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
 from stoker.records.training import GateResult, Training
+from stoker.text import figure
 
 OutcomeState = Literal[
     "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped", "unknown"
@@ -94,7 +95,7 @@ def _in_brackets(training: Training) -> str:
 
 
 def _words_of(gate: GateResult) -> str:
-    value = "was not reported" if gate.value is None else f"is {gate.value:.6g}"
+    value = "was not reported" if gate.value is None else f"is {figure(gate.value)}"
     bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
     bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
     if gate.is_inside:
