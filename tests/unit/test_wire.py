@@ -54,6 +54,9 @@ def same(a, b):
 
 
 def raw(tensor):
+    rare = codec.RARE_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    if rare is not None:
+        tensor = tensor.view(getattr(torch, rare))
     return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
@@ -220,6 +223,15 @@ LIES = [
     *([4, dtype, [1], 0] for dtype in ("|O", "(9,9)i4", "<i3", "<f9")),
     *([4, "<i4", [26], 0], [4, "|S0", [1 << 40], 0], [5, "<i4", [1], 0], [6, 64, 100]),
     *([0, [6, 0, 60], [6, 0, 60]], [2, 1], [2, [0], 1], [10, [6, 0, 4], []]),
+    # Views beyond the payload, in front of it, at odd places, or of other dimensions.
+    *([11, "uint8", [10, 10], [10, 1], place] for place in (1, -1, 1 << 60)),
+    *([11, "float32", [2], step, 0] for step in ([25], [-1], [1 << 50], [True], [1, 1], [])),
+    *([11, dtype, [2], [1], 2] for dtype in ("int32", "load")),
+    *([11, "uint8", [2], [1], 0, flag] for flag in (True, False, 1)),
+    [11, "uint8", [0, 2], [2, 1], 0],
+    *([12, "<i4", [2], step, 0] for step in ([97], [-4], [1 << 50], [4, 4], [])),
+    *([12, dtype, [2], [4], 0] for dtype in ("|O", "<i3")),
+    [12, "<i4", [26, 1], [4, 4], 0],
     *([99], [], ["a"], {"a": 1}),
 ]
 

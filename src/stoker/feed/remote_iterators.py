@@ -193,6 +193,7 @@ def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
         worker_init_fn=init,
         auto_collation=loader._auto_collation,
         num_workers=1 if is_iterable else max(1, loader.num_workers),
+        has_workers=loader.num_workers > 0,
         globals=Globals.of_this_process(),
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,

@@ -111,33 +111,46 @@ class _Leaf:
 def _layout(node: object) -> BatchLayout | None:
     """Returns the layout of a checked tree; None: use `decode`."""
     leaves: list[_Leaf] = []
-    build = _build(node, leaves)
+    build = _build(node, leaves, {})
     return None if build is None else BatchLayout(build, leaves, has_tuples=_has_tuples(node))
 
 
-def _build(node: object, leaves: list[_Leaf]) -> _Build | None:
-    """Returns a function that makes a node's value of the batch's tensors; adds its `leaves`."""
+def _build(node: object, leaves: list[_Leaf], numbers: dict[int, list[int]]) -> _Build | None:
+    """Returns a function that makes a node's value of the batch's tensors; adds its `leaves`.
+
+    Args:
+        node: Part of a checked tree.
+        leaves: The tensors so far.
+        numbers: Of the tensors that lie at an offset.
+    """
     if not isinstance(node, list):
         return lambda _: node
     match node:
         case [Tag.TENSOR, str(name), [*shape], int(offset)]:
             if name not in TENSOR_DTYPES or not math.prod(shape):
                 return None
-            leaves.append(_Leaf(name, tuple(shape), offset))
+            leaf = _Leaf(name, tuple(shape), offset)
+            # What occurs at two places of a batch is one tensor again.
+            for number in numbers.get(offset, ()):
+                if leaves[number].part == leaf.part:
+                    return operator.itemgetter(number)
+            numbers.setdefault(offset, []).append(len(leaves))
+            leaves.append(leaf)
             return operator.itemgetter(len(leaves) - 1)
         case [Tag.LIST | Tag.TUPLE | Tag.DICT as tag, *items]:
             builds: list[_Build] = []
             first = len(leaves)
             for item in items:
-                build = _build(item, leaves)
+                build = _build(item, leaves, numbers)
                 if build is None:
                     return None
                 builds.append(build)
-            return _flat_container(tag, items, first=first) or _container(tag, builds)
+            num_new = len(leaves) - first
+            return _flat_container(tag, items, num_new, first=first) or _container(tag, builds)
     return None
 
 
-def _flat_container(tag: Tag, items: list[object], *, first: int) -> _Build | None:
+def _flat_container(tag: Tag, items: list[object], num_new: int, *, first: int) -> _Build | None:
     """Returns the same for a container of tensors alone, from number `first` on; None: others.
 
     One call for 300 tensors by name, not one for each.
@@ -145,7 +158,7 @@ def _flat_container(tag: Tag, items: list[object], *, first: int) -> _Build | No
     keys = items[::2] if tag == Tag.DICT else []
     values = items[1::2] if tag == Tag.DICT else items
     has_tensors = all(isinstance(value, list) and value[0] == Tag.TENSOR for value in values)
-    if not has_tensors or any(isinstance(key, list) for key in keys):
+    if not has_tensors or num_new != len(values) or any(isinstance(key, list) for key in keys):
         return None
     own = slice(first, first + len(values))
     if tag == Tag.DICT:

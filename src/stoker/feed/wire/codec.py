@@ -6,6 +6,8 @@ offsets and are decoded as views of it, so a received batch is not copied again.
 pickled by cloudpickle (only so a class of the training script comes back intact), but tensors and
 arrays inside it are still sent as raw buffers.
 
+Tensors that share memory are views of one region of the payload, and share it again (`aliases`).
+
 A peer's bytes are checked before anything is built from them: offsets, shapes and sizes against the
 payload, depth against a bound; pickles are opened only if the caller allows it.
 """
@@ -18,7 +20,7 @@ import pickletools
 import re
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -28,7 +30,8 @@ import msgspec
 import numpy as np
 
 from stoker.errors import ProtocolError, ShippingError
-from stoker.feed.wire.pickling import class_at, place_of, reduced
+from stoker.feed.wire.aliases import Region, View, are_apart, regions_of, strided
+from stoker.feed.wire.pickling import FLOAT8_KINDS, RARE_DTYPES, class_at, place_of, reduced
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +58,8 @@ LONG_DOUBLE_IS_X86 = np.finfo(np.longdouble).nmant == 63
 TENSOR_DTYPES = frozenset(
     {"bool", "bfloat16", "float16", "float32", "float64", "complex32", "complex64", "complex128"}
     | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-    | {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
+    | {f"float8_{kind}" for kind in FLOAT8_KINDS}
+    | RARE_DTYPES.keys()
 )
 _LENGTH = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
@@ -99,22 +103,48 @@ class Tag(IntEnum):
     COMPLEX = 8
     TEXT = 9
     PICKLE = 10
+    STRIDED_TENSOR = 11
+    STRIDED_ARRAY = 12
 
 
 class Encoded:
     """An encoded value: its tree, and functions that copy the payload, but for bytes `in_place`."""
 
-    def __init__(self, value: object, *, allow_pickle: bool, arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        value: object,
+        *,
+        allow_pickle: bool,
+        arena: Arena | None = None,
+        shares_arrays: bool = False,
+    ) -> None:
         self.allow_pickle = allow_pickle
         self.arena = arena
-        self.in_place = 0
-        self.nbytes = arena.end if arena else 0
-        self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
-        self._nodes: dict[int, tuple[object, list[object]]] = {}
-        self.tree = _encoder.encode(self.node(value, "batch", 0))
+        self._begin()
+        self._shares_arrays = shares_arrays
+        # First and last address of what may share memory with others.
+        self._ranges: list[tuple[int, int]] = []
+        self._repeats = False
+        self._regions: dict[int, Region] = {}
+        node = self.node(value, "batch", 0)
+        if self._repeats or not are_apart(self._ranges):
+            # Rare, so that others need not wait for it: described once more, as views of regions.
+            first = self._nodes
+            self._regions = regions_of(
+                [view for each, _ in first.values() for view in _views(each)]
+            )
+            self._begin()
+            node = self.node(value, "batch", 0)
+        self.tree = _encoder.encode(node)
         # Needed no more; a view of the arena would keep its slot from being reused.
         self.arena = None
         self._nodes.clear()
+
+    def _begin(self) -> None:
+        self.in_place = 0
+        self.nbytes = self.arena.end if self.arena else 0
+        self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
+        self._nodes: dict[int, tuple[object, list[object]]] = {}
 
     def write_into(self, target: memoryview) -> None:
         flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
@@ -182,6 +212,39 @@ class Encoded:
         self.nbytes = offset + nbytes
         return offset
 
+    def note(self, begin: int, end: int) -> None:
+        """Remembers first and last address of a tensor or array."""
+        self._ranges.append((begin, end))
+
+    def note_strided(self, view: View) -> None:
+        self._ranges.append((view.begin, view.end))
+        self._repeats = self._repeats or view.repeats
+
+    def place_in_region(self, value: object, address: int) -> int | None:
+        """Returns the place in the payload of what shares memory with others; None: it does not.
+
+        Args:
+            value: The tensor or array.
+            address: Of its first element.
+        """
+        region = self._regions.get(id(value))
+        if region is None:
+            return None
+        if region.offset is None:
+            region.offset = self._place_of(region)
+        return region.offset + address - region.begin
+
+    def _place_of(self, region: Region) -> int:
+        if self.arena is not None:
+            offset = region.begin - self.arena.memory.ctypes.data
+            if offset >= 0 and offset + region.nbytes <= self.arena.end:
+                self.in_place += region.nbytes
+                return offset
+        offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT + region.gap
+        self._leaves.append((offset, region.nbytes, region.copy))
+        self.nbytes = offset + region.nbytes
+        return offset
+
     def _array(self, value: object) -> list[object] | None:
         if isinstance(value, np.generic):
             array, tag = np.asarray(value), Tag.SCALAR
@@ -197,6 +260,16 @@ class Encoded:
                 f"the batch has numpy's {array.dtype}, which has other bits on x86",
                 fix="use float64 or complex128",
             )
+        if tag == Tag.ARRAY and self._shares_arrays and array.size:
+            address = array.ctypes.data
+            view = strided(address, id(value), array.shape, array.strides, array.itemsize)
+            # Elements that repeat are sent each: torch's own workers pickle them so.
+            if not view.repeats:
+                self.note(view.begin, view.end)
+            place = self.place_in_region(value, address)
+            if place is not None:
+                shape, strides = list(array.shape), list(array.strides)
+                return [Tag.STRIDED_ARRAY, array.dtype.str, shape, strides, place]
         axes = [] if array.flags.c_contiguous else _order(array.strides)
         laid = array.transpose(axes) if axes else array
         if not laid.flags.c_contiguous:
@@ -222,11 +295,14 @@ class Encoded:
             )
         buffer = io.BytesIO()
         leaves: list[object] = []
+        pickler = _LeafPickler(buffer, self, leaves)
         try:
-            _LeafPickler(buffer, self, leaves).dump(value)
+            pickler.dump(value)
         except ShippingError:
             raise
         except Exception as err:
+            if pickler.last_tensor is not None:
+                raise _unsent(pickler.last_tensor, value, path) from err
             raise ShippingError(
                 f"{path} is a {kind.__module__}.{kind.__qualname__} and cannot be pickled: "
                 f"{type(err).__name__}: {err}",
@@ -248,30 +324,76 @@ def _tensor(encoder: Encoded, value: object) -> list[object] | None:
             f"the batch has a tensor on {value.device}",
             fix="make batches on the CPU and move them in the training loop",
         )
-    # Conjugate and negative views are flags of the tensor: its raw bytes are other values.
-    tensor = value.detach().resolve_conj().resolve_neg()
-    axes = [] if tensor.is_contiguous() else _order(tensor.stride())
+    tensor = value.detach() if value.requires_grad else value
+    address, nbytes = tensor.data_ptr(), tensor.nbytes
+    # Conjugate and negative views are flags of the tensor: its raw bytes are other values. One
+    # without memory consists of zeros.
+    if tensor.is_conj() or tensor.is_neg() or (nbytes and not address):
+        tensor = tensor.resolve_conj().resolve_neg().clone()
+        address = tensor.data_ptr()
+    elif nbytes:
+        node = _in_region(encoder, value, address)
+        if node is not None:
+            return node
+    is_contiguous = tensor.is_contiguous()
+    axes = [] if is_contiguous else _order(tensor.stride())
     if axes and tensor.permute(axes).is_contiguous():
         # Channels last, or another order of dense memory, is restored by the decoder.
         tensor = tensor.permute(axes)
+        is_contiguous = True
     else:
         axes = []
     end: list[object] = [*_back(axes)]
     if value.requires_grad:
         # The flag comes after the order of axes, empty if there is none.
         end = [*(end or [[]]), True]
-    nbytes = tensor.numel() * tensor.element_size()
-    if encoder.arena is not None and nbytes and tensor.is_contiguous():
+    if is_contiguous and nbytes:
+        encoder.note(address, address + nbytes)
+    elif nbytes:
+        encoder.note_strided(_view(tensor))
+    if encoder.arena is not None and nbytes and is_contiguous:
         place = encoder.arena.offset_of(tensor.data_ptr(), nbytes)
         if place is not None:
             encoder.in_place += nbytes
             return [Tag.TENSOR, name, list(tensor.shape), place, *end]
+    if name in RARE_DTYPES:
+        tensor = tensor.view(getattr(torch, RARE_DTYPES[name]))
 
     def copy(target: Bytes1D) -> None:
         torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
     offset = encoder.reserve(nbytes, copy)
     return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
+
+
+def _in_region(encoder: Encoded, tensor: "torch.Tensor", address: int) -> list[object] | None:
+    """Returns the node of a tensor that shares memory with others; None for all others."""
+    place = encoder.place_in_region(tensor, address)
+    if place is None:
+        return None
+    name, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    end: list[object] = [True] if tensor.requires_grad else []
+    if place % ALIGNMENT == 0 and tensor.is_contiguous():
+        # As others are: batches of such tensors go to a device as one block.
+        return [Tag.TENSOR, name, shape, place, *([[], *end] if end else [])]
+    return [Tag.STRIDED_TENSOR, name, shape, list(tensor.stride()), place, *end]
+
+
+def _views(value: object) -> Iterator[View]:
+    """Yields the memory of a tensor or array, if it has any of its own."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.nbytes and value.data_ptr():
+        if not (value.is_conj() or value.is_neg()):
+            yield _view(value)
+    elif isinstance(value, np.ndarray) and value.size:
+        yield strided(value.ctypes.data, id(value), value.shape, value.strides, value.itemsize)
+
+
+def _view(tensor: "torch.Tensor") -> View:
+    size = tensor.itemsize
+    strides = tuple([stride * size for stride in tensor.stride()])
+    return strided(tensor.data_ptr(), id(tensor), tuple(tensor.shape), strides, size)
 
 
 def _order(strides: Sequence[int]) -> list[int]:
@@ -282,20 +404,39 @@ def _back(axes: list[int]) -> list[list[int]]:
     return [sorted(range(len(axes)), key=axes.__getitem__)] if axes else []
 
 
+def _unsent(tensor: "torch.Tensor", value: object, path: str) -> ShippingError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    place = path if tensor is value else f"{path} is a {kind} with a tensor that"
+    return ShippingError(
+        f"{place} is a tensor of {tensor.layout} and {tensor.dtype}, which torch cannot pickle",
+        fix="return tensors with memory of their own: tensor.to_dense(), or "
+        "tensor.view(torch.uint8) and its dtype as a text",
+    )
+
+
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, encoder: Encoded, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
         self._encoder = encoder
         self._leaves = leaves
+        # The last one that is not sent raw.
+        self.last_tensor: torch.Tensor | None = None
 
     def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, np.ndarray) and not type(obj).__module__.startswith("torch"):
             return None
         node = self._encoder.leaf(obj)
         if node is None:
+            self.note(obj)
             return None
         self._leaves.append(node)
         return len(self._leaves) - 1
+
+    def note(self, obj: object) -> None:
+        import torch
+
+        if isinstance(obj, torch.Tensor):
+            self.last_tensor = obj
 
     def reducer_override(self, obj: object) -> object:
         """Reduces as cloudpickle does, but keeps the state of objects with slots."""
@@ -343,6 +484,24 @@ def _dtype(name: str) -> "np.dtype[np.generic[object]]":
         return np.dtype(name)
     except (TypeError, ValueError):
         raise ProtocolError("unknown dtype of an array") from None
+
+
+def _torch_dtype(name: str) -> "torch.dtype":
+    import torch
+
+    if name not in TENSOR_DTYPES:
+        raise ProtocolError("unknown dtype of a tensor")
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ShippingError(f"this torch has no {name}", fix="install the same torch everywhere")
+    return dtype
+
+
+def _steps(strides: list[object], ndim: int, *, least: int) -> tuple[int, ...]:
+    steps = tuple(step for step in strides if type(step) is int and least <= step < 1 << 48)
+    if len(steps) != len(strides) or len(steps) != ndim:
+        raise ProtocolError(f"invalid strides for {ndim} dimensions")
+    return steps
 
 
 def _order_of_node(axes: list[object], ndim: int) -> list[int]:
@@ -398,6 +557,8 @@ class Decoder:
     def __init__(self, payload: Bytes1D, *, allow_pickle: bool) -> None:
         self._payload = payload
         self._allow_pickle = allow_pickle
+        # What occurs at two places of a batch is one object again.
+        self._known: dict[int, tuple[int, list[object], object]] = {}
         # Copies out of the payload must not exceed its size in total.
         self._copies_left = payload.nbytes
 
@@ -430,12 +591,29 @@ class Decoder:
             case (Tag.PICKLE, [list() as place, list() as leaves]) if place[:1] == [Tag.BYTES]:
                 return self._unpickled(place, leaves)
             case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
-                return _arranged(self._tensor(dtype, shape, offset), end)
+                known = self._known.get(offset)
+                if known is not None and known[:2] == (tag, rest):
+                    return known[2]
+                tensor = _arranged(self._tensor(dtype, shape, offset), end)
+                if tensor.numel():
+                    self._known[offset] = (tag, rest, tensor)
+                return tensor
+            case (Tag.STRIDED_TENSOR, [str(dtype), list(shape), list(strides), int(place), *end]):
+                strided = self._strided_tensor(dtype, shape, strides, place)
+                return _arranged(strided, [[], *end] if end else [])
+            case (Tag.STRIDED_ARRAY, [str(dtype), list(shape), list(strides), int(place)]):
+                return self._strided_array(dtype, shape, strides, place)
             case (Tag.SCALAR, [str(dtype), [], int(offset)]):
                 scalar: object = self._array(dtype, [], offset)[()]
                 return scalar
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
-                return self._array(dtype, shape, offset)
+                known = self._known.get(offset)
+                if known is not None and known[:2] == (tag, rest):
+                    return known[2]
+                array = self._array(dtype, shape, offset)
+                if array.size:
+                    self._known[offset] = (tag, rest, array)
+                return array
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):
                 return self._array(dtype, shape, offset).transpose(_order_of_node(axes, len(shape)))
             case (Tag.BYTES, [int(offset), int(nbytes)]):
@@ -476,14 +654,7 @@ class Decoder:
 
         from stoker.feed.wire.blocks import contiguous_part, cut
 
-        sizes = self._shape(shape)
-        if name not in TENSOR_DTYPES:
-            raise ProtocolError("unknown dtype of a tensor")
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ShippingError(
-                f"this torch has no {name}", fix="install the same torch everywhere"
-            )
+        sizes, dtype = self._shape(shape), _torch_dtype(name)
         count = math.prod(sizes)
         self._place(offset, count * dtype.itemsize)
         if not count:
@@ -493,6 +664,34 @@ class Decoder:
             # In torch's pinned memory, whose allocator tracks copies to the device.
             return cut(pinned, [contiguous_part(dtype, sizes, offset=offset)])[0]
         return torch.frombuffer(self._payload, dtype=dtype, count=count, offset=offset).view(sizes)
+
+    def _strided_tensor(
+        self, name: str, shape: list[object], strides: list[object], offset: int
+    ) -> "torch.Tensor":
+        import torch
+
+        from stoker.feed.wire.blocks import BlockPart, cut
+
+        sizes, dtype = self._shape(shape), _torch_dtype(name)
+        steps = _steps(strides, len(sizes), least=0)
+        last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+        end = offset + (last + 1) * dtype.itemsize
+        if 0 in sizes or offset % dtype.itemsize or offset < 0 or end > self._payload.nbytes:
+            raise ProtocolError(f"a view of the bytes {offset} to {end} does not fit the payload")
+        pinned: object = self._payload.base
+        block = pinned if isinstance(pinned, torch.Tensor) else torch.from_numpy(self._payload)
+        return cut(block, [BlockPart(dtype, sizes, steps, offset // dtype.itemsize)])[0]
+
+    def _strided_array(
+        self, name: str, shape: list[object], strides: list[object], offset: int
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]":
+        sizes, dtype = self._shape(shape), _dtype(name)
+        steps = _steps(strides, len(sizes), least=-(1 << 48))
+        try:
+            # NumPy compares them with the payload.
+            return np.ndarray(sizes, dtype, self._payload, offset, steps)
+        except (TypeError, ValueError, OverflowError) as err:
+            raise ProtocolError(f"a view does not fit the payload: {err}") from None
 
     def _array(
         self, name: str, shape: list[object], offset: int
@@ -514,7 +713,8 @@ class Decoder:
             )
         values: list[object] = []
         # No other nodes: a pickle within a pickle would evade the bound on depth.
-        raw = ([Tag.TENSOR], [Tag.ARRAY], [Tag.SCALAR])
+        strided = ([Tag.STRIDED_TENSOR], [Tag.STRIDED_ARRAY])
+        raw = ([Tag.TENSOR], [Tag.ARRAY], [Tag.SCALAR], *strided)
         for leaf in leaves:
             if not isinstance(leaf, list) or leaf[:1] not in raw:
                 raise ProtocolError("leaf of a pickle that is neither tensor nor array")
@@ -531,12 +731,21 @@ class Decoder:
         return value
 
 
-def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> Encoded:
+def encode(
+    value: object, *, allow_pickle: bool, arena: Arena | None = None, shares_arrays: bool = False
+) -> Encoded:
     """Describes `value`, which only `Encoded.write_into` copies.
 
     Raises ShippingError if a part must not or cannot be pickled.
+
+    Args:
+        value: The batch.
+        allow_pickle: Whether parts may be pickled.
+        arena: Memory that parts of it may be in already.
+        shares_arrays: Whether arrays that share memory share it again, as in a loop that makes its
+            batches itself. Torch's workers pickle each; tensors share memory in either case.
     """
-    return Encoded(value, allow_pickle=allow_pickle, arena=arena)
+    return Encoded(value, allow_pickle=allow_pickle, arena=arena, shares_arrays=shares_arrays)
 
 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:

@@ -158,6 +158,7 @@ class DatasetSpec:
     Attributes:
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_workers: The script's, at least 1, for `get_worker_info()` while a batch is made.
+        has_workers: Whether the script asked for any.
         start_method: How torch would start the loader's workers.
     """
 
@@ -166,6 +167,7 @@ class DatasetSpec:
     worker_init_fn: Callable[[int], object] | None = None
     auto_collation: bool = True
     num_workers: int = 1
+    has_workers: bool = True
     num_threads: int = 1
     is_iterable: bool = False
     drop_last: bool = False

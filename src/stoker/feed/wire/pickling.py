@@ -33,6 +33,19 @@ CachedFunction = type(functools.lru_cache(len))
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 # None: an import that is forbidden.
 _PLAIN_MODULES = (ModuleType, type(None))
+FLOAT8_KINDS = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+# What torch neither pickles nor copies: sent as integers of their size.
+RARE_DTYPES = {
+    **{f"{sign}int{bits}": "uint8" for sign in ("", "u") for bits in range(1, 8)},
+    **dict.fromkeys(("bits1x8", "bits2x4", "bits4x2", "bits8", "float4_e2m1fn_x2"), "uint8"),
+    "bits16": "int16",
+}
+# Without a storage class of torch's, which a pickle of a tensor names.
+_UNSTORED_DTYPES = RARE_DTYPES | {
+    **{f"uint{bits}": f"int{bits}" for bits in (16, 32, 64)},
+    **dict.fromkeys((f"float8_{kind}" for kind in FLOAT8_KINDS), "uint8"),
+    "complex32": "int32",
+}
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 # Their hashes, and so the order of a set of them, differ between processes.
 _RANDOM_HASHES = frozenset({str, bytes, tuple, type(None)})
@@ -151,6 +164,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module_name is not None:
             self.modules.add(module_name)
             return (importlib.import_module, (module_name,))
+        if kind.__module__ == "torch" and kind.__qualname__ == "Tensor":
+            rare = _rare_tensor(cast("torch.Tensor", obj))
+            if rare is not None:
+                return rare
         if kind.__module__ == "torch.storage":
             stored = _stored(obj)
             if stored is not None:
@@ -275,6 +292,28 @@ def _gist(value: object) -> str:
 
 def _is_atom(item: object) -> bool:
     return type(item) in _ATOMS or (type(item) is tuple and all(map(_is_atom, item)))
+
+
+def _rare_tensor(tensor: "torch.Tensor") -> object:
+    """Returns the reduction of a tensor that torch cannot pickle, as int4; None: as torch does."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _UNSTORED_DTYPES or str(tensor.layout) != "torch.strided":
+        return None
+    if tensor.device.type != "cpu":
+        return None
+    numbers = tensor.detach().view(_dtype_of(_UNSTORED_DTYPES[name]))
+    return (_viewed, (numbers, name, tensor.requires_grad))
+
+
+def _viewed(numbers: "torch.Tensor", name: str, requires_grad: bool) -> "torch.Tensor":
+    return numbers.view(_dtype_of(name)).requires_grad_(requires_grad)
+
+
+def _dtype_of(name: str) -> "torch.dtype":
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _stored(found: object) -> object:

@@ -34,6 +34,7 @@ from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
+from stoker.feed.wire.pickling import RARE_DTYPES
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import stacks
 from stoker.feed.workers.pipe import (
@@ -52,6 +53,8 @@ from stoker.host.spawn import end_with_parent
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
+# Torch stacks them into new memory only.
+_RARE = frozenset(getattr(torch, name) for name in RARE_DTYPES if hasattr(torch, name))
 # Useless bytes that may be sent where a batch was changed after it was built in its slot.
 _UNUSED_BYTES = 64 << 10
 
@@ -95,6 +98,7 @@ def worker_main(
         channel.send(pack(up))
         serve(channel, slots, source)
         return
+    slots.shares_arrays = not spec.has_workers
     torch.set_num_threads(spec.num_threads)
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
     spec.globals.set()
@@ -142,6 +146,7 @@ class Slots:
 
     def __init__(self, channel: Pipe) -> None:
         self._channel = channel
+        self.shares_arrays = False
         self._free: dict[int, mmap.mmap] = {}
         self._held: dict[int, mmap.mmap] = {}
         self._views: dict[int, weakref.ref[Bytes1D]] = {}
@@ -177,7 +182,8 @@ class Slots:
     ) -> torch.Tensor:
         """Stacks tensors into the slot, not into torch's shared memory: a copy less."""
         first = batch[0]
-        if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
+        is_plain = type(first) is torch.Tensor and first.layout is torch.strided
+        if not is_plain or first.is_nested or first.dtype in _RARE:
             stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
             return stacked
         # torch.stack refuses `out` with gradients.
@@ -188,7 +194,7 @@ class Slots:
         """Describes the batch and puts its payload into a slot; -1: there is none."""
         arena, slot = self._arena, self._built
         if arena is not None and slot is not None and arena.end:
-            encoded = codec.encode(value, allow_pickle=True, arena=arena)
+            encoded = self.encoded(value, arena)
             is_fit = encoded.nbytes <= arena.memory.nbytes
             # What was stacked but is not part of the batch (collate_fn changed it afterwards) would
             # be sent, too.
@@ -197,13 +203,16 @@ class Slots:
                 encoded.write_into(arena.memory.data)
                 self._built, self._arena = None, None
                 return encoded, slot
-        encoded = codec.encode(value, allow_pickle=True)
+        encoded = self.encoded(value)
         self._last_nbytes = encoded.nbytes
         if not encoded.nbytes:
             return encoded, -1
         slot, memory = self._take(encoded.nbytes)
         encoded.write_into(memoryview(memory))
         return encoded, slot
+
+    def encoded(self, value: object, arena: Arena | None = None) -> codec.Encoded:
+        return codec.encode(value, allow_pickle=True, arena=arena, shares_arrays=self.shares_arrays)
 
     def memory(self, slot: int) -> memoryview:
         return memoryview(self._held[slot] if slot >= 0 else b"")
@@ -614,7 +623,7 @@ class ShardSource:
 
     def _discard_next(self, index: object) -> None:
         try:
-            encoded = codec.encode(self._stream.make(index), allow_pickle=True)
+            encoded = self._slots.encoded(self._stream.make(index))
             if len(self._scratch) < encoded.nbytes:
                 self._scratch = bytearray(encoded.nbytes)
             encoded.write_into(memoryview(self._scratch))

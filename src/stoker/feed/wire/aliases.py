@@ -1,0 +1,163 @@
+"""Which tensors and arrays of a batch share memory, and what of it they use.
+
+Only addresses are compared, once for each tensor. Those that share no element are sent apart, each
+as small as it is: the columns of one matrix, say. Those that do are views of one region again.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+
+# Numbers of any type may begin at its multiples.
+_ALIGNMENT = 16
+# Effort and number of comparisons; beyond them memory counts as shared.
+_MAX_WORK = 1000
+_MAX_COMPARED = 64
+
+
+class View(NamedTuple):
+    """Memory of a tensor or array.
+
+    Attributes:
+        begin: Address of its lowest byte.
+        end: Address behind its highest byte.
+        key: Identity of the tensor or array.
+        start: Address of its first element.
+        strides: In bytes.
+    """
+
+    begin: int
+    end: int
+    key: int
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether elements share memory with each other, as those of an expanded tensor."""
+        return 0 in self.strides and any(
+            stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """Memory that several views share.
+
+    Attributes:
+        begin: Address of its first byte.
+        offset: Its place in the payload, once it has one.
+    """
+
+    begin: int
+    nbytes: int
+    offset: int | None = None
+
+    @property
+    def gap(self) -> int:
+        """Bytes in front of it, so that it begins at as odd an address as here."""
+        return self.begin % _ALIGNMENT
+
+    def copy(self, target: "np.ndarray[tuple[int], np.dtype[np.uint8]]") -> None:
+        np.copyto(target, np.asarray(_Memory(self.begin, (self.nbytes,), (1,), 1)).view(np.uint8))
+
+
+class _Memory:
+    """Memory at an address, for NumPy."""
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+            "version": 3,
+        }
+
+
+def strided(
+    address: int, key: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> View:
+    """Returns the memory of a tensor or array.
+
+    Args:
+        address: Of its first element.
+        key: Its identity.
+        shape: Its sizes, none of them 0.
+        strides: In bytes; an array's may be negative.
+        itemsize: Bytes of an element.
+    """
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    begin = address + sum(step for step in reach if step < 0)
+    end = address + sum(step for step in reach if step > 0) + itemsize
+    return View(begin, end, key, address, shape, strides, itemsize)
+
+
+def are_apart(ranges: list[tuple[int, int]]) -> bool:
+    """Returns whether no two ranges of addresses (first, behind the last) overlap; sorts them."""
+    ranges.sort()
+    last = 0
+    for begin, end in ranges:
+        if begin < last:
+            return False
+        last = end
+    return True
+
+
+def regions_of(views: list[View]) -> dict[int, Region]:
+    """Returns the region of each view that shares elements with another, or with itself."""
+    views.sort()
+    regions: dict[int, Region] = {}
+    for cluster in _clusters(views):
+        for group in _groups(cluster):
+            if len(group) > 1 or group[0].repeats:
+                begin = min(view.begin for view in group)
+                region = Region(begin, max(view.end for view in group) - begin)
+                regions.update((view.key, region) for view in group)
+    return regions
+
+
+def _clusters(views: Sequence[View]) -> Iterator[list[View]]:
+    """Yields views whose ranges of addresses overlap, and single ones that repeat elements."""
+    cluster: list[View] = []
+    end = 0
+    for view in views:
+        if view.begin < end:
+            cluster.append(view)
+            end = max(end, view.end)
+            continue
+        if len(cluster) > 1 or (cluster and cluster[0].repeats):
+            yield cluster
+        cluster, end = [view], view.end
+    if len(cluster) > 1 or (cluster and cluster[0].repeats):
+        yield cluster
+
+
+def _groups(cluster: list[View]) -> list[list[View]]:
+    """Divides views into those that share elements, also by way of others."""
+    if len(cluster) > _MAX_COMPARED:
+        return [cluster]
+    groups: list[list[View]] = []
+    for view in cluster:
+        joined = [group for group in groups if any(_share(view, other) for other in group)]
+        rest = [group for group in groups if group not in joined]
+        groups = [*rest, [view, *(other for group in joined for other in group)]]
+    return groups
+
+
+def _share(first: View, second: View) -> bool:
+    if first.end <= second.begin or second.end <= first.begin:
+        return False
+    mine, theirs = (
+        np.asarray(_Memory(view.start, view.shape, view.strides, view.itemsize))
+        for view in (first, second)
+    )
+    # Exact, as far as that effort goes; then True. NumPy's types know two efforts only.
+    effort = cast("Literal[0]", _MAX_WORK)
+    return np.may_share_memory(mine, theirs, max_work=effort)
