@@ -113,8 +113,9 @@ class EventName(StrEnum):
     LEASE_CREATE_FAILED = auto()  # The lease that ends an abandoned job could not be created.
     LEASE_RENEW_FAILED = auto()  # The job's lease could not be renewed.
     LEASE_RENEWED = auto()  # The job's lease was renewed.
-    LOADERS_TOO_SHORT = auto()  # A data host costs more than it gives; batches are made locally.
+    LOADER_MADE_HERE = auto()  # The trainer's host makes a DataLoader's batches; the text says why.
     LOADER_NOT_SHIPPABLE = auto()  # A DataLoader cannot be sent; its batches are made locally.
+    LOADERS_TOO_SHORT = auto()  # A data host costs more than it gives; batches are made locally.
     LOCAL_BATCH_OVERDUE = auto()  # A batch made locally takes much longer than others.
     LOCAL_WORKER_DIED = auto()  # A worker process on the trainer's host died; a new one starts.
     LOGS_READ_FAILED = auto()  # The job's log could not be read.

@@ -103,6 +103,8 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
             "feed.replace_dataloader is false, so that data hosts make no batches for "
             f"{loader.class_name}"
         )
+    if loader.made_here and feed.shared_memory == "auto":
+        return f"{loader.class_name} is made on the trainer's host: {loader.made_here}"
     return ""
 
 

@@ -91,5 +91,7 @@ def test_a_scripts_classes_lambdas_and_modules_beside_it_come_back_in_another_pr
 def test_a_proxy_of_a_manager_is_named():
     with multiprocessing.Manager() as manager:
         shared = DatasetSpec(dataset=Numbers(seen=manager.dict()), collate_fn=len)
-        with pytest.raises(ShippingError, match=r"dataset\.seen \(multiprocessing\.managers\.Dict"):
+        with pytest.raises(
+            ShippingError, match=r"dataset\.seen is multiprocessing\.managers\.Dict"
+        ):
             pack_spec(shared, max_bytes=1 << 20)

@@ -71,6 +71,7 @@ _WARNINGS = (
     EventName.HOST_EXCLUDED,
     EventName.HOSTS_NOT_COMPARABLE,
     EventName.LARGE_DATASET,
+    EventName.LOADER_MADE_HERE,
     EventName.LOADER_NOT_SHIPPABLE,
     EventName.LOADERS_TOO_SHORT,
     EventName.METRICS_SERVE_FAILED,

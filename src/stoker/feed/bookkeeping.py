@@ -209,12 +209,13 @@ class Placement:
 
     Attributes:
         reason: Why in the trainer, that is by torch's workers or in its own process. unshippable:
-            the dataset cannot be sent; empty: data hosts help.
+            the dataset cannot be sent; shared: a part of it is shared in memory; empty: data hosts
+            help.
         why: The reason as half a sentence for people; it names the object at fault.
         path: The object at fault, as `dataset.epoch`; empty: not known.
     """
 
-    reason: Literal["", "unshippable"] = ""
+    reason: Literal["", "unshippable", "shared"] = ""
     why: str = ""
     path: str = ""
 

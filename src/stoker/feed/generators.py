@@ -10,22 +10,28 @@ One that is made at its first use is noticed without a walk: a dictionary has gr
 was replaced (40 ns each).
 """
 
-import dis
 import functools
 import hashlib
 import random
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from operator import call, is_
-from pathlib import PurePath
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+
+from stoker.feed.reachable import (
+    attributes_of,
+    contents,
+    globals_read,
+    is_users,
+    is_users_name,
+    read_slot,
+    slots_of,
+)
 
 # Largest seed for torch: scripts make an int64 of `initial_seed()`.
 MAX_SEED = (1 << 63) - 1
@@ -317,7 +323,7 @@ class _Walk:
 
     def _object(self, path: str, value: object) -> None:
         kind = _held_kind(value)
-        attributes = _attributes(value)
+        attributes = attributes_of(value)
         if attributes is not None:
             self._watch(attributes)
             for name in sorted(name for name in attributes if type(name) is str):
@@ -325,8 +331,8 @@ class _Walk:
         if id(kind) not in self._seen:
             self._seen[id(kind)] = kind
             self._class(kind)
-        for name, member in _slots(kind):
-            self._push(f"{path}.{name}", _slot(member, value))
+        for name, member in slots_of(kind):
+            self._push(f"{path}.{name}", read_slot(member, value))
         if is_out_of_reach(value) or _is_foreign_generator(kind):
             self.out_of_reach.setdefault(path, f"a {_name(kind)}")
 
@@ -366,19 +372,19 @@ class _Walk:
                 self._dictionary(f"{path}.{name}", cast("dict[object, object]", values))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
-            value = _contents(cell)
+            value = contents(cell)
             if value is None:
-                self.watched.entry(_contents, cell, None)
+                self.watched.entry(contents, cell, None)
             self._push(f"{path}.{name}", value)
-        if _is_users_name(str(function.__globals__.get("__name__"))):
-            for named in _globals_read(function.__code__):
+        if is_users_name(str(function.__globals__.get("__name__"))):
+            for named in globals_read(function.__code__):
                 self._global(function.__globals__, named)
 
     def _global(self, known: dict[str, object], named: tuple[str, ...]) -> None:
         first, *rest = named
         value = known.get(first, _MISSING)
         if isinstance(value, ModuleType):
-            if rest and _is_users(value):
+            if rest and is_users(value):
                 self._global(vars(value), tuple(rest))
         elif value is not _MISSING:
             module = _module(str(known.get("__name__")))
@@ -390,7 +396,7 @@ class _Walk:
                 continue
             self._seen[id(base)] = base
             members = cast("Dictionary", vars(base))
-            is_users_own = _is_users_name(base.__module__)
+            is_users_own = is_users_name(base.__module__)
             if is_users_own:
                 self._watch(members)
             for name in sorted(name for name in members if type(name) is str):
@@ -414,45 +420,10 @@ def _sort_of(kind: type) -> _Sort:
     return "object"
 
 
-@functools.lru_cache(maxsize=4096)
-def _slots(kind: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    return tuple(
-        (name, member)
-        for base in kind.__mro__[:-1]
-        for name, member in sorted(vars(base).items())
-        if type(member) is MemberDescriptorType
-    )
-
-
 def _bits_of(value: object) -> object:
     if isinstance(value, np.random.Generator):
         return value.bit_generator
     return value._bit_generator if isinstance(value, np.random.RandomState) else None
-
-
-def _attributes(value: object) -> Dictionary | None:
-    try:
-        if isinstance(value, threading.local):
-            return cast("Dictionary", value.__dict__)
-        found: object = object.__getattribute__(value, "__dict__")
-    except Exception:
-        return None
-    return found if type(found) is dict else None
-
-
-def _slot(member: MemberDescriptorType, value: object) -> object:
-    try:
-        return cast("object", member.__get__(value))
-    except Exception:
-        return None
-
-
-def _contents(cell: object) -> object:
-    assert isinstance(cell, CellType)
-    try:
-        return cast("object", cell.cell_contents)
-    except ValueError:
-        return None
 
 
 def _function_in(member: object) -> object:
@@ -480,14 +451,6 @@ def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_users_name(module: str) -> bool:
-    if module in ("__main__", "__mp_main__"):
-        return True
-    found = sys.modules.get(module)
-    return found is not None and _is_users(found)
-
-
 def _module(name: str) -> str:
     # The script's, in a process that was spawned.
     return "__main__" if name == "__mp_main__" else name
@@ -502,40 +465,3 @@ def _is_foreign_generator(kind: type) -> bool:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
-    """Returns the globals that code reads, with attributes: `cfg.SIZE` is ("cfg", "SIZE")."""
-    read: dict[tuple[str, ...], None] = {}
-    path: tuple[str, ...] = ()
-    for step in dis.get_instructions(code):
-        name = str(step.argval)
-        if path and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            path = (*path, name)
-            continue
-        if path and step.opname == "STORE_ATTR":
-            path = ()
-        if path:
-            read[path] = None
-        path = (name,) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            read |= dict.fromkeys(_globals_read(inner))
-    return tuple(read)
-
-
-def _is_users(module: ModuleType) -> bool:
-    # Another type may run code at an access.
-    if type(module) is not ModuleType:
-        return False
-    name, path = vars(module).get("__name__"), vars(module).get("__file__")
-    return type(name) is str and type(path) is str and _is_users_file(name, path)
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_users_file(name: str, path: str) -> bool:
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("__main__", "__mp_main__", "stoker"):
-        return False
-    return path.endswith(".py") and not {"site-packages", "dist-packages"} & {*PurePath(path).parts}

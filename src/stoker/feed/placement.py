@@ -18,6 +18,7 @@ from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.own_loaders import reach_of
 from stoker.feed.short_loaders import LoaderLine
 from stoker.feed.wire.pickling import factories_in
+from stoker.feed.wire.shared_memory import SharedMemoryError
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings
 
@@ -45,6 +46,10 @@ def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterato
             return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
         try:
             return _fed_iterator(loader, process)
+        except SharedMemoryError as err:
+            if process.settings.feed.unshippable == "error":
+                raise
+            place_here(loader, process, reason="shared", why=err.what, path=err.where)
         except ShippingError as err:
             if not _may_be_local(loader, process.settings):
                 raise
@@ -56,7 +61,7 @@ def place_here(
     loader: AnyLoader,
     process: TrainerProcess,
     *,
-    reason: Literal["unshippable"],
+    reason: Literal["unshippable", "shared"],
     why: str,
     path: str = "",
 ) -> None:
@@ -70,8 +75,9 @@ def place_here(
     books, settings = process.books(loader), process.settings
     does = "make" if loader.num_workers else "makes"
     books.placement = Placement(reason=reason, why=why, path=path)
+    is_refused = reason == "unshippable"
     Log(run=settings.run_id, host=settings.host).event(
-        EventName.LOADER_NOT_SHIPPABLE,
+        EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,
         rank=settings.rank,
         loader=books.number,
         text=f"{why}; {_who(loader)} {does} the batches of that loader, without help of data hosts",

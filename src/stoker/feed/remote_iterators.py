@@ -223,7 +223,12 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
 
 def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     feed = process.settings.feed
-    packed = pack_spec(spec, max_bytes=feed.max_dataset_bytes, checks_code=feed.code_check != "off")
+    packed = pack_spec(
+        spec,
+        max_bytes=feed.max_dataset_bytes,
+        checks_code=feed.code_check != "off",
+        copies_shared=feed.shared_memory == "copy",
+    )
     log = Log(run=process.settings.run_id, host=process.settings.host)
     for warning in packed.warnings:
         log.event(EventName.LARGE_DATASET, text=warning)

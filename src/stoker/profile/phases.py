@@ -20,7 +20,7 @@ from stoker.feed import loader as loader_module
 from stoker.feed.epoch_times import epoch_times
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline, read_timeline
-from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
+from stoker.feed.wire.dataset import DatasetSpec, what_is_shared, why_unshippable
 from stoker.logs import EventName, Log
 from stoker.profile import batches
 from stoker.profile.agree import (
@@ -588,6 +588,9 @@ class ProfileSession:
         shut_down(self._inner())
         own = findings.result
         if own.rank == 0:
+            shared = _what_is_shared(loader)
+            if shared and own.loader is not None:
+                findings.learn(loader=msgspec.structs.replace(own.loader, made_here=shared))
             findings.note(*_what_stays_here(loader))
         findings.meet("loader-only")
         seconds = _LOADING_SHARE * self._budget
@@ -737,15 +740,30 @@ def place_of(settings: ProcessSettings) -> RankPlace:
     )
 
 
+def _what_is_shared(loader: Loader) -> str:
+    """Returns what of the loader is shared in memory, as half a sentence; empty: nothing."""
+    try:
+        return what_is_shared(
+            _spec_of(loader), max_bytes=_MAX_PICKLE_BYTES, max_seconds=_MAX_PICKLE_SECONDS
+        )
+    except Exception:
+        # `_what_stays_here` says it.
+        return ""
+
+
+def _spec_of(loader: Loader) -> DatasetSpec:
+    return DatasetSpec(
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
 def _what_stays_here(loader: Loader) -> list[str]:
     """Returns why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
     try:
         why = why_unshippable(
-            DatasetSpec(
-                dataset=loader.dataset,
-                collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-                worker_init_fn=loader.worker_init_fn,
-            ),
+            _spec_of(loader),
             max_bytes=_MAX_PICKLE_BYTES,
             max_seconds=_MAX_PICKLE_SECONDS,
         )

@@ -268,6 +268,8 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         class_name: Of a class made from one of a library that loads in its own way, the library's.
         divides: Whether the dataset asked `get_worker_info()` in a worker; None: no worker ran.
+        made_here: Why the trainer's host makes its batches under a data group; empty: it is not
+            known that it does.
     """
 
     num_workers: int
@@ -279,6 +281,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     reach: Literal["stoker", "torch", "left", "own"] = "torch"
     iterable: bool = False
     divides: bool | None = None
+    made_here: str = ""
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):

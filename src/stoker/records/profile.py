@@ -301,6 +301,8 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
         iterable: Whether its dataset is iterable-style.
         shards: Shards of an iterable dataset, all ranks; no more workers can be busy.
         divides: Whether the dataset uses `get_worker_info()`, so that it can have more shards.
+        made_here: Why the trainer's host makes its batches also where there are data hosts, such as
+            what it shares in memory. None: it does not, or that is not known.
     """
 
     class_name: Name
@@ -308,6 +310,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     iterable: bool = False
     shards: PositiveInt | None = None
     divides: bool | None = None
+    made_here: str | None = None
 
 
 class Profile(Record, frozen=True, kw_only=True):

@@ -219,6 +219,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         unshippable: If a dataset cannot be pickled: error fails the training, local makes its
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own
             loaders with `replace_dataloader: auto`; else error.
+        shared_memory: What happens to a loader whose dataset, sampler or collate function holds
+            something that processes share in memory (tensors after `share_memory_()`,
+            multiprocessing's values, arrays, queues and locks, writable memory maps). auto: it is
+            made on the trainer's host, as by PyTorch, so that changes are seen; copy: it is sent
+            like everything else, once an epoch, for memory that is only read.
         code_check: If a data host has imported other code than the trainer, of the modules that a
             dataset uses: error makes no batches there, warn only says so.
         replace_dataloader: Whether PyTorch's own loaders are fed. auto: unless the script imports
@@ -248,6 +253,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     sample_timeout_seconds: PositiveFloat | None = None
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
+    shared_memory: Literal["auto", "copy"] = "auto"
     code_check: Literal["error", "warn", "off"] = "error"
     replace_dataloader: ReplaceDataLoader = "auto"
     pin: Literal["auto", "script"] = "auto"

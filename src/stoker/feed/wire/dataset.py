@@ -30,9 +30,11 @@ from stoker.feed.wire.pickling import (
     culprit,
     factories_in,
     largest,
+    path_to_shared,
     pickle_of,
 )
 from stoker.feed.wire.process_settings import Globals
+from stoker.feed.wire.shared_memory import SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -224,16 +226,25 @@ class PackedSpec:
     num_workers: int = 1
 
 
-def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) -> PackedSpec:
+def pack_spec(
+    spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True, copies_shared: bool = False
+) -> PackedSpec:
     """Pickles a spec, with its place and the facts of its modules' code.
 
-    Raises ShippingError if a part cannot be pickled (names the attribute) or lies on an
-    accelerator, or the pickle is larger than `max_bytes`.
+    Args:
+        max_bytes: Maximum size of the pickle.
+        checks_code: Data hosts compare their code with this process's.
+        copies_shared: What is shared in memory is copied like everything else.
+
+    Raises:
+        SharedMemoryError: If a part is shared in memory, and not copied; `where` is its path.
+        ShippingError: If a part cannot be pickled (names the attribute) or lies on an accelerator,
+            or the pickle is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
-    pickler = SpecPickler(buffer)
+    pickler = SpecPickler(buffer, copies_shared=copies_shared)
     try:
-        pickler.dump(spec)
+        _dump(spec, pickler)
     except ShippingError:
         raise
     except Exception as err:
@@ -267,19 +278,37 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int, checks_code: bool = True) ->
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show; else empty."""
-    return _look(SpecPickler(_BoundedFile(max_bytes, max_seconds)), spec)
+    """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show; else empty.
+
+    What is shared in memory counts as copied; see `what_is_shared`.
+    """
+    return _look(SpecPickler(_BoundedFile(max_bytes, max_seconds), copies_shared=True), spec)
+
+
+def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
+    """Returns which part of a spec is shared in memory, as half a sentence; empty: none.
+
+    Looks as far as `max_bytes` of its pickle and `max_seconds` show.
+    """
+    try:
+        _dump(spec, SpecPickler(_BoundedFile(max_bytes, max_seconds)))
+    except SharedMemoryError as err:
+        return err.what
+    except Exception:
+        # What else is wrong with it is `why_unshippable`.
+        return ""
+    return ""
 
 
 def why_unforkable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
     """Returns the same, and also where forked processes would share the position of a file."""
-    pickler = SpecPickler(_BoundedFile(max_bytes, max_seconds))
+    pickler = SpecPickler(_BoundedFile(max_bytes, max_seconds), copies_shared=True)
     return _look(pickler, spec) or ("it holds an open file" if pickler.has_handles else "")
 
 
 def _look(pickler: SpecPickler, spec: DatasetSpec) -> str:
     try:
-        pickler.dump(spec)
+        _dump(spec, pickler)
     except _BoundReachedError:
         return ""
     except ShippingError as err:
@@ -287,6 +316,23 @@ def _look(pickler: SpecPickler, spec: DatasetSpec) -> str:
     except Exception as err:
         return _why(spec, err)
     return ""
+
+
+def _dump(spec: DatasetSpec, pickler: SpecPickler) -> None:
+    """Pickles `spec`; raises SharedMemoryError with the path of what is shared in memory."""
+    try:
+        pickler.dump(spec)
+    except SharedMemoryError:
+        path, value = path_to_shared(_parts(spec))
+    else:
+        path, value = pickler.shared_global()
+    if path:
+        raise SharedMemoryError(
+            f"{path} is {sharing_of(value)}: a data host would not see what the script changes "
+            "there",
+            where=path,
+            fix="if it is only read: --set feed.shared_memory=copy",
+        )
 
 
 def _why(spec: DatasetSpec, err: Exception) -> str:

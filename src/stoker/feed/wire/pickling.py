@@ -22,7 +22,9 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
+from stoker.feed.reachable import is_users_name, reachable
 from stoker.feed.wire import reopened
+from stoker.feed.wire.shared_memory import SharedMemory, SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,8 @@ _UNSTORED_DTYPES = RARE_DTYPES | {
     "complex32": "int32",
 }
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
+# Objects looked at behind functions and classes that are pickled by name; about 10 ms.
+_MAX_GLOBALS = 5000
 # Their hashes, and so the order of a set of them, differ between processes.
 _RANDOM_HASHES = frozenset({str, bytes, tuple, type(None)})
 
@@ -137,8 +141,12 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     Where it cannot (see docs/feed.md, limits), each rank's spec has other bytes.
     """
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, *, copies_shared: bool = False) -> None:
+        """Pickles to `file`; raises SharedMemoryError at shared memory, unless it is copied."""
         super().__init__(file, protocol=5)
+        self._shared = None if copies_shared else SharedMemory()
+        # The user's functions and classes that are pickled by name.
+        self._named: list[object] = []
         # Referred to by name; imported before it is unpickled.
         self.modules: set[str] = set()
         # Forked workers would share them as they are.
@@ -160,6 +168,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, DatasetFactory):
             # Not by cloudpickle, which inspects its attributes.
             return obj.__reduce_ex__(5)
+        if self._shared is not None and self._shared.holds(obj):
+            raise SharedMemoryError(f"it holds {sharing_of(obj)}")
         module_name = self._replaced_modules.get(id(obj))
         if module_name is not None:
             self.modules.add(module_name)
@@ -180,7 +190,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         # The fork server imports them once for all workers, before the spec is unpickled.
         if issubclass(kind, (FunctionType, type, CachedFunction)):
             if is_by_name(obj):
-                self.modules.add(str(getattr(obj, "__module__", "builtins")))
+                module = str(getattr(obj, "__module__", "builtins"))
+                self.modules.add(module)
+                if is_users_name(module):
+                    self._named.append(obj)
         elif issubclass(kind, ModuleType):
             self.modules.add(str(obj.__name__))  # type: ignore[attr-defined]
         if isinstance(obj, type | TypeVar) and not is_by_name(obj):
@@ -191,6 +204,20 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return known
         usual: object = super().reducer_override(obj)
         return usual
+
+    def shared_global(self) -> tuple[str, object]:
+        """Returns path and value of shared memory among globals of the user's modules, or ("", _).
+
+        Modules are sent by name: what their functions read is not in the pickle.
+        """
+        shared = self._shared
+        if shared is None or not self._named:
+            return "", None
+        roots = {str(getattr(each, "__qualname__", each)): each for each in self._named}
+        found = reachable(roots, max_objects=_MAX_GLOBALS, is_leaf=shared.holds)
+        return next(
+            ((each.path, each.value) for each in found if shared.holds(each.value)), ("", None)
+        )
 
     def _set_id(self, found: "set[object] | frozenset[object]") -> object:
         if id(found) in self._sets:
@@ -359,18 +386,37 @@ def _refuse_accelerator(obj: object) -> None:
 
 def culprit(parts: Mapping[str, object]) -> str:
     """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`."""
+    found = _path_to(parts, _pickles)
+    if found is None:
+        return "the dataset"
+    path, value = found
+    kind = type(value)
+    return f"{path} ({kind.__module__}.{kind.__qualname__})"
+
+
+def path_to_shared(parts: Mapping[str, object]) -> tuple[str, object]:
+    """Returns path and value of the part that is shared in memory, after a SharedMemoryError."""
+    return _path_to(parts, _is_unshared) or ("the dataset", None)
+
+
+def _path_to(
+    parts: Mapping[str, object], is_good: Callable[[object], bool]
+) -> tuple[str, object] | None:
+    shared = SharedMemory()
     for name, part in parts.items():
-        if part is None or _pickles(part):
+        if part is None or is_good(part):
             continue
         path, value = name, part
         for _ in range(8):
-            inner = next(((n, v) for n, v in _attributes(value) if not _pickles(v)), None)
+            # What such an object consists of does not matter.
+            if shared.holds(value):
+                break
+            inner = next(((n, v) for n, v in _attributes(value) if not is_good(v)), None)
             if inner is None:
                 break
             path, value = path + inner[0], inner[1]
-        kind = type(value)
-        return f"{path} ({kind.__module__}.{kind.__qualname__})"
-    return "the dataset"
+        return path, value
+    return None
 
 
 def largest(parts: Mapping[str, object]) -> str:
@@ -394,9 +440,20 @@ def pickle_of(value: object) -> bytes | None:
 
 def _pickles(value: object) -> bool:
     try:
-        SpecPickler(io.BytesIO()).dump(value)
+        SpecPickler(io.BytesIO(), copies_shared=True).dump(value)
     except Exception:
         return False
+    return True
+
+
+def _is_unshared(value: object) -> bool:
+    try:
+        SpecPickler(io.BytesIO()).dump(value)
+    except SharedMemoryError:
+        return False
+    except Exception:
+        # Something else is wrong with it.
+        return True
     return True
 
 

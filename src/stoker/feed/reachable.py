@@ -1,0 +1,264 @@
+"""What Python objects refer to, read without running any of their code.
+
+Attributes, slots, containers, closures and defaults, the globals that functions of the user's
+modules read, and the attributes of the user's classes. Objects are found breadth first, so that
+what is near to a dataset comes first, and named by their path (`dataset.transform.scale`).
+"""
+
+import dis
+import functools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import PurePath
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import NamedTuple, cast
+
+ATOMS = (type(None), bool, int, float, complex, str, bytes, range, slice)
+# Items of one container that are followed; a longer one holds samples.
+_MAX_ITEMS = 64
+_LEAVES = (*ATOMS, bytearray, BuiltinFunctionType, ModuleType, CodeType)
+_MISSING = object()
+
+
+class Referrer(NamedTuple):
+    """A place that refers to others: a container, an object's attributes, a function's globals.
+
+    Attributes:
+        path: How it is reached, as `dataset.transform`.
+        holder: The object whose place this is.
+        read: Returns what it refers to now; names: their names, in the same order.
+    """
+
+    path: str
+    holder: object
+    read: Callable[[], list[object]]
+    names: Callable[[], list[str]]
+
+
+class ReachableObject(NamedTuple):
+    """An object that can be reached, with its parts."""
+
+    path: str
+    value: object
+    parts: tuple[Referrer, ...]
+
+
+def reachable(
+    roots: Mapping[str, object], *, max_objects: int, is_leaf: Callable[[object], bool]
+) -> Iterator[ReachableObject]:
+    """Yields what can be reached from `roots`, nearest first, each object once.
+
+    Args:
+        roots: Objects by the names that paths begin with.
+        max_objects: Ends the search.
+        is_leaf: Whether not to look inside an object; atoms and modules are leaves anyway.
+    """
+    seen: dict[int, object] = {}
+    waiting = deque(roots.items())
+    while waiting and len(seen) < max_objects:
+        path, value = waiting.popleft()
+        if id(value) in seen or isinstance(value, _LEAVES):
+            continue
+        # Kept, so that its address is not used again.
+        seen[id(value)] = value
+        parts = () if is_leaf(value) else tuple(_parts(path, value))
+        yield ReachableObject(path, value, parts)
+        for part in parts:
+            names = islice(part.names(), _MAX_ITEMS)
+            waiting.extend(zip(names, islice(part.read(), _MAX_ITEMS), strict=False))
+
+
+def _parts(path: str, value: object) -> Iterator[Referrer]:
+    kind = type(value)
+    if issubclass(kind, dict):
+        yield _entries(path, value, cast("dict[object, object]", value), style="[]")
+    elif issubclass(kind, list | tuple | deque | set | frozenset):
+        items = cast("Iterable[object]", value)
+        yield Referrer(path, value, lambda: list(items), lambda: _numbered(path, items))
+    elif kind is FunctionType:
+        yield from _of_function(path, cast("FunctionType", value))
+    elif kind is MethodType:
+        method = cast("MethodType", value)
+        ends = [method.__self__, method.__func__]
+        yield Referrer(path, value, lambda: ends, lambda: [path, path])
+    elif kind is functools.partial:
+        partial = cast("functools.partial[object]", value)
+        yield Referrer(
+            path,
+            value,
+            lambda: [partial.func, partial.args, partial.keywords],
+            lambda: [f"{path}.func", f"{path}.args", f"{path}.keywords"],
+        )
+    if isinstance(value, type):
+        if is_users_name(value.__module__):
+            members = cast("Mapping[object, object]", vars(value))
+            yield _entries(value.__qualname__, value, members, style=".")
+    elif kind is not FunctionType:
+        yield from _of_object(path, value)
+
+
+def _of_object(path: str, value: object) -> Iterator[Referrer]:
+    kind: type = type(value)
+    attributes = attributes_of(value)
+    if attributes is not None:
+        yield _entries(path, value, attributes, style=".")
+    slots = slots_of(kind)
+    if slots:
+        yield Referrer(
+            path,
+            value,
+            lambda: [read_slot(member, value) for _, member in slots],
+            lambda: [f"{path}.{name}" for name, _ in slots],
+        )
+    users = [base for base in kind.__mro__ if is_users_name(base.__module__)]
+    if users:
+        yield Referrer(path, value, lambda: list(users), lambda: [path] * len(users))
+
+
+def _of_function(path: str, function: FunctionType) -> Iterator[Referrer]:
+    # Its name says where a global of it was found.
+    where = function.__qualname__
+    cells = function.__closure__ or ()
+    if cells:
+        names = [f"{where} variable {name}" for name in function.__code__.co_freevars]
+        yield Referrer(path, function, lambda: [contents(cell) for cell in cells], lambda: names)
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    if defaults:
+        yield Referrer(
+            path, function, lambda: defaults, lambda: [f"{where} default"] * len(defaults)
+        )
+    known = function.__globals__
+    if is_users_name(str(known.get("__name__"))):
+        read = globals_read(function.__code__)
+        places = list(filter(None, (_place(known, names) for names in read)))
+        if places:
+            yield Referrer(
+                path,
+                function,
+                lambda: [members.get(name) for members, name, _ in places],
+                lambda: [shown for _, _, shown in places],
+            )
+    attributes = attributes_of(function)
+    if attributes:
+        yield _entries(where, function, attributes, style=".")
+
+
+def _place(
+    known: dict[str, object], names: tuple[str, ...]
+) -> tuple[dict[str, object], str, str] | None:
+    """Returns the dictionary, name and path of a global that code reads; None: not the user's."""
+    first, *rest = names
+    value = known.get(first, _MISSING)
+    if value is _MISSING:
+        return None
+    if isinstance(value, ModuleType):
+        return _place(vars(value), tuple(rest)) if rest and is_users(value) else None
+    return known, first, f"{known.get('__name__')}.{first}".removeprefix("__main__.")
+
+
+def _entries(
+    path: str, holder: object, entries: Mapping[object, object], *, style: str
+) -> Referrer:
+    begin, end = (".", "") if style == "." else ("[", "]")
+
+    def names() -> list[str]:
+        shown = str if style == "." else repr
+        keys = (shown(key) if isinstance(key, ATOMS) else "..." for key in list(entries))
+        return [f"{path}{begin}{key}{end}" for key in keys]
+
+    return Referrer(path, holder, lambda: list(entries.values()), names)
+
+
+def _numbered(path: str, items: Iterable[object]) -> list[str]:
+    return [f"{path}[{number}]" for number, _ in enumerate(items)]
+
+
+@functools.lru_cache(maxsize=4096)
+def slots_of(kind: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    return tuple(
+        (name, member)
+        for base in kind.__mro__[:-1]
+        for name, member in sorted(vars(base).items())
+        if type(member) is MemberDescriptorType
+    )
+
+
+def read_slot(member: MemberDescriptorType, value: object) -> object:
+    try:
+        return cast("object", member.__get__(value))
+    except Exception:
+        return None
+
+
+def attributes_of(value: object) -> dict[object, object] | None:
+    try:
+        if isinstance(value, threading.local):
+            return cast("dict[object, object]", value.__dict__)
+        found: object = object.__getattribute__(value, "__dict__")
+    except Exception:
+        return None
+    return found if type(found) is dict else None
+
+
+def contents(cell: object) -> object:
+    assert isinstance(cell, CellType)
+    try:
+        return cast("object", cell.cell_contents)
+    except ValueError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Returns the globals that code reads, with attributes: `cfg.SIZE` is ("cfg", "SIZE")."""
+    read: dict[tuple[str, ...], None] = {}
+    path: tuple[str, ...] = ()
+    for step in dis.get_instructions(code):
+        name = str(step.argval)
+        if path and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path = (*path, name)
+            continue
+        if path and step.opname == "STORE_ATTR":
+            path = ()
+        if path:
+            read[path] = None
+        path = (name,) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            read |= dict.fromkeys(globals_read(inner))
+    return tuple(read)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users_name(module: str) -> bool:
+    if module in ("__main__", "__mp_main__"):
+        return True
+    found = sys.modules.get(module)
+    return found is not None and is_users(found)
+
+
+def is_users(module: ModuleType) -> bool:
+    # Another type may run code at an access.
+    if type(module) is not ModuleType:
+        return False
+    name, path = vars(module).get("__name__"), vars(module).get("__file__")
+    return type(name) is str and type(path) is str and _is_users_file(name, path)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users_file(name: str, path: str) -> bool:
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("__main__", "__mp_main__", "stoker"):
+        return False
+    return path.endswith(".py") and not {"site-packages", "dist-packages"} & {*PurePath(path).parts}
