@@ -14,9 +14,11 @@ import yaml
 from moto import mock_aws
 
 from stoker.errors import UsageError
+from stoker.launch import sagemaker_variables
 from stoker.parameters import overrides_of
 from stoker.pipelines.sagemaker.compile import compile_pipeline, pipeline_request
 from stoker.platforms.aws import Aws
+from stoker.settings import from_environment
 from support import sagemaker_pipeline as sample
 from support.examples import project
 from support.moto import REGION
@@ -237,10 +239,63 @@ def test_hyperparameters_of_every_kind_fit_into_the_steps():
     trained = sagemaker.train_step(run, decision=decided)
     found = defined(run, sagemaker.profile_step(run), decided, trained)
     given = found["Profile"]["Arguments"]["HyperParameters"]
-    named = {"amp": "false", "depth": "18", "model": "vit", "knob-96": "0.5"}
+    named = {"amp": "false", "depth": "18", "model": '"vit"', "knob-96": "0.5"}
     assert {name: sample.resolved(given[name], {"Parameters": []}) for name in named} == named
     words = found["Train"]["Arguments"]["AppSpecification"]["ContainerArguments"]
     assert {"--param=model=vit", "--param=amp=false", "--param=knob_00=0.5"} <= {*map(str, words)}
+
+
+# Texts of one line that JSON, or a service that only joins texts, would spoil.
+WORDS = {
+    "version": "1.10",
+    "flag": "true",
+    "spec": '{"a": 1}',
+    "z": "007",
+    "quoted": '"x"',
+    "slash": "a\\nb\\",
+    "blank": " x ",
+    "nothing": "",
+    "half": '"',
+    "none": "null",
+    "é": "é",
+    "accent": "é \N{SNOWMAN}",
+    "option": "--lr",
+    "b": "1e-4",
+}
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_profiles_texts_reach_the_script_as_they_are_written(tmp_path, is_given):
+    declared = {"lr": 1e-5, "amp": False, **WORDS, "sizes": [1, "a"], "depth": 3}
+    if is_given:
+        # The workload has others: a run of the pipeline changes them.
+        changed = {name: "other" for name in WORDS if name.isascii()} | {"lr": 0.5, "amp": True}
+        workload = msgspec.structs.replace(
+            sample.WORKLOAD, hyperparameters={**declared, **changed, "depth": 1}
+        )
+    else:
+        workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
+    request = pipeline_request(workload, folder=sample.ROOT)
+    definition = json.loads(sagemaker.pipeline(request, lambda run: [sagemaker.profile_step(run)]))
+    given = {
+        p.camel_name: {False: "false"}.get(declared[p.hyperparameter], declared[p.hyperparameter])
+        for p in request.hyperparameters
+    }
+    for parameter in definition["Parameters"]:
+        if is_given and parameter["Name"] in given:
+            parameter["DefaultValue"] = given[parameter["Name"]]
+    (step,) = definition["Steps"]
+    body = {
+        key: sample.resolved(step["Arguments"][key], definition)
+        for key in ("HyperParameters", "Environment")
+    }
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text(json.dumps(body["HyperParameters"]))
+    environ = {**body["Environment"], "STOKER_BASE_DIR": str(tmp_path)}
+    found = sagemaker_variables.hyperparameters(from_environment(environ))
+    assert found == declared
+    assert [*found] == [*declared]
 
 
 def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest():

@@ -18,11 +18,12 @@ control steps the control image). `run.given(...)` returns the run with other pa
 `run.branch(...)` the run for another branch.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
-from stoker.parameters import main_channel
+from stoker.parameters import Parameter, main_channel
 from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
@@ -55,6 +56,7 @@ from stoker.sagemaker.steps import (
 
 # The name is stoker.kubeflow's, too; inside stoker each class name occurs once.
 from stoker.sagemaker.steps import SageMakerPipelineRun as PipelineRun
+from stoker.settings import RunEnvironment
 from stoker.text import duration
 from stoker.train import MAX_PLANS
 
@@ -87,9 +89,11 @@ def profile_step(
     request, cache_days = run.request.profile, run.settings.cache_days
     instance_type, instance_count = run.value("instance_type"), run.value("instance_count")
     folder = _profile_uri(run, image=image or run.image)
+    hyperparameters = _hyperparameters(run, request)
     variables = {
         **_without(request["Environment"], _OF_ONE_PROFILE),
         "STOKER_PROFILE_FILE": f"{PROFILE_FOLDER}/profile.json",
+        **_literals(run, hyperparameters),
     }
     if cache_days:
         # For the cache: the service does not compare the instance types of an earlier run.
@@ -105,7 +109,7 @@ def profile_step(
                 "InstanceCount": instance_count,
             },
             "CheckpointConfig": {"S3Uri": folder, "LocalPath": PROFILE_FOLDER},
-            "HyperParameters": _hyperparameters(run, request) or None,
+            "HyperParameters": hyperparameters or None,
             # Without the token: a profile has no data group, and tokens differ from run to run.
             "InputDataConfig": _channels(run, request) or None,
             "Environment": variables,
@@ -499,8 +503,31 @@ def _has_address(run: PipelineRun) -> bool:
 
 def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> StepRequest:
     """Returns the request's hyperparameters, with parameters for those that a run can change."""
-    known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
+    known = {p.hyperparameter: _as_json(run, p) for p in run.request.hyperparameters}
     return {**mapping(request.get("HyperParameters") or {}), **known}
+
+
+def _as_json(run: PipelineRun, parameter: Parameter) -> Text:
+    """Returns a hyperparameter's value as JSON, as far as the service can write it."""
+    value = run.value(parameter.name)
+    if parameter.kind != "string":
+        return text("", value)
+    if isinstance(value, str | int | float):
+        return json.dumps(str(value))
+    # The service escapes nothing in a variable: `_literals` tells the launcher.
+    return text('"', value, '"')
+
+
+def _literals(run: PipelineRun, names: Collection[str]) -> dict[str, str]:
+    """Returns the variable that names the texts whose quotes are no JSON, by place."""
+    texts = {
+        p.hyperparameter
+        for p in run.request.hyperparameters
+        if p.kind == "string" and not isinstance(run.value(p.name), str | int | float)
+    }
+    places = tuple(place for place, name in enumerate(sorted(names)) if name in texts)
+    told = RunEnvironment(literal_hyperparameters=places)
+    return told.to_environ("literal_hyperparameters") if places else {}
 
 
 def _without(request: Json, keys: Collection[str]) -> StepRequest:
