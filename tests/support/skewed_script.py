@@ -9,10 +9,15 @@ import json
 import sys
 
 import stoker
+from stoker.feed.wire.imported_code import installed_version
 
 given = json.loads(sys.argv[1])
 sys.path.insert(0, given["folder"])
 skewed = importlib.import_module("skewed")
+# A data host has its files in a folder of its own, although all are on one machine here. What is
+# installed in that folder is looked up before.
+installed_version("skewed_library")
+sys.path[:] = [path for path in sys.path if not path.startswith(given["folder"])]
 loader = stoker.DataLoader(skewed.Numbers(), batch_size=4, num_workers=given.get("num_workers", 1))
 for epoch in range(given["epochs"]):
     if epoch in given.get("pauses", []):

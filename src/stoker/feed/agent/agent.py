@@ -188,9 +188,15 @@ class Service:
         hosted = self._specs.find(message.spec)
         if hosted is None or hosted.state != "expected":
             return
+        if message.spec_bytes > self._feed.max_dataset_bytes:
+            raise ProtocolError(f"a spec of {message.spec_bytes} bytes is shipped")
         try:
             is_complete = hosted.take_piece(
-                piece, offset=message.offset, shipper=identity, now=time.monotonic()
+                piece,
+                offset=message.offset,
+                nbytes=message.spec_bytes or hosted.nbytes,
+                shipper=identity,
+                now=time.monotonic(),
             )
         except OSError as err:
             hosted.fail(f"no memory for the dataset: {err.strerror}")

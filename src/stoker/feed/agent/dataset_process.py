@@ -171,7 +171,8 @@ class ForkServer:
         ours, theirs = channel_pair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.feed.agent.forkserver", str(theirs.fileno())],
+                # -P: a module in the working directory must not replace one of ours.
+                [sys.executable, "-P", "-m", "stoker.feed.agent.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 # The agent alone handles Ctrl-C and SIGTERM to its group.
@@ -252,13 +253,16 @@ class HostedSpec:
     dataset_process: DatasetProcess | None = None
     pools: dict[PoolKey, WorkerPool] = field(default_factory=dict)
 
-    def take_piece(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
-        """Returns True if it is complete."""
+    def take_piece(
+        self, piece: memoryview, *, offset: int, nbytes: int, shipper: bytes, now: float
+    ) -> bool:
+        """Takes a piece of a pickle of `nbytes`; returns True if it is complete."""
         # A first piece, or the same trainer was asked twice; pieces of two are not one spec.
         if offset == 0 and (self.arrival is None or self.shipper == shipper):
             if self.arrival is not None:
                 self.arrival.close()
-            self.arrival, self.shipper = Arrival(self.digest, nbytes=self.nbytes), shipper
+            self.nbytes = nbytes
+            self.arrival, self.shipper = Arrival(self.digest, nbytes=nbytes), shipper
         if self.arrival is None or self.shipper != shipper:
             return False
         self.since = now

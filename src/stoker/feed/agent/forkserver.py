@@ -191,13 +191,14 @@ class _Modules:
             # Modules may have read the environment when they were imported.
             return "stale"
         self._changes = changes
+        # First: modules may be in the script's folder, where they hide what is imported here, and
+        # may read the environment when they are imported.
+        place.enter()
         missing = [name for name in place.modules if name not in sys.modules]
         if not missing:
             return "ready"
         self.are_news = True
         before = num_threads()
-        # Modules may be in the script's folder, and may read the environment when imported.
-        place.enter()
         for name in missing:
             # Unpickling raises the error again.
             with contextlib.suppress(Exception, SystemExit):
@@ -494,7 +495,8 @@ def _serve_alone(
             os.set_inheritable(descriptor, True)
         ends = str(sock.fileno()), str(memory)
         module = "stoker.feed.workers.spawned"
-        os.execv(sys.executable, (sys.executable, "-m", module, *ends, json.dumps(about)))
+        # -P: a module in the working directory must not replace one of ours.
+        os.execv(sys.executable, (sys.executable, "-P", "-m", module, *ends, json.dumps(about)))
 
     _serve_workers(order, channel, start)
 

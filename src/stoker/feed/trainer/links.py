@@ -198,7 +198,8 @@ class AgentLink(Link):
         # All at once: zmq holds the memory, and sends a piece while the next is encrypted.
         whole = memoryview(spec.data)
         for offset in range(0, len(whole), PIECE_BYTES):
-            self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
+            piece = Ship(spec=spec.digest, offset=offset, spec_bytes=len(whole))
+            self.send(piece, whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
         # A restarted host has another incarnation at the same address, and no state.

@@ -22,6 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from stoker.errors import ProtocolError, ShippingError, StokerError
+from stoker.feed.wire.definitions import (
+    Script,
+    classes_digest,
+    pack_script,
+    script_of_this_process,
+    unpack_script,
+)
+from stoker.feed.wire.import_path import ImportPath
 from stoker.feed.wire.imported_code import CodeFacts, imported_code
 from stoker.feed.wire.pickling import (
     DatasetFactory,
@@ -61,6 +69,10 @@ _SPAWNED = re.compile(r"--multiprocessing-fork|from multiprocessing\.forkserver 
 
 # A fixed size, left out of the digest: ranks with different arguments share one dataset.
 ARGUMENT_BYTES = 8192
+# After them, the length of what the script defines: it stands at the end, and is left out as well.
+_LENGTH_BYTES = 8
+# At most 8 MiB each.
+_MAX_SCRIPTS = 8
 # How multiprocessing starts processes.
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -136,10 +148,13 @@ def changes_between(
 
 def may_travel(name: str, value: str | None) -> bool:
     """Returns whether a variable may be sent: no likely secret, and not of one rank or host."""
-    upper = name.upper()
-    if _SECRETS.search(upper) or _OF_ONE_PROCESS.search(upper):
+    if is_secret(name) or _OF_ONE_PROCESS.search(name.upper()):
         return False
     return value is None or not _SECRET_VALUE.search(value)
+
+
+def is_secret(name: str) -> bool:
+    return _SECRETS.search(name.upper()) is not None
 
 
 def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -179,41 +194,47 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
-    """Where a spec comes from; sent in front of the spec, and read without unpickling it."""
+    """Where a spec comes from; sent in front of the spec, and read without unpickling it.
 
-    directory: str
-    paths: tuple[str, ...]
+    Attributes:
+        classes: Digest of the script's classes: with other ones it is another spec.
+        script_bytes: Length of what the script defines, at the end.
+    """
+
+    path: ImportPath
     modules: tuple[str, ...]
     environment: ScriptEnvironment
     code: CodeFacts
     start_method: StartMethod = "fork"
+    classes: str = ""
+    script_bytes: int = 0
 
     @classmethod
-    def of_this_process(cls, modules: Iterable[str], *, checks_code: bool) -> "DatasetPlace":
-        try:
-            directory = os.getcwd()
-        except OSError:
-            directory = ""
-        # An empty entry means the working directory, which may have been removed.
-        paths = [os.path.join(directory, path) for path in sys.path if directory or path]
+    def of_this_process(
+        cls, modules: Iterable[str], *, checks_code: bool, start_method: StartMethod
+    ) -> "DatasetPlace":
         return cls(
-            directory,
-            tuple(map(os.path.normpath, paths)),
+            ImportPath.of_this_process(),
             tuple(sorted(modules)),
             ScriptEnvironment.of_this_process(),
             imported_code().facts(modules) if checks_code else CodeFacts(),
+            start_method,
+            classes_digest(),
         )
+
+    def packed(self) -> bytes:
+        """Returns all but the script's arguments and definitions."""
+        # Code as text: a pickle depends on which strings are one object.
+        code = json.dumps((dict(self.code.files), dict(self.code.versions))).encode()
+        changes, path = self.environment.packed_changes(), self.path
+        where = (path.directory, path.entries, path.variable, path.kept)
+        head = (where, self.modules, changes, code, self.start_method, self.classes)
+        return pickle.dumps(head)
 
     def enter(self) -> None:
         """Applies it to this process; to be called before its modules are imported."""
         self.environment.set()
-        # The trainer's directory may be a volume that this host does not have.
-        if os.path.isdir(self.directory):
-            os.chdir(self.directory)
-        for path in self.paths:
-            if path not in sys.path and os.path.exists(path):
-                # At the end: the trainer's paths must not hide what is installed here.
-                sys.path.append(path)
+        self.path.enter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +275,15 @@ def pack_spec(
             "name the dataset by stoker.remote('module:function'), or have local workers make "
             "its batches: feed.unshippable=local",
         ) from err
-    place = DatasetPlace.of_this_process(pickler.modules, checks_code=checks_code)
-    environment = place.environment
-    # Arguments first, with a fixed size: `digest` leaves them out.
-    # Code as text: a pickle depends on which strings are one object.
-    code = json.dumps((dict(place.code.files), dict(place.code.versions))).encode()
-    changes, method = environment.packed_changes(), spec.start_method
-    head = (place.directory, place.paths, place.modules, changes, code, method)
-    data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
+    place = DatasetPlace.of_this_process(
+        pickler.modules, checks_code=checks_code, start_method=spec.start_method
+    )
+    counted = (place.packed(), buffer.getbuffer())
+    name = _digest_of(counted)
+    script = _script_with(name, wanted=pickler.annotated)
+    # Arguments and length first, with a fixed size: `digest` leaves them out.
+    length = len(script).to_bytes(_LENGTH_BYTES, "little")
+    data = b"".join((place.environment.packed_arguments(), length, *counted, script))
     if len(data) > max_bytes:
         raise ShippingError(
             f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
@@ -274,7 +296,20 @@ def pack_spec(
             f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
             f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
         )
-    return PackedSpec(data, digest(data), warnings, spec.num_workers)
+    return PackedSpec(data, name, warnings, spec.num_workers)
+
+
+# What the script defined when a spec was packed, by its digest: hosts have that one.
+_scripts: dict[str, bytes] = {}
+
+
+def _script_with(name: str, *, wanted: Iterable[str]) -> bytes:
+    """Returns what the script defines, as of the spec's first epoch: it takes 5 ms to look at."""
+    if name not in _scripts:
+        while len(_scripts) >= _MAX_SCRIPTS:
+            del _scripts[next(iter(_scripts))]
+        _scripts[name] = pack_script(script_of_this_process(is_secret=is_secret, wanted=wanted))
+    return _scripts[name]
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
@@ -367,8 +402,11 @@ def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
 def read_spec(file: BinaryIO) -> DatasetSpec:
     try:
         # First: unpickling imports modules, which need the path and may read the environment.
-        read_place(file).enter()
+        place = read_place(file)
+        place.enter()
+        rebuilding = _read_script(file, place.script_bytes).enter()
         spec = SpecUnpickler(file).load()
+        rebuilding.fill()
     except ShippingError:
         raise
     except Exception as err:
@@ -388,10 +426,21 @@ def reopened_spec(memory: int) -> BinaryIO:
 
 def read_place(file: BinaryIO) -> DatasetPlace:
     arguments = file.read(ARGUMENT_BYTES)
-    directory, paths, modules, changes, code, start_method = pickle.load(file)
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    where, modules, changes, code, start_method, classes = pickle.load(file)
     environment = ScriptEnvironment.unpacked(changes, arguments)
     facts = CodeFacts(*json.loads(code))
-    return DatasetPlace(directory, paths, modules, environment, facts, start_method)
+    path = ImportPath(*where)
+    return DatasetPlace(path, modules, environment, facts, start_method, classes, length)
+
+
+def _read_script(file: BinaryIO, nbytes: int) -> Script:
+    """Returns what the script defines; the file is then where it was."""
+    before = file.tell()
+    file.seek(-nbytes, os.SEEK_END)
+    data = file.read(nbytes)
+    file.seek(before)
+    return unpack_script(data)
 
 
 def built(spec: DatasetSpec) -> DatasetSpec:
@@ -404,8 +453,20 @@ def built(spec: DatasetSpec) -> DatasetSpec:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Returns a digest of a pickled spec but for the script's arguments: its name."""
-    return hashlib.blake2b(memoryview(data)[ARGUMENT_BYTES:], digest_size=16).hexdigest()
+    """Returns a digest of a pickled spec, its name.
+
+    It leaves out the script's arguments, and what it defines beyond what the dataset refers to.
+    """
+    begin = ARGUMENT_BYTES + _LENGTH_BYTES
+    length = int.from_bytes(data[ARGUMENT_BYTES:begin], "little")
+    return _digest_of((memoryview(data)[begin : max(begin, len(data) - length)],))
+
+
+def _digest_of(parts: "Iterable[ReadableBuffer]") -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 class Arrival:

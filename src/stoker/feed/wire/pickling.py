@@ -2,7 +2,8 @@
 
 Three things would differ between processes of one script: the random ids that cloudpickle gives
 classes of the script, the order of a set of strings, and the addresses that torch writes with a
-tensor's bytes. What can be imported is pickled by name, the training script's own by value.
+tensor's bytes. What can be imported is pickled by name, the training script's own by value, with
+the name that the script has for it: see script_module.
 """
 
 import contextlib
@@ -11,11 +12,12 @@ import hashlib
 import importlib
 import io
 import pickle
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, NewType, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
@@ -24,6 +26,15 @@ from cloudpickle import cloudpickle as inside
 from stoker.errors import ShippingError
 from stoker.feed.reachable import is_users_name, reachable
 from stoker.feed.wire import reopened
+from stoker.feed.wire.script_module import (
+    SCRIPT_NAMES,
+    ScriptGlobals,
+    are_scripts_globals,
+    is_of_script,
+    made_in_script,
+    name_in_script,
+    new_type,
+)
 from stoker.feed.wire.shared_memory import SharedMemory, SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
@@ -35,6 +46,7 @@ CachedFunction = type(functools.lru_cache(len))
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 # None: an import that is forbidden.
 _PLAIN_MODULES = (ModuleType, type(None))
+_WORD = re.compile(r"[^\W\d]\w*")
 FLOAT8_KINDS = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 # What torch neither pickles nor copies: sent as integers of their size.
 RARE_DTYPES = {
@@ -105,8 +117,8 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 
 def is_importable(found: object) -> bool:
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
-    # `__main__` is another program on a data host.
-    if name in (None, "__main__"):
+    # The script is another program on a data host.
+    if name is None or name in SCRIPT_NAMES:
         return False
     try:
         return attrgetter(path)(sys.modules.get(name)) is found
@@ -118,7 +130,7 @@ def is_importable(found: object) -> bool:
 def place_of(found: type) -> tuple[str, str] | None:
     """Returns module and path of a class that its module has under another name, if it does."""
     module = sys.modules.get(found.__module__)
-    if module is None or found.__module__ == "__main__" or is_importable(found):
+    if module is None or is_of_script(found) or is_importable(found):
         return None
     # A list: another thread may modify the module meanwhile.
     for name, value in list(vars(module).items()):
@@ -151,6 +163,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.modules: set[str] = set()
         # Forked workers would share them as they are.
         self.has_handles = False
+        # Names in annotations, which `typing.get_type_hints` looks for.
+        self.annotated: set[str] = set()
+        self._script_globals = ScriptGlobals()
+        _send_script_by_value()
         # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
         self._replaced_modules = _replaced_modules()
@@ -198,12 +214,33 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.modules.add(str(obj.__name__))  # type: ignore[attr-defined]
         if isinstance(obj, type | TypeVar) and not is_by_name(obj):
             name_class(obj)
-        known = reduced(obj)
-        if known is not None:
+        if kind is NewType and is_of_script(obj):
+            made = cast("NewType", obj)
+            return (new_type, (made.__name__, made.__supertype__, made.__module__))
+        known: object = reduced(obj)
+        if known is None:
+            known = super().reducer_override(obj)
+        else:
             self.has_handles = self.has_handles or reopened.is_handle(obj)
-            return known
-        usual: object = super().reducer_override(obj)
-        return usual
+        if issubclass(kind, (FunctionType, type, CachedFunction)):
+            return self._with_name(obj, known)
+        return known
+
+    def _with_name(self, obj: object, usual: object) -> object:
+        """Adds to the reduction of a class or function the names that it has in its script."""
+        # That of a class which is sent by value, and is not built in, has a state and its setter.
+        if not isinstance(usual, tuple) or not (is_of_script(obj) or len(usual) == 6):
+            return usual
+        if isinstance(obj, type | FunctionType):
+            self.annotated.update(_annotated_names(obj))
+        make, arguments, *rest = usual
+        names = (name_in_script(obj), getattr(obj, "__qualname__", ""))
+        return (made_in_script, (make, arguments, *names), *rest)
+
+    def _function_getnewargs(self, func: FunctionType) -> object:
+        if are_scripts_globals(func.__globals__):
+            self.globals_ref.setdefault(id(func.__globals__), self._script_globals)
+        return super()._function_getnewargs(func)
 
     def shared_global(self) -> tuple[str, object]:
         """Returns path and value of shared memory among globals of the user's modules, or ("", _).
@@ -259,6 +296,22 @@ def _replaced_modules() -> dict[int, str]:
     return {id(module): name for name, module in modules if type(module) not in _PLAIN_MODULES}
 
 
+def _send_script_by_value() -> None:
+    """Has cloudpickle take `__mp_main__`, the script in a spawned rank, as it takes `__main__`."""
+    if getattr(sys.modules["__main__"], "__name__", "") == "__mp_main__":
+        # For good: by name, no other process could read it.
+        cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+
+
+def _annotated_names(obj: "type | FunctionType") -> Iterable[str]:
+    # Asked for them, a class without any makes itself some, which are then part of it.
+    is_class = isinstance(obj, type)
+    found = vars(obj).get("__annotations__") if is_class else obj.__annotations__
+    for each in found.values() if isinstance(found, dict) else ():
+        if isinstance(each, str):
+            yield from _WORD.findall(each)
+
+
 def is_proxy(obj: object) -> bool:
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
@@ -283,13 +336,14 @@ def name_class(found: "type | TypeVar") -> None:
     if track is None:
         # Another version of cloudpickle: with random ids, each rank's spec differs.
         return
-    mark, number = _mark(found), 0
+    digest, number = mark(found), 0
     # Another class may have that id already.
-    while track(f"stoker-{mark}-{number}", found) is not found:
+    while track(f"stoker-{digest}-{number}", found) is not found:
         number += 1
 
 
-def _mark(found: "type | TypeVar") -> str:
+def mark(found: "type | TypeVar") -> str:
+    """Returns a digest of a class's name and code."""
     parts = [type(found).__name__, str(found.__module__), found.__name__]
     if isinstance(found, type):
         parts += [found.__qualname__, *(base.__qualname__ for base in found.__bases__)]
@@ -474,7 +528,7 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
         for kind in type(value).__mro__:
             # Others are pickled by name.
-            if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+            if is_of_script(kind) or "<locals>" in kind.__qualname__:
                 for name, item in vars(kind).items():
                     if isinstance(item, FunctionType) or not name.startswith("__"):
                         yield f".{name}", item

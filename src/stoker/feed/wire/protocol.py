@@ -325,10 +325,16 @@ class Need(Message, frozen=True, kw_only=True):
 
 
 class Ship(Message, frozen=True, kw_only=True):
-    """A piece of the pickled spec, in the frame, from `offset`; pieces come in order."""
+    """A piece of the pickled spec, in the frame, from `offset`; pieces come in order.
+
+    Attributes:
+        spec_bytes: Length of this rank's pickle; 0: that of `Open`. Ranks' pickles of one spec may
+            differ in what their script defines.
+    """
 
     spec: Identifier
     offset: Count = 0
+    spec_bytes: Count = 0
 
 
 class Ready(Message, frozen=True, kw_only=True):
