@@ -170,6 +170,7 @@ class EventName(StrEnum):
     RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
     SESSION_ENDED = auto()  # A trainer's session on a data host ended.
     SESSION_OPENED = auto()  # A trainer opened a session on a data host.
+    SETTINGS_NOT_SENT = auto()  # Settings of the script's process are not those of data hosts.
     SIGNAL_RECEIVED = auto()  # The launcher received a signal.
     SPEC_FAILED = auto()  # A data host could not load a dataset.
     SPEC_RECEIVED = auto()  # A data host received a dataset.

@@ -28,7 +28,7 @@ PINNED = {
     "version": 2,
     "messages": "ab91524267e368e4",
     "trees": "068c33ab6c255c3a",
-    "pickles": "3a36e2b4eec34259",
+    "pickles": "372d542c00f3df90",
 }
 
 UNIONS = {
@@ -100,7 +100,7 @@ def test_what_crosses_the_wire_is_that_of_its_version():
         definitions.Script,
         script_module.ScriptFacts,
         dataset.DatasetSpec,
-        process_settings.Globals,
+        process_settings.InheritedSettings,
         dataset._PackedError,
     )
     named = remote.remote("builtins:dict", a=1)

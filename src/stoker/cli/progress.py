@@ -89,6 +89,7 @@ _NOTES = (
     EventName.GPU_LOAD_INCOMPLETE,
     EventName.GPU_LOAD_UNREAD,
     EventName.PROGRESS_RESUMED,
+    EventName.SETTINGS_NOT_SENT,
     EventName.WATCHDOG_IDLE,
 )
 

@@ -376,6 +376,7 @@ class TrainerProcess:
     # The log says that batches are not seeded as by torch; that they are pinned.
     said_seeding: bool = False
     said_pinning: bool = False
+    said_unsent: bool = False
     # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)

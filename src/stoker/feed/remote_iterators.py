@@ -29,12 +29,16 @@ from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, StartMethod, pack_spec
 from stoker.feed.wire.pickling import factories_in
-from stoker.feed.wire.process_settings import Globals
+from stoker.feed.wire.process_settings import InheritedSettings
 from stoker.logs import EventName, Log
 
 _PINNED = (
     "batches are in pinned memory, because this process uses an accelerator and the loader has no "
     "pin_memory: copies with non_blocking=True do not wait (PyTorch's way: --set feed.pin=script)"
+)
+_UNSENT = (
+    "torch's workers would have these from the script's process, data hosts do not: {}; set them "
+    "in worker_init_fn, or where the dataset is defined"
 )
 
 
@@ -194,7 +198,7 @@ def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
         auto_collation=loader._auto_collation,
         num_workers=1 if is_iterable else max(1, loader.num_workers),
         has_workers=loader.num_workers > 0,
-        globals=Globals.of_this_process(),
+        settings=InheritedSettings.of_this_process(),
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
     )
@@ -232,6 +236,10 @@ def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     log = Log(run=process.settings.run_id, host=process.settings.host)
     for warning in packed.warnings:
         log.event(EventName.LARGE_DATASET, text=warning)
+    unsent = spec.settings.unsent
+    if unsent and not process.said_unsent and process.settings.rank == 0:
+        process.said_unsent = True
+        log.event(EventName.SETTINGS_NOT_SENT, text=_UNSENT.format(", ".join(unsent)))
     return packed
 
 

@@ -41,7 +41,7 @@ from stoker.feed.wire.pickling import (
     path_to_shared,
     pickle_of,
 )
-from stoker.feed.wire.process_settings import Globals
+from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES, InheritedSettings
 from stoker.feed.wire.shared_memory import SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class DatasetSpec:
     is_iterable: bool = False
     drop_last: bool = False
     start_method: StartMethod = "fork"
-    globals: Globals = field(default_factory=Globals)
+    settings: InheritedSettings = field(default_factory=InheritedSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,27 +208,30 @@ class DatasetPlace:
     start_method: StartMethod = "fork"
     classes: str = ""
     script_bytes: int = 0
+    settings: InheritedSettings = field(default_factory=InheritedSettings)
 
     @classmethod
-    def of_this_process(
-        cls, modules: Iterable[str], *, checks_code: bool, start_method: StartMethod
+    def of_spec(
+        cls, spec: DatasetSpec, *, modules: Iterable[str], checks_code: bool
     ) -> "DatasetPlace":
         return cls(
             ImportPath.of_this_process(),
             tuple(sorted(modules)),
             ScriptEnvironment.of_this_process(),
             imported_code().facts(modules) if checks_code else CodeFacts(),
-            start_method,
+            spec.start_method,
             classes_digest(),
+            settings=spec.settings,
         )
 
     def packed(self) -> bytes:
-        """Returns all but the script's arguments and definitions."""
+        """Returns all but the script's arguments and definitions, and settings of a rank."""
         # Code as text: a pickle depends on which strings are one object.
         code = json.dumps((dict(self.code.files), dict(self.code.versions))).encode()
         changes, path = self.environment.packed_changes(), self.path
         where = (path.directory, path.entries, path.variable, path.kept)
-        head = (where, self.modules, changes, code, self.start_method, self.classes)
+        shared = self.settings.shared.encode()
+        head = (where, self.modules, changes, code, self.start_method, self.classes, shared)
         return pickle.dumps(head)
 
     def enter(self) -> None:
@@ -275,15 +278,14 @@ def pack_spec(
             "name the dataset by stoker.remote('module:function'), or have local workers make "
             "its batches: feed.unshippable=local",
         ) from err
-    place = DatasetPlace.of_this_process(
-        pickler.modules, checks_code=checks_code, start_method=spec.start_method
-    )
+    place = DatasetPlace.of_spec(spec, modules=pickler.modules, checks_code=checks_code)
     counted = (place.packed(), buffer.getbuffer())
     name = _digest_of(counted)
     script = _script_with(name, wanted=pickler.annotated)
-    # Arguments and length first, with a fixed size: `digest` leaves them out.
+    # Arguments, length and a rank's settings first, with a fixed size: `digest` leaves them out.
     length = len(script).to_bytes(_LENGTH_BYTES, "little")
-    data = b"".join((place.environment.packed_arguments(), length, *counted, script))
+    uncounted = (place.environment.packed_arguments(), length, spec.settings.packed_of_rank())
+    data = b"".join((*uncounted, *counted, script))
     if len(data) > max_bytes:
         raise ShippingError(
             f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
@@ -404,6 +406,7 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
         # First: unpickling imports modules, which need the path and may read the environment.
         place = read_place(file)
         place.enter()
+        place.settings.enter()
         rebuilding = _read_script(file, place.script_bytes).enter()
         spec = SpecUnpickler(file).load()
         rebuilding.fill()
@@ -427,11 +430,13 @@ def reopened_spec(memory: int) -> BinaryIO:
 def read_place(file: BinaryIO) -> DatasetPlace:
     arguments = file.read(ARGUMENT_BYTES)
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    where, modules, changes, code, start_method, classes = pickle.load(file)
+    of_rank = file.read(RANK_SETTINGS_BYTES).decode().rstrip()
+    where, modules, changes, code, start_method, classes, shared = pickle.load(file)
     environment = ScriptEnvironment.unpacked(changes, arguments)
     facts = CodeFacts(*json.loads(code))
     path = ImportPath(*where)
-    return DatasetPlace(path, modules, environment, facts, start_method, classes, length)
+    settings = InheritedSettings(shared.decode(), of_rank)
+    return DatasetPlace(path, modules, environment, facts, start_method, classes, length, settings)
 
 
 def _read_script(file: BinaryIO, nbytes: int) -> Script:
@@ -455,10 +460,12 @@ def built(spec: DatasetSpec) -> DatasetSpec:
 def digest(data: bytes | memoryview) -> str:
     """Returns a digest of a pickled spec, its name.
 
-    It leaves out the script's arguments, and what it defines beyond what the dataset refers to.
+    It leaves out the script's arguments, settings in which ranks differ, and what it defines beyond
+    what the dataset refers to.
     """
-    begin = ARGUMENT_BYTES + _LENGTH_BYTES
-    length = int.from_bytes(data[ARGUMENT_BYTES:begin], "little")
+    end = ARGUMENT_BYTES + _LENGTH_BYTES
+    length = int.from_bytes(data[ARGUMENT_BYTES:end], "little")
+    begin = end + RANK_SETTINGS_BYTES
     return _digest_of((memoryview(data)[begin : max(begin, len(data) - length)],))
 
 

@@ -1,30 +1,166 @@
-"""Settings of the script's process that a fork would inherit, as they are sent with a dataset."""
+"""Settings of the script's process, which torch's forked workers inherit: sent with a dataset.
 
+The tables say how each is read, written, and what it is in a fresh process; what differs from that
+is sent. Settings in which ranks often differ (levels of loggers, filters of warnings, how things
+are printed) do not count for the dataset's name, so that a data host still holds one dataset for
+all ranks: there they are the first rank's.
+
+Values are JSON's: they are set before the dataset is unpickled, and need no module of the user's.
+Those that are objects (functions, classes) are pickled with the dataset.
+"""
+
+import contextlib
+import functools
+import importlib
+import json
+import sys
 from dataclasses import dataclass
+from typing import cast
+
+from stoker.feed.wire.inherited import UNKNOWN, InheritedObjects, InheritedSetting, setting
+from stoker.feed.wire.library_settings import LIBRARY_OBJECTS, LIBRARY_SETTINGS
+from stoker.feed.wire.module_values import (
+    object_values,
+    plain_values,
+    set_object_values,
+    set_plain_values,
+    unsent_values,
+)
+from stoker.feed.wire.python_settings import (
+    PYTHON_OBJECTS,
+    PYTHON_SETTINGS,
+    started_otherwise,
+    unsent_handlers,
+)
+from stoker.feed.wire.torch_settings import TORCH_OBJECTS, TORCH_SETTINGS, unsent_device
+
+# A fixed size, left out of a spec's digest.
+RANK_SETTINGS_BYTES = 16384
+
+SETTINGS: tuple[InheritedSetting, ...] = (
+    *PYTHON_SETTINGS,
+    *TORCH_SETTINGS,
+    *LIBRARY_SETTINGS,
+    setting("values in modules", plain_values, set_plain_values, default=[]),
+)
+REGISTERS: tuple[InheritedObjects, ...] = (
+    *PYTHON_OBJECTS,
+    *TORCH_OBJECTS,
+    *LIBRARY_OBJECTS,
+    InheritedObjects(
+        name="objects in modules",
+        module="sys",
+        read=object_values,
+        write=set_object_values,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Globals:
-    """Settings of torch in the script's process other than its defaults: a fork would have them."""
+class InheritedSettings:
+    """Settings of a process; by default of none.
 
-    default_dtype: object = None
-    collate_types: tuple[tuple[object, object], ...] = ()
+    Attributes:
+        shared: By name, as JSON; empty: not known, so that nothing is set.
+        of_rank: Likewise those in which ranks often differ. They are not pickled.
+        objects: What registers hold, by name.
+        unsent: What a forked worker would have and a data host has not, in words.
+    """
+
+    shared: str = ""
+    of_rank: str = ""
+    objects: tuple[tuple[str, object], ...] = ()
+    unsent: tuple[str, ...] = ()
 
     @classmethod
-    def of_this_process(cls) -> "Globals":
-        import torch
-        from torch.utils.data._utils import collate
+    def of_this_process(cls) -> "InheritedSettings":
+        """Reads all settings; takes about a millisecond."""
+        shared: dict[str, object] = {}
+        of_rank: dict[str, object] = {}
+        for each in SETTINGS:
+            value = _read(each)
+            if value is not UNKNOWN and value != each.default:
+                (of_rank if each.differs_by_rank else shared)[each.name] = value
+        registers = ((register.name, _read(register)) for register in REGISTERS)
+        objects = tuple(
+            (name, value) for name, value in registers if value and value is not UNKNOWN
+        )
+        packed, too_long = _packed_in(of_rank, RANK_SETTINGS_BYTES)
+        unsent = (*started_otherwise(), *unsent_device(), *unsent_handlers(), *unsent_values())
+        text = json.dumps(shared, sort_keys=True)
+        return cls(text, packed, objects, (*unsent, *too_long))
 
-        own = collate.default_collate.__module__
-        known = collate.default_collate_fn_map.items()
-        theirs = tuple((kind, function) for kind, function in known if function.__module__ != own)
-        dtype = torch.get_default_dtype()
-        return cls(None if dtype == torch.float32 else dtype, theirs)
+    def packed_of_rank(self) -> bytes:
+        """Returns RANK_SETTINGS_BYTES bytes."""
+        return self.of_rank.encode().ljust(RANK_SETTINGS_BYTES)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The same for all ranks.
+        return (InheritedSettings, (self.shared, "", self.objects))
+
+    def enter(self) -> None:
+        """Makes this process one that has just been forked by the script's, but for objects."""
+        if not self.shared:
+            return
+        given = {**json.loads(self.shared), **json.loads(self.of_rank or "{}")}
+        for each in SETTINGS:
+            _write(each, given.get(each.name, each.default), is_given=each.name in given)
 
     def set(self) -> None:
-        import torch
-        from torch.utils.data._utils import collate
+        """Sets what was sent, in a worker: a thread's settings, and what registers hold."""
+        given = {**json.loads(self.shared or "{}"), **json.loads(self.of_rank or "{}")}
+        for each in SETTINGS:
+            if each.name in given:
+                _write(each, given[each.name], is_given=True)
+        objects = dict(self.objects)
+        for register in REGISTERS:
+            if register.name in objects:
+                register.write(objects[register.name])
 
-        if self.default_dtype is not None:
-            torch.set_default_dtype(self.default_dtype)  # type: ignore[arg-type]
-        collate.default_collate_fn_map.update(self.collate_types)  # type: ignore[arg-type]
+
+def _read(each: InheritedSetting | InheritedObjects) -> object:
+    """Returns UNKNOWN for a setting of a module that is not imported, or that lacks it."""
+    if each.module not in sys.modules:
+        return UNKNOWN
+    try:
+        return each.read()
+    # A library of another version than those that were tried.
+    except (AttributeError, ImportError, KeyError, TypeError):
+        return UNKNOWN
+
+
+def _write(each: InheritedSetting, value: object, *, is_given: bool) -> None:
+    if value is UNKNOWN:
+        return
+    if each.module not in sys.modules:
+        if not is_given:
+            return
+        # A library that is not here is not used here.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(each.module)
+    try:
+        if each.module in sys.modules and _as_json(_read(each)) != value:
+            each.write(json.dumps(value))
+    except Exception as err:
+        _say_once(f"{each.name} is not as in the script: {type(err).__name__}: {err}")
+
+
+def _as_json(value: object) -> object:
+    return value if value is UNKNOWN else json.loads(json.dumps(value))
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    print(f"stoker: {text}", file=sys.stderr, flush=True)
+
+
+def _packed_in(values: dict[str, object], max_bytes: int) -> tuple[str, list[str]]:
+    """Returns JSON of at most `max_bytes`, and the names of those that are too long for it."""
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in sorted(values.items())}
+    too_long: list[str] = []
+    while sum(len(name) + len(text) + 8 for name, text in texts.items()) > max_bytes:
+        longest = max(texts, key=lambda name: len(texts[name]))
+        too_long.append(longest)
+        del texts[longest]
+    kept = {name: cast("object", json.loads(text)) for name, text in texts.items()}
+    return json.dumps(kept, sort_keys=True), too_long

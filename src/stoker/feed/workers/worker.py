@@ -101,7 +101,7 @@ def worker_main(
     slots.shares_arrays = not spec.has_workers
     torch.set_num_threads(spec.num_threads)
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
-    spec.globals.set()
+    spec.settings.set()
     if spec.is_iterable:
         stream = ShardStream(spec, shard=worker_id, num_shards=num_workers, base_seed=base_seed)
         source = ShardSource(stream, slots, host=host, on_ready=lambda: channel.send(pack(up)))
