@@ -34,10 +34,24 @@ HYPERPARAMETERS = {
     "flag": "true",
     "nothing": "null",
     "sizes": "[1, 2]",
+    # Texts, as the SDK encodes them, and as a request of boto3's may have them.
+    "version": '"1.10"',
+    "spec": '"{\\"a\\": [1]}"',
+    "lines": '"a\\nb"',
+    "word": '"null"',
+    "raw": "1.10",
+    "plain": "007",
+    "names": '["a", true, null]',
+    "map": '{"b": {"d": 1, "c": 2}, "a": "x"}',
+    "clip": "Infinity",
+    "k": "3",
+    "batch-size": "8",
 }
 ARGUMENTS = [
-    *("--epochs", "2", "--flag", "True", "--lr", "0.1"),
-    *("--name", "a b", "--nothing", "", "--sizes", "[1, 2]"),
+    *("--batch-size", "8", "--clip", "inf", "--epochs", "2", "--flag", "True", "-k", "3"),
+    *("--lines", "a\nb", "--lr", "0.1", "--map", "a=x,b={'d': 1, 'c': 2}", "--name", "a b"),
+    *("--names", "['a', True, None]", "--nothing", "", "--plain", "007", "--raw", "1.1"),
+    *("--sizes", "[1, 2]", "--spec", '{"a": [1]}', "--version", "1.10", "--word", "null"),
 ]
 
 # What is shipped for AWS's images, as it is.

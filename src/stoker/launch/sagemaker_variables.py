@@ -115,8 +115,10 @@ def environment(
         **{f"hp_{name}": value for name, value in values.items()},
     }
     variables = {f"SM_{name.upper()}": _variable(value) for name, value in facts.items()}
-    # In the order of the arguments.
-    return {**variables, "SM_HPS": json.dumps(values, separators=(",", ":"))}
+    # In the order of the arguments; sorted, mappings inside are sorted in the toolkit, too.
+    is_sorted = [*values] == sorted(values)
+    texts = json.dumps(values, sort_keys=is_sorted, separators=(",", ":"))
+    return {**variables, "SM_HPS": texts}
 
 
 def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:

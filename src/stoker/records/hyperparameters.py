@@ -91,8 +91,8 @@ def order_of(values: Mapping[str, Json]) -> tuple[int, ...]:
 def in_order(values: Mapping[str, Json], order: Sequence[int]) -> dict[str, Json]:
     """Returns hyperparameters in the order of `order_of`; sorted, as in the toolkit, without it."""
     names = sorted(values)
-    if sorted(order) == [*range(len(names))]:
-        names = [names[place] for place in order]
+    if order and sorted(order) == [*range(len(names))]:
+        return {names[place]: values[names[place]] for place in order}
     return {name: values[name] for name in names}
 
 
