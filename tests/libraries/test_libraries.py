@@ -26,13 +26,17 @@ LIBRARIES = {
     "accelerate_prepared": "accelerate",
     "datasets_torch": "datasets",
     "geometric_loader": "torch_geometric",
+    # Handles that a dataset opened in its constructor are made again on the data hosts.
+    "h5py_rows": "h5py",
     "ignite_engine": "ignite",
     "lightning_trainer": "lightning",
+    "lmdb_rows": "lmdb",
     "monai_loader": "monai",
     "skorch_classifier": "skorch",
     "torchdata_stateful": "torchdata",
     "transformers_trainer": "transformers",
     "webdataset_tars": "webdataset",
+    "zarr_rows": "zarr",
 }
 
 pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
