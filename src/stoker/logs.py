@@ -185,6 +185,7 @@ class EventName(StrEnum):
     TRAINING_WAITING = auto()  # No batch is ready: training waits for data.
     VERSIONS_DIFFER = auto()  # A trainer and a data host run different versions of a library.
     WATCHDOG_IDLE = auto()  # No step was ever seen, so the watchdog has nothing to watch.
+    WORKERS_STARTING = auto()  # No worker is ready for a minute or more; the text says where it is.
     WORKFLOW_READ_FAILED = auto()  # The Argo workflow could not be read.
 
 

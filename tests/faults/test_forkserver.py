@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 
 from stoker.feed.agent.dataset_process import DatasetProcess, Fork, ForkServer
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+from stoker.feed.workers.stacks import stacks_of, words_of
 from support.processes import until
 
 pytestmark = pytest.mark.fault
@@ -123,6 +124,24 @@ def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host):
                 until(lambda number=number: len(host.told()) >= number, "a worker has the dataset")
         assert [told[::2] for told in host.told()] == [[salt, "2"]] * 2
         (host.folder / "held").write_text("")
+
+
+def test_a_dataset_that_hangs_as_it_is_unpickled_shows_where(host):
+    hangs = "def hang(items, state):\n    threading.Event().wait()\nItems.__setstate__ = hang\n"
+    module = host.write(more=hangs)
+    memory = os.memfd_create("spec")
+    spec = DatasetSpec(dataset=module.Items("train"), collate_fn=default_collate)
+    os.write(memory, pack_spec(spec, max_bytes=1 << 30).data)
+    dataset_process = host.fork_server.start_dataset("train", memory)
+    os.close(memory)
+    host.held.append(dataset_process)
+
+    def words() -> str:
+        dataset_process.handle()
+        up = dataset_process.up
+        return "" if up is None else words_of(stacks_of(up.pid, up.stacks))
+
+    until(lambda: words().startswith(f"in hang ({host.name}.py:"), "it hangs")
 
 
 def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host):

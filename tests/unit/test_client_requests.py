@@ -375,6 +375,20 @@ def test_a_host_that_does_not_answer_is_named_and_is_no_timeout():
     assert not alone.session.has_timed_out
 
 
+def test_hosts_that_have_no_worker_ready_for_a_minute_say_where_they_are():
+    alone = hanging()
+    session = alone.session
+    session.schedule.mark_lost("d1")
+    session.waits_since = 100.0
+    (member,) = roster().lost
+    alone.host.is_up, alone.host.member, alone.host.opened = True, member, {"s": "spec"}
+    told = said_in(alone, range(100, 2000))
+    assert [second for second, _ in told] == [60, 300, 1800]
+    assert "workers_starting" in told[0][1]
+    words = "rank 0 waits for a worker that is ready for 60 s: d1 is in __getitem__ (train.py:41)"
+    assert words in told[0][1]
+
+
 def test_batches_that_always_take_long_are_named_later():
     alone = hanging()
     alone.session.schedule.peers["d1"].p95_seconds = 100.0

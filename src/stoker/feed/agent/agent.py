@@ -26,6 +26,7 @@ from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
 from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
+from stoker.text import size
 
 # A trainer whose connection is lost may come back within this.
 UNREACHABLE_SECONDS = 15.0
@@ -219,11 +220,11 @@ class Service:
             raise
 
     def _copied_words(self, hosted: HostedSpec) -> str:
-        if not hosted.copied:
+        if not hosted.copied or self._workers == 1:
             return ""
         return (
             f"each of the {self._workers} workers of {self._host} has its own copy of the dataset "
-            f"({hosted.nbytes / 1e6:.1f} MB pickled): {hosted.copied}"
+            f"({size(hosted.nbytes)} pickled): {hosted.copied}"
         )
 
     def _begin(self, hosted: HostedSpec, session: AgentSession) -> None:

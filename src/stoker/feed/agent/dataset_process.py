@@ -18,7 +18,7 @@ import msgspec
 
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.wire.dataset import Arrival
-from stoker.feed.workers.pipe import Pipe, channel_pair, pack
+from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
 from stoker.feed.workers.pool import (
     ChildProcess,
     Maker,
@@ -27,6 +27,7 @@ from stoker.feed.workers.pool import (
     WorkerPool,
     WorkerRole,
 )
+from stoker.feed.workers.stacks import stacks_of
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
 STOP_SECONDS = 5.0
@@ -90,7 +91,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 to_fork_server = msgspec.msgpack.Decoder(StartDataset)
 to_dataset_process = msgspec.msgpack.Decoder(Fork | Kill)
-from_dataset_process = msgspec.msgpack.Decoder(Loaded | Exited)
+from_dataset_process = msgspec.msgpack.Decoder(Up | Loaded | Exited)
 
 
 class WorkerProcess:
@@ -122,6 +123,7 @@ class DatasetProcess:
 
     def __init__(self, channel: Pipe) -> None:
         self.channel = channel
+        self.up: Up | None = None
         self.loaded: Loaded | None = None
         self._workers: dict[int, tuple[WorkerProcess, int]] = {}
         self._next = 0
@@ -146,6 +148,8 @@ class DatasetProcess:
             for descriptor in descriptors:
                 os.close(descriptor)
             match from_dataset_process.decode(data):
+                case Up() as up:
+                    self.up = up
                 case Loaded() as loaded:
                     self.loaded = loaded
                 case Exited(token, status):
@@ -330,6 +334,13 @@ class HostedSpec:
     def has_ready_worker(self) -> bool:
         return any(pool.is_ready for pool in self.pools.values())
 
+    def starting_stacks(self) -> str:
+        """Returns the stacks of the process that unpickles it, or of a worker that still starts."""
+        up = self.dataset_process and self.dataset_process.up
+        if self.state == "loading" and up:
+            return stacks_of(up.pid, up.stacks)
+        return next(filter(None, (pool.starting_stacks() for pool in self.pools.values())), "")
+
     def fail(self, reason: str) -> None:
         self.state, self.reason = "failed", reason
 
@@ -460,6 +471,10 @@ class Specs:
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
         self._results.extend(pool.assign(job))
+
+    def starting_stacks(self, digest: str) -> str:
+        spec = self._specs.get(digest)
+        return "" if spec is None else spec.starting_stacks()
 
     def stop_shards(self, session: str, *, before_epoch_id: int | None = None) -> None:
         for spec in self._specs.values():

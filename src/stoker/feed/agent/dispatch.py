@@ -38,6 +38,8 @@ _SECONDS_BEFORE_FEWER = 5
 ACTIVE_SECONDS = 5.0
 # A trainer may exceed its credits while a change is in transit.
 MAX_REQUESTS_PER_CREDIT = 8
+# Stacks of workers that start, in the log for one session: they are asked for again and again.
+_MAX_STARTS_SHOWN = 4
 # Open requests of one shard: far more than any prefetch factor in use.
 MAX_OPEN = 256
 
@@ -59,6 +61,7 @@ class AgentSession:
     requests: dict[tuple[int, int], "BatchRequest"] = field(default_factory=dict)
     asked_at: float = -math.inf
     unreachable_since: float | None = None
+    num_starts_shown: int = 0
 
     def is_active(self, now: float) -> bool:
         return bool(self.requests) or now - self.asked_at < ACTIVE_SECONDS
@@ -413,24 +416,28 @@ class Dispatch:
         makers: list[Maker] = []
         if request is not None:
             makers = self._specs.makers(request.spec, lambda job: job.key == (request,))
+        stacks = makers[0].stacks if makers else self._specs.starting_stacks(session.spec)
         making = protocol.Makers(
             session=session.name,
             epoch_id=message.epoch_id,
             number=message.number,
             seconds=makers[0].seconds if makers else None,
             workers=tuple(maker.number for maker in makers),
-            stacks=makers[0].stacks if makers else "",
+            stacks=stacks,
         )
         self._outbox.answer(identity, making)
-        if request is not None and makers and makers[0].number not in request.shown_workers:
-            request.shown_workers.add(makers[0].number)
-            self._log.event(
-                EventName.STACKS_WRITTEN,
-                worker=makers[0].number,
-                epoch_id=request.epoch_id,
-                batch=request.number,
-            )
-            print(makers[0].stacks, file=sys.stderr, flush=True)
+        worker = makers[0].number if makers else None
+        if request is not None and worker is not None:
+            if worker in request.shown_workers:
+                return
+            request.shown_workers.add(worker)
+        elif session.num_starts_shown == _MAX_STARTS_SHOWN:
+            return
+        else:
+            session.num_starts_shown += bool(stacks)
+        if stacks:
+            self._log.event(EventName.STACKS_WRITTEN, worker=worker, batch=message.number)
+            print(stacks, file=sys.stderr, flush=True)
 
     def _refusal(
         self, session: AgentSession, message: protocol.Make, known: BatchRequest | None

@@ -49,7 +49,8 @@ from stoker.feed.wire.dataset import (
     reopened_spec,
 )
 from stoker.feed.wire.imported_code import INSTALLED, imported_code, installed_version
-from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
+from stoker.feed.workers import stacks
+from stoker.feed.workers.pipe import Pipe, Received, Up, channel_pair, pack
 from stoker.host.spawn import end_with_parent
 from stoker.host.threads import num_lasting_threads, num_threads
 
@@ -118,7 +119,9 @@ def _serve_as_template(sock: socket.socket) -> None:
         orders_back = deque(returned.receive())
         while orders_back:
             data, (memory, channel) = orders_back.popleft()
-            run = functools.partial(_serve_alone, data, memory, channel, is_loaded=True)
+            serve = functools.partial(_serve_alone, data, memory, channel, is_loaded=True)
+            # A template that is spoilt cannot fork workers either.
+            run = functools.partial(serve, is_fresh=modules.num_threads > 0)
             _fork(children, orders, orders_back, spare.not_in(run))
             _close(memory, channel)
         for data, (memory, channel) in [] if orders.is_closed else orders.receive():
@@ -435,6 +438,7 @@ def _serve_dataset(data: bytes, memory: int, theirs: int, *, returns: socket.soc
     """
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     order = to_fork_server.decode(data)
+    channel.send(pack(Up(os.getpid(), stacks.write_on_signal(), is_ready=False)))
     before = num_threads()
     unpacked = _unpack(order, memory, channel)
     if unpacked is None:
@@ -463,12 +467,19 @@ def _serve_dataset(data: bytes, memory: int, theirs: int, *, returns: socket.soc
 
 
 def _serve_alone(
-    data: bytes, memory: int, theirs: int, *, is_loaded: bool = False, num_started: int = 0
+    data: bytes,
+    memory: int,
+    theirs: int,
+    *,
+    is_loaded: bool = False,
+    is_fresh: bool = False,
+    num_started: int = 0,
 ) -> None:
     """Starts workers that each unpickle the spec, until the channel is closed.
 
     Args:
         is_loaded: A dataset process has reported that it can be loaded.
+        is_fresh: Each worker is to be a fresh interpreter, whatever the script's start method.
         num_started: Threads that the import of its modules starts.
     """
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
@@ -488,7 +499,7 @@ def _serve_alone(
     from stoker.feed.workers.worker import worker_main
 
     def start(sock: socket.socket, about: _WorkerFacts) -> None:
-        if place.start_method != "spawn":
+        if place.start_method != "spawn" and not is_fresh:
             worker_main(sock, reopened_spec(memory), **about)
             return
         for descriptor in (sock.fileno(), memory):

@@ -55,6 +55,7 @@ class LateBatches:
             return
         asked = session.schedule.makers(session.schedule.head)
         if not asked:
+            self._check_start(session, session.waits_since, now)
             return
         session.check_at = self._check_at(session, asked)
         if now < session.check_at:
@@ -69,6 +70,32 @@ class LateBatches:
             if waited >= self._feed.start_deadline_seconds:
                 session.mark_failed(self._never_begun(session, makers, waited))
         session.check_at = self._check_at(session, asked)
+
+    def _check_start(self, session: FeedSession, waits_since: float, now: float) -> None:
+        """Says what hosts do that have no worker ready for long; `check_peers` ends the wait."""
+        told = session.num_starts_told
+        if told == len(_HANG_SECONDS):
+            return
+        due_at = waits_since + _HANG_SECONDS[told]
+        if now < due_at:
+            session.check_at = due_at
+            return
+        links = [
+            link for link in self._links.values() if link.is_up and session.name in link.opened
+        ]
+        hosts: dict[Peer, float] = {link.member.host: now for link in links}
+        answers = self._makers(session, hosts, now)
+        if len(answers) < len(hosts):
+            session.check_at = now + _AGAIN_SECONDS
+            return
+        session.num_starts_told += 1
+        parts = {host: words_of(answer.stacks) for host, answer in answers.items()}
+        if session.local is not None:
+            parts[f"{self._settings.host}, local"] = words_of(session.local.starting_stacks())
+        starts = "; ".join(f"{host} is {words}" for host, words in parts.items() if words)
+        text = f"rank {session.rank} waits for a worker that is ready for {now - waits_since:.0f} s"
+        text += f": {starts}" if starts else ""
+        self._shared.log.event(EventName.WORKERS_STARTING, text=text)
 
     def _check_at(self, session: FeedSession, asked: Mapping[Peer, float]) -> float:
         """Returns the earliest time at which something may be due, by what is known."""

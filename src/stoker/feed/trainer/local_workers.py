@@ -143,6 +143,9 @@ class LocalWorkers:
         """Returns the children that make that batch, with the stacks of the first one."""
         return self._pool.makers(lambda job: job.key[:2] == (epoch_id, number))
 
+    def starting_stacks(self) -> str:
+        return self._pool.starting_stacks()
+
     def give_late_jobs_again(self) -> list[WorkerJob]:
         """Assigns late jobs to other workers, too; returns them. Looks once a second."""
         now = time.monotonic()

@@ -126,7 +126,7 @@ class FeedSession:
         self.has_timed_out = False
         self.makers: dict[Peer, HeadMaker] = {}
         self.inquiries: dict[Peer, Inquiry] = {}
-        self.num_hangs_told = 0
+        self.num_hangs_told = self.num_starts_told = 0
         self._asked: dict[int, AskedBatch] = {}
         self._asked_each: AskedBatch | None = None
         self.outcomes: dict[int, BatchOutcome] = {}
@@ -279,7 +279,7 @@ class FeedSession:
                 self._num_waiting -= 1
 
     def _end_wait(self) -> None:
-        self.waits_since, self.num_hangs_told = None, 0
+        self.waits_since, self.num_hangs_told, self.num_starts_told = None, 0, 0
         self.has_timed_out = False
         self.makers.clear()
         self.inquiries.clear()

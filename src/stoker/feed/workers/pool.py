@@ -417,6 +417,11 @@ class WorkerPool:
             makers[0] = replace(makers[0], stacks=stacks_of(up.pid, up.stacks))
         return makers
 
+    def starting_stacks(self) -> str:
+        """Returns the stacks of a worker that runs and is not ready yet; empty: there is none."""
+        starting = [worker.up for worker in self._all() if worker.up and not worker.is_ready]
+        return stacks_of(starting[0].pid, starting[0].stacks) if starting else ""
+
     def stop_shards(self, *, before_epoch_id: int) -> None:
         """Ends the workers of shards of earlier epochs that do not persist, and their jobs.
 

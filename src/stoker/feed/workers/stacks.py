@@ -27,7 +27,11 @@ _MAX_FRAMES = 4
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _OF_STOKER = re.compile(r"[/\\]stoker[/\\]feed[/\\]|[/\\]torch[/\\]utils[/\\]data[/\\]_utils[/\\]")
-_WORKER = f"{os.sep}stoker{os.sep}feed{os.sep}workers{os.sep}worker.py"
+# Files of stoker that call the user's code, in workers and in the process that unpickles.
+_OUTERMOST = tuple(
+    os.path.join(os.sep, "stoker", "feed", *file)
+    for file in (("workers", "worker.py"), ("wire", "dataset.py"), ("agent", "forkserver.py"))
+)
 _STATES = {
     "D": "it waits in the kernel and takes no signal: its storage does not answer",
     "T": "it is stopped (SIGSTOP)",
@@ -84,11 +88,12 @@ def words_of(stacks: str) -> str:
 def _of_worker(stacks: str) -> str:
     """Returns the part of the thread that makes batches: faulthandler writes one a thread."""
     parts = stacks.split("\n\n")
-    return next((part for part in parts if f'{_WORKER}"' in part), parts[-1])
+    ours = [part for part in parts if any(f'{file}"' in part for file in _OUTERMOST)]
+    return ours[0] if ours else parts[-1]
 
 
 def _is_below_worker(frame: re.Match[str]) -> bool:
-    return not frame["file"].endswith(_WORKER)
+    return not frame["file"].endswith(_OUTERMOST)
 
 
 def _is_users(file: str) -> bool:
