@@ -24,6 +24,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 def measured(kind: str, steps: int) -> tuple[float, ...]:
     """Returns MiB of the file, seconds of writing and of reading, MiB of memory of reading."""
     from stoker.feed import timeline
+    from stoker.feed.training_steps import read_timelines
 
     if kind == "every step":
         # Without effect on a version that has no levels.
@@ -50,7 +51,7 @@ def measured(kind: str, steps: int) -> tuple[float, ...]:
         size = path.stat().st_size
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        ranks = timeline.read_timelines(Path(folder))
+        ranks = read_timelines(Path(folder))
         timeline.typical_step(ranks[0])
         reading = time.perf_counter() - began
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

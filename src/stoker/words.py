@@ -17,6 +17,7 @@ from stoker.records import (
     GateResult,
     GpuLoad,
     Group,
+    Measured,
     Performance,
     Plan,
     Profile,
@@ -47,6 +48,8 @@ from stoker.text import (
 
 # A free plan is named if a step takes less than this share of today's.
 _HELPS = 0.95
+# A loader that gave more of all batches stands for the run without a word.
+_DOMINATES = 0.75
 # Plans this close are as good.
 _AS_GOOD = 1.03
 # Share of the time with lowered clocks that is worth a word.
@@ -307,7 +310,24 @@ def training_words(training: Training) -> str:
         whole_wait_seconds=measured.whole_wait_seconds,
     )
     busy = busy_words(training.gpus)
+    more = f"{counted_words(measured)}{more}"
     return f"{measured.steps} steps of {took}{f', {busy}' if busy else ''}{more}"
+
+
+def counted_words(measured: Measured) -> str:
+    """Returns whose steps the figures are, where that is not one loader's that dominates."""
+    loaders = measured.loaders
+    if loaders is None or loaders.all < 2:
+        return ""
+    words = ""
+    if loaders.measured > 1:
+        words = f"; steps of all {loaders.all} loaders"
+    elif loaders.share < _DOMINATES:
+        share = percentage(loaders.share)
+        words = f"; steps of 1 of {loaders.all} loaders, which gave {share} of the batches"
+    if loaders.made_here:
+        words += f"; {loaders.made_here} loaders lived too short for a data host"
+    return words
 
 
 def busy_words(gpus: Sequence[GpuLoad]) -> str:

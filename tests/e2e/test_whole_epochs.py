@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stoker.feed.epoch_times import whole_run
-from stoker.feed.timeline import read_timelines
+from stoker.feed.training_steps import read_timelines
 from stoker.records import Profile, Training, read_json
 from stoker.words import training_words
 from support.command import stoker

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.epoch_times import epoch_times, whole_run, whole_step
-from stoker.feed.timeline import MeasuredStep, Timeline, main_loader, read_timeline, steps_in
+from stoker.feed.timeline import MeasuredStep, Timeline, read_timeline, steps_in
+from stoker.feed.training_steps import training_steps
 from stoker.launch.passive_profile import measure
 from stoker.records import Group, Job, Training
 from stoker.words import training_words
@@ -49,7 +50,7 @@ def trained(
 
 
 def rows_of(path: Path):
-    return main_loader(read_timeline(path))
+    return training_steps(read_timeline(path))
 
 
 def test_wait_for_each_first_batch_counts(tmp_path):
@@ -242,7 +243,7 @@ def test_sums_that_ranks_report_have_the_starts_of_epochs_and_what_is_between():
                 recorded.got(8)
                 clock.now += 0.4
             recorded.end()
-    main = timeline.main
+    main = timeline.training
     assert main.begins == 2
     assert main.first_wait_seconds == pytest.approx(2 * 0.5)
     # A validation of two steps is between the training's epochs.

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.timeline import main_loader, read_timeline, read_timelines, steady
+from stoker.feed.timeline import read_timeline, steady
+from stoker.feed.training_steps import read_timelines, training_steps
 from stoker.feed.wire.protocol import Progress
 from stoker.launch import sagemaker_variables
 from stoker.launch.feed_log import ProgressLog
@@ -288,7 +289,7 @@ def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path):
     path.write_text(rows((0, 0, 1.0, 1.0, 4), (0, 0, 2.0, 1.0, 4)) + "0,0,2,0.0,3")
     steps = read_timeline(path)
     assert len(steps) == 2
-    assert steady(main_loader(steps)) == steps
+    assert steady(training_steps(steps)) == steps
 
 
 def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_path):

@@ -9,7 +9,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import stoker
 from stoker.feed import bookkeeping
 from stoker.feed.bookkeeping import TrainerProcess
-from stoker.feed.timeline import Timeline, main_loader, read_timeline, read_timelines, steady
+from stoker.feed.timeline import Timeline, read_timeline, steady
+from stoker.feed.training_steps import read_timelines, training_steps
 from stoker.launch.passive_profile import measure
 from stoker.settings import from_environment
 
@@ -46,7 +47,7 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline):
     for _ in range(6):
         loader = stoker.DataLoader(data, batch_size=1)
         read(loader)
-    steps = main_loader(read_timeline(timeline))
+    steps = training_steps(read_timeline(timeline))
     assert len(steps) == 120
     assert [step.epoch for step in steps] == [epoch for epoch in range(6) for _ in range(20)]
     assert len(steady(steps)) == 6 * 18

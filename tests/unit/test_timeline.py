@@ -19,13 +19,11 @@ from stoker.feed.timeline import (
     FILE,
     MeasuredStep,
     Timeline,
-    longest_waiting_file,
-    main_loader,
     read_timeline,
-    read_timelines,
     steps_in,
     typical_step,
 )
+from stoker.feed.training_steps import longest_waiting_file, read_timelines, training_steps
 from stoker.feed.wire.protocol import FeedWork, Progress
 from stoker.launch.feed_log import ProgressLog, interval_between, progress_in
 from stoker.launch.passive_profile import measure
@@ -134,7 +132,7 @@ def test_sums_are_those_of_the_loader_with_most_steps_and_know_its_steady_pace()
     for number in range(2):
         epoch(0, number, [50.0, 40.0, 0.5, 0.5])
         epoch(1, number, [9.0, 9.0, 9.0])
-    main = timeline.main
+    main = timeline.training
     assert (main.steps, main.samples, main.epochs) == (8, 64, 2)
     assert (main.wait_seconds, main.compute_seconds) == (182.0, 8.0)
     assert main.steady_steps == 4
@@ -182,11 +180,11 @@ def test_sums_of_a_thinned_timeline_are_exact(path, small_levels):
     assert sum(row.seconds for row in rows) == pytest.approx(
         timeline.wait_seconds + timeline.compute_seconds, rel=1e-4
     )
-    assert len(main_loader(rows)) < 3000
-    assert steps_in(main_loader(rows)) == 40 * 333
+    assert len(training_steps(rows)) < 3000
+    assert steps_in(training_steps(rows)) == 40 * 333
     # The beginning, the size of a batch, and the count of the record.
     assert [row.batch for row in rows[:300]] == list(range(300))
-    found = measure({0: main_loader(rows)}, {})
+    found = measure({0: training_steps(rows)}, {})
     assert (found.steps, found.rank) == (40 * 333, 0)
 
 
@@ -199,7 +197,7 @@ def test_medians_of_a_thinned_timeline_weigh_all_of_the_training(path, small_lev
         return (0.01 if number < 0.3 * steps else 0.06) * noise
 
     trained(path, Clock(), epochs=60, steps=500, wait=wait)
-    rows = main_loader(read_timeline(path))
+    rows = training_steps(read_timeline(path))
     step_seconds, wait_seconds = typical_step(rows)
     every = [wait(number) for number in range(steps)]
     blocks = [fmean(every[at : at + 20]) for at in range(0, steps, 20)]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.feed.timeline import MeasuredStep, has_no_step, read_timelines, steps_in
+from stoker.feed.timeline import MeasuredStep, steps_in
+from stoker.feed.training_steps import has_no_step, read_timelines
 from stoker.feed.wire.protocol import Progress
 
 # By process, because a rank's launcher and helpers have its number, too.
@@ -75,7 +76,7 @@ def discard_loadings(output: Path) -> None:
 def counted_steps(
     output: Path, timelines: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
 ) -> int | None:
-    """Returns the steps of a run: batches of the main loader, else steps of an optimizer.
+    """Returns the steps of a run: batches of the training's loaders, else steps of an optimizer.
 
     0 only where a loader or an optimizer was there and did nothing; None: unknown.
     """

@@ -91,6 +91,9 @@ def _is_too_short(loader: AnyLoader, process: TrainerProcess) -> bool:
     if place == "here" and next(factories_in(loader.dataset), None) is not None:
         # Its data may be on the data hosts only.
         place = "fed"
+    usage = process.timeline.usage
+    if usage is not None and place == "here" and not life.epochs:
+        usage.makes_here()
     line.opens(life, place=place)
     if place == "here" and line.paces is not None and not line.has_said:
         line.has_said = True

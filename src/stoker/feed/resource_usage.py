@@ -11,6 +11,7 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,17 @@ _SPAN_SECONDS = 1.0
 # Batches of each loader whose size is taken.
 _SIZED_BATCHES = 8
 _MAX_SPANS = 256
+_SUMMED = (
+    "steps",
+    "wall_seconds",
+    "trainer_cpu_seconds",
+    "next_cpu_seconds",
+    "span_steps",
+    "children_cpu_seconds",
+    "feed_cpu_seconds",
+    "sized_batches",
+    "batch_bytes",
+)
 
 
 class LoaderUsage(msgspec.Struct, kw_only=True):
@@ -68,10 +80,15 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
 
 
 class RankUsage(msgspec.Struct, kw_only=True):
-    """Usage of one trainer process; loaders by their number."""
+    """Usage of one trainer process; loaders by their number.
+
+    Attributes:
+        made_here: Loaders that live too short for a data host.
+    """
 
     rank: int
     loaders: dict[int, LoaderUsage] = msgspec.field(default_factory=dict)
+    made_here: int = 0
 
 
 class Usage:
@@ -81,6 +98,10 @@ class Usage:
         self._path = path
         self._books = RankUsage(rank=rank, loaders={})
         self._key: tuple[int, int] | None = None
+        # Loaders and epochs that are being read: more than one where loaders are read in turn.
+        self._open: set[tuple[int, int]] = set()
+        self._steps = 0
+        self._trainer_cpu = 0.0
         # The steps since the clocks were last read: monotonic, of the process, of the thread.
         self._read: tuple[float, float, float] = (0.0, 0.0, 0.0)
         self._is_read = False
@@ -89,6 +110,10 @@ class Usage:
         self._next_cpu = 0.0
         self._span: _Span | None = None
         self._written = 0.0
+
+    def makes_here(self) -> None:
+        """Counts a loader that is made here, as it lives too short for a data host."""
+        self._books.made_here += 1
 
     def is_made_elsewhere(self, loader: int) -> None:
         self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
@@ -101,6 +126,10 @@ class Usage:
     def asked(self, loader: int, epoch: int) -> None:
         # The step before is complete.
         now = self._asked_at = time.monotonic()
+        if self._key is not None and (loader, epoch) in self._open:
+            # Perhaps in turn with another loader: the steps of both are one sequence, whose costs
+            # go to the loader that asks when the clocks are read.
+            self._key = (loader, epoch)
         if self._key == (loader, epoch):
             self._unread_steps += 1
             if self._span is not None and now - self._read[0] < _READ_SECONDS:
@@ -108,13 +137,14 @@ class Usage:
             own = self._books.loaders[loader]
             self._add_steps(own)
             if self._span is None:
-                self._span = _Span(own)
+                self._span = self._new_span(own)
             elif now - self._span.began >= _SPAN_SECONDS:
                 self._close_span(own)
-                self._span = _Span(own)
+                self._span = self._new_span(own)
         else:
-            self.ended()
+            self._end_span()
             self._key = (loader, epoch)
+            self._open.add(self._key)
             self._books.loaders.setdefault(loader, LoaderUsage())
         self._unread_steps = 0
         self._read = (now, time.process_time(), time.thread_time())
@@ -132,12 +162,18 @@ class Usage:
             own.batch_bytes += num_bytes(batch)
 
     def ended(self) -> None:
+        if self._key is not None:
+            self._open.discard(self._key)
+        self._end_span()
+
+    def _end_span(self) -> None:
         if self._key is not None and self._span is not None:
             self._add_last_steps(self._key[0])
             self._close_span(self._books.loaders[self._key[0]])
         self._key, self._span = None, None
 
     def ended_in_finalizer(self, loader: int, epoch: int) -> None:
+        self._open.discard((loader, epoch))
         if self._key == (loader, epoch):
             self._add_last_steps(loader)
             self._key, self._span = None, None
@@ -156,8 +192,11 @@ class Usage:
         own.steps += self._unread_steps
         own.next_cpu_seconds += self._next_cpu * self._unread_steps
         if self._unread_steps:
+            used = time.process_time() - self._read[1]
             own.wall_seconds += self._asked_at - self._read[0]
-            own.trainer_cpu_seconds += time.process_time() - self._read[1]
+            own.trainer_cpu_seconds += used
+            self._steps += self._unread_steps
+            self._trainer_cpu += used
 
     def _add_last_steps(self, loader: int) -> None:
         # Later, the clocks include other things.
@@ -165,9 +204,14 @@ class Usage:
             self._add_steps(self._books.loaders[loader])
         self._unread_steps = 0
 
+    def _new_span(self, own: LoaderUsage) -> "_Span":
+        return _Span(
+            steps=self._steps, trainer_cpu=self._trainer_cpu, is_elsewhere=own.is_elsewhere
+        )
+
     def _close_span(self, own: LoaderUsage) -> None:
         assert self._span is not None
-        first, last = self._span, _Span(own)
+        first, last = self._span, self._new_span(own)
         steps = last.steps - first.steps
         if steps > 0:
             own.span_steps += steps
@@ -194,12 +238,12 @@ class Usage:
 class _Span:
     """Current values of the clocks that are read once a second."""
 
-    def __init__(self, own: LoaderUsage) -> None:
-        self.steps = own.steps
-        self.trainer_cpu = own.trainer_cpu_seconds
+    def __init__(self, *, steps: int, trainer_cpu: float, is_elsewhere: bool) -> None:
+        self.steps = steps
+        self.trainer_cpu = trainer_cpu
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
-        if own.is_elsewhere:
+        if is_elsewhere:
             pids = descendant_pids()
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
@@ -210,6 +254,22 @@ class _Span:
         read = [bytes_read(pid) for pid in (None, *pids)]
         known = [each.fetched for each in read if each]
         self.read_bytes = sum(known) if len(known) == len(read) else None
+
+
+def usage_of(loaders: Iterable[LoaderUsage]) -> LoaderUsage:
+    """Returns the usage of several loaders in sum; class and reach are the busiest one's."""
+    busiest_first = sorted(loaders, key=lambda own: -own.steps)
+    whole = msgspec.structs.replace(busiest_first[0], spans=[]) if busiest_first else LoaderUsage()
+    for own in busiest_first[1:]:
+        for name in _SUMMED:
+            setattr(whole, name, getattr(whole, name) + getattr(own, name))
+        if whole.read_bytes is not None:
+            whole.read_bytes = None if own.read_bytes is None else whole.read_bytes + own.read_bytes
+        whole.num_workers = max(whole.num_workers, own.num_workers)
+        whole.shards = max(whole.shards, own.shards)
+        whole.is_elsewhere |= own.is_elsewhere
+    whole.spans = [span for own in busiest_first for span in own.spans]
+    return whole
 
 
 def read_usage(folder: Path) -> list[RankUsage]:

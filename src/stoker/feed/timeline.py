@@ -47,6 +47,10 @@ _FLUSH_SECONDS = 1.0
 SKIPPED_STEPS = 2
 # An epoch's last step that computes so many times as long as the one before it validates.
 _UNLIKE = 3
+# Of all batches: a loader that gave fewer does not stand for the run.
+MAIN_SHARE = 0.5
+# Of a loader's steps: in more, another loader is read; validation within an epoch is rarer.
+SHARED_SHARE = 0.2
 # Steps whose mean is one sample: longer than any burst, dozens of blocks in a run of a minute.
 BLOCK_STEPS = 20
 # Blocks whose means are compared; in longer runs one stands for several.
@@ -182,13 +186,15 @@ def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
     )
 
 
-def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Returns the steps of the loader that made most batches: the training's."""
-    counts: Counter[int] = Counter()
-    for step in steps:
-        counts[step.loader] += step.steps
-    main = max(counts, key=counts.__getitem__, default=0)
-    return [step for step in steps if step.loader == main]
+def is_main(steps: int, *, shared: int, total: int) -> bool:
+    """Returns whether the steps of the loader with most batches are the training's.
+
+    Args:
+        steps: Of that loader.
+        shared: Of them, those in which other loaders are read.
+        total: Steps of all loaders.
+    """
+    return steps >= MAIN_SHARE * total and shared <= SHARED_SHARE * steps
 
 
 def waits_longest(shares: Mapping[int, float]) -> int:
@@ -204,32 +210,11 @@ def typical_wait_share(steps: Sequence[MeasuredStep]) -> float:
     return wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
 
 
-def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[MeasuredStep]]:
-    ranks = {
-        rank: main_loader(read_timeline(output / file.format(rank=rank)))
-        for rank in timeline_ranks(output, file=file)
-    }
-    return {rank: steps for rank, steps in ranks.items() if steps}
-
-
 def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
     before, after = file.split("{rank}")
     names = (path.name for path in output.glob(file.format(rank="*")))
     ranks = (name.removeprefix(before).removesuffix(after) for name in names)
     return sorted(int(rank) for rank in ranks if rank.isdigit())
-
-
-def longest_waiting_file(output: Path, *, file: str = FILE) -> Path | None:
-    ranks = read_timelines(output, file=file)
-    if not ranks:
-        return None
-    rank = waits_longest({rank: typical_wait_share(steps) for rank, steps in ranks.items()})
-    return output / file.format(rank=rank)
-
-
-def has_no_step(output: Path) -> bool:
-    """Returns whether ranks with loaders left their timelines in `output`, and none has a step."""
-    return any(output.glob(FILE.format(rank="*"))) and not read_timelines(output)
 
 
 @dataclass(slots=True)
@@ -239,6 +224,7 @@ class LoaderSums:
     Attributes:
         begins: Epochs that began after another one, with the waits for their first batches, and the
             time from the last step before to the request for it.
+        shared: Steps in which batches of other loaders were asked for.
     """
 
     epochs: int = 0
@@ -252,6 +238,7 @@ class LoaderSums:
     begins: int = 0
     first_wait_seconds: float = 0.0
     between_seconds: float = 0.0
+    shared: int = 0
 
     def begin(self, *, wait: float, gap: float) -> None:
         """Adds the first batch of an epoch, asked for `gap` seconds after the last step."""
@@ -370,6 +357,11 @@ class Timeline:
         self.begun = 0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
+        # Of all loaders' steps, none of whose seconds is in two.
+        self.whole = LoaderSums()
+        # The epoch whose batch came last.
+        self.latest: Steps | None = None
+        self._ended: float | None = None
         # When the last step of each loader ended.
         self._ends: dict[int, float] = {}
         self._thinned: dict[str, _Thinning] = {}
@@ -383,17 +375,35 @@ class Timeline:
         return self._sums.setdefault(loader, LoaderSums())
 
     @property
-    def main(self) -> LoaderSums:
-        """Sums of the main loader, as `main_loader` chooses it."""
+    def training(self) -> LoaderSums:
+        """Sums of the steps that `training_steps.training_steps` chooses: one loader's, or all."""
         # A copy: another thread reads this while a loader may be added.
         known = list(self._sums.values())
-        return max(known, key=lambda sums: sums.steps, default=LoaderSums())
+        top = max(known, key=lambda sums: sums.steps, default=None)
+        if top is None or is_main(top.steps, shared=top.shared, total=self.steps):
+            return top or self.whole
+        return self.whole
 
     def gap(self, loader: int, *, asked: float, ended: float) -> float | None:
         """Returns the time since the loader's last step, and notes this one; None: the first."""
         before = self._ends.get(loader)
         self._ends[loader] = ended
         return None if before is None else max(0.0, asked - before)
+
+    def add_to_whole(
+        self, *, asked: float, got: float, until: float, samples: int, begins: bool, is_steady: bool
+    ) -> None:
+        """Adds a step to the sums over all loaders, in which no second is twice.
+
+        Args:
+            until: When it ended, or a batch of another loader was asked for.
+            begins: It is the first of an epoch, within no step of another loader.
+        """
+        if begins and self._ended is not None:
+            self.whole.begin(wait=got - asked, gap=max(0.0, asked - self._ended))
+        self._ended = until
+        compute = max(0.0, until - got)
+        self.whole.add(wait=got - asked, compute=compute, samples=samples, is_steady=is_steady)
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         return Steps(self, loader=loader, epoch=epoch, batch=batch)
@@ -467,6 +477,9 @@ class Steps:
         self._asked = 0.0
         self._opening_seconds = 0.0
         self._open: tuple[float, float, int] | None = None
+        # When a batch of another loader was asked for within the open step.
+        self._shared_at: float | None = None
+        self._is_within = False
         self._exposed = ExposedWait(timeline.found)
 
     def opened(self, seconds: float) -> None:
@@ -476,6 +489,9 @@ class Steps:
     def ask(self) -> None:
         """Records that the trainer asks for a batch: the step before is complete."""
         now = self._clock()
+        latest = self._timeline.latest
+        if latest is not self:
+            self._is_within = latest is not None and latest.shares(now - self._opening_seconds)
         self._complete(now)
         # What iter() took counts whole: nothing was launched meanwhile.
         self._exposed.asked(is_first=self._opening_seconds > 0)
@@ -486,9 +502,19 @@ class Steps:
     def got(self, samples: int) -> None:
         now = self._clock()
         self._open = (self._asked, now, samples)
+        self._timeline.latest = self
         self._exposed.got(wait_seconds=now - self._asked)
         if self._timeline.usage is not None:
             self._timeline.usage.got()
+
+    def shares(self, now: float) -> bool:
+        """Notes that another loader is asked for a batch; returns whether within a step."""
+        if self._open is None:
+            return False
+        if self._shared_at is None:
+            self._shared_at = now
+            self._sums.shared += 1
+        return True
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
         """Records a whole step that ends now, with its wait."""
@@ -516,7 +542,11 @@ class Steps:
             (asked, got, samples), self._open = self._open, None
             # Not in a finalizer, which may run anywhere.
             got = asked + self._exposed.seconds(got - asked) if may_write else got
-            row = (self._head, self._batch, asked, got, now, samples)
+            until, self._shared_at = self._shared_at or now, None
+            # Of loaders that are read in turn no two have a second in common, in rows of several
+            # steps either; what validates within an epoch stays in its step.
+            ended = until if self._sums.shared > SHARED_SHARE * (self._sums.steps + 1) else now
+            row = (self._head, self._batch, asked, got, max(got, ended), samples)
             self._timeline.add(row, may_write=may_write)
             gap = self._timeline.gap(self._loader, asked=asked, ended=now)
             if self._batch == 0 and gap is not None:
@@ -525,6 +555,14 @@ class Steps:
                 wait=got - asked,
                 compute=now - got,
                 samples=samples,
+                is_steady=self.num_done >= SKIPPED_STEPS,
+            )
+            self._timeline.add_to_whole(
+                asked=asked,
+                got=got,
+                until=until,
+                samples=samples,
+                begins=self._batch == 0 and not self._is_within,
                 is_steady=self.num_done >= SKIPPED_STEPS,
             )
             if not self.num_done:

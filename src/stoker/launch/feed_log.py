@@ -11,7 +11,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from io import StringIO
@@ -34,6 +34,7 @@ from stoker.feed.timeline import (
     timeline_ranks,
     waits_longest,
 )
+from stoker.feed.training_steps import LoaderShares, apart
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.follow import FileTail
@@ -528,7 +529,7 @@ def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgress:
-    """Progress of the training, with means of the latest steps of its main loader.
+    """Progress of the training, with means of the latest steps.
 
     Attributes:
         step_seconds: Of steps within epochs: without an epoch's first one, and what is between.
@@ -576,17 +577,19 @@ class _RankSteps:
     """Steps of one rank that runs, from the rows of its timeline."""
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+        self._shares = LoaderShares()
         self._new: list[MeasuredStep] = []
         self._last: MeasuredStep | None = None
         self._epoch_steps = 0
+        self._is_whole = False
         self._followed = 0
         self._whole = WholeRun()
 
     @property
     def count(self) -> int:
-        """Steps of the training's loader, which has most; others may be for validation."""
-        return max(self._counts.values(), default=0)
+        """Steps of the training: of the loader that stands for it, or of all."""
+        main = self._shares.main
+        return self._shares.steps.total() if main is None else self._shares.steps[main]
 
     @property
     def whole_seconds(self) -> float | None:
@@ -598,7 +601,8 @@ class _RankSteps:
 
         Its last step may end with the next epoch's iter() only: then it is long overdue.
         """
-        if self._last is None or not self._epoch_steps:
+        if self._last is None or not self._epoch_steps or self._is_whole:
+            # Of several loaders, none says when the next one begins.
             return False
         missing = self._epoch_steps - self._last.batch - self._last.steps
         overdue = max(_OVERDUE_SECONDS, _OVERDUE_STEPS * self._last.seconds / self._last.steps)
@@ -607,11 +611,11 @@ class _RankSteps:
     def add(self, rows: Sequence[MeasuredStep]) -> bool:
         """Takes new rows; returns whether one is the training's."""
         before = len(self._new)
-        for row in rows:
-            self._counts[row.loader] += row.steps
-        main = max(self._counts, key=self._counts.__getitem__, default=0)
-        for row in rows:
-            if row.loader == main:
+        self._shares.add(rows)
+        main = self._shares.main
+        self._is_whole = main is None
+        for row in apart(rows) if main is None else rows:
+            if main in (None, row.loader):
                 self._follow(row)
                 self._new.append(row)
         return len(self._new) > before
@@ -625,7 +629,7 @@ class _RankSteps:
         steps, wait, compute = 0, 0.0, 0.0
         for before, row in pairwise((None, *rows)):
             assert row is not None
-            is_last = row.batch + row.steps == self._epoch_steps
+            is_last = row.batch + row.steps == self._epoch_steps and not self._is_whole
             if before is not None and is_last and is_unlike(row, before):
                 # It validates: see `steady`.
                 continue
@@ -658,7 +662,7 @@ class _RankSteps:
 
 @dataclass(eq=False)
 class ProgressLog:
-    """Logs `progress steps=... step_seconds=... wait_seconds=...` of the main loader.
+    """Logs `progress steps=... step_seconds=... wait_seconds=...` of the training.
 
     With several ranks it is the one that waits longest, `rank=...`, with `least_wait_share=...`.
     `progress` returns the reports of ranks without a timeline here.

@@ -21,18 +21,37 @@ from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.feed.loading import counted_steps
 from stoker.feed.resource_usage import read_usage
-from stoker.feed.timeline import MeasuredStep, read_timelines
+from stoker.feed.timeline import FILE as TIMELINE_FILE
+from stoker.feed.timeline import MeasuredStep, read_timeline
+from stoker.feed.training_steps import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.leader_connection import HostRun
-from stoker.launch.passive_profile import FILE, is_elsewhere, measure, passive_profile
+from stoker.launch.passive_profile import (
+    FILE,
+    is_elsewhere,
+    loader_counts,
+    measure,
+    passive_profile,
+)
 from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
-from stoker.records import Event, GpuLoad, Group, Host, Job, Json, Training, write_json, write_text
+from stoker.records import (
+    Event,
+    GpuLoad,
+    Group,
+    Host,
+    Job,
+    Json,
+    Measured,
+    Training,
+    write_json,
+    write_text,
+)
 from stoker.records.base import float_of
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
 from stoker.settings import ProcessSettings
@@ -150,6 +169,8 @@ def _facts(
     settings, topology, output = run.settings, run.topology, run.output
     progress = coordinator.progress if coordinator else {}
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
+    if measured is not None:
+        measured = _with_loaders(measured, output, timelines=timelines)
     return TrainingFacts(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
@@ -200,7 +221,7 @@ def _write_passive_profile(
     progress: Mapping[int, Progress],
 ) -> None:
     usages = read_usage(run.output)
-    if run.settings.profile is not None and not is_elsewhere(usages):
+    if run.settings.profile is not None and not is_elsewhere(usages, timelines):
         # A profile measures loaders itself, except those it cannot.
         return
     found = passive_profile(
@@ -219,6 +240,21 @@ def _write_passive_profile(
     )
     if found is not None:
         write_json(run.output / FILE, found)
+
+
+def _with_loaders(
+    measured: Measured,
+    output: Path,
+    *,
+    timelines: Mapping[int, Sequence[MeasuredStep]],
+) -> Measured:
+    rows = read_timeline(output / (measured.timeline_file or ""))
+    known = {usage.rank: usage for usage in read_usage(output)}
+    for rank, steps in timelines.items():
+        if measured.timeline_file == TIMELINE_FILE.format(rank=rank):
+            counts = loader_counts(rows, steps, known.get(rank))
+            return msgspec.structs.replace(measured, loaders=counts)
+    return measured
 
 
 def _groups(

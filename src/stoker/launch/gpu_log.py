@@ -27,6 +27,7 @@ import msgspec
 
 from stoker.feed import timeline
 from stoker.feed.timeline import MeasuredStep
+from stoker.feed.training_steps import read_timelines
 from stoker.host.gpus import (
     THROTTLE_REASONS,
     Gpu,
@@ -568,7 +569,7 @@ class GpuLog:
         for file in (BASELINE_FILE, timeline.FILE):
             found = {
                 rank: (self._zeros[path], steps)
-                for rank, steps in timeline.read_timelines(self._output, file=file).items()
+                for rank, steps in read_timelines(self._output, file=file).items()
                 if (path := self._output / file.format(rank=rank)) in self._zeros
             }
             if found:

@@ -16,7 +16,7 @@ from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.feed import timeline
 from stoker.feed.epoch_times import epoch_times, whole_run, whole_step
-from stoker.feed.resource_usage import LoaderUsage, RankUsage
+from stoker.feed.resource_usage import LoaderUsage, RankUsage, usage_of
 from stoker.feed.timeline import (
     MeasuredStep,
     block_means,
@@ -26,11 +26,13 @@ from stoker.feed.timeline import (
     typical_wait_share,
     waits_longest,
 )
+from stoker.feed.training_steps import shares_of
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import now_utc
 from stoker.records import (
     GpuLoad,
     Group,
+    LoaderCounts,
     Measured,
     Observed,
     Profile,
@@ -102,6 +104,25 @@ def measure(
     )
 
 
+def loader_counts(
+    rows: Sequence[MeasuredStep], training: Sequence[MeasuredStep], usage: RankUsage | None
+) -> LoaderCounts:
+    """Returns which loaders' steps a rank's figures are of.
+
+    Args:
+        rows: All rows of its timeline.
+        training: Those that the figures are of.
+    """
+    shares = shares_of(rows)
+    measured = {step.loader for step in training}
+    return LoaderCounts(
+        measured=len(measured),
+        all=len(shares.steps),
+        share=shares.share_of(measured),
+        made_here=usage.made_here if usage else 0,
+    )
+
+
 def wait_shares(
     ranks: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
 ) -> dict[int, float]:
@@ -141,12 +162,12 @@ def passive_profile(
 ) -> Profile | None:
     """Returns the profile of a run that ended, or None if there is too little data.
 
-    `timelines` and `usages` are the main loader's of the leader's ranks.
+    `timelines` are the training's steps of the leader's ranks, `usages` all loaders of these.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
         return None
-    usage = [main for each in usages if (main := _main(each)) is not None]
+    usage = [own for each in usages if (own := _of_training(each, timelines)) is not None]
     dnn, *data = record.groups
     world = dnn.count * (dnn.processes_per_host or 1)
     sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
@@ -191,7 +212,7 @@ def passive_profile(
         observed=_observed(usage, vcpus, gpus=record.gpus),
         loader=loader,
         epochs=measured.epochs,
-        unmeasured=UNMEASURED if is_elsewhere(usages) else (),
+        unmeasured=UNMEASURED if is_elsewhere(usages, timelines) else (),
         spread={name: each for name, each in spread.items() if name in known},
         what={
             "run": record.job.name,
@@ -273,13 +294,24 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
     return one / other if one and other else 1.0
 
 
-def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
-    return any(own.is_elsewhere for own in map(_main, usages) if own)
+def is_elsewhere(
+    usages: Sequence[RankUsage], timelines: Mapping[int, Sequence[MeasuredStep]]
+) -> bool:
+    """Returns whether something else than a DataLoader made the batches of the training."""
+    known = (_of_training(usage, timelines) for usage in usages)
+    return any(own.is_elsewhere for own in known if own)
 
 
-def _main(usage: RankUsage) -> LoaderUsage | None:
-    busiest = max(usage.loaders.values(), key=lambda own: own.steps, default=None)
-    return busiest if busiest is not None and busiest.steps else None
+def _of_training(
+    usage: RankUsage, timelines: Mapping[int, Sequence[MeasuredStep]]
+) -> LoaderUsage | None:
+    """Returns the usage of the loaders whose steps are the rank's training; None: no step."""
+    numbers = {step.loader for step in timelines.get(usage.rank, ())} & usage.loaders.keys()
+    if numbers:
+        whole = usage_of(usage.loaders[number] for number in numbers)
+    else:
+        whole = max(usage.loaders.values(), key=lambda own: own.steps, default=LoaderUsage())
+    return whole if whole.steps else None
 
 
 def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:

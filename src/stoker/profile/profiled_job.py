@@ -16,6 +16,7 @@ import msgspec
 from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
+from stoker.feed.training_steps import longest_waiting_file
 from stoker.host.git import git_state
 from stoker.launch import gpu_log
 from stoker.launch.finish import read_failures
@@ -554,7 +555,7 @@ def keep_timeline(
     output: Path, folder: Path, *, file: str = "baseline-timeline-rank{rank}.csv"
 ) -> None:
     """Copies the steps of the rank that waits longest to `folder`/baseline-timeline.csv."""
-    source = timeline.longest_waiting_file(output, file=file)
+    source = longest_waiting_file(output, file=file)
     if source:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / "baseline-timeline.csv")

@@ -206,8 +206,26 @@ def _fields(record: Lineage) -> dict[str, object]:
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
+class LoaderCounts(Record, frozen=True, kw_only=True):
+    """Loaders of a training: those whose steps are measured, and all.
+
+    A line of the script that makes a loader again over the same dataset makes one loader.
+
+    Attributes:
+        measured: Whose steps the figures are of: the one that gave most batches, or all.
+        all: That gave batches.
+        share: Share of all batches that the measured ones gave.
+        made_here: Made where the script runs, as each lives too short for a data host.
+    """
+
+    measured: NonNegativeInt
+    all: NonNegativeInt
+    share: NonNegativeFloat
+    made_here: NonNegativeInt = 0
+
+
 class Measured(Record, frozen=True, kw_only=True):
-    """Measured steps of the main loader (most batches), without the first steps of epochs.
+    """Measured steps, without the first ones of epochs, of the loader that dominates, or of all.
 
     Times are of the rank that waits longest. They are medians over means of blocks of 20 steps: a
     median of single steps would miss the wait that ends a burst of batches. A spread's samples are
@@ -229,6 +247,7 @@ class Measured(Record, frozen=True, kw_only=True):
         rank: The rank that waits longest.
         least_wait_share: Share of a step that the rank with the shortest wait waits.
         timeline_file: CSV of the steps of that rank, else of the leader's rank that waits longest.
+        loaders: Which loaders' steps these are. None: not known.
     """
 
     step_seconds: NonNegativeFloat
@@ -244,6 +263,7 @@ class Measured(Record, frozen=True, kw_only=True):
     whole_step_seconds: NonNegativeFloat | None = None
     whole_wait_seconds: NonNegativeFloat | None = None
     epochs: EpochTimes | None = None
+    loaders: LoaderCounts | None = None
 
     @property
     def counted_seconds(self) -> float:
@@ -310,7 +330,7 @@ class Training(Record, frozen=True, kw_only=True):
         events: What happened, in order of time.
         failure: What failed, as its source reported it (a traceback, a lost host).
         mlflow_run_id: Run of MLflow.
-        steps: Batches of the main loader, else the optimizer's steps. None: not counted.
+        steps: Batches of `measured.loaders`, else the optimizer's steps. None: not counted.
         lineage: What the run was made of.
         predicted_usd: Dollars that the decision predicted for the whole run, with its start.
         spent_usd: Dollars of the run: the catalog's prices times the time that the platform reports

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline, typical_step
+from stoker.feed.timeline import MeasuredStep, read_timeline, typical_step
+from stoker.feed.training_steps import training_steps
 from stoker.records import Predicted
 from stoker.report.svg import Drawing, fit, text_width, time_axis
 from stoker.text import TimeUnit, percent, wait_share, whole
@@ -22,7 +23,7 @@ _ROW = 17.0
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Single steps of the main loader in the order of their start, at least one.
+    """Single steps of the training in the order of their start, at least one.
 
     Attributes:
         numbers: Each step's number in the run, from 1; empty: no timeline was kept, and all steps
@@ -59,8 +60,8 @@ class StepTimes:
 
 
 def read_steps(path: Path) -> StepTimes | None:
-    """Reads the main loader's steps; None where the file is missing or holds no step."""
-    rows = sorted(main_loader(read_timeline(path)), key=lambda step: step.start_seconds)
+    """Reads the training's steps; None where the file is missing or holds no step."""
+    rows = sorted(training_steps(read_timeline(path)), key=lambda step: step.start_seconds)
     ends = list(accumulate(row.steps for row in rows))
     single = [(row, end) for row, end in zip(rows, ends, strict=True) if row.weight]
     if not single:

@@ -484,8 +484,8 @@ class IoThread:
         # A process that only made its loaders, and has children iterate, has nothing to report.
         if not self._coordinator.is_up or not self._has_begun:
             return
-        sums = dataclasses.asdict(self._shared.timeline.main)
-        del sums["epochs"]
+        sums = dataclasses.asdict(self._shared.timeline.training)
+        del sums["epochs"], sums["shared"]
         with self._shared.lock:
             states, self._ended = self._ended, []
             states += map(self._state, self._shared.sessions.values())
