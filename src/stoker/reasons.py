@@ -18,9 +18,14 @@ _TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call la
 _BAR = re.compile(r"^ *\| ?")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
 # torch's and stoker's loaders raise a worker's error so, followed by the worker's traceback.
+# Of what stoker's feed raises, with `where:` and `try:` in further lines.
+_OF_FEED = re.compile(r"^(stoker\.errors\.)?(Feed|FeedLost|Shipping|Protocol)Error: ")
 _CAUGHT = re.compile(r"\bCaught (?P<kind>\w+) in (?P<where>.+)\.\nOriginal ")
 # stoker's: `index 37 of data worker 0 on host algo-2`.
 _SAMPLE = re.compile(r"^index (?P<index>.+) of (?P<worker>data worker )")
+# What stoker adds to an error, in the lines after it.
+_ADVICE = re.compile(r"^\s*(where|try):")
+_ADVICE_LINES = 3
 # Any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
 _MAYBE_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |:$|$)")
 
@@ -75,13 +80,20 @@ def innermost(raised: str) -> str:
     at = [
         number
         for number, line in enumerate(lines)
-        if printed.match(line) and number and lines[number - 1].startswith(("  ", "Traceback "))
+        # Or at once: what was made and not raised has no traceback.
+        if printed.match(line)
+        and (not number or lines[number - 1].startswith(("  ", "Traceback ")))
     ]
     chained = [number for number, line in enumerate(lines) if _TRACE.match(line)]
     own = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[-1:]
     words = _with_next(lines, own[0]) if own else kind
     where = _SAMPLE.sub(r"sample \g<index>, \g<worker>", found[0]["where"])
     return printable(f"{words} ({where})")
+
+
+def words_of_feed(raised: str) -> str:
+    """Returns what the feed raised, and what to do, in one line; empty: it was not the feed."""
+    return printable(_with_next(raised.splitlines(), 0)) if _OF_FEED.match(raised) else ""
 
 
 def said_in(lines: Iterable[str]) -> str:
@@ -137,14 +149,17 @@ def _raised_in(lines: Sequence[str]) -> str:
         return ""
     # The first after a traceback's start: later lines may be printed by others.
     at = ends[0] if begins else ends[-1]
-    return innermost("\n".join(after[at:])) or _with_next(after, at)
+    raised = "\n".join(after[at:])
+    return words_of_feed(raised) or innermost(raised) or _with_next(after, at)
 
 
 def _with_next(lines: Sequence[str], at: int) -> str:
     # `Error(s) in loading state_dict for Net:` continues in the next lines.
     words = lines[at].strip()
     for line in lines[at + 1 :]:
-        if not words.endswith(":") or not line.strip():
+        if not words.endswith(":") or not line.strip() or _ADVICE.match(line):
             break
         words += f" {line.strip()}"
-    return words
+    advice = (line.strip() for line in lines[at + 1 : at + 1 + _ADVICE_LINES])
+    fix = next((line.removeprefix("try:").strip() for line in advice if line[:4] == "try:"), "")
+    return f"{words}; {fix}" if fix else words

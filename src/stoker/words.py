@@ -29,7 +29,7 @@ from stoker.records import (
 )
 from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.records.training import NOT_COMPARABLE
+from stoker.records.training import NOT_COMPARABLE, UNHELPED
 from stoker.text import (
     Style,
     TimeUnit,
@@ -291,13 +291,12 @@ def training_words(training: Training) -> str:
         f", {shown(name)} {figure(value, figures=4)}" for name, value in training.metrics.items()
     )
     if training.spent_usd is not None:
-        told = training.predicted_usd
-        promise = "" if told is None else f" (predicted {usd(told)})"
+        predicted = training.predicted_usd
+        promise = "" if predicted is None else f" (predicted {usd(predicted)})"
         more += f", {usd(training.spent_usd)} for the run{promise}"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
-    more += "".join(
-        f"; {event.what}" for event in training.events if event.what.startswith(NOT_COMPARABLE)
-    )
+    told = (NOT_COMPARABLE, UNHELPED)
+    more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(told))
     if measured is None:
         done = f", {training.steps} steps" if training.steps else ""
         return f"training succeeded{done}; no step was timed{more}"

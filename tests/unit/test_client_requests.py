@@ -203,8 +203,10 @@ def test_a_data_host_is_told_of_all_that_it_compares(name):
     alone._asking.announce(alone.session)
     opening = host.sent[0]
     assert isinstance(opening, Open)
-    assert compare_versions(opening, own_versions()) == ("", "")
-    assert name in "".join(compare_versions(opening, own_versions() | {name: "1.2"})).lower()
+    assert compare_versions(opening, own_versions(), host="d1") == (None, "")
+    other = own_versions() | {name: "1.2"}
+    why, warning = compare_versions(opening, other, host="d1")
+    assert name in (why.what if why else warning).lower()
 
 
 def test_data_workers_without_a_shard_are_told_of_once():

@@ -19,10 +19,11 @@ from stoker.feed.loading import (
     discard_loadings,
     read_loadings,
     why_unfed,
+    why_unhelped,
 )
 from stoker.feed.timeline import COLUMNS, FILE, MeasuredStep, Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
-from stoker.feed.wire.protocol import Progress
+from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.trainer_host import Release
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, from_environment, unfed_file
@@ -133,6 +134,9 @@ def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path):
     assert Own._get_iterator.__module__ == __name__
 
 
+LOG = Log(run="test", host="algo-1", stream=io.StringIO())
+
+
 class Released:
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -151,7 +155,7 @@ def take_steps(watch: OptimizerWatch, count: int = ENOUGH_STEPS) -> None:
 def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, asks_after_all):
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)
+    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2, log=LOG)
     first, second = (watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1))
     take_steps(first)
     release.tick()
@@ -173,7 +177,7 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, asks_af
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_data_hosts_of_several_hosts_wait_for_the_word_of_all(tmp_path, monkeypatch, world):
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)
+    release = Release(tmp_path, coordinator, ranks=1, all_ranks=2, log=LOG)
     rank = watch_of(tmp_path, rank=0, world=world)[0]
     take_steps(rank)
     release.tick()
@@ -226,6 +230,13 @@ def test_batches_of_the_main_loader_come_before_optimizer_steps(tmp_path):
 
 READ = Loading(optimizer_steps=9, seen=TORCHS)
 OWN = Loading(optimizer_steps=9, own=("litdata.StreamingDataLoader",))
+_PYTHON = {"python": "/opt/py/bin/python", "version": "3.9.1"}
+_NO_STOKER = {**_PYTHON, "problem": "ModuleNotFoundError: No module named 'stoker'"}
+ELSEWHERE, ELSEWHERE_IDLE = Loading(optimizer_steps=9, **_NO_STOKER), Loading(**_NO_STOKER)
+NO_ZMQ = Loading(
+    optimizer_steps=9, **{**_PYTHON, "problem": "ModuleNotFoundError: No module named 'zmq'"}
+)
+IGNORING = Loading(**_PYTHON, options=("-I",))
 UNREPLACED = f"{TORCHS} is read without stoker; train with --replace-dataloader true"
 
 
@@ -237,6 +248,18 @@ UNREPLACED = f"{TORCHS} is read without stoker; train with --replace-dataloader 
         ((Loading(), READ, Loading()), UNREPLACED),
         ((OWN,), "litdata.StreamingDataLoader makes batches in its own way"),
         ((Loading(is_fed=True, epochs=3, has_optimizer=True),), "gave no batch; is its dataset"),
+        ((Loading(optimizer_steps=9, made="train.py:7"),), "made at train.py:7 was never read"),
+        ((Loading(is_fed=True, optimizer_steps=9, made="a.py:1"),), "made at a.py:1 was never"),
+        # A loader of torch's class that is read is nearer than one that is not.
+        ((Loading(optimizer_steps=9, made="a.py:1", seen=TORCHS),), f"{TORCHS} is read"),
+        (
+            (Loading(), ELSEWHERE),
+            "/opt/py/bin/python (Python 3.9.1), which runs the script, has no",
+        ),
+        ((Loading(), NO_ZMQ), "cannot import stoker: ModuleNotFoundError: No module named 'zmq'"),
+        ((IGNORING,), "python, started with -I, does not read PYTHONPATH"),
+        # A helper's Python is not the training's.
+        ((ELSEWHERE_IDLE, OWN), "litdata.StreamingDataLoader makes batches"),
         # Its own loader was made; what it trained on was another one.
         ((Loading(is_fed=True, optimizer_steps=9, seen=TORCHS),), f"{TORCHS} is read"),
         # A training that goes on from its last epoch: nothing is wrong with its loaders.
@@ -265,3 +288,56 @@ def test_what_an_earlier_attempt_said_is_forgotten(tmp_path):
     assert len(read_loadings(tmp_path)) == 1
     discard_loadings(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loader_that_is_made_and_not_read_is_named_by_its_line(tmp_path):
+    class Own(torch.utils.data.DataLoader[object]):
+        pass
+
+    watch, said = watch_of(tmp_path)
+    unfed._see_loaders(Own, watch)
+    loaders = [Own([1, 2]), Own([3])]
+    assert watch.made == f"{__file__}:{line_of('loaders = [Own(')}"
+    take_steps(watch)
+    assert f"made at {watch.made} was never read" in said.getvalue()
+    assert len(loaders) == 2
+
+
+def line_of(words: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return 1 + next(number for number, line in enumerate(lines) if line.strip().startswith(words))
+
+
+def test_a_python_without_stoker_is_told_by_the_launcher_and_releases_the_hosts(tmp_path):
+    coordinator, said = Released(), io.StringIO()
+    log = Log(run="test", host="algo-1", stream=said)
+    release = Release(tmp_path, coordinator, ranks=1, all_ranks=1, log=log)
+    word = Unfed(rank=0, **_NO_STOKER)
+    (tmp_path / unfed_file(0)).write_bytes(msgspec.json.encode(word))
+    release.tick()
+    release.tick()
+    assert said.getvalue().count("feed_unused") == 1
+    assert "has no stoker; install stoker in that Python" in said.getvalue()
+    assert ["has no stoker" in reason for reason in coordinator.reasons] == [True]
+
+
+HERE = HostWork(host="algo-2", is_local=True, batches=7)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reasons", "why"),
+    [
+        ((HERE,), ("cannot send dataset.s",), "made all batches: cannot send dataset.s"),
+        ((HERE, HostWork(host="algo-1")), ("a", "b", "a"), "made all batches: a; b"),
+        ((), ("a",), "made all batches: a"),
+        ((HERE,), (), ""),
+        ((HERE, HostWork(host="algo-1", batches=1)), ("a",), ""),
+    ],
+)
+def test_a_run_that_data_hosts_did_not_help_says_why(tmp_path, hosts, reasons, why):
+    say(tmp_path, Loading(is_fed=True, optimizer_steps=9, made_here=reasons))
+    work = FeedWork(seconds=1.0, hosts=hosts)
+    progress = {0: msgspec.structs.replace(PROGRESS[1], rank=0, feed=work)}
+    words = why_unhelped(tmp_path, progress)
+    assert words.endswith(why)
+    assert words.startswith("no batch came from its data hosts: ") is bool(why)

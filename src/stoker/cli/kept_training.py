@@ -1,5 +1,6 @@
 """A training that is shown while it runs, and whose record is kept."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,6 +73,7 @@ def train_and_keep(
     from stoker.cli.notify import warned
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
+    from stoker.launch.script_python import refuse_unfed_script
     from stoker.platforms.base import RecoveringPlatform
     from stoker.records import Training, read_json, sha256_of, write_json
     from stoker.records.training import Lineage
@@ -98,6 +100,9 @@ def train_and_keep(
         if not is_interactive():
             raise refused
         ask(f"{words}. Train again", assume_yes=False, refused=refused)
+    if workload.platform_info.is_this_machine:
+        # Elsewhere the leader's host tells, as it starts.
+        refuse_unfed_script(job, os.environ)
     state = git_state(Path.cwd())
     lineage = Lineage(
         git=str(state.get("git") or "") or None,

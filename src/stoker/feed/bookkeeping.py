@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 _MAX_FORMER = 100
+_MAX_REASONS = 3
 # By then a dataset that the script dropped is garbage-collected.
 _GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
 # Position of `pin_memory` among the arguments of torch's DataLoader.
 _PIN_MEMORY = 7
-_MAKERS = ("torch", "torchdata", "stoker")
+MAKERS = ("torch", "torchdata", "stoker")
 # The method in which torch warns of more workers than CPUs.
 _CHECK = "check_worker_number_rationality"
 
@@ -281,7 +282,7 @@ def note_making(loader: object, *, gives_pin_memory: bool = False) -> None:
     while frame is not None:
         module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
         file = frame.f_code.co_filename
-        is_innermost = not lines and module not in _MAKERS
+        is_innermost = not lines and module not in MAKERS
         is_own = not (file.startswith("<frozen ") or INSTALLED.search(file))
         if is_innermost or (lines and is_own):
             lines.append((file, frame.f_lineno))
@@ -377,6 +378,8 @@ class TrainerProcess:
     said_seeding: bool = False
     said_pinning: bool = False
     said_unsent: bool = False
+    # Why data hosts did not help: of loaders that were placed here, and of hosts.
+    made_here: list[str] = field(default_factory=list)
     # By id, because a subclass may define equality, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
@@ -443,6 +446,11 @@ class TrainerProcess:
     def lines(self) -> Collection[LoaderLine]:
         """The lines that made loaders under a data group."""
         return self._lines.values()
+
+    def note_made_here(self, why: str) -> None:
+        """Keeps a reason why data hosts do not help, for the run's last words."""
+        if why not in self.made_here and len(self.made_here) < _MAX_REASONS:
+            self.made_here.append(why)
 
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
         return self._books.get(id(loader))

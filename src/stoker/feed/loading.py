@@ -4,27 +4,45 @@ At the end the leader's launcher reads them: were batches taken from the feed, a
 """
 
 import contextlib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from stoker.feed import why_unfed as sentences
 from stoker.feed.timeline import MeasuredStep, steps_in
 from stoker.feed.training_steps import has_no_step, read_timelines
+from stoker.feed.why_unfed import WhyUnfed
 from stoker.feed.wire.protocol import Progress
+from stoker.records.training import UNHELPED
 
 # By process, because a rank's launcher and helpers have its number, too.
 _FILE = "loading-{pid}.json"
-
-_TORCHS = "train with --replace-dataloader true, or import DataLoader from stoker"
-_OWN = "give the library a loader of torch's or stoker's, or train without a data group"
+_MAX_REASONS = 3
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """File in which a rank tells its launcher why it takes no batches from data hosts."""
+    """File in which a rank tells its launcher why it takes no batches from data hosts.
+
+    Attributes:
+        text: Why, in words; empty: its Python has no stoker, see `Loading`.
+    """
 
     rank: int
-    text: str
+    text: str = ""
+    python: str = ""
+    version: str = ""
+    problem: str = ""
+
+    @property
+    def words(self) -> str:
+        if self.text:
+            return self.text
+        why = sentences.no_stoker(
+            self.python, version=self.version, problem=self.problem, own=sys.executable
+        )
+        return f"the training takes no batches from its data hosts: {why.words}"
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +54,12 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
         epochs: Epochs over loaders of stoker's that were begun, and not in their middle.
         seen: Class of a loader of torch's that was read without stoker; empty: none was.
         own: Loader classes of libraries whose modules were imported.
+        made: File and line at which the first loader of torch's was made; empty: none was.
+        made_here: Why the trainer made batches of loaders without help, or hosts made none.
+        python: Interpreter without stoker, or that stoker does not reach; empty: it has stoker.
+        version: Its version.
+        problem: What its import of stoker raised; empty: it ignores PYTHONPATH.
+        options: With which it ignores PYTHONPATH.
     """
 
     optimizer_steps: int | None = 0
@@ -44,14 +68,28 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 0
     seen: str = ""
     own: tuple[str, ...] = ()
+    made: str = ""
+    made_here: tuple[str, ...] = ()
+    python: str = ""
+    version: str = ""
+    problem: str = ""
+    options: tuple[str, ...] = ()
 
     @property
-    def why_unfed(self) -> str:
+    def why_unfed(self) -> WhyUnfed:
+        if self.python and not self.problem:
+            return sentences.no_startup(self.python, options=self.options)
+        if self.python:
+            return sentences.no_stoker(
+                self.python, version=self.version, problem=self.problem, own=sys.executable
+            )
         if self.seen:
-            return f"{self.seen} is read without stoker; {_TORCHS}"
+            return sentences.torchs_loader(self.seen)
         if self.own:
-            return f"{' or '.join(self.own)} makes batches in its own way; {_OWN}"
-        return f"no loader of torch or stoker was read; {_OWN}"
+            return sentences.own_loader(self.own)
+        if self.made and not self.epochs:
+            return sentences.never_read(self.made)
+        return sentences.no_loader()
 
     def write(self, output: Path, *, pid: int) -> None:
         path = output / _FILE.format(pid=pid)
@@ -104,7 +142,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     if timelines and is_fed:
         return ""
     if is_fed and any(each.epochs for each in loadings):
-        why = "a loader of stoker's was read and gave no batch; is its dataset empty?"
+        why = sentences.empty_loader()
     elif counted_steps(output, timelines, progress) == 0:
         # Nothing was missed: a training that was resumed after its last epoch.
         return ""
@@ -112,8 +150,27 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
         # From the process that trained, or read something.
         told = max(
             loadings,
-            key=lambda each: (bool(each.seen), bool(each.own), each.optimizer_steps or 0),
+            key=lambda each: (
+                bool(each.seen),
+                bool(each.own),
+                each.optimizer_steps or 0,
+                bool(each.made),
+                bool(each.python),
+            ),
             default=Loading(),
         )
         why = told.why_unfed
-    return f"no batch came from its data hosts: {why}"
+    return f"{UNHELPED}: {why.words}"
+
+
+def why_unhelped(output: Path, progress: Mapping[int, Progress]) -> str:
+    """Returns why the trainer made all batches of a run that succeeded; empty: it did not."""
+    works = [report.feed for report in progress.values() if report.feed is not None]
+    hosts = [host for work in works for host in work.hosts]
+    if any(host.batches and not host.is_local for host in hosts):
+        return ""
+    reasons = [reason for each in read_loadings(output) for reason in each.made_here]
+    distinct = list(dict.fromkeys(reasons))
+    if not distinct:
+        return ""
+    return f"{UNHELPED}: {sentences.made_here(distinct[:_MAX_REASONS]).words}"

@@ -75,6 +75,7 @@ def place_here(
     books, settings = process.books(loader), process.settings
     does = "make" if loader.num_workers else "makes"
     books.placement = Placement(reason=reason, why=why, path=path)
+    process.note_made_here(why)
     is_refused = reason == "unshippable"
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,

@@ -5,6 +5,7 @@ that batches came: a log line says so at the first ones, and the run's record (`
 """
 
 import atexit
+import functools
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.feed.bookkeeping import TrainerProcess, known_process, this_process
+from stoker.feed.bookkeeping import MAKERS, TrainerProcess, known_process, this_process
 from stoker.feed.loading import Loading, Unfed
 from stoker.feed.own_loaders import own_loaders
 from stoker.logs import EventName, Log
@@ -43,6 +44,8 @@ class OptimizerWatch:
     clock: Callable[[], float] = time.monotonic
     # The class of a loader of torch that was read, without stoker's iterators.
     seen: str = ""
+    # File and line at which the first loader of torch was made.
+    made: str = ""
     num_steps: int = 0
     is_compiled: bool = False
     _has_said: bool = field(default=False)
@@ -76,6 +79,8 @@ class OptimizerWatch:
             epochs=known.timeline.begun if known else 0,
             seen=self.seen,
             own=tuple(own_loaders()),
+            made=self.made,
+            made_here=tuple(known.made_here) if known else (),
         )
 
     @staticmethod
@@ -87,7 +92,8 @@ class OptimizerWatch:
         if self.is_fed():
             self._is_done = True
             return
-        text = f"the training takes no batches from its data hosts: {self.loading().why_unfed}"
+        why = self.loading().why_unfed.words
+        text = f"the training takes no batches from its data hosts: {why}"
         self._is_done = self.num_steps >= ENOUGH_STEPS
         if (self.seen or own_loaders() or self._is_done) and not self._has_said:
             self._has_said = True
@@ -145,9 +151,28 @@ def _see_loaders(dataloader_class: type[TorchLoader], watch: OptimizerWatch) -> 
             watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
         return iterator
 
+    init = dataloader_class.__init__
+
+    @functools.wraps(init)
+    def noted(self: TorchLoader, *args: object, **kwargs: object) -> None:
+        init(self, *args, **kwargs)  # type: ignore[arg-type]
+        watch.made = watch.made or _place_of_making()
+
+    dataloader_class.__init__ = noted  # type: ignore[method-assign]
     # By its module `stoker.timed` knows whether a loader is timed already.
     _get_iterator.__module__ = original.__module__
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
+
+
+def _place_of_making() -> str:
+    """Returns file and line of the innermost call outside of torch and stoker."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
+        if module not in MAKERS:
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def is_released(process: TrainerProcess) -> bool:

@@ -39,7 +39,13 @@ from stoker.launch.passive_profile import (
 from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
-from stoker.reasons import innermost, reason_of_failure, shortened, without_events
+from stoker.reasons import (
+    innermost,
+    reason_of_failure,
+    shortened,
+    without_events,
+    words_of_feed,
+)
 from stoker.records import (
     Event,
     GpuLoad,
@@ -355,7 +361,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         raised = f"{self.type}: {self.message}"
         # A worker's error that kept its arguments has its text in a note.
         _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
-        told = innermost(raised) or (head and innermost(f"Caught {note}")) or raised
+        worker = innermost(raised) or (head and innermost(f"Caught {note}"))
+        told = words_of_feed(raised) or worker or raised
         return f"rank {self.rank} on {self.host}: {told}\n{self.traceback}"
 
 

@@ -134,7 +134,7 @@ def next_event(inbox: Inbox, seconds: float) -> LaunchEvent | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a command ended, and why the launcher ended it (`decided`), if it did.
+    """How a command ended, and why the launcher ended it (`decided`) or did not start it.
 
     `exit_code` is a shell's: 128 + n for signal n.
     """
@@ -142,6 +142,7 @@ class Ending:
     exit_code: int
     signals: tuple[int, ...] = ()
     decided: str = ""
+    refused: str = ""
     stderr: str = ""
     killed_for_memory: str = ""
 

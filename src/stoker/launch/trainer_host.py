@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, PlatformError, UsageError
-from stoker.feed.loading import Unfed, discard_loadings, why_unfed
+from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, FeedError, PlatformError, UsageError
+from stoker.feed.loading import Unfed, discard_loadings, why_unfed, why_unhelped
 from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
@@ -35,6 +35,7 @@ from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
+from stoker.launch.script_python import script_python
 from stoker.launch.spending import Spending, earlier_seconds
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
@@ -77,8 +78,16 @@ class Release:
     """
 
     def __init__(
-        self, output: Path, run: Coordinator | Membership, *, ranks: int, all_ranks: int
+        self,
+        output: Path,
+        run: Coordinator | Membership,
+        *,
+        ranks: int,
+        all_ranks: int,
+        log: Log,
     ) -> None:
+        self._log = log
+        self._has_logged = False
         self._output = output
         self._run = run
         self._ranks = ranks
@@ -97,11 +106,15 @@ class Release:
         self._word = self._word or self._agreed()
         if self._word is None:
             return
+        if not self._word.text and not self._has_logged:
+            # A Python without stoker writes no log line.
+            self._has_logged = True
+            self._log.event(EventName.FEED_UNUSED, text=self._word.words)
         if isinstance(self._run, Membership):
             self._run.tell_unfed(self._ranks)
             self._is_done = True
         elif self._ranks + self._run.unfed_ranks >= self._all_ranks:
-            self._run.release_agents(self._word.text)
+            self._run.release_agents(self._word.words)
             self._is_done = True
 
     def _agreed(self) -> Unfed | None:
@@ -203,6 +216,8 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if is_success and coordinator and (why := why_unfed(run.output, coordinator.progress)):
             # The exit code stays 0: platforms then keep the model and do not retry.
             outcome = dataclasses.replace(outcome, status="failed", failure=why, is_unfed=True)
+        elif is_success and coordinator and (why := why_unhelped(run.output, coordinator.progress)):
+            events.append(Event(when=now_utc(), what=why, host=run.topology.host))
         if watchdog.failure and ending.decided == watchdog.failure:
             code = watchdog.exit_code
             outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
@@ -467,6 +482,9 @@ def _train(
         )
         run.log.event(EventName.COMMAND_NOT_FOUND, program=command[0])
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
+    refused = _refused(run, found, environ)
+    if refused is not None:
+        return refused
     address = leader_ip or run.coordinator_address[0]
     # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
     master = (address, run.coordinator_address[1] + 2)
@@ -484,7 +502,7 @@ def _train(
     ranks = trainer.processes_per_host
     if in_run := coordinator or membership:
         all_ranks = ranks * len(run.topology.dnn_hosts)
-        release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks)
+        release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks, log=run.log)
     stacks, num_asked = RankStacks(run.log), 0
 
     def end_the_run() -> None:
@@ -549,6 +567,21 @@ def _train(
     ending = _as_a_pod_ends(run, ending, counts=False)
     # A profile ends the command early, which is not a failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
+
+
+def _refused(run: HostRun, command: Sequence[str], environ: Mapping[str, str]) -> Ending | None:
+    """Returns the end of a training whose Python stoker cannot feed, before it starts."""
+    python = script_python(command, environ=environ, folder=run.folder) if _is_fed(run) else None
+    if python is None:
+        return None
+    if not python.has_startup:
+        # In case the script says nothing of its loaders.
+        python.loading().write(run.output, pid=0)
+    why = python.why_unfed()
+    if why is None:
+        return None
+    run.log.event(EventName.TRAINING_NOT_STARTED, reason=why.words)
+    return Ending(exit_code=FeedError.exit_code, refused=why.words)
 
 
 def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
@@ -618,6 +651,8 @@ def _is_fed(run: HostRun) -> bool:
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
+    if ending.refused:
+        return f"the training was not started on {run.topology.host}: {ending.refused}"
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     cause = finish.read_cause(run.output)
     written = finish.read_failures(run.output)

@@ -44,6 +44,8 @@ _OF_LEADER = (
 )
 # Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
+# Of a run whose data hosts gave it nothing, though it may have succeeded.
+UNHELPED = "no batch came from its data hosts"
 
 
 class Host(Record, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ _TORCH = ("torch", "torch.utils.data")
 # torchdata's subclass of torch's loader, which iterates in its own way.
 _STATEFUL = ("torchdata.stateful_dataloader.stateful_dataloader",)
 _PROBE = "profile.probe.install"
+_UNFED = "feed.unfed.install"
 
 
 def _chain_on() -> None:
@@ -155,7 +156,11 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
         except Exception as err:
             if install == _PROBE:
                 _record_modules(problem=f"{type(err).__name__}: {err}")
-            raise
+            if install == _UNFED and isinstance(err, ImportError):
+                _watch_without_stoker(err)
+            is_told = os.environ.get("STOKER_HAS_DATA_GROUP") and isinstance(err, ImportError)
+            if not is_told or install == _PROBE:
+                raise
 
     sys.meta_path.insert(0, _Finder(modules, call))
 
@@ -169,13 +174,82 @@ def _replace_loader() -> None:
         _record_modules_at_exit()
         return
     if os.environ.get("STOKER_OUTPUT"):
-        _when_imported(_TORCH, "DataLoader", "feed.unfed.install")
+        _when_imported(_TORCH, "DataLoader", _UNFED)
+        if os.environ.get("STOKER_HAS_DATA_GROUP"):
+            _tell_without_stoker_at_exit()
     if replaced in ("1", "true", "auto"):
         is_auto = replaced == "auto"
         _when_imported(_TORCH, "DataLoader", "feed.replace.install", is_auto=is_auto)
         _when_imported(
             _STATEFUL, "StatefulDataLoader", "feed.replace.install_stateful", is_auto=is_auto
         )
+
+
+def _watch_without_stoker(err: ImportError) -> None:
+    """Counts a training's steps where its Python has no stoker, and tells the launcher of it."""
+    import atexit
+    from importlib import import_module
+
+    pid, steps = os.getpid(), 0
+
+    def before_step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            _guarded(lambda: _tell_without_stoker(err, steps=1))
+
+    def at_exit() -> None:
+        # A forked child inherits the handler, and must not write.
+        if os.getpid() == pid:
+            _guarded(lambda: _tell_without_stoker(err, steps=steps))
+
+    hooks = import_module("torch.optim.optimizer")
+    hooks.register_optimizer_step_pre_hook(before_step)
+    # Registered last, so called before the handler of `_tell_without_stoker_at_exit`.
+    atexit.register(at_exit)
+
+
+def _tell_without_stoker_at_exit() -> None:
+    """Makes a process whose Python has no stoker say so at exit: it may not use torch."""
+    import atexit
+
+    def tell() -> None:
+        if os.getpid() != pid or "stoker" in sys.modules:
+            return
+        from importlib.util import find_spec
+
+        path = os.path.join(os.environ.get("STOKER_OUTPUT", ""), f"loading-{pid}.json")
+        if find_spec("stoker") is None and not os.path.exists(path):
+            _tell_without_stoker(ModuleNotFoundError("No module named 'stoker'"), steps=0)
+
+    # Child processes of multiprocessing belong to the process that started them.
+    if "--multiprocessing-fork" not in sys.orig_argv:
+        pid = os.getpid()
+        atexit.register(lambda: _guarded(tell))
+
+
+def _tell_without_stoker(err: ImportError, *, steps: int) -> None:
+    """Writes what `stoker.feed.loading` reads, and after a step what releases the data hosts."""
+    import json
+
+    folder = os.environ.get("STOKER_OUTPUT", "")
+    if not os.path.isdir(folder):
+        return
+    python = {
+        "python": sys.executable,
+        "version": ".".join(map(str, sys.version_info[:3])),
+        "problem": f"{type(err).__name__}: {err}",
+    }
+    files = {f"loading-{os.getpid()}.json": {"optimizer_steps": steps, "has_optimizer": steps > 0}}
+    if steps == 1:
+        rank = int(os.environ.get("RANK") or 0)
+        files[f"unfed-rank{rank}.json"] = {"rank": rank}
+    for name, facts in files.items():
+        path = os.path.join(folder, name)
+        # Renamed when complete: the launcher may read it at any time.
+        with open(f"{path}.new", "w", encoding="utf-8", errors="replace") as file:
+            json.dump({**facts, **python}, file)
+        os.replace(f"{path}.new", path)
 
 
 def _record_modules_at_exit() -> None:

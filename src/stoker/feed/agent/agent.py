@@ -16,6 +16,7 @@ from typing import Literal
 import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
+from stoker.feed import why_unfed
 from stoker.feed.agent.batch_port import BatchPort, OutgoingBatch
 from stoker.feed.agent.dataset_process import ForkServer, HostedSpec, Specs
 from stoker.feed.agent.dispatch import AgentSession, Dispatch, Outbox, Transport
@@ -156,14 +157,12 @@ class Service:
         # The trainer sends next which epochs are over.
         session.before_epoch_id = 0
         session.is_ready, session.unreachable_since = False, None
-        problem, warning = compare_versions(message, self._versions)
-        if not problem and message.spec_bytes > self._feed.max_dataset_bytes:
-            problem = (
-                f"the pickled dataset has {message.spec_bytes} bytes, more than "
-                f"feed.max_dataset_bytes ({self._feed.max_dataset_bytes})"
-            )
+        problem, warning = compare_versions(message, self._versions, host=self._host)
+        most = self._feed.max_dataset_bytes
+        if not problem and message.spec_bytes > most:
+            problem = why_unfed.too_large(message.spec_bytes, most=most, largest="")
         if problem:
-            self._fail(session, problem)
+            self._fail(session, problem.what, fix=problem.fix)
             return
         if warning:
             self.warn(identity, EventName.VERSIONS_DIFFER, warning)
@@ -274,10 +273,11 @@ class Service:
         fix: str = "",
     ) -> None:
         if not error:
-            if is_of_host and not fix:
-                fix = "see that host's log; give it more memory, or fewer workers"
-            kind = FeedLostError if is_of_host else FeedError
-            raised = kind(reason, where=f"host {self._host}", fix=fix)
+            where = f"host {self._host}"
+            raised: FeedError = FeedError(reason, where=where, fix=fix)
+            if is_of_host:
+                why = why_unfed.host_failed(reason, host=self._host, fix=fix)
+                raised = why.error(FeedLostError)
             error = pack_error(raised, host=self._host, where="the agent")
         failed = protocol.Failed(
             session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host

@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import FeedLostError, ProtocolError
+from stoker.feed import why_unfed
 from stoker.feed.wire.dataset import Arrival
 from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
 from stoker.feed.workers.pool import (
@@ -33,12 +34,6 @@ from stoker.feed.workers.stacks import stacks_of
 STOP_SECONDS = 5.0
 # Specs that no session uses and that may come back (a script that makes a loader each epoch).
 MAX_UNUSED_SPECS = 2
-
-
-MEND_CODE = (
-    "give all hosts the same image and the same files, and restart those that had others; "
-    "feed.code_check: warn makes batches in spite of it"
-)
 
 
 class StartDataset(msgspec.Struct, frozen=True, tag=True):
@@ -313,7 +308,7 @@ class HostedSpec:
             self.state = "failed" if loaded.has_failed else "ready"
             self.reason, self.error, self.warning = loaded.summary, loaded.error, loaded.warning
             self.copied = loaded.copied
-            self.fix = MEND_CODE if loaded.is_of_host else ""
+            self.fix = why_unfed.MEND_CODE if loaded.is_of_host else ""
             self.since = time.monotonic()
             return True
         if self.state in ("loading", "ready") and dataset_process.channel.is_closed:

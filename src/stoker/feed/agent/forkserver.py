@@ -572,7 +572,7 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> tuple[DatasetSpe
                 _tell(channel, Loaded(summary=other_code, is_of_host=True))
                 return None
             file.seek(0)
-            return read_spec(file), Loaded(warning=other_code)
+            return read_spec(file, host=order.host), Loaded(warning=other_code)
     except Exception as err:
         packed = pack_error(err, host=order.host, where="the dataset process")
         _tell(channel, Loaded(packed, f"{type(err).__name__}: {err}"))

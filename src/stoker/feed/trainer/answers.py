@@ -15,6 +15,7 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
+from stoker.feed.bookkeeping import known_process
 from stoker.feed.trainer.buffers import BatchBuffers, BatchOutcome, error_in
 from stoker.feed.trainer.control_connection import MAX_PAUSE_SECONDS
 from stoker.feed.trainer.links import AgentLink
@@ -338,6 +339,8 @@ class Answers:
 
     def _log_excluded(self, link: AgentLink, reason: str) -> None:
         text = f"data host {link.member.host} makes no batches in this epoch: {reason}"
+        if (process := known_process()) is not None:
+            process.note_made_here(f"data host {link.member.host}: {reason}")
         self._shared.log.event(EventName.HOST_EXCLUDED, agent=link.member.host, text=text)
 
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
-from stoker.feed import memory
+from stoker.feed import memory, why_unfed
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
@@ -258,12 +258,12 @@ class Requester:
         what = f"no data worker came within {alone}"
         if session.had_peers:
             what = f"lost all data workers {alone} ago"
-        return FeedLostError(
+        why = why_unfed.hosts_lost(
             f"{what}: {expected} data hosts expected, {seen}{local}",
             where=f"rank {self._settings.rank}, host {self._settings.host}, "
             f"epoch {session.epoch}, batch {session.schedule.head}",
-            fix="see the logs of the data hosts, or set feed.local_workers as a fallback",
         )
+        return why.error(FeedLostError)
 
 
 # Descriptor of a local worker to its session and the poller's flags.

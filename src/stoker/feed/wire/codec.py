@@ -30,8 +30,10 @@ import msgspec
 import numpy as np
 
 from stoker.errors import ProtocolError, ShippingError
+from stoker.feed.why_unfed import OF_TRAINER
 from stoker.feed.wire.aliases import Region, View, are_apart, regions_of, strided
 from stoker.feed.wire.pickling import FLOAT8_KINDS, RARE_DTYPES, class_at, place_of, reduced
+from stoker.feed.wire.rebuilding import why_not_rebuilt
 
 if TYPE_CHECKING:
     import torch
@@ -724,10 +726,7 @@ class Decoder:
         except ProtocolError:
             raise
         except Exception as err:
-            raise ShippingError(
-                f"a part of the batch cannot be rebuilt here: {type(err).__name__}: {err}",
-                fix="make sure that its class can be imported and constructed in the trainer",
-            ) from err
+            raise why_not_rebuilt(err, OF_TRAINER).error(ShippingError) from err
         return value
 
 

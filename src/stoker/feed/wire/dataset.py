@@ -6,6 +6,7 @@ without what differs between ranks or hosts: a data host holds a dataset once fo
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import json
 import mmap
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from stoker.errors import ProtocolError, ShippingError, StokerError
+from stoker.feed import why_unfed
+from stoker.feed.why_unfed import WhyUnfed
 from stoker.feed.wire.definitions import (
     Script,
     classes_digest,
@@ -42,6 +45,7 @@ from stoker.feed.wire.pickling import (
     pickle_of,
 )
 from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES, InheritedSettings
+from stoker.feed.wire.rebuilding import why_not_rebuilt
 from stoker.feed.wire.shared_memory import SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
@@ -81,6 +85,8 @@ LARGE_SPEC_BYTES = 64 << 20
 # Limits of an error's text, which is shortened in the middle, and of its pickled arguments.
 _MAX_ERROR_TEXT = 64 << 10
 _MAX_ERROR_BYTES = 1 << 20
+# What a data worker lacks, in an error's last line.
+_MISSING = re.compile(r"No module named '([\w.]+)'|No such file or directory: '([^']+)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +278,7 @@ def pack_spec(
     except ShippingError:
         raise
     except Exception as err:
-        raise ShippingError(
-            _why(spec, err),
-            fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
-            "name the dataset by stoker.remote('module:function'), or have local workers make "
-            "its batches: feed.unshippable=local",
-        ) from err
+        raise _why(spec, err).error(ShippingError) from err
     place = DatasetPlace.of_spec(spec, modules=pickler.modules, checks_code=checks_code)
     counted = (place.packed(), buffer.getbuffer())
     name = _digest_of(counted)
@@ -287,11 +288,8 @@ def pack_spec(
     uncounted = (place.environment.packed_arguments(), length, spec.settings.packed_of_rank())
     data = b"".join((*uncounted, *counted, script))
     if len(data) > max_bytes:
-        raise ShippingError(
-            f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
-            f"({max_bytes}); {largest(_parts(spec))}",
-            fix="build it on the data hosts: stoker.remote('module:function')",
-        )
+        why = why_unfed.too_large(len(data), most=max_bytes, largest=largest(_parts(spec)))
+        raise why.error(ShippingError)
     warnings: tuple[str, ...] = ()
     if len(data) > LARGE_SPEC_BYTES:
         warnings = (
@@ -351,7 +349,7 @@ def _look(pickler: SpecPickler, spec: DatasetSpec) -> str:
     except ShippingError as err:
         return err.what
     except Exception as err:
-        return _why(spec, err)
+        return _why(spec, err).what
     return ""
 
 
@@ -372,8 +370,8 @@ def _dump(spec: DatasetSpec, pickler: SpecPickler) -> None:
         )
 
 
-def _why(spec: DatasetSpec, err: Exception) -> str:
-    return f"cannot send {culprit(_parts(spec))} to a data host: {type(err).__name__}: {err}"
+def _why(spec: DatasetSpec, err: Exception) -> WhyUnfed:
+    return why_unfed.not_picklable(culprit(_parts(spec)), raised=f"{type(err).__name__}: {err}")
 
 
 class _BoundReachedError(Exception):
@@ -401,7 +399,8 @@ def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
     return read_spec(io.BytesIO(data))
 
 
-def read_spec(file: BinaryIO) -> DatasetSpec:
+def read_spec(file: BinaryIO, *, host: str = "") -> DatasetSpec:
+    place = None
     try:
         # First: unpickling imports modules, which need the path and may read the environment.
         place = read_place(file)
@@ -413,10 +412,10 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
     except ShippingError:
         raise
     except Exception as err:
-        raise ShippingError(
-            f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",
-            fix="install what it imports in the image of the data hosts",
-        ) from err
+        code, modules = (place.code, place.modules) if place else (None, ())
+        side = why_unfed.of_data_host(host)
+        why = why_not_rebuilt(err, side, code=code, modules=modules)
+        raise why.error(ShippingError) from err
     if not isinstance(spec, DatasetSpec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
     return built(spec)
@@ -561,18 +560,42 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         # Rebuilt from a text, it would lose its `where` and `fix`.
         original.add_note(packed.message)
         return original
+    message = packed.message + _advice(packed)
     if isinstance(kind, type) and issubclass(kind, Exception):
         with contextlib.suppress(Exception):
             # As torch does: such a class takes its message by name.
-            words = {"message": packed.message}
-            made = kind(**words) if getattr(kind, "message", None) else kind(packed.message)
+            words = {"message": message}
+            made = kind(**words) if getattr(kind, "message", None) else kind(message)
             if isinstance(made, kind):
                 return made
         if isinstance(original, Exception):
             # The constructor takes other arguments: the original gets a note, as tracebacks show.
-            original.add_note(packed.message)
+            original.add_note(message)
             return original
-    return RuntimeError(packed.message)
+    return RuntimeError(message)
+
+
+def _advice(packed: _PackedError) -> str:
+    """Returns a line with what to do, where this process has what the worker lacked."""
+    last_line = packed.message.rstrip().rpartition("\n")[2]
+    missing = _MISSING.search(last_line)
+    if missing is None:
+        return ""
+    name = missing[1] or missing[2]
+    package = name.partition(".")[0]
+    advice = why_unfed.advice_on_worker_error(
+        name,
+        packed.name,
+        has_module=name in sys.modules or _can_find(package),
+        has_file=os.path.exists(name),
+    )
+    return f"\ntry:   {advice}\n" if advice else ""
+
+
+def _can_find(package: str) -> bool:
+    with contextlib.suppress(Exception):
+        return importlib.util.find_spec(package) is not None
+    return False
 
 
 class _Text(str):

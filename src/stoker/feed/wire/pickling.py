@@ -24,6 +24,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
+from stoker.feed import why_unfed
 from stoker.feed.reachable import is_users_name, reachable
 from stoker.feed.wire import reopened
 from stoker.feed.wire.script_module import (
@@ -431,11 +432,8 @@ def _refuse_accelerator(obj: object) -> None:
     import torch
 
     if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
-        raise ShippingError(
-            f"the dataset or collate function holds a tensor on {obj.device} "
-            f"(shape {tuple(obj.shape)}, {obj.dtype}), perhaps a model among its globals",
-            fix="keep it on the CPU, and move batches to the accelerator in the training loop",
-        )
+        tensor = f"a tensor on {obj.device} (shape {tuple(obj.shape)}, {obj.dtype})"
+        raise why_unfed.on_accelerator(tensor).error(ShippingError)
 
 
 def culprit(parts: Mapping[str, object]) -> str:

@@ -30,6 +30,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from stoker.errors import ProtocolError
+from stoker.feed import why_unfed
+from stoker.feed.why_unfed import WhyUnfed
 from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
@@ -551,27 +553,24 @@ def own_versions() -> dict[str, str]:
     return versions
 
 
-def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
-    """Returns why a trainer cannot be served, and a warning for it; both may be empty."""
+def compare_versions(
+    message: Open, own: Mapping[str, str], *, host: str
+) -> tuple[WhyUnfed | None, str]:
+    """Returns why data host `host` cannot serve a trainer, if so, and a warning, else empty."""
     if message.protocol != PROTOCOL_VERSION:
-        return (
-            f"the trainer speaks protocol {message.protocol}, this host {PROTOCOL_VERSION}: "
-            "install the same stoker everywhere"
-        ), ""
+        return why_unfed.other_protocol(message.protocol, own=PROTOCOL_VERSION, host=host), ""
     theirs = message.versions
     # cloudpickle pickles functions as bytecode; pickles of other libraries mostly work: a warning.
     if "python" in theirs and theirs["python"].split(".")[:2] != own["python"].split(".")[:2]:
-        return (
-            f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
-            "cannot be sent; use one image"
-        ), ""
+        who = f"data host {host} runs"
+        return why_unfed.other_python(theirs["python"], own=own["python"], who=who), ""
     differing = [
         f"{name} {theirs[name]} in the trainer, {version} here"
         for name, version in own.items()
         # Without the build (+cpu, +cu124), which often differs on data hosts.
         if name in theirs and theirs[name].partition("+")[0] != version.partition("+")[0]
     ]
-    return "", "; ".join(differing)
+    return None, "; ".join(differing)
 
 
 class Assembly:

@@ -1,0 +1,399 @@
+"""Why no batch comes from data hosts: the one place that builds these sentences.
+
+Each names what failed and on which host, and what to do. The same words stand in the error that a
+script gets, in log lines, in the run's record, and so in its last words, report and webhook.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import TypeVar
+
+from stoker.errors import FeedError
+
+_ErrorT = TypeVar("_ErrorT", bound=FeedError)
+
+# Of a data host that has other code than the trainer.
+MEND_CODE = (
+    "give all hosts the same image and the same files, and restart those that had others; "
+    "feed.code_check: warn makes batches in spite of it"
+)
+_IMAGE = "the image of the data hosts"
+_OWN = "give the library a loader of torch's or stoker's, or train without a data group"
+_TORCHS = "train with --replace-dataloader true, or import DataLoader from stoker"
+
+
+class Cause(StrEnum):
+    """What keeps data hosts from feeding a training."""
+
+    NO_STOKER = auto()  # The script's Python has no stoker, or not all that it needs.
+    OTHER_STOKER = auto()  # The script's Python has another version of stoker.
+    OTHER_PYTHON = auto()  # The script runs another Python than the data hosts.
+    NO_STARTUP = auto()  # The script's Python is started so that stoker cannot reach it.
+    OTHER_VERSION = auto()  # A package has another version on the other side.
+    OTHER_CODE = auto()  # A data host has other files than the trainer.
+    MISSING_MODULE = auto()  # A module is not there.
+    MISSING_NAME = auto()  # A class or function is not in its module.
+    MISSING_LIBRARY = auto()  # A shared library of the system is not there.
+    MISSING_FILE = auto()  # A file is not there, or cannot be read.
+    REBUILDING_FAILED = auto()  # The script's own code raised as it was rebuilt.
+    NOT_PICKLABLE = auto()  # The dataset cannot be sent.
+    TOO_LARGE = auto()  # The dataset is larger than its bound.
+    ON_ACCELERATOR = auto()  # The dataset holds memory of an accelerator.
+    OUT_OF_MEMORY = auto()  # A data host ran out of memory.
+    HOST_FAILED = auto()  # A data host cannot work, for another reason.
+    HOSTS_LOST = auto()  # No data host came, or none is left.
+    TORCHS_LOADER = auto()  # A loader of torch's class was left as it is.
+    OWN_LOADER = auto()  # A library's own loader made the batches.
+    NEVER_READ = auto()  # A loader was made and never read.
+    EMPTY = auto()  # A loader was read and gave no batch.
+    NO_LOADER = auto()  # No loader of torch's was there.
+    MADE_HERE = auto()  # The trainer made all batches, for a reason of each loader.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyUnfed:
+    """A cause with its facts, in words: what, where, and what to do."""
+
+    cause: Cause
+    what: str
+    where: str = ""
+    fix: str = ""
+
+    @property
+    def words(self) -> str:
+        """The cause and what to do, in one line."""
+        return f"{self.what}; {self.fix}" if self.fix else self.what
+
+    def error(self, kind: type[_ErrorT]) -> _ErrorT:
+        return kind(self.what, where=self.where, fix=self.fix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """The two sides of what is sent, in words: `here` rebuilds it, `there` sent it.
+
+    Attributes:
+        part: What is sent: `the dataset`.
+        place: Where something is installed for `here`.
+    """
+
+    part: str
+    here: str
+    there: str
+    place: str
+
+
+def of_data_host(host: str) -> Side:
+    """Returns the sides of a dataset that a data host rebuilds; `host` may be empty."""
+    here = f"data host {host}" if host else "this host"
+    return Side(part="the dataset", here=here, there="the trainer", place=_IMAGE)
+
+
+OF_TRAINER = Side(
+    part="a part of the batch",
+    here="the trainer",
+    there="the host that made it",
+    place="the Python of the training script",
+)
+
+
+def no_stoker(python: str, *, version: str, problem: str, own: str) -> WhyUnfed:
+    """Returns the cause: the script's Python lacks stoker, or a library that stoker needs.
+
+    Args:
+        python: The interpreter.
+        version: Its version.
+        problem: What its import of stoker raised.
+        own: The Python that runs this launcher.
+    """
+    what = f"{python} (Python {version}), which runs the script, has no stoker"
+    if problem and "No module named 'stoker'" not in problem:
+        what = (
+            f"{python} (Python {version}), which runs the script, cannot import stoker: {problem}"
+        )
+    return WhyUnfed(
+        cause=Cause.NO_STOKER,
+        what=what,
+        fix=f"install stoker in that Python, or run the script with {own}, which has it",
+    )
+
+
+def other_stoker(python: str, *, theirs: int, own: int) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.OTHER_STOKER,
+        what=f"{python}, which runs the script, has another stoker: its protocol is {theirs}, that "
+        f"of the data hosts {own}",
+        fix="install the same stoker in the script's Python and everywhere",
+    )
+
+
+def other_python(theirs: str, *, own: str, who: str, python: str = "the trainer") -> WhyUnfed:
+    """Returns the cause: functions are sent as bytecode, which other versions cannot run.
+
+    Args:
+        theirs: Python version of the trainer.
+        own: Python version of the data hosts.
+        who: The data host or hosts, in words, with the verb.
+        python: The trainer's interpreter, if it is known.
+    """
+    return WhyUnfed(
+        cause=Cause.OTHER_PYTHON,
+        what=f"{python} runs Python {theirs}, {who} Python {own}: functions cannot be sent",
+        fix=f"use one Python version: {own}, or one image",
+    )
+
+
+def no_startup(python: str, *, options: Sequence[str]) -> WhyUnfed:
+    said = f" with {' '.join(options)}" if options else ""
+    return WhyUnfed(
+        cause=Cause.NO_STARTUP,
+        what=f"{python}, started{said}, does not read PYTHONPATH, by which stoker puts the feed "
+        "under its loaders",
+        fix="start it without -I, -E and -S, or import DataLoader from stoker",
+    )
+
+
+def other_protocol(theirs: int, *, own: int, host: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.OTHER_STOKER,
+        what=f"the trainer's stoker speaks protocol {theirs}, that of data host {host} {own}",
+        fix="install the same stoker everywhere",
+    )
+
+
+def missing_module(
+    name: str, side: Side, *, raised: str, version: str = "", is_file: bool = False
+) -> WhyUnfed:
+    """Returns the cause: a module is not there.
+
+    Args:
+        name: The module.
+        side: Where it is missing.
+        raised: The import's error in words.
+        version: The module's version on the other side, where it is installed.
+        is_file: Whether it is a file of the user's there.
+    """
+    package = name.partition(".")[0]
+    fix = f"install {package} in {side.place}, or put its file there"
+    if version:
+        fix = f"install {package} {version}, as in {side.there}, in {side.place}"
+    elif is_file:
+        fix = (
+            f"{name} is a file of yours in {side.there}: have it in the folder that is sent with "
+            f"the job, or in {side.place}"
+        )
+    return WhyUnfed(
+        cause=Cause.MISSING_MODULE,
+        what=f"{side.here} has no module {name}, which {side.part} needs ({raised})",
+        fix=fix,
+    )
+
+
+def module_in_memory(name: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_MODULE,
+        what=f"{side.here} has no module {name}, which {side.part} needs ({raised}); in "
+        f"{side.there} it is neither a file nor a package",
+        fix=f"put {name} into a file that can be imported",
+    )
+
+
+def other_version(
+    package: str, side: Side, *, here: str, there: str, raised: str, lacks: str = ""
+) -> WhyUnfed:
+    """Returns the cause: a package has another version on the other side.
+
+    Args:
+        package: The package.
+        side: Where it cannot be used.
+        here: Its version there; empty: not known.
+        there: Its version on the other side; empty: not known.
+        raised: The error in words.
+        lacks: What the version lacks.
+    """
+    lacking = f" has no {lacks}, which" if lacks else " differs from that of"
+    of = f"that of {side.there} has" if lacks else f"{side.there}"
+    if there:
+        of = f"version {there} of {side.there} has" if lacks else f"{side.there}, {there}"
+    return WhyUnfed(
+        cause=Cause.OTHER_VERSION,
+        what=f"{' '.join(filter(None, (package, here)))} of {side.here}{lacking} {of} ({raised})",
+        fix=f"install the same {package} for the trainer and the data hosts"
+        + (f": {there}" if there else ""),
+    )
+
+
+def missing_name(name: str, module: str, side: Side, *, raised: str, is_script: bool) -> WhyUnfed:
+    """Returns the cause: a class or function is not in its module.
+
+    Args:
+        name: The class or function.
+        module: The module that should have it.
+        side: Where it is missing.
+        raised: The error in words.
+        is_script: Whether it is the training script's own.
+    """
+    if is_script:
+        return WhyUnfed(
+            cause=Cause.MISSING_NAME,
+            what=f"{side.here} does not have {name} of the training script, which {side.part} "
+            f"needs ({raised})",
+            fix=f"move {name} into a module that the script imports",
+        )
+    return WhyUnfed(
+        cause=Cause.MISSING_NAME,
+        what=f"{module} of {side.here} has no {name}, which {side.part} needs ({raised})",
+        fix=f"have the same {module} in {side.there} and in {side.place}",
+    )
+
+
+def missing_library(name: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_LIBRARY,
+        what=f"{side.here} has no library {name}, which {side.part} needs ({raised})",
+        fix=f"install the system's package with {name} in {side.place}",
+    )
+
+
+def missing_file(path: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_FILE,
+        what=f"{side.here} cannot open {path}, which {side.part} needs ({raised})",
+        fix="have it at the same path there, by a channel or a shared volume",
+    )
+
+
+def rebuilding_failed(side: Side, *, raised: str, differing: str = "") -> WhyUnfed:
+    """Returns the cause: what is sent raised as it was rebuilt.
+
+    Args:
+        side: Where it was rebuilt.
+        raised: The error in words.
+        differing: Packages that differ between both sides, in words.
+    """
+    also = f"; {differing}" if differing else ""
+    fix = "see the traceback: what its constructors and __setstate__ use has to be there, too"
+    return WhyUnfed(
+        cause=Cause.OTHER_VERSION if differing else Cause.REBUILDING_FAILED,
+        what=f"{side.part} cannot be rebuilt on {side.here}: {raised}{also}",
+        fix="install the same versions for the trainer and the data hosts" if differing else fix,
+    )
+
+
+def out_of_memory(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.OUT_OF_MEMORY,
+        what=f"{side.here} ran out of memory as it rebuilt {side.part} ({raised})",
+        fix="give it more memory, or fewer workers, or build the dataset there: "
+        "stoker.remote('module:function')",
+    )
+
+
+def needs_accelerator(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.ON_ACCELERATOR,
+        what=f"{side.part} holds memory of an accelerator, which {side.here} does not have "
+        f"({raised})",
+        fix="keep it on the CPU, and move batches to the accelerator in the training loop",
+    )
+
+
+def host_failed(reason: str, *, host: str, fix: str = "") -> WhyUnfed:
+    """Returns the cause: a data host cannot serve a session, for a reason of its own."""
+    cause = Cause.OUT_OF_MEMORY if "memory" in reason else Cause.HOST_FAILED
+    return WhyUnfed(
+        cause=Cause.OTHER_CODE if fix == MEND_CODE else cause,
+        what=f"data host {host}: {reason}",
+        where=f"host {host}",
+        fix=fix or "see that host's log; give it more memory, or fewer workers",
+    )
+
+
+def not_picklable(culprit: str, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.NOT_PICKLABLE,
+        what=f"cannot send {culprit} to a data host: {raised}",
+        fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
+        "name the dataset by stoker.remote('module:function'), or have local workers make "
+        "its batches: feed.unshippable=local",
+    )
+
+
+def too_large(nbytes: int, *, most: int, largest: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.TOO_LARGE,
+        what=f"the pickled dataset has {nbytes} bytes, more than feed.max_dataset_bytes "
+        f"({most})" + (f"; {largest}" if largest else ""),
+        fix="build it on the data hosts: stoker.remote('module:function'), or raise "
+        "feed.max_dataset_bytes",
+    )
+
+
+def on_accelerator(tensor: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.ON_ACCELERATOR,
+        what=f"the dataset or collate function holds {tensor}, perhaps a model among its globals",
+        fix="keep it on the CPU, and move batches to the accelerator in the training loop",
+    )
+
+
+def hosts_lost(what: str, *, where: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.HOSTS_LOST,
+        what=what,
+        where=where,
+        fix="see the logs of the data hosts, or set feed.local_workers as a fallback",
+    )
+
+
+def torchs_loader(kind: str) -> WhyUnfed:
+    return WhyUnfed(cause=Cause.TORCHS_LOADER, what=f"{kind} is read without stoker", fix=_TORCHS)
+
+
+def own_loader(kinds: Sequence[str]) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.OWN_LOADER, what=f"{' or '.join(kinds)} makes batches in its own way", fix=_OWN
+    )
+
+
+def never_read(place: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.NEVER_READ,
+        what=f"the DataLoader made at {place} was never read",
+        fix="train on its batches, or train without a data group",
+    )
+
+
+def empty_loader() -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.EMPTY,
+        what="a loader of stoker's was read and gave no batch",
+        fix="is its dataset empty?",
+    )
+
+
+def no_loader() -> WhyUnfed:
+    return WhyUnfed(cause=Cause.NO_LOADER, what="no loader of torch or stoker was read", fix=_OWN)
+
+
+def made_here(reasons: Sequence[str]) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MADE_HERE, what=f"the trainer made all batches: {'; '.join(reasons)}"
+    )
+
+
+def advice_on_worker_error(name: str, message: str, *, has_module: bool, has_file: bool) -> str:
+    """Returns what to do where a data worker lacks what the trainer has; empty: nothing is known.
+
+    Args:
+        name: The module or path that is missing.
+        message: The name of the error's class.
+        has_module: Whether the trainer has a module of that name.
+        has_file: Whether the trainer has a file of that name.
+    """
+    if message == "ModuleNotFoundError" and has_module:
+        return f"the trainer has {name}: install it in {_IMAGE}, or put its file there"
+    if message in ("FileNotFoundError", "NotADirectoryError") and has_file:
+        return f"the trainer has {name}: have it at the same path on the data hosts"
+    return ""
