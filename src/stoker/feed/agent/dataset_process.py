@@ -303,6 +303,9 @@ class HostedSpec:
         dataset_process = self.dataset_process
         if dataset_process is None:
             return False
+        if dataset_process.channel.is_closed:
+            # What it said last is the cause, and its end the symptom.
+            dataset_process.handle()
         if self.state == "loading" and dataset_process.loaded is not None:
             loaded = dataset_process.loaded
             self.state = "failed" if loaded.has_failed else "ready"

@@ -166,6 +166,12 @@ class Pipe:
                     sent = self._socket.send(view)
             except (BlockingIOError, InterruptedError):
                 return
+            except (BrokenPipeError, ConnectionResetError):
+                # Why it ended may be there already: `receive` returns it.
+                while self._read():
+                    pass
+                self.is_closed = True
+                return
             except OSError:
                 self.is_closed = True
                 return
