@@ -8,7 +8,7 @@ import json
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -161,8 +161,10 @@ def is_number(text: str) -> bool:
         return False
 
 
-def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
-    """Yields a parameter for each hyperparameter that a run can change, typed by its value.
+def _hyperparameters(workload: Workload) -> list[Parameter]:
+    """Returns a parameter for each hyperparameter that a run can change, typed by its value.
+
+    They have the workload's order.
 
     A run cannot change hyperparameters without a value, with a long text, a list, a mapping, NaN,
     an infinity, a whole number beyond 18 digits, or with other characters than letters, digits, -
@@ -170,15 +172,17 @@ def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
     """
     # As SageMaker shows them, where beta_1 and beta1 are one name.
     names = {each.camel_name for each in _PARAMETERS}
+    values = {
+        name: value
+        for name, value in values_of(workload.hyperparameters).items()
+        if _is_changeable(name) and isinstance(value, str | int | float) and _fits(value)
+    }
+    found = {}
     # Of lr and LR, lr gets the name.
     declared = sorted(
-        values_of(workload.hyperparameters).items(),
-        key=lambda each: (_snake(each[0]) != each[0], each[0]),
+        [*values][:MAX_HYPERPARAMETERS], key=lambda each: (_snake(each) != each, each)
     )
-    for hyperparameter, value in declared[:MAX_HYPERPARAMETERS]:
-        is_nameable = hyperparameter != "epochs" and _CHANGEABLE.fullmatch(hyperparameter)
-        if not is_nameable or not isinstance(value, str | int | float) or not _fits(value):
-            continue
+    for hyperparameter in declared:
         name = _snake(hyperparameter)
         # The name of another parameter, or no identifier of Python and the services.
         while (
@@ -189,7 +193,12 @@ def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
         ):
             name = f"hyperparameter_{name}"
         names.add(camel(name))
-        yield _hyperparameter(name, hyperparameter, value)
+        found[hyperparameter] = _hyperparameter(name, hyperparameter, values[hyperparameter])
+    return [found[name] for name in values if name in found]
+
+
+def _is_changeable(name: str) -> bool:
+    return name != "epochs" and bool(_CHANGEABLE.fullmatch(name))
 
 
 def _fits(value: str | float) -> bool:

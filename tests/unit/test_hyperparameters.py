@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from stoker import parameters, tracking
 from stoker.errors import UsageError
 from stoker.launch import sagemaker_variables
+from stoker.pipelines.base import pack_inputs
+from stoker.pipelines.kubeflow.compile import workload_text
 from stoker.platforms.base import JobSpec, run_environment
 from stoker.records import Group, Job, Training, to_json
 from stoker.records.base import read_json
@@ -128,6 +130,28 @@ def test_options_of_a_job_that_stoker_did_not_make_are_sorted_as_the_toolkits(tm
     settings = from_environment({"STOKER_BASE_DIR": str(tmp_path)})
     found = arguments(sagemaker_variables.hyperparameters(settings))
     assert found == ["--flag", "True", "--lr", "0.1", "-x", "3"]
+
+
+def test_pipelines_keep_the_workloads_order():
+    names = ["z", "lr", "LR", "batch-size", "a"]
+
+    def workload(names):
+        settings = {"role": "arn:aws:iam::123456789012:role/r", "output_uri": "s3://bucket/out"}
+        return workload_from(
+            {
+                "name": "w",
+                "command": ["x"],
+                "sagemaker": settings,
+                "hyperparameters": dict.fromkeys(names, "1"),
+            }
+        )
+
+    declared = parameters.parameters_of(workload(names))
+    assert [each.hyperparameter for each in declared if each.hyperparameter] == names
+    told = read_workload(workload_text(workload(names)))
+    assert [*told.hyperparameters] == names
+    # Another order is another file, which must not take the place of one that a pipeline reads.
+    assert pack_inputs(workload(names)).uri != pack_inputs(workload(sorted(names))).uri
 
 
 AS_WRITTEN = [

@@ -331,7 +331,7 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
         {"events": (), "hosts": record.hosts[:50]},
         {"events": (), "hosts": (), "metrics": dict(sorted(record.metrics.items())[:100])},
     ):
-        text = json.dumps(to_document(msgspec.structs.replace(short, **less)), sort_keys=True)
+        text = json.dumps(to_document(msgspec.structs.replace(short, **less)))
         if len(text.encode()) <= max_bytes:
             break
     return text

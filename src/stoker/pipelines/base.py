@@ -24,6 +24,7 @@ from stoker.errors import (
 from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
+from stoker.records.hyperparameters import order_of, values_of
 
 CODE = "code.tar.gz"
 WORKLOAD = "workload.json"
@@ -216,6 +217,8 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     # With the code's bare name: its address contains the digest that is made here.
     document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(document.encode())
+    if order := order_of(values_of(named.hyperparameters)):
+        digest.update(json.dumps(order).encode())
     digest.update(hashlib.sha256(code or b"").digest())
     # The address names the content: an upload never changes what a running pipeline reads.
     uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"

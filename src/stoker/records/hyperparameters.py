@@ -12,10 +12,12 @@ from typing import Annotated, cast
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.records.base import Json, Name, Place, Scalar
+from stoker.records.base import Json, Place, Scalar
 
 _Nested = Annotated[object, msgspec.Meta(extra_json_schema={"title": "JSON"})]
-Hyperparameters = dict[Name, Scalar | list[_Nested] | dict[str, _Nested]]
+# As many characters as SageMaker allows.
+_HyperparameterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Hyperparameters = dict[_HyperparameterName, Scalar | list[_Nested] | dict[str, _Nested]]
 
 # What neither an argument of a command nor a variable can hold.
 _NUL = "\0"

@@ -163,7 +163,8 @@ def _champion(workload: Workload) -> str:
 
 
 def workload_text(workload: Workload) -> str:
-    return json.dumps(to_document(workload), sort_keys=True, separators=(",", ":"))
+    # Not sorted: a script gets its hyperparameters in the workload's order.
+    return json.dumps(to_document(workload), separators=(",", ":"))
 
 
 def spec_of_text(definition: str) -> Json:
