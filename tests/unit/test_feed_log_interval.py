@@ -246,6 +246,9 @@ def at_starts(value, share):
         (at_starts(interval(host_rate(busy_workers=3.9, busy_cpus=3.8), wait=0.3), 0.1), "cpu"),
         (at_starts(interval(host_rate(), SLOWER, wait=0.5, ready=6.0), 0.05), "order"),
         (at_starts(interval(host_rate(), wait=0.5), 0.1), "network"),
+        # Epochs of 8 batches, and 10 credits.
+        (at_starts(interval(host_rate(in_flight=0), wait=0.65, ready=1.1), 0.38), "start"),
+        (at_starts(interval(host_rate(in_flight=0), wait=0.65, ready=1.1), 0.1), "hand-out"),
     ],
 )
 def test_wait_for_the_first_batch_of_epochs_is_no_late_batch(value, limit):

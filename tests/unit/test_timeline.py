@@ -542,3 +542,30 @@ def test_a_lost_device_ends_no_training(tmp_path):
         steps.got(8)
     steps.end()
     assert timeline.wait_seconds == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0])
+def test_live_line_of_short_epochs_says_what_whole_epochs_wait(live, between):
+    for number in range(6):
+        live.epoch(number, steps=8, first_wait=0.8, between=between)
+    live.lines.close()
+    last = live.progress()[-1]
+    # As the script sees it: 0.8 s and seven times 2 ms of an epoch's 8 steps.
+    whole = 0.8 + 7 * 0.002 + 8 * 0.045 + between
+    assert last.whole_wait_share == pytest.approx(0.814 / whole, abs=0.04)
+    assert "over whole epochs" in last.words
+    assert last.words.endswith("per step)") or "(47.0 ms within them, 4% of it)" in last.words
+
+
+def test_live_line_of_many_loaders_counts_them_all(path):
+    live = Live(path)
+    for client in range(10):
+        recorded = live.timeline.epoch(loader=client, epoch=0)
+        for _ in range(8):
+            step(recorded, live.clock, wait=0.2, compute=0.1)
+            live.lines.tick()
+        recorded.end()
+    live.lines.close()
+    last = live.progress()[-1]
+    assert last.steps == 80
+    assert last.step_seconds == pytest.approx(0.3, rel=0.05)

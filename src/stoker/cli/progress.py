@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import UsageError
 from stoker.logs import EventName, LogEvent, parted, shown
 from stoker.reasons import RANK_MARK
-from stoker.text import duration, ms
+from stoker.text import duration, ms, percentage
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -322,7 +322,10 @@ class Follow:
         now = "between epochs, after steps of " if progress.is_between_epochs else ""
         each = "" if progress.is_between_epochs else " each"
         words = f"{done}, {now}{ms(progress.step_seconds)}{each}, "
-        words += f"{progress.wait_words('waiting for data')}{self._busy}{left}"
+        words += progress.wait_words("waiting for data")
+        if progress.whole_wait_share is not None:
+            words += f", {percentage(progress.whole_wait_share)} of whole epochs"
+        words += f"{self._busy}{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:

@@ -39,7 +39,7 @@ from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.follow import FileTail
 from stoker.records import Limit
-from stoker.text import ms, wait_share, wait_words
+from stoker.text import is_whole_longer, ms, step_words, wait_share, wait_words
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 # Columns after start_seconds and seconds of the interval, kind (rank, host, or local: a host's
@@ -491,6 +491,9 @@ def feed_limit_of(
             f"{names.get(slowest.name, slowest.name)}",
             "even out the cost of batches, or raise feed.credits and feed.max_bytes",
         )
+    if start >= wait / 2 and asked < MIN_CREDIT_SHARE * credits:
+        # Epochs of fewer batches than may be asked for: nothing is left to be handed out.
+        return _start_limit(wait, start=start)
     if asked >= MIN_CREDIT_SHARE * credits:
         return FeedBottleneck(
             "network",
@@ -536,6 +539,7 @@ class StepProgress:
         rank: The one that waits longest, whose steps these are.
         least_wait_share: Wait share of the rank that waits least; None: there is one rank.
         whole_step_seconds: All time since the third step, over the steps; None: not known.
+        whole_wait_seconds: Likewise all waits, those for epochs' first batches included.
         is_between_epochs: All steps of an epoch are done, and no step of the next one is.
     """
 
@@ -546,12 +550,30 @@ class StepProgress:
     least_wait_share: _Figure | None = None
     spent_usd: _Figure | None = None
     whole_step_seconds: _Figure | None = None
+    whole_wait_seconds: _Figure | None = None
     is_between_epochs: bool = False
 
     @property
     def words(self) -> str:
         took = f"{ms(self.step_seconds)} per step, {self.wait_words('of it waiting for data')}"
+        if self.whole_wait_share is not None and not self.is_between_epochs:
+            took = step_words(
+                step_seconds=self.step_seconds,
+                wait_seconds=self.wait_seconds,
+                least_wait_share=self.least_wait_share,
+                rank=self.rank,
+                whole_step_seconds=self.whole_step_seconds,
+                whole_wait_seconds=self.whole_wait_seconds,
+            )
         return f"between epochs; {took}" if self.is_between_epochs else took
+
+    @property
+    def whole_wait_share(self) -> float | None:
+        """Share of whole epochs that waits for data; None: not known, or as within them."""
+        whole, wait = self.whole_step_seconds, self.whole_wait_seconds
+        if whole is None or wait is None or not is_whole_longer(self.step_seconds, whole):
+            return None
+        return wait_share(step_seconds=whole, wait_seconds=wait)
 
     @property
     def counted_seconds(self) -> float:
@@ -595,6 +617,11 @@ class _RankSteps:
     def whole_seconds(self) -> float | None:
         """Seconds of all time since the third step, over the steps; None: not known."""
         return self._whole.mean_step_seconds if self._whole.steps else None
+
+    @property
+    def whole_wait_seconds(self) -> float:
+        """Seconds of all waits since the third step, over the steps."""
+        return self._whole.wait_seconds / max(1, self._whole.steps)
 
     def is_between(self, *, idle_seconds: float) -> bool:
         """Whether the epoch has as many steps as the one before it, which is known.
@@ -722,9 +749,11 @@ class ProgressLog:
             more = {"rank": rank, "least_wait_share": min(shares.values())}
         if (spent := self.spent_usd()) is not None:
             more["spent_usd"] = spent
-        whole = [steps.whole_seconds for steps in self._ranks.values() if steps.whole_seconds]
-        if whole:
-            more["whole_step_seconds"] = max(whole)
+        known = [steps for steps in self._ranks.values() if steps.whole_seconds]
+        if known:
+            # All ranks take as long; the one that waits longest says how much of it is waiting.
+            more["whole_step_seconds"] = max(steps.whole_seconds or 0.0 for steps in known)
+            more["whole_wait_seconds"] = max(steps.whole_wait_seconds for steps in known)
         if is_between:
             more["is_between_epochs"] = 1
         self.log.event(
