@@ -477,7 +477,6 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "queue": (lambda f: queue.Queue(), "a queue between threads"),
     "simple_queue": (lambda f: queue.SimpleQueue(), "cannot pickle"),
     "pool_at_work": (busy, "it is at work"),
-    "map_shared": (lambda f: shared_map(f), "cannot pickle"),
     "map_written": (written, "cannot pickle"),
     "generator": (lambda f: (i for i in ()), "cannot pickle"),
     "sqlite_written": (lambda f: sqlite3.connect(f / "w.db"), "cannot pickle"),
@@ -489,11 +488,6 @@ REFUSED_OF_LIBRARIES: dict[str, tuple[Make, str]] = {
     "h5py_written": (h5_written, "h5py objects cannot be pickled"),
     "lmdb_written": (lmdb_written, "cannot pickle"),
 }
-
-
-def shared_map(folder: Path):
-    with open(plain(folder), "r+b") as file:
-        return mmap.mmap(file.fileno(), 0)
 
 
 # ---- programs, each for one process: folder and names of objects are its arguments

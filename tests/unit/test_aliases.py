@@ -193,6 +193,21 @@ def test_a_batch_of_tensors_that_share_memory_is_one_block():
     assert (part == 3).all()
 
 
+@pytest.mark.parametrize("dtype", ["<f4", [("x", "<f4"), ("y", "<i4")]], ids=["plain", "fields"])
+def test_a_part_of_a_mapped_file_is_sent_by_value(tmp_path, dtype):
+    # The trainer may not have the file.
+    path = tmp_path / "rows"
+    path.write_bytes(bytes(range(240)) * 8)
+    rows = np.memmap(path, dtype=dtype, mode="r")[16:32]
+    encoded = codec.encode([rows, np.asarray(rows)], allow_pickle=True)
+    path.unlink()
+    payload = np.zeros(encoded.nbytes, dtype=np.uint8)
+    encoded.write_into(memoryview(payload))
+    for back in codec.decode(encoded.tree, payload, allow_pickle=True):
+        assert back.tobytes() == rows.tobytes()
+        assert back.dtype == rows.dtype
+
+
 BUFFERS = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 
 

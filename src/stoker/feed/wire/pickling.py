@@ -109,7 +109,7 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         # `singledispatch` has one. A list: entries may be collected while they are pickled.
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
-    return reopened.reduction(obj)
+    return None
 
 
 def _cached(function: Callable[[object], object], maxsize: int | None, typed: bool) -> object:
@@ -218,7 +218,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is NewType and is_of_script(obj):
             made = cast("NewType", obj)
             return (new_type, (made.__name__, made.__supertype__, made.__module__))
-        known: object = reduced(obj)
+        # Not in batches, whose files the trainer may not have.
+        known: object = reduced(obj) or reopened.reduction(obj)
         if known is None:
             known = super().reducer_override(obj)
         else:
