@@ -55,13 +55,15 @@ def test_local_workers_of_every_start_method_have_them(context):
         assert line["seen"] == wanted
 
 
-def test_a_worker_that_takes_a_killed_ones_place_has_them_in_every_epoch(tmp_path):
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_that_takes_a_killed_ones_place_has_them_in_every_epoch(tmp_path, context):
     # Cheap ones of each table: what needs no library but torch and NumPy.
     names = ["csv", "decimal", "zone", "logging", "warnings", "dtype", "safe", "values"]
     wanted = in_torchs_workers(names)
     with Cluster(agents=1, workers=1) as cluster:
         cluster.wait_for_agents()
-        given = {"names": names, "persistent": True, "epochs": 2, "kills": str(tmp_path / "killed")}
+        given = {"names": names, "persistent": True, "epochs": 2, "context": context}
+        given["kills"] = str(tmp_path / "killed")
         lines = cluster.train(script=SCRIPT, workers=0, **given).finish()
         loaded = cluster.log_of(0).read_text().count("spec_received")
     assert (tmp_path / "killed").exists()

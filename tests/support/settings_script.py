@@ -116,6 +116,12 @@ def set_sklearn():
     sklearn.set_config(assume_finite=True)
 
 
+def set_late():
+    import settings_late
+
+    settings_late.DEPTH = 4
+
+
 def set_values():
     settings_values.SIZE = (5, 7)
     settings_values.Limits.most = 9
@@ -256,6 +262,8 @@ TABLE = {
             settings_values.TABLE,
         ],
     ),
+    # Data hosts import it with the first sample.
+    "late": (set_late, lambda: [module("settings_late").DEPTH, module("settings_late").WIDTH]),
     "pil": (
         set_pil,
         lambda: [

@@ -9,7 +9,6 @@ Not seen are `setattr`, `update` and what installed packages set in each other.
 import ast
 import contextlib
 import functools
-import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import cast
 
 from stoker.feed.wire.imported_code import INSTALLED
 from stoker.feed.wire.pickling import pickle_of
+from stoker.feed.wire.when_imported import when_imported
 
 # An assignment to `a.b.c`, or to `a.b["c"]`, at a line's beginning.
 _ASSIGNMENT = re.compile(
@@ -263,12 +263,15 @@ def _is_original(each: SetValue) -> bool:
 
 
 def _set(module: str, path: "list[str] | tuple[str, ...]", *, is_key: bool, value: object) -> None:
-    # A module that is not there is not used there.
-    with contextlib.suppress(ImportError, AttributeError, KeyError):
-        owner: object = sys.modules.get(module) or importlib.import_module(module)
-        for part in path[:-1]:
-            owner = getattr(owner, part)
-        if is_key:
-            cast("dict[str, object]", owner)[path[-1]] = value
-        else:
-            setattr(owner, path[-1], value)
+    def write() -> None:
+        # An attribute on the way may be made by the script.
+        with contextlib.suppress(AttributeError, KeyError, TypeError):
+            owner: object = sys.modules[module]
+            for part in path[:-1]:
+                owner = getattr(owner, part)
+            if is_key:
+                cast("dict[str, object]", owner)[path[-1]] = value
+            else:
+                setattr(owner, path[-1], value)
+
+    when_imported(module, ".".join(path), write)

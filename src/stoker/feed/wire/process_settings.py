@@ -9,9 +9,7 @@ Values are JSON's: they are set before the dataset is unpickled, and need no mod
 Those that are objects (functions, classes) are pickled with the dataset.
 """
 
-import contextlib
 import functools
-import importlib
 import json
 import sys
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from stoker.feed.wire.python_settings import (
     unsent_handlers,
 )
 from stoker.feed.wire.torch_settings import TORCH_OBJECTS, TORCH_SETTINGS, unsent_device
+from stoker.feed.wire.when_imported import when_imported
 
 # A fixed size, left out of a spec's digest.
 RANK_SETTINGS_BYTES = 16384
@@ -115,7 +114,7 @@ class InheritedSettings:
         objects = dict(self.objects)
         for register in REGISTERS:
             if register.name in objects:
-                register.write(objects[register.name])
+                _write_objects(register, objects[register.name])
 
 
 def _read(each: InheritedSetting | InheritedObjects) -> object:
@@ -130,19 +129,28 @@ def _read(each: InheritedSetting | InheritedObjects) -> object:
 
 
 def _write(each: InheritedSetting, value: object, *, is_given: bool) -> None:
-    if value is UNKNOWN:
+    """Sets a value where it is another one; for a library that is not imported here, then."""
+    if value is UNKNOWN or not (is_given or each.module in sys.modules):
         return
-    if each.module not in sys.modules:
-        if not is_given:
-            return
-        # A library that is not here is not used here.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(each.module)
-    try:
-        if each.module in sys.modules and _as_json(_read(each)) != value:
-            each.write(json.dumps(value))
-    except Exception as err:
-        _say_once(f"{each.name} is not as in the script: {type(err).__name__}: {err}")
+
+    def write() -> None:
+        try:
+            if _as_json(_read(each)) != value:
+                each.write(json.dumps(value))
+        except Exception as err:
+            _say_once(f"{each.name} is not as in the script: {type(err).__name__}: {err}")
+
+    when_imported(each.module, each.name, write)
+
+
+def _write_objects(each: InheritedObjects, value: object) -> None:
+    def write() -> None:
+        try:
+            each.write(value)
+        except Exception as err:
+            _say_once(f"{each.name} is not as in the script: {type(err).__name__}: {err}")
+
+    when_imported(each.module, each.name, write)
 
 
 def _as_json(value: object) -> object:
