@@ -261,3 +261,30 @@ def test_a_module_that_an_object_took_the_place_of_goes_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "replaced_module", settings)
     spec = DatasetSpec(dataset=[settings], collate_fn=list)
     assert unpack_spec(pack_spec(spec, max_bytes=1 << 20).data).dataset == [settings]
+
+
+def test_a_batch_with_objects_of_a_script_leaves_its_classes_as_they_are():
+    done = run_code(
+        "import enum, cloudpickle\n"
+        "from stoker.feed.wire import codec\n"
+        "from stoker.feed.wire.dataset import pack_error, unpack_error\n"
+        "from stoker.feed.wire.pickling import name_class\n"
+        "count = 1\n"
+        "class Entry:\n"
+        "    def value(self): return count\n"
+        "class Color(enum.Enum):\n"
+        "    RED = 1\n"
+        "    def value_now(self): return count\n"
+        "class OddError(Exception):\n"
+        "    def value(self): return count\n"
+        "for kind in (Entry, Color, OddError): name_class(kind)\n"
+        "before = [Entry.value, Color.value_now, OddError.value]\n"
+        "sent = codec.pack_value([Entry(), Color.RED], allow_pickle=True)\n"
+        "entry, red = codec.unpack_value(sent, allow_pickle=True)\n"
+        "error = unpack_error(pack_error(OddError(), host='h', where='w'))\n"
+        "count = 2\n"
+        "print([type(entry) is Entry, red is Color.RED, type(error) is OddError])\n"
+        "print(entry.value(), red.value_now(), error.value())\n"
+        "print(before == [Entry.value, Color.value_now, OddError.value])\n"
+    )
+    assert done.splitlines() == ["[True, True, True]", "2 2 2", "True"]

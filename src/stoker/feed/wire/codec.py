@@ -15,7 +15,6 @@ payload, depth against a bound; pickles are opened only if the caller allows it.
 import contextlib
 import io
 import math
-import pickle
 import pickletools
 import re
 import struct
@@ -32,7 +31,14 @@ import numpy as np
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.why_unfed import OF_TRAINER
 from stoker.feed.wire.aliases import Region, View, are_apart, regions_of, strided
-from stoker.feed.wire.pickling import FLOAT8_KINDS, RARE_DTYPES, class_at, place_of, reduced
+from stoker.feed.wire.pickling import (
+    FLOAT8_KINDS,
+    RARE_DTYPES,
+    AnswerUnpickler,
+    class_at,
+    place_of,
+    reduced,
+)
 from stoker.feed.wire.rebuilding import why_not_rebuilt
 
 if TYPE_CHECKING:
@@ -526,7 +532,7 @@ def _arranged(tensor: "torch.Tensor", end: list[object]) -> "torch.Tensor":
     raise ProtocolError("inconsistent tensor description")
 
 
-class _LeafUnpickler(pickle.Unpickler):
+class _LeafUnpickler(AnswerUnpickler):
     def __init__(self, data: bytes, leaves: Sequence[object]) -> None:
         super().__init__(io.BytesIO(data))
         self._leaves = leaves

@@ -35,6 +35,7 @@ from stoker.feed.wire.definitions import (
 from stoker.feed.wire.import_path import ImportPath
 from stoker.feed.wire.imported_code import CodeFacts, imported_code
 from stoker.feed.wire.pickling import (
+    AnswerUnpickler,
     DatasetFactory,
     SpecPickler,
     SpecUnpickler,
@@ -617,5 +618,5 @@ def _parts(spec: DatasetSpec) -> Mapping[str, object]:
 
 def _try_unpickle(data: bytes | None) -> object:
     with contextlib.suppress(Exception):
-        return None if data is None else pickle.loads(data)
+        return None if data is None else AnswerUnpickler(io.BytesIO(data)).load()
     return None

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, BinaryIO, NewType, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, NewType, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
@@ -66,6 +66,10 @@ _ATOMS = (str, bytes, int, float, complex, bool, type(None))
 _MAX_GLOBALS = 5000
 # Their hashes, and so the order of a set of them, differ between processes.
 _RANDOM_HASHES = frozenset({str, bytes, tuple, type(None)})
+
+
+class _Makes(Protocol):
+    def __call__(self, *arguments: object) -> object: ...
 
 
 class DatasetFactory:
@@ -268,6 +272,38 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._sets[id(found)] = (number, found)
         ordered = sorted(found, key=lambda item: (type(item).__name__, repr(item)))
         return (number, ordered, isinstance(found, frozenset))
+
+
+class AnswerUnpickler(pickle.Unpickler):
+    """Unpickler of batches and errors: classes that this process has stay as they are.
+
+    cloudpickle sets all members of a class again that is pickled by value. Those of the script
+    would then have methods with other globals than the script's.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._kept: list[object] = []
+
+    def find_class(self, module: str, name: str, /) -> object:
+        found: _Makes = super().find_class(module, name)
+        if module == inside.__name__:
+            if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+                return functools.partial(self._class, found)
+            if name == "_class_setstate":
+                return functools.partial(self._with_state, found)
+        return found
+
+    def _class(self, make: _Makes, *arguments: object) -> object:
+        # Both functions have the id before their last argument.
+        known: object = getattr(inside, "_DYNAMIC_CLASS_TRACKER_BY_ID", {}).get(arguments[-2])
+        if known is None:
+            return make(*arguments)
+        self._kept.append(known)
+        return known
+
+    def _with_state(self, set_state: _Makes, kind: object, state: object) -> object:
+        return kind if any(kind is kept for kept in self._kept) else set_state(kind, state)
 
 
 class SpecUnpickler(pickle.Unpickler):
