@@ -31,6 +31,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from stoker.host.installed import hide_users_modules
+
+    # The script may have files with names of standard modules.
+    hide_users_modules()
     found: object = getattr(import_module(_HOMES[name]), name)
     # Kept for the next access, and as a sign of what the script imports (see feed/replace.py).
     globals()[name] = found

@@ -151,6 +151,7 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
 
         module, _, function = install.rpartition(".")
         try:
+            _hide_users_modules()
             found = getattr(import_module(f"stoker.{module}"), function)
             found(getattr(sys.modules[modules[-1]], kind), **options)
         except Exception as err:
@@ -163,6 +164,13 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
                 raise
 
     sys.meta_path.insert(0, _Finder(modules, call))
+
+
+def _hide_users_modules() -> None:
+    """Has stoker's modules import what is installed, though the script has files of such names."""
+    from stoker.host.installed import hide_users_modules
+
+    hide_users_modules()
 
 
 def _replace_loader() -> None:
@@ -315,6 +323,7 @@ def _choose_backend() -> None:
     backend = os.environ.get("STOKER_BACKEND", "")
 
     def choose() -> None:
+        _hide_users_modules()
         from stoker.launch.strategies.smddp import install
 
         install(backend)

@@ -6,19 +6,16 @@ and the rest of its own follow. So a project's `datasets` or `statistics.py` hid
 hides for the script, also where the data host has imported the other one before.
 """
 
-import functools
 import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, all_suffixes
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-# Stands for the installed directories in the entries of a path.
-INSTALLED = ""
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
-_STANDARD_ARCHIVE = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+from stoker.host.installed import INSTALLED, front_of, is_installed, modules_in, users_folders
+
 # On PYTHONPATH of each training: its only module is stoker's sitecustomize.
 _STARTUP = str(Path(__file__).parents[2] / "startup")
 
@@ -84,26 +81,6 @@ def _entries(paths: Iterable[object], directory: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_installed(path: str) -> bool:
-    """Returns whether a path entry belongs to this Python: its library, or its site-packages."""
-    if path == _STANDARD_LIBRARY or path.startswith(_STANDARD_LIBRARY + os.sep):
-        return True
-    name = os.path.basename(path)
-    if name == _STANDARD_ARCHIVE:
-        return True
-    if name not in ("site-packages", "dist-packages"):
-        # A folder of that name elsewhere is the user's: `pip install --target`.
-        return False
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    of_user = getattr(sys.modules.get("site"), "USER_SITE", None)
-    return path == of_user or any(path.startswith(prefix + os.sep) for prefix in prefixes)
-
-
-def front_of(entries: Sequence[str]) -> tuple[str, ...]:
-    """Returns the entries before the installed ones: they hide what is installed."""
-    return tuple(entries[: entries.index(INSTALLED)] if INSTALLED in entries else entries)
-
-
 def arranged(entries: Sequence[str], *, here: Sequence[str]) -> list[str]:
     """Returns a path with the order of `entries`, and with all of this process's path, `here`."""
     installed = [path for path in here if is_installed(path)]
@@ -121,9 +98,8 @@ def forget_hidden(*, kept: Iterable[str] = ()) -> None:
 
     They are imported again for whoever asks next; modules that use the others keep them.
     """
-    absolute = [os.path.abspath(path) for path in sys.path]
-    users = front_of([INSTALLED if is_installed(path) else path for path in absolute])
-    hidden = [name for name in _shared_names(users) - {*kept} if _is_hidden(name)]
+    shared = _shared_names(users_folders()) - {*kept}
+    hidden = [name for name in shared if _is_hidden(name)]
     if not hidden:
         return
     for name in list(sys.modules):
@@ -134,36 +110,7 @@ def forget_hidden(*, kept: Iterable[str] = ()) -> None:
 
 def _shared_names(folders: Sequence[str]) -> set[str]:
     """Returns imported names of which one of the folders has a module, too."""
-    imported = {name.partition(".")[0] for name in list(sys.modules)}
-    found: set[str] = set()
-    for folder in folders:
-        shared = _names_in(folder) & imported
-        found.update(name for name in shared if _has_module(folder, name))
-    return found
-
-
-def _has_module(folder: str, name: str) -> bool:
-    # A folder without `__init__` hides no module that is imported.
-    places = (os.path.join(folder, name), os.path.join(folder, name, "__init__"))
-    files = [place + suffix for place in places for suffix in all_suffixes()]
-    return any(map(os.path.isfile, files))
-
-
-def _names_in(folder: str) -> frozenset[str]:
-    try:
-        changed = os.stat(folder).st_mtime_ns
-    except OSError:
-        return frozenset()
-    return _listed(folder, changed)
-
-
-@functools.lru_cache(maxsize=64)
-def _listed(folder: str, _changed: int) -> frozenset[str]:
-    try:
-        return frozenset(name.partition(".")[0] for name in os.listdir(folder))
-    except OSError:
-        # An archive, say: what it has is imported, but hides nothing that was imported before.
-        return frozenset()
+    return modules_in(folders, {name.partition(".")[0] for name in list(sys.modules)})
 
 
 def _is_hidden(name: str) -> bool:
