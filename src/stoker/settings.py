@@ -631,7 +631,7 @@ def _override(document: dict[str, Json], override: str) -> None:
             f"--set {override} is not key.path=value", fix="write it like --set feed.credits=4"
         )
     below = "hyperparameters" if steps[0] == "hyperparameters" else ""
-    _, value = _parsed(text, f"--set {key}=...", below=below)
+    node, value = _parsed(text, f"--set {key}=...", below=below)
     target = document
     for step in steps[:-1]:
         child = target.get(step)
@@ -639,6 +639,10 @@ def _override(document: dict[str, Json], override: str) -> None:
         copied = dict(child) if isinstance(child, Mapping) else {}
         target[step] = copied
         target = copied
+    is_number = isinstance(value, bool | int | float)
+    if below and is_number and isinstance(target.get(steps[-1]), str) and node is not None:
+        # A text stays a text: 1.20 in place of "1.10", not 1.2.
+        value = str(node.value)
     target[steps[-1]] = value
 
 

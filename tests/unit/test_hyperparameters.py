@@ -1,11 +1,13 @@
 """Hyperparameters arrive at a script as they are written, by every way."""
 
+import argparse
 import contextlib
 import json
 import math
 from itertools import chain
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,6 +178,49 @@ def test_an_unquoted_word_is_what_was_typed_unless_it_is_json(tmp_path, text, va
     assert type(found["value"]) is type(value)
     changed = read_workload(file, overrides=[f"hyperparameters.value={text}"])
     assert changed.hyperparameters["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("old", "text", "value"),
+    [
+        *(("1.10", "1.20", "1.20"), ("true", "false", "false"), ("007", "010", "010")),
+        *(("1e5", "1e-4", "1e-4"), ("a", ".inf", ".inf"), ("a", "null", None), ("a", "", None)),
+        *((1, "1.20", 1.2), (1, '"1.20"', "1.20"), (True, "false", False), ("a", "[1, yes]", None)),
+    ],
+)
+def test_an_override_of_a_text_is_a_text(old, text, value):
+    document = {"name": "w", "command": ["x"], "hyperparameters": {"a": old, "z": 1, "b": 2}}
+    found = workload_from(document, overrides=[f"hyperparameters.a={text}"]).hyperparameters
+    assert found["a"] == ([1, "yes"] if text.startswith("[") else value)
+    assert [*found] == ["a", "z", "b"]
+
+
+def read_by_argparse(words, names):
+    parser = argparse.ArgumentParser()
+    for name in names:
+        parser.add_argument(f"--{name}")
+    return vars(parser.parse_args(words))
+
+
+def read_by_click(words, names):
+    options = [click.Option([f"--{name}"]) for name in names]
+    found: dict[str, object] = {}
+    command = click.Command("train", params=options, callback=lambda **told: found.update(told))
+    command.main(words, standalone_mode=False)
+    return found
+
+
+def read_by_omegaconf(words, names):
+    # From values: its reader of command lines takes `name=value`, and reads values as YAML.
+    values = dict(zip((word[2:] for word in words[::2]), words[1::2], strict=True))
+    return dict(pytest.importorskip("omegaconf").OmegaConf.create(values))
+
+
+@pytest.mark.parametrize("read", [read_by_argparse, read_by_click, read_by_omegaconf])
+def test_parsers_of_scripts_get_the_texts(tmp_path, read):
+    names = {f"name_{chr(97 + i)}": text for i, text in enumerate(TEXTS[:26]) if text != "--lr"}
+    words = arguments(launched(tmp_path, job_of(names)))
+    assert read(words, [*names]) == names
 
 
 def test_other_keys_are_read_as_before(tmp_path):
