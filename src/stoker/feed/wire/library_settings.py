@@ -89,17 +89,19 @@ def _opencv() -> object:
     threads = cv2.getNumThreads()
     # Without a call it is the host's number of cores.
     is_set = threads not in (cv2.getNumberOfCPUs(), os.cpu_count())
-    return [threads if is_set else None, cv2.useOptimized(), cv2.ocl.useOpenCL()]
+    # On by default only where there is any.
+    uses_opencl = cv2.ocl.useOpenCL() or not cv2.ocl.haveOpenCL()
+    return [threads if is_set else None, cv2.useOptimized(), uses_opencl]
 
 
 def _set_opencv(value: tuple[int | None, bool, bool]) -> None:
     cv2 = _module("cv2")
     threads, is_optimized, uses_opencl = value
     if threads is not None:
-        # 1 is what `setNumThreads(0)` is read as.
         cv2.setNumThreads(threads)
     cv2.setUseOptimized(is_optimized)
-    cv2.ocl.setUseOpenCL(uses_opencl)
+    if not uses_opencl:
+        cv2.ocl.setUseOpenCL(False)
 
 
 def _arrow_threads() -> object:
@@ -120,7 +122,9 @@ def _set_arrow_threads(value: tuple[int | None, int]) -> None:
 
 def _sklearn() -> object:
     config = _module("sklearn").get_config()
-    return {name: value for name, value in config.items() if _is_json(value)}
+    # Each thread has a copy of it, which alone is changed.
+    usual = _module("sklearn._config")._global_config
+    return {name: each for name, each in config.items() if _is_json(each) and each != usual[name]}
 
 
 def _set_sklearn(config: dict[str, object]) -> None:
@@ -155,6 +159,7 @@ LIBRARY_SETTINGS: tuple[InheritedSetting, ...] = (
         _opencv,
         _set_opencv,
         module="cv2",
+        default=[None, True, True],
     ),
     setting(
         "pyarrow.set_cpu_count, set_io_thread_count",
@@ -168,6 +173,7 @@ LIBRARY_SETTINGS: tuple[InheritedSetting, ...] = (
         _sklearn,
         _set_sklearn,
         module="sklearn",
+        default={},
     ),
 )
 

@@ -9,17 +9,21 @@ Not seen are `setattr`, `update` and what installed packages set in each other.
 import ast
 import contextlib
 import functools
+import io
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import FunctionType, ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from stoker.feed.wire.imported_code import INSTALLED
-from stoker.feed.wire.pickling import pickle_of
+from stoker.feed.wire.pickling import SpecPickler
 from stoker.feed.wire.when_imported import when_imported
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # An assignment to `a.b.c`, or to `a.b["c"]`, at a line's beginning.
 _ASSIGNMENT = re.compile(
@@ -232,11 +236,27 @@ def _may_be_pickled(each: SetValue) -> bool:
     is_where_it_was = getattr(each.value, "__module__", "") == each.module and getattr(
         each.value, "__qualname__", ""
     ) == ".".join(each.path)
-    if is_where_it_was:
+    return not is_where_it_was and _is_small(each.value)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_small(value: object) -> bool:
+    """Returns whether an object can be pickled to few bytes; asked once, it may hold a model."""
+    try:
+        SpecPickler(_SmallFile(), copies_shared=True).dump(value)
+    # Whatever the script's objects raise.
+    except Exception:
         return False
-    # It would be pickled by a name under which a data host has the original.
-    data = pickle_of(each.value)
-    return data is not None and len(data) <= _MAX_OBJECT_BYTES
+    return True
+
+
+class _SmallFile(io.BytesIO):
+    """File that ends a pickle which is too large."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        if self.tell() + memoryview(data).nbytes > _MAX_OBJECT_BYTES:
+            raise ValueError("too large")
+        return super().write(data)
 
 
 def set_object_values(value: object) -> None:
