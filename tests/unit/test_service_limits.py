@@ -231,6 +231,16 @@ def test_a_call_that_the_service_would_refuse_is_not_made(service, operation, pa
     assert words in caught.value.what
 
 
+def test_a_refused_call_names_where_its_values_are_written():
+    aws = Aws(region="eu-west-1", clients={"scheduler": Listening("scheduler")})
+    aws.client("scheduler").create_schedule = None
+    wrong = {"Name": "n" * 65, "ScheduleExpression": "x" * 257, "Description": "d" * 513}
+    with pytest.raises(UsageError) as caught:
+        aws.call("scheduler", "CreateSchedule", **wrong)
+    assert caught.value.fix == "change --cron and --name"
+    assert "Description has 513 characters, at most 512" in caught.value.what
+
+
 def test_an_object_with_too_long_a_key_is_not_written():
     aws = Aws(region="eu-west-1", clients={"s3": None})
     # Bytes count, not characters.

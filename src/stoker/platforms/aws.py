@@ -21,6 +21,19 @@ from stoker.settings import cloud_region
 
 # Operations that change nothing: what they are asked for exists, or does not.
 _READING = ("Describe", "List", "Get", "Head")
+# Where a user says a part of a request.
+_WRITTEN_AS = {
+    "Name": "--name",
+    "ScheduleExpression": "--cron",
+    "ScheduleExpressionTimezone": "--time-zone",
+    "Target": "--param, or the workload's keys sagemaker.schedule_role and dead_letter_queue",
+    "PipelineName": "the workload's key name",
+    "PipelineParameters": "--param",
+    "PipelineDefinition": "the workload, which is too large for a pipeline",
+    "RoleArn": "the workload's keys sagemaker.role and pipeline_role",
+    "ModelPackageGroupName": "the workload's key sagemaker.model.group",
+    "Tags": "Tags in the workload's key sagemaker.request",
+}
 # Attempts of one call with exponential backoff (botocore's standard mode: at most 20 s each).
 MAX_ATTEMPTS = 8
 
@@ -337,10 +350,13 @@ def _check_limits(
         return
     shape = model.operation_model(operation).input_shape
     found = [*over_limits(parameters, shape), *tag_problems(parameters.get("Tags"))]
-    refused = [f"{each.place} {each.what}" for each in found if not each.is_growing]
+    refused = [each for each in found if not each.is_growing]
     if refused:
-        what = f"{operation} would refuse this: " + "; ".join(refused)
-        raise UsageError(what, where=where, fix=f"see the API reference of {operation}")
+        texts = "; ".join(f"{each.place} {each.what}" for each in refused)
+        keys = {_WRITTEN_AS.get(str(each.path[0]), "") for each in refused if each.path}
+        written = " and ".join(sorted(keys - {""}))
+        fix = f"change {written}" if written else f"see the API reference of {operation}"
+        raise UsageError(f"{operation} would refuse this: {texts}", where=where, fix=fix)
 
 
 def _check_object(uri: str) -> None:
