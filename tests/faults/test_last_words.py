@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.records import FeedSettings
+from support.local_job import LocalJob
 from support.other_python import other_version, python_without, with_stoker, with_version
 from support.processes import started
 
@@ -106,9 +108,11 @@ CASES: dict[str, tuple[str, Sequence[str]]] = {
         ["batch 0 cannot be made", "SIGKILL", "memory"],
     ),
     "other code": (
-        "text = os.path.join(HERE, 'helper.py')\nopen(text, 'w').write('class T: pass')\n"
-        "import helper\nfrom stoker.feed.wire.imported_code import imported_code\n"
-        "imported_code().note(['helper'])\nopen(text, 'w').write('class T: a = 1')\n"
+        "import importlib\nfrom stoker.feed.wire.imported_code import imported_code\n"
+        "name = 'helper' + os.environ.get('RANK', '0')\n"
+        "text = os.path.join(HERE, name + '.py')\nopen(text, 'w').write('class T: pass')\n"
+        "helper = importlib.import_module(name)\n"
+        "imported_code().note([name])\nopen(text, 'w').write('class T: a = 1')\n"
         "class D(Base):\n    def __init__(self): self.t = helper.T()\ntrain(batches(D()))",
         ["other code than in the trainer: module helper", "the same image and the same files"],
     ),
@@ -118,6 +122,13 @@ CASES: dict[str, tuple[str, Sequence[str]]] = {
         "        made.x = torch.rand(4)\n        return made\n"
         "train(batches(D(), batch_size=None))",
         ["the trainer has no module made_there", "in the Python of the training script"],
+    ),
+    "a module in the memory of ranks of mp.spawn": (
+        'module = in_memory("made_up", "class T: pass")\nclass D(Base):\n'
+        "    def __init__(self): self.kind = module.T()\n"
+        "def main(rank): train(batches(D()))\n"
+        "if __name__ == '__main__': torch.multiprocessing.spawn(main, nprocs=2)",
+        ["has no module made_up", "put made_up into a file"],
     ),
     "a dataset that cannot be pickled": (
         "import stoker\nclass D(Base):\n    def __init__(self): self.parts = (i for i in [1])\n"
@@ -210,11 +221,11 @@ SEVERAL = [
 @pytest.mark.parametrize("name", SEVERAL)
 def test_two_ranks_and_two_data_hosts_say_the_first_cause_once(name, tmp_path):
     script, words = CASES[name]
-    settings = ["cluster.dnn.processes_per_host=2", "strategy=torchrun"]
-    lines = last_words(tmp_path, script.replace("algo-1", ""), *settings[1:], data=2)
+    lines = last_words(tmp_path, script, dnn="local.c1:2", data=2)
     ended = end_of(lines)
-    wanted = [word.replace("data host algo-1", "data host") for word in words]
-    assert [word for word in wanted if word.split(":")[0] not in ended] == []
+    wanted = [word.removeprefix("data host algo-1: ") for word in words]
+    assert [word for word in wanted if word not in ended] == []
+    assert sum(wanted[0] in line for line in lines if line.startswith("training ")) == 1
 
 
 LACKING = ["has no stoker", "install stoker in that Python"]
@@ -233,6 +244,24 @@ def test_a_python_without_stoker_is_refused_before_anything_starts(without_stoke
     assert "error: " in text
     assert not (tmp_path / "began").exists()
     assert not list(tmp_path.glob("runs/*/logs/*"))
+
+
+@pytest.mark.parametrize("dnn", [1, 2])
+def test_a_host_refuses_a_python_without_stoker_and_ends_the_data_hosts(
+    dnn, without_stoker, tmp_path
+):
+    # As on other platforms, where only the host has the script's Python.
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + "open(os.path.join(HERE, 'began'), 'w').close()")
+    command = (str(without_stoker), str(script))
+    with LocalJob(tmp_path, command, dnn=dnn, data=1, feed=FeedSettings()) as job:
+        record = job.training()
+        told = job.failure_file() or ""
+    assert (record.status, record.steps) == ("failed", None)
+    assert [word for word in LACKING if word not in record.cause] == []
+    assert [word for word in LACKING if word not in told] == []
+    assert "training_not_started" in job.log(job.leader)
+    assert not (tmp_path / "began").exists()
 
 
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.9"])
