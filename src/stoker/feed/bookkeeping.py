@@ -210,13 +210,13 @@ class Placement:
 
     Attributes:
         reason: Why in the trainer, that is by torch's workers or in its own process. unshippable:
-            the dataset cannot be sent; shared: a part of it is shared in memory; empty: data hosts
-            help.
+            the dataset cannot be sent; shared: a part of it is shared in memory; changes: without
+            workers, and the script changes it, or it waits for the script; empty: data hosts help.
         why: The reason as half a sentence for people; it names the object at fault.
         path: The object at fault, as `dataset.epoch`; empty: not known.
     """
 
-    reason: Literal["", "unshippable", "shared"] = ""
+    reason: Literal["", "unshippable", "shared", "changes"] = ""
     why: str = ""
     path: str = ""
 
@@ -234,6 +234,9 @@ class LoaderBooks:
         first_epoch: Epochs in the timeline under that number before this loader.
         loaded: A state that the next epoch resumes from.
         placement: Where batches are made from its next iter() on.
+        num_tried: Without workers: batches that were made one by one while the script changed
+            nothing.
+        num_changes: Epochs in which it did, later.
     """
 
     number: int
@@ -244,6 +247,8 @@ class LoaderBooks:
     base_seed: int | None = None
     keeps_seed: bool | None = None
     placement: Placement = Placement()
+    num_tried: int = 0
+    num_changes: int = 0
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def next_epoch(self) -> int:

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import (
 )
 
 from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.changes import making
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
@@ -171,6 +172,31 @@ class CountedIterator:
         return batch
 
 
+class TrainerMaker:
+    """Maker of batches in the trainer's process, as torch's iterator without workers makes them."""
+
+    def __init__(self, loader: "DataLoader[object]", seeding: Seeding) -> None:
+        self._seeding = seeding
+        fetcher: Fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            loader._dataset_kind,
+            loader.dataset,
+            loader._auto_collation,
+            loader.collate_fn,
+            loader.drop_last,
+        )
+        if seeding != "torch":
+            roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+            fetcher = PreservingFetcher(fetcher, seeding, Seeder(roots, num_workers=None))
+        self._fetcher = fetcher
+
+    def make(self, numbered: Numbered) -> object:
+        before, _here.is_making = _is_making_here(), True
+        try:
+            return self._fetcher.fetch(numbered.index if self._seeding == "torch" else numbered)
+        finally:
+            _here.is_making = before
+
+
 WorkerInit = Callable[[int], object]
 
 
@@ -282,7 +308,9 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
     def _next_data(self) -> object:  # type: ignore[override]
         before, _here.is_making = _is_making_here(), True
         try:
-            batch: object = super()._next_data()  # type: ignore[no-untyped-call]
+            # Other loaders may read the same dataset, and watch it.
+            with making():
+                batch: object = super()._next_data()  # type: ignore[no-untyped-call]
             return batch
         finally:
             _here.is_making = before

@@ -6,6 +6,7 @@ loader, kept in its books, and said in one line that names the object at fault.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
+from stoker.feed.in_step import Say, what_waits
 from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.own_loaders import reach_of
 from stoker.feed.short_loaders import LoaderLine
@@ -44,6 +46,13 @@ def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterato
         if _is_too_short(loader, process):
             # As a number of workers that is decided: torch judges those of the script.
             return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
+        waits = what_waits(loader) if loader.num_workers == 0 and not books.num_tried else ""
+        if waits:
+            why = (
+                f"{waits} may wait for the loop, and num_workers=0 means that it is not asked ahead"
+            )
+            place_here(loader, process, reason="changes", why=why, path=waits)
+            return torch_iterator(loader, process)
         try:
             return _fed_iterator(loader, process)
         except SharedMemoryError as err:
@@ -61,9 +70,10 @@ def place_here(
     loader: AnyLoader,
     process: TrainerProcess,
     *,
-    reason: Literal["unshippable", "shared"],
+    reason: Literal["unshippable", "shared", "changes"],
     why: str,
     path: str = "",
+    is_for_good: bool = True,
 ) -> None:
     """Has the trainer make a loader's batches from its next iter() on, and says why.
 
@@ -71,11 +81,13 @@ def place_here(
         reason: See Placement.
         why: Half a sentence, which names the object at fault.
         path: That object, as `dataset.epoch`.
+        is_for_good: False: the next epoch is fed again.
     """
     books, settings = process.books(loader), process.settings
     does = "make" if loader.num_workers else "makes"
-    books.placement = Placement(reason=reason, why=why, path=path)
-    process.note_made_here(why)
+    if is_for_good:
+        books.placement = Placement(reason=reason, why=why, path=path)
+        process.note_made_here(why)
     is_refused = reason == "unshippable"
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,
@@ -141,7 +153,16 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> "FeedIterator":
 
     is_stream = loader._dataset_kind == _DatasetKind.Iterable
     kind = StreamIterator if is_stream else FeedIterator
-    return kind(loader, process, feed_of(process))
+    stay_here: Say | None = None
+    if loader.num_workers == 0 and next(factories_in(loader.dataset), None) is None:
+        stay_here = partial(_stay_here, loader, process)
+    return kind(loader, process, feed_of(process), stay_here=stay_here)
+
+
+def _stay_here(
+    loader: AnyLoader, process: TrainerProcess, why: str, path: str, is_for_good: bool
+) -> None:
+    place_here(loader, process, reason="changes", why=why, path=path, is_for_good=is_for_good)
 
 
 def _has_feed(process: TrainerProcess) -> bool:

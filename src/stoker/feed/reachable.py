@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import PurePath
 from types import (
@@ -18,16 +18,25 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
 )
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 ATOMS = (type(None), bool, int, float, complex, str, bytes, range, slice)
 # Items of one container that are followed; a longer one holds samples.
 _MAX_ITEMS = 64
-_LEAVES = (*ATOMS, bytearray, BuiltinFunctionType, ModuleType, CodeType)
+_LEAVES = (
+    *ATOMS,
+    bytearray,
+    BuiltinFunctionType,
+    CodeType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    ModuleType,
+)
 _MISSING = object()
 
 
@@ -37,13 +46,15 @@ class Referrer(NamedTuple):
     Attributes:
         path: How it is reached, as `dataset.transform`.
         holder: The object whose place this is.
-        read: Returns what it refers to now; names: their names, in the same order.
+        kind: "attributes" of an object, class or module, a "dict", or "items" of another container.
+        read: Returns what it refers to now; names: yields their paths, in the same order.
     """
 
     path: str
     holder: object
-    read: Callable[[], list[object]]
-    names: Callable[[], list[str]]
+    read: Callable[[], Collection[object]]
+    names: Callable[[], Iterable[str]]
+    kind: Literal["attributes", "dict", "items"] = "attributes"
 
 
 class ReachableObject(NamedTuple):
@@ -84,8 +95,8 @@ def _parts(path: str, value: object) -> Iterator[Referrer]:
     if issubclass(kind, dict):
         yield _entries(path, value, cast("dict[object, object]", value), style="[]")
     elif issubclass(kind, list | tuple | deque | set | frozenset):
-        items = cast("Iterable[object]", value)
-        yield Referrer(path, value, lambda: list(items), lambda: _numbered(path, items))
+        items = cast("Collection[object]", value)
+        yield Referrer(path, value, lambda: items, lambda: _numbered(path, items), "items")
     elif kind is FunctionType:
         yield from _of_function(path, cast("FunctionType", value))
     elif kind is MethodType:
@@ -172,16 +183,17 @@ def _entries(
 ) -> Referrer:
     begin, end = (".", "") if style == "." else ("[", "]")
 
-    def names() -> list[str]:
+    def names() -> Iterator[str]:
         shown = str if style == "." else repr
-        keys = (shown(key) if isinstance(key, ATOMS) else "..." for key in list(entries))
-        return [f"{path}{begin}{key}{end}" for key in keys]
+        keys = (shown(key) if isinstance(key, ATOMS) else "..." for key in entries)
+        return (f"{path}{begin}{key}{end}" for key in keys)
 
-    return Referrer(path, holder, lambda: list(entries.values()), names)
+    kind: Literal["attributes", "dict"] = "attributes" if style == "." else "dict"
+    return Referrer(path, holder, entries.values, names, kind)
 
 
-def _numbered(path: str, items: Iterable[object]) -> list[str]:
-    return [f"{path}[{number}]" for number, _ in enumerate(items)]
+def _numbered(path: str, items: Iterable[object]) -> Iterator[str]:
+    return (f"{path}[{number}]" for number, _ in enumerate(items))
 
 
 @functools.lru_cache(maxsize=4096)

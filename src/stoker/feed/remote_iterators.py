@@ -4,6 +4,7 @@ import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import cast
 
 from torch._C._autograd import _profiler_enabled
@@ -16,7 +17,9 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
+from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import TrainerProcess, making_of
+from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
@@ -26,7 +29,7 @@ from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.blocks import BlockBatch
-from stoker.feed.wire.codec import pack_value
+from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, StartMethod, pack_spec
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.process_settings import InheritedSettings
@@ -48,7 +51,20 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     By the common base of torch's iterators samplers, base seed and warnings are the same.
     """
 
-    def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
+    def __init__(
+        self,
+        loader: "DataLoader[object]",
+        process: TrainerProcess,
+        feed: Feed,
+        *,
+        stay_here: Say | None = None,
+    ) -> None:
+        """Begins an epoch.
+
+        Args:
+            stay_here: Has the trainer make later epochs of a loader without workers, if the script
+                changes what batches are made from; None: it may be fed in any case.
+        """
         self._loader = loader
         self._process = process
         self._spec = _spec_of(loader)
@@ -70,15 +86,26 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._feed = feed
         self._epoch.id = self._session.epoch_id
         weakref.finalize(self, _cancel, feed, self._session, self._epoch)
+        self._num_before = 0
+        self._indices: Iterator[Numbered] = iter(())
+        self._in_step: InStep | None = None
+        if stay_here is not None:
+            self._in_step = InStep(loader, books, seeding=self._seeding, say=stay_here)
+            self._in_step.begin(is_stream=self._spec.is_iterable)
         self._begin()
 
     def _new_schedule(self, max_bytes: int) -> Scheduler:
         return BatchScheduler(max_bytes=max_bytes)
 
     def _begin(self) -> None:
-        indices = map(partial(self._epoch.numbered, int(self._base_seed)), self._sampler_iter)
+        numbered = partial(self._epoch.numbered, int(self._base_seed))
+        self._indices = map(numbered, self._sampler_iter)
+        self._begin_with_indices()
+
+    def _begin_with_indices(self) -> None:
         # As torch: without workers, a sampler draws its own seed at the first batch.
-        self._begin_with(indices, is_eager=self._loader.num_workers > 0, seed=self._base_seed)
+        is_eager = self._loader.num_workers > 0
+        self._begin_with(self._indices, is_eager=is_eager, seed=self._base_seed)
 
     def _begin_with(
         self,
@@ -111,6 +138,58 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self.opened(self._epoch.now() - began)
 
     def _next_data(self) -> object:  # type: ignore[override]
+        if self._in_step is None:
+            return self._fed_data()
+        path = self._in_step.change()
+        if path:
+            self._change_at(path, self._in_step)
+        if self._in_step.place == "fed":
+            try:
+                return self._fed_data()
+            finally:
+                self._in_step.was_fed()
+        return self._data_made_here(self._in_step)
+
+    def _change_at(self, path: str, in_step: InStep) -> None:
+        """Sees to it that no batch is older than what the script changed at `path`."""
+        if self._num_taken() == 0:
+            # Nothing is made yet: the epoch begins here.
+            hands_blocks = self._hands_blocks
+            try:
+                self._packed = _packed(self._spec, self._process)
+            except ShippingError:
+                # From the next epoch on another one is made for this loader.
+                self._session.cancel(self._epoch.id)
+                in_step.turn(path)
+                return
+            in_step.look()
+            self._begin_with_indices()
+            if hands_blocks:
+                self.hand_blocks()
+            return
+        num_taken = self._num_taken()
+        asked, error = self._session.take_back(self._epoch.id)
+        self._num_before = num_taken
+        drawn = [_numbered_of(batch) for batch in asked]
+        self._indices = chain(drawn, _raising(error), self._indices)
+        in_step.turn(path)
+        self._skip_here(in_step, num_taken)
+
+    def _skip_here(self, in_step: InStep, num_taken: int) -> None:
+        """Prepares making here what follows `num_taken` batches: of a map-style dataset nothing."""
+
+    def _data_made_here(self, in_step: InStep) -> object:
+        try:
+            batch = in_step.make(next(self._indices))
+        except StopIteration:
+            in_step.end()
+            self._session.cancel(self._epoch.id)
+            raise
+        self._num_before += 1
+        # Objects of the script may pin themselves.
+        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+    def _fed_data(self) -> object:
         outcome = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
         if self._may_pin:
             device = self._unasked_pinning()
@@ -149,7 +228,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._epoch.order.position.cancel()
 
     def _num_taken(self) -> int:
-        return self._session.schedule.num_taken
+        return self._num_before + self._session.schedule.num_taken
 
     def __next__(self) -> object:
         return self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
@@ -181,6 +260,17 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             wake=self._feed.shared.wake,
             on_death=lambda how: log.event(EventName.LOCAL_WORKER_DIED, how=how),
         )
+
+
+def _numbered_of(asked: AskedBatch) -> Numbered:
+    return Numbered(asked.seed, unpack_value(asked.index, allow_pickle=True))
+
+
+def _raising(error: BaseException | None) -> Iterator[Numbered]:
+    """Yields nothing; raises `error`, if there is one, once all before it are taken."""
+    if error is not None:
+        raise error
+    yield from ()
 
 
 def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
@@ -254,8 +344,15 @@ def _cancel(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
 class StreamIterator(FeedIterator):
     """Iterator over the dataset's shards, an epoch (persistent workers: one after the other)."""
 
-    def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
-        super().__init__(loader, process, feed)
+    def __init__(
+        self,
+        loader: "DataLoader[object]",
+        process: TrainerProcess,
+        feed: Feed,
+        *,
+        stay_here: Say | None = None,
+    ) -> None:
+        super().__init__(loader, process, feed, stay_here=stay_here)
         has_workers = loader.num_workers > 0 or (process.settings.feed.shards or 1) > 1
         if isinstance(loader.dataset, IterDataPipe) and has_workers:
             # Torch's iterator with workers draws a second seed, for the epoch that it "resets" to.
@@ -278,9 +375,18 @@ class StreamIterator(FeedIterator):
     def _begin(self) -> None:
         # The same for every batch: torch's sampler of an iterable dataset gives the batch size.
         self._index: object = next(self._sampler_iter)
+        self._indices = repeat(Numbered((), self._index))
+        self._begin_with_indices()
+
+    def _begin_with_indices(self) -> None:
         packed = pack_value(self._index, allow_pickle=True)
         asked_each = AskedBatch(packed, (int(self._base_seed),), self._shared_seed)
         self._begin_with(iter(()), asked_each=asked_each)
+
+    def _skip_here(self, in_step: InStep, num_taken: int) -> None:
+        # What it gives next follows from what it gave.
+        for _ in range(num_taken):
+            in_step.make(next(self._indices))
 
     def _next_data(self) -> object:  # type: ignore[override]
         self._epoch.numbered(int(self._base_seed), self._index)

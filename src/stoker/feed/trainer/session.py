@@ -238,6 +238,21 @@ class FeedSession:
             raise outcome.error
         return outcome
 
+    def take_back(self, epoch_id: int) -> tuple[list[AskedBatch], BaseException | None]:
+        """Ends an epoch for data hosts.
+
+        Returns:
+            What was asked for and not taken, in order, and the sampler's error behind it.
+        """
+        with self._lock:
+            if self.epoch_id != epoch_id or not self.is_busy:
+                return [], None
+            asked = [self._asked[number] for number in sorted(self._asked)]
+            error, self._sampler_error = self._sampler_error, None
+            self._end_epoch()
+        self._wake()
+        return asked, error
+
     def cancel(self, epoch_id: int) -> None:
         with self._lock:
             if self.epoch_id == epoch_id and self.is_busy:

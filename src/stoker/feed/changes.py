@@ -1,0 +1,357 @@
+"""Whether a script changes what its batches are made from, between one batch and the next.
+
+A loader without workers makes nothing before it is asked, so a batch shows whatever the script
+changed just before: a replay buffer that grew, weights of a sampler, another transform. Such a
+loader may be fed ahead only while nothing changes. What counts is what changes while the script has
+control; a cache that the dataset fills as it makes a batch is its own affair.
+
+Watched are attributes, containers, closures, globals that functions read, attributes of the user's
+classes, versions of tensors, contents of arrays: what is near to the dataset before each batch,
+everything within reach now and then, for at most 1 % of the time.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
+from typing import Literal, NamedTuple, cast
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from stoker.feed.generators import any_kind_of
+from stoker.feed.reachable import Referrer, is_users_name, reachable
+
+# Objects that a search visits: 3 us each.
+_MAX_OBJECTS = 2000
+# Looked at before each batch: places of up to so many references, tensors, arrays, their bytes.
+_MAX_NEAR = 48
+_MAX_REFERENCES = 64
+_MAX_TENSORS = 32
+_MAX_ARRAYS = 16
+_MAX_ARRAY_BYTES = 4096
+# References of one place that are compared now and then, and bytes of arrays in all.
+_MAX_COMPARED = 100_000
+_MAX_DIGESTED_BYTES = 64 << 20
+# Names of one place, to tell a cache from other changes.
+_MAX_NAMES = 1000
+# Share of the time that may be spent on looking at everything, and at least so long between.
+_SHARE = 0.01
+_MIN_SECONDS = 1.0
+# What runs while it is asked, and may wait for the loop.
+_RUNNING = (GeneratorType, CoroutineType, AsyncGeneratorType)
+# What a thread may wait at; a lock only guards something.
+_WAITING = (
+    queue.Queue,
+    queue.SimpleQueue,
+    threading.Event,
+    threading.Condition,
+    threading.Semaphore,
+    threading.Barrier,
+)
+_CONTENTS = (np.ndarray, bytearray)
+_LEAVES = (torch.Tensor, *_CONTENTS, np.generic, memoryview, logging.Logger, DataLoader)
+
+Depth = Literal["near", "all"]
+
+
+class _Ends(NamedTuple):
+    """A long container by its length and ends."""
+
+    length: int
+    first: object = None
+    last: object = None
+
+
+_References = list[object] | _Ends
+
+
+class _WatchedPlace(NamedTuple):
+    """A place and what it refers to at one moment, near and all, with its names."""
+
+    part: Referrer
+    near: _References
+    all: _References
+    names: tuple[str, ...] = ()
+
+
+class _WatchedLeaf(NamedTuple):
+    """A tensor or array, and its version or content at one moment."""
+
+    path: str
+    value: object
+    mark: object
+
+
+class Watch:
+    """What a loader's batches are made from, compared from one moment to the next.
+
+    Attributes:
+        waits: Path of an object that may wait for the loop, as a queue; empty: none was found.
+        has_users: Whether classes of the user's code are among what was found.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, object],
+        *,
+        apart: tuple[object, ...] = (),
+        is_near_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Finds what there is to compare.
+
+        Args:
+            roots: Objects by the names that paths begin with.
+            apart: Objects that are not looked into.
+            is_near_only: A near look is never at everything.
+            clock: In seconds.
+        """
+        self._is_near_only = is_near_only
+        self.waits = ""
+        self.has_users = False
+        self._apart = set(map(id, apart))
+        self._roots = roots
+        self._clock = clock
+        self._noted = ""
+        self._places: list[_WatchedPlace] = []
+        self._tensors: list[_WatchedLeaf] = []
+        self._arrays: list[_WatchedLeaf] = []
+        self._next_seconds = 0.0
+        # The nearest places: how to read them, and what they referred to.
+        self._reads: list[Callable[[], Collection[object]]] = []
+        self._short: list[_References] = []
+        self._long: list[tuple[Referrer, _References]] = []
+        self.look()
+        _watches.add(self)
+
+    def look(self) -> None:
+        """Finds what can be reached now; takes 3 us an object, and reads up to 64 MiB of arrays."""
+        self._places, self._tensors, self._arrays = [], [], []
+        self._noted = ""
+        left = _MAX_DIGESTED_BYTES
+        for path, value, parts in reachable(
+            self._roots, max_objects=_MAX_OBJECTS, is_leaf=self._is_leaf
+        ):
+            if id(value) in self._apart:
+                continue
+            self.has_users = self.has_users or is_users_name(type(value).__module__)
+            self._places += [_place_now(part, with_names=True) for part in parts]
+            if isinstance(value, torch.Tensor):
+                self._tensors.append(_WatchedLeaf(path, value, _version(value)))
+            elif isinstance(value, _CONTENTS):
+                left -= memoryview(value).nbytes if isinstance(value, bytearray) else value.nbytes
+                if left >= 0:
+                    self._arrays.append(_WatchedLeaf(path, value, _content(value)))
+            elif not self.waits and _may_wait(path, value):
+                self.waits = path
+        self._arrays.sort(key=lambda leaf: len(leaf.mark) if type(leaf.mark) is bytes else 1 << 30)
+        self._next_seconds = self._clock() + _MIN_SECONDS
+        self._keep_near()
+
+    def _is_leaf(self, value: object) -> bool:
+        is_apart = id(value) in self._apart
+        return is_apart or isinstance(value, _LEAVES) or any_kind_of(value) is not None
+
+    def changed(self, *, depth: Depth = "near") -> str:
+        """Returns the path of the first change; empty: none. Near: about 2 us for a small dataset.
+
+        Now and then the near look is at everything: at most 1 % of the time.
+        """
+        began = self._clock()
+        if depth == "near" and began >= self._next_seconds and not self._is_near_only:
+            change = self._compare("all")
+            now = self._clock()
+            self._next_seconds = now + max(_MIN_SECONDS, (now - began) / _SHARE)
+            return change
+        return self._compare(depth) if depth == "all" or self._looks_changed() else ""
+
+    def _keep_near(self) -> None:
+        near = self._places[:_MAX_NEAR]
+        short = [place for place in near if isinstance(place.near, list)]
+        long = [place for place in near if isinstance(place.near, _Ends)]
+        self._reads = [place.part.read for place in short]
+        self._short = [place.near for place in short]
+        self._long = [(place.part, place.near) for place in long]
+
+    def _looks_changed(self) -> bool:
+        """Does what the near comparison does, without names and in less time."""
+        if self._noted:
+            return True
+        try:
+            if [[*read()] for read in self._reads] != self._short:
+                return True
+        except Exception:
+            return True
+        if any(_references(part, "near") != ends for part, ends in self._long):
+            return True
+        tensors, arrays = self._tensors[:_MAX_TENSORS], self._arrays[:_MAX_ARRAYS]
+        if [_version(_tensor(leaf)) for leaf in tensors] != [leaf.mark for leaf in tensors]:
+            return True
+        near = [leaf for leaf in arrays if type(leaf.mark) is bytes]
+        return any(_content(leaf.value) != leaf.mark for leaf in near)
+
+    def note(self) -> None:
+        """Keeps whether something has changed, before another loader changes more."""
+        self._noted = self._compare("near")
+
+    def rebase(self) -> None:
+        """Takes everything as it is now for unchanged, but for what was noted."""
+        self._places = [_place_now(place.part) for place in self._places]
+        self._tensors = [leaf._replace(mark=_version(_tensor(leaf))) for leaf in self._tensors]
+        self._arrays = [leaf._replace(mark=_content(leaf.value)) for leaf in self._arrays]
+        self._keep_near()
+
+    def changed_in_making(self) -> str:
+        """Returns the path of what a batch changed in the dataset as it was made; empty: nothing.
+
+        Not counted are caches and what is made at its first use: entries that are new, and what was
+        None. Objects of libraries keep what they drew last, so only the user's are compared.
+        """
+        for place in self._places:
+            if _is_of_users(place.part.holder):
+                change = _change_beyond_cache(place)
+                if change:
+                    return change
+        moved = (leaf for leaf in self._tensors if _version(_tensor(leaf)) != leaf.mark)
+        written = (leaf for leaf in self._arrays if _content(leaf.value) != leaf.mark)
+        for leaf in (*islice(moved, 1), *islice(written, 1)):
+            return leaf.path
+        return ""
+
+    def _compare(self, depth: Depth) -> str:
+        if self._noted:
+            return self._noted
+        is_near = depth == "near"
+        for part, near, whole, _ in self._places[:_MAX_NEAR] if is_near else self._places:
+            before = near if is_near else whole
+            now = _references(part, depth)
+            if not _are_same(before, now):
+                return _first_difference(part, before, now)
+        for path, tensor, version in self._tensors[:_MAX_TENSORS] if is_near else self._tensors:
+            if _version(cast("torch.Tensor", tensor)) != version:
+                return path
+        for path, value, mark in self._arrays[:_MAX_ARRAYS] if is_near else self._arrays:
+            if is_near and type(mark) is not bytes:
+                break
+            if _content(value) != mark:
+                return path
+        return ""
+
+
+_watches: "WeakSet[Watch]" = WeakSet()
+
+
+@contextlib.contextmanager
+def making(*own: Watch) -> Iterator[None]:
+    """While a loader's batch is made in this process: what changes is no change of the script's.
+
+    Loaders may share a dataset, and be read in turns.
+    """
+    others = [watch for watch in _watches if watch not in own]
+    for watch in others:
+        watch.note()
+    try:
+        yield
+    finally:
+        for watch in others:
+            if watch.changed():
+                watch.rebase()
+
+
+def _may_wait(path: str, value: object) -> bool:
+    if isinstance(value, _RUNNING):
+        # A running generator of a dataset cannot be sent anyway.
+        return path.startswith("sampler")
+    return isinstance(value, _WAITING)
+
+
+def _place_now(part: Referrer, *, with_names: bool = False) -> _WatchedPlace:
+    names = tuple(islice(part.names(), _MAX_NAMES)) if with_names else ()
+    return _WatchedPlace(part, _references(part, "near"), _references(part, "all"), names)
+
+
+def _references(part: Referrer, depth: Depth) -> _References:
+    values: Collection[object] = part.read()
+    length = len(values)
+    if length <= (_MAX_REFERENCES if depth == "near" else _MAX_COMPARED):
+        return list(values)
+    if isinstance(values, set | frozenset):
+        return _Ends(length)
+    first = next(iter(values))
+    if not isinstance(values, Sequence):
+        return _Ends(length, first)
+    return _Ends(length, first, values[-1])
+
+
+def _are_same(before: _References, now: _References) -> bool:
+    try:
+        # By identity first, as Python compares lists.
+        return before == now
+    except Exception:
+        # Arrays and tensors have no one answer; a new one is a change.
+        return False
+
+
+def _first_difference(part: Referrer, before: _References, now: _References) -> str:
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for path, old, new in zip(part.names(), before, now, strict=False):
+            if not _are_same([old], [new]):
+                return path
+    return part.path
+
+
+def _change_beyond_cache(place: _WatchedPlace) -> str:
+    part, before = place.part, place.all
+    now = _references(part, "all")
+    if _are_same(before, now) or isinstance(part.holder, set):
+        return ""
+    if isinstance(before, _Ends) or isinstance(now, _Ends):
+        return "" if part.kind == "dict" else part.path
+    named = dict(zip(part.names(), now, strict=False))
+    for path, old in zip(place.names, before, strict=False):
+        is_gone = path not in named
+        if is_gone and part.kind != "dict":
+            return path
+        if not is_gone and old is not None and not _are_same([old], [named[path]]):
+            return path
+    return part.path if part.kind == "items" and len(now) > len(before) else ""
+
+
+def _is_of_users(holder: object) -> bool:
+    if isinstance(holder, type | FunctionType):
+        return is_users_name(str(holder.__module__))
+    if isinstance(holder, list | dict | tuple | set):
+        return True
+    return is_users_name(type(holder).__module__)
+
+
+def _tensor(leaf: _WatchedLeaf) -> torch.Tensor:
+    return cast("torch.Tensor", leaf.value)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:
+        # Tensors of inference mode have none.
+        return 0
+
+
+def _content(value: object) -> object:
+    """Returns bytes that are few, the identities of objects, or a checksum."""
+    if isinstance(value, bytearray):
+        return bytes(value) if len(value) <= _MAX_ARRAY_BYTES else zlib.crc32(value)
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        return [id(item) for item in array.flat[:_MAX_REFERENCES].tolist()]
+    if array.nbytes <= _MAX_ARRAY_BYTES:
+        return array.tobytes()
+    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)

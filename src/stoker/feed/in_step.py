@@ -1,0 +1,144 @@
+"""Loaders without workers: in step with the loop, fed ahead only where that is no difference.
+
+torch makes nothing for them before it is asked, so each batch shows what the script has changed.
+The first batches are made here, one by one (for stoker's own class on data hosts), and dataset and
+sampler are compared before and after the script has control. If nothing changes, data hosts make
+batches ahead from then on, and the comparison goes on: after a change what was made ahead is
+discarded, and the trainer makes the rest of the epoch from the same indices.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch.utils.data import DataLoader
+
+from stoker.feed.bookkeeping import LoaderBooks
+from stoker.feed.changes import Depth, Watch, making
+from stoker.feed.iterators import TrainerMaker
+from stoker.feed.own_loaders import reach_of
+from stoker.feed.seeding import Numbered, Seeding
+
+# A replay buffer, a curriculum, a sampler that follows the loss change with the first step.
+NUM_TRIED = 2
+# A sampler of the script may read anything, and wait for it: fewer when its epoch ends before.
+NUM_TRIED_OF_USERS = 64
+# A change in the middle of one epoch may be the only one; after two the loader is not fed again.
+MAX_CHANGED_EPOCHS = 2
+
+InStepPlace = Literal["fed", "tried", "here"]
+Say = Callable[[str, str, bool], None]
+
+
+class InStep:
+    """One loader without workers, epoch by epoch.
+
+    Attributes:
+        place: fed: data hosts make batches ahead; tried: made here until it is known that the
+            script changes nothing; here: made here until the end of the epoch.
+    """
+
+    def __init__(
+        self, loader: "DataLoader[object]", books: LoaderBooks, *, seeding: Seeding, say: Say
+    ) -> None:
+        """Args: say: Takes why a loader is made here, the path, and whether it is for good."""
+        self.place: InStepPlace = "fed"
+        self._loader = loader
+        self._books = books
+        self._seeding: Seeding = seeding
+        self._say = say
+        self._maker: TrainerMaker | None = None
+        parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+        self._parts = Watch(parts)
+        # Asked here also while data hosts make batches, so it changes then.
+        apart = tuple(parts.values())
+        roots = {"sampler": loader._index_sampler}
+        self._sampler = Watch(roots, apart=apart, is_near_only=True)
+        self._is_settling = True
+        self._num_looks_at_all = 0
+
+    def begin(self, *, is_stream: bool) -> None:
+        """Begins an epoch; a stream has one order of batches, which cannot be tried first."""
+        self.place = "fed" if is_stream or self._books.num_tried >= self._needed else "tried"
+        self._is_settling = True
+        # And once more, after what the script does with the last of them.
+        is_new = self._books.num_tried < NUM_TRIED
+        self._num_looks_at_all = NUM_TRIED + 1 if is_new else 0
+
+    @property
+    def _needed(self) -> int:
+        """How many batches are made here first."""
+        if self._sampler.has_users:
+            return NUM_TRIED_OF_USERS
+        # A script that asks for stoker's class wants its batches from data hosts.
+        return 0 if reach_of(type(self._loader))[1] == "stoker" else NUM_TRIED
+
+    def look(self) -> None:
+        """Takes dataset and sampler as they are now for unchanged."""
+        self._parts.look()
+        self._sampler.look()
+
+    def change(self) -> str:
+        """Returns the path of what the script changed since the last batch; empty: nothing."""
+        if self.place == "here":
+            return ""
+        is_first = self.place == "tried" or self._num_looks_at_all > 0
+        self._num_looks_at_all -= 1
+        depth: Depth = "all" if is_first else "near"
+        return self._parts.changed(depth=depth) or self._sampler.changed(depth=depth)
+
+    def was_fed(self) -> None:
+        """Notes that a batch came from data hosts, for which the sampler was asked."""
+        self._books.num_tried += 1
+        if self._sampler.changed():
+            self._sampler.rebase()
+
+    def make(self, numbered: Numbered) -> object:
+        if self._maker is None:
+            self._maker = TrainerMaker(self._loader, self._seeding)
+        if self.place == "here":
+            with making():
+                return self._maker.make(numbered)
+        with making(self._parts, self._sampler):
+            batch = self._maker.make(numbered)
+        self._judge()
+        return batch
+
+    def turn(self, path: str) -> None:
+        """Makes the rest of the epoch here, as the script changed what is at `path`."""
+        self._books.num_changes += 1 if self.place == "fed" else MAX_CHANGED_EPOCHS
+        self.place = "here"
+        self._books.num_tried = 0
+        self._maker = None
+        is_for_good = self._books.num_changes >= MAX_CHANGED_EPOCHS
+        self._say_why(f"{path} changed between two batches", path, is_for_good=is_for_good)
+
+    def end(self) -> None:
+        """Notes that the sampler is exhausted, and nothing changed."""
+        if self.place == "tried":
+            self._books.num_tried = NUM_TRIED_OF_USERS
+
+    def _judge(self) -> None:
+        """Draws the consequences of a batch that was made as a trial."""
+        path = self._parts.changed_in_making()
+        if path:
+            self.place = "here"
+            self._say_why(f"{path} changes as a batch is made", path, is_for_good=True)
+            return
+        if self._sampler.has_users and self._sampler.changed_in_making():
+            # It uses up what the loop may have to fill again: the whole epoch shows it.
+            self._is_settling = False
+        self.look()
+        self._books.num_tried += self._is_settling
+        if self._books.num_tried >= self._needed and self._is_settling:
+            self.place = "fed"
+
+    def _say_why(self, what: str, path: str, *, is_for_good: bool) -> None:
+        why = f"{what}, and num_workers=0 means that no batch is made before it is asked for"
+        self._say(why if is_for_good else f"{why}: until the end of this epoch", path, is_for_good)
+
+
+def what_waits(loader: "DataLoader[object]") -> str:
+    """Returns the path of what a loader may wait for until the loop goes on; empty: nothing."""
+    parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+    dataset, sampler = Watch(parts), Watch({"sampler": loader._index_sampler})
+    return sampler.waits or dataset.waits

@@ -1,0 +1,123 @@
+"""A loader without workers shows what its loop changes, as under torch; else it is fed.
+
+The script has replay buffers, curricula, transforms that are switched, samplers that follow the
+loss or wait for the loop, caches, streams over a buffer; see tests/support/changing_script.py.
+"""
+
+import functools
+import json
+
+import pytest
+
+from stoker.logs import parse_line
+from support.cluster import Cluster, run_script
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+SCRIPT = "changing_script.py"
+FED = {"frozen", "cache", "shown", "endless", "epoch set", "appended between", "weights"}
+FED |= {"stream frozen"}
+# What the line names, of cases that are made in the trainer.
+NAMED = {
+    "replay list": "dataset.items changed",
+    "replay deque": "dataset.items changed",
+    "replay each fifth": "dataset.items changed",
+    "replay full": "dataset.items[0] changed",
+    "curriculum": "dataset.level changed",
+    "global": "LEVEL changed",
+    "class attribute": "ByClass.scale changed",
+    "collate": "LEVEL changed",
+    "tensor in place": "dataset.data changed",
+    "ring": "dataset.values changed",
+    "large ring": "dataset.values changed",
+    "late ring": "dataset.values changed",
+    "counting": "dataset.count changes as a batch is made",
+    "mined": "sampler.sampler.losses changed",
+    "mined tensor": "sampler.sampler.losses changed",
+    "todo": "sampler.sampler.todo changed",
+    "queue": "sampler.sampler.source may wait",
+    "generator": "sampler.sampler may wait",
+    "event": "sampler.sampler may wait",
+    "stream buffer": "dataset.buffer changed",
+    "stream later": "dataset.buffer changed",
+    "stream queue": "dataset.source may wait",
+}
+
+
+@functools.cache
+def expected(*cases):
+    return run_script({"cases": cases, "loader": "torch"}, script=SCRIPT).finish()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(agents=2) as running:
+        running.wait_for_agents()
+        yield running
+
+
+def reasons(trainer):
+    """Returns the texts of the lines that say why a loader is made in the trainer."""
+    events = map(parse_line, trainer.errors.splitlines())
+    return [event.values["text"] for event in events if event and event.event == "loader_made_here"]
+
+
+@pytest.mark.parametrize("loader", ["torch", "stoker"])
+def test_what_a_loop_changes_is_in_the_next_batch(cluster, loader):
+    # What a dataset itself changes is only seen where batches are made in the trainer.
+    cases = [case for case in NAMED if (loader, case) != ("stoker", "counting")]
+    trainer = cluster.train(script=SCRIPT, cases=cases, loader=loader)
+    assert trainer.finish() == expected(*cases)
+    said = [text for text in reasons(trainer) if "until the end of this epoch" not in text]
+    for text, case in zip(said, cases, strict=True):
+        assert text.startswith(NAMED[case]), (case, text)
+
+
+@pytest.mark.parametrize(
+    ("case", "path"), [("switched late", "dataset.level"), ("transform", "dataset.transform")]
+)
+def test_what_changes_once_makes_one_epoch_in_the_trainer(cluster, case, path):
+    trainer = cluster.train(script=SCRIPT, cases=[case], epochs=1)
+    assert trainer.finish() == expected(case)[:1]
+    (text,) = reasons(trainer)
+    assert text.startswith(f"{path} changed between two batches")
+    assert "until the end of this epoch" in text
+
+
+@pytest.mark.parametrize("loader", ["torch", "stoker"])
+def test_what_does_not_change_is_fed(cluster, loader):
+    cases = sorted(FED)
+    trainer = cluster.train(script=SCRIPT, cases=cases, loader=loader)
+    assert trainer.finish() == expected(*cases)
+    assert reasons(trainer) == []
+    assert "agent_ready" in trainer.errors
+
+
+@pytest.mark.parametrize(("loader", "num_here"), [("torch", 2), ("stoker", 0)])
+def test_the_first_batches_are_made_in_the_trainer_and_the_others_fed(cluster, loader, num_here):
+    trainer = cluster.train(script=SCRIPT, cases=["makers"], loader=loader)
+    makers = [line["first"] for line in trainer.finish()]
+    assert [batch[0] for batch in makers[0]] == [1.0] * num_here + [0.0] * (8 - num_here)
+    assert [batch[0] for batch in makers[1]] == [0.0] * 8
+
+
+@pytest.mark.parametrize("case", ["frozen", "switched late"])
+def test_a_worker_that_is_killed_changes_nothing(cluster, case):
+    trainer = cluster.train(script=SCRIPT, cases=[case], pause_at=4, sleep=0.01)
+    trainer.until("pause")
+    cluster.kill_worker(0)
+    trainer.go_on()
+    assert trainer.finish() == expected(case)
+
+
+def test_loaders_that_share_a_dataset_are_read_in_turns(cluster):
+    for case in ("in turns", "in turns, changing"):
+        trainer = cluster.train(script=SCRIPT, cases=[case])
+        assert trainer.finish() == expected(case)
+        assert bool(reasons(trainer)) == ("changing" in case)
+
+
+def test_a_setting_of_seeds_by_torch_holds(cluster):
+    feed = {"STOKER_FEED": json.dumps(cluster.settings | {"seeding": "torch"})}
+    trainer = cluster.train(script=SCRIPT, cases=["curriculum"], env=feed)
+    assert trainer.finish() == expected("curriculum")
