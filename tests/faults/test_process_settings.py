@@ -93,3 +93,12 @@ def test_a_script_whose_warnings_are_errors_is_not_ended_by_workers_that_nobody_
         lines = cluster.train(script="warned_script.py", workers=0, own=own).finish()
     # The dataset's own warnings are errors there, too.
     assert lines == [{"index": n, "found": "error"} for n in range(4)]
+
+
+def test_what_a_data_host_has_not_is_named_once():
+    with Cluster(agents=1, workers=1) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(script=SCRIPT, workers=0, names=["unsent"], epochs=3)
+        assert len(trainer.finish()) == 12
+    (line,) = (line for line in trainer.errors.splitlines() if "settings_not_sent" in line)
+    assert "logging.FileHandler" in line

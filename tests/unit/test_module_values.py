@@ -140,7 +140,7 @@ def test_what_is_only_of_this_process_is_named(tmp_path, monkeypatch):
     assert unsent_handlers() == []
     file = logging.FileHandler(tmp_path / "log", delay=True)
     monkeypatch.setattr(logging.root, "handlers", [file])
-    assert unsent_handlers() == ["logging's FileHandler"]
+    assert unsent_handlers() == ["logging.FileHandler"]
     assert started_otherwise({"optimize": 2, "dev_mode": 1}) == ["python -OO", "python -X dev"]
     assert started_otherwise({"optimize": 0, "dev_mode": 0}) == []
 

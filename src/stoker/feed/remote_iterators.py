@@ -40,8 +40,8 @@ _PINNED = (
     "pin_memory: copies with non_blocking=True do not wait (PyTorch's way: --set feed.pin=script)"
 )
 _UNSENT = (
-    "torch's workers would have these from the script's process, data hosts do not: {}; set them "
-    "in worker_init_fn, or where the dataset is defined"
+    "forked workers would have these from the process of the script, data hosts do not: {}; set "
+    "them in worker_init_fn, or where the dataset is defined"
 )
 
 

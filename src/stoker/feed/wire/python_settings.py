@@ -261,7 +261,7 @@ def _root_handlers() -> list[RootHandler]:
 def unsent_handlers() -> list[str]:
     """Returns the classes of the root logger's handlers that cannot be made on a data host."""
     num_sent = len(_root_handlers())
-    kinds = [f"logging's {type(handler).__name__}" for handler in logging.root.handlers]
+    kinds = [f"logging.{type(handler).__name__}" for handler in logging.root.handlers]
     return [] if num_sent == len(kinds) else sorted(set(kinds))
 
 
