@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from statistics import fmean, median
@@ -217,6 +217,17 @@ def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
     return sorted(int(rank) for rank in ranks if rank.isdigit())
 
 
+_SUMMED = (
+    "steps",
+    "samples",
+    "wait_seconds",
+    "compute_seconds",
+    "steady_steps",
+    "steady_wait_seconds",
+    "steady_compute_seconds",
+)
+
+
 @dataclass(slots=True)
 class LoaderSums:
     """Sums over the steps of one loader; `steady` excludes the first ones of each epoch.
@@ -357,11 +368,11 @@ class Timeline:
         self.begun = 0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
-        # Of all loaders' steps, none of whose seconds is in two.
-        self.whole = LoaderSums()
+        # Of all loaders: epochs that began, and seconds of steps in which another one was read.
+        self._begins = LoaderSums()
+        self._overlap_seconds = self._steady_overlap_seconds = 0.0
         # The epoch whose batch came last.
         self.latest: Steps | None = None
-        self._ended: float | None = None
         # When the last step of each loader ended.
         self._ends: dict[int, float] = {}
         self._thinned: dict[str, _Thinning] = {}
@@ -380,9 +391,9 @@ class Timeline:
         # A copy: another thread reads this while a loader may be added.
         known = list(self._sums.values())
         top = max(known, key=lambda sums: sums.steps, default=None)
-        if top is None or is_main(top.steps, shared=top.shared, total=self.steps):
-            return top or self.whole
-        return self.whole
+        if top is not None and is_main(top.steps, shared=top.shared, total=self.steps):
+            return top
+        return self._whole(known)
 
     def gap(self, loader: int, *, asked: float, ended: float) -> float | None:
         """Returns the time since the loader's last step, and notes this one; None: the first."""
@@ -390,20 +401,26 @@ class Timeline:
         self._ends[loader] = ended
         return None if before is None else max(0.0, asked - before)
 
-    def add_to_whole(
-        self, *, asked: float, got: float, until: float, samples: int, begins: bool, is_steady: bool
-    ) -> None:
-        """Adds a step to the sums over all loaders, in which no second is twice.
+    def begins(self, *, wait: float, asked: float) -> None:
+        """Adds the first batch of an epoch, asked for in no other step, to those of all loaders."""
+        if self._ends:
+            gap = max(0.0, asked - max(self._ends.values()))
+            self._begins.begin(wait=wait, gap=gap)
 
-        Args:
-            until: When it ended, or a batch of another loader was asked for.
-            begins: It is the first of an epoch, within no step of another loader.
-        """
-        if begins and self._ended is not None:
-            self.whole.begin(wait=got - asked, gap=max(0.0, asked - self._ended))
-        self._ended = until
-        compute = max(0.0, until - got)
-        self.whole.add(wait=got - asked, compute=compute, samples=samples, is_steady=is_steady)
+    def overlaps(self, seconds: float, *, is_steady: bool) -> None:
+        """Notes seconds of a step in which another loader was read."""
+        self._overlap_seconds += seconds
+        self._steady_overlap_seconds += seconds * is_steady
+
+    def _whole(self, loaders: Sequence[LoaderSums]) -> LoaderSums:
+        """Returns the sums over all loaders' steps, in which no second is twice."""
+        whole = replace(self._begins)
+        for sums in loaders:
+            for name in _SUMMED:
+                setattr(whole, name, getattr(whole, name) + getattr(sums, name))
+        whole.compute_seconds -= self._overlap_seconds
+        whole.steady_compute_seconds -= self._steady_overlap_seconds
+        return whole
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         return Steps(self, loader=loader, epoch=epoch, batch=batch)
@@ -538,35 +555,36 @@ class Steps:
             self._timeline.usage.ended_in_finalizer(self._loader, self._epoch)
 
     def _complete(self, now: float, *, may_write: bool = True) -> None:
-        if self._open is not None:
-            (asked, got, samples), self._open = self._open, None
-            # Not in a finalizer, which may run anywhere.
-            got = asked + self._exposed.seconds(got - asked) if may_write else got
-            until, self._shared_at = self._shared_at or now, None
-            # Of loaders that are read in turn no two have a second in common, in rows of several
-            # steps either; what validates within an epoch stays in its step.
-            ended = until if self._sums.shared > SHARED_SHARE * (self._sums.steps + 1) else now
-            row = (self._head, self._batch, asked, got, max(got, ended), samples)
-            self._timeline.add(row, may_write=may_write)
-            gap = self._timeline.gap(self._loader, asked=asked, ended=now)
-            if self._batch == 0 and gap is not None:
-                self._sums.begin(wait=got - asked, gap=gap)
-            self._sums.add(
-                wait=got - asked,
-                compute=now - got,
-                samples=samples,
-                is_steady=self.num_done >= SKIPPED_STEPS,
-            )
-            self._timeline.add_to_whole(
-                asked=asked,
-                got=got,
-                until=until,
-                samples=samples,
-                begins=self._batch == 0 and not self._is_within,
-                is_steady=self.num_done >= SKIPPED_STEPS,
-            )
-            if not self.num_done:
-                self.began, self.first_got = asked, got
-            self.ended = now
-            self._batch += 1
-            self.num_done += 1
+        if self._open is None:
+            return
+        timeline, is_first = self._timeline, self._batch == 0
+        (asked, got, samples), self._open = self._open, None
+        # Not in a finalizer, which may run anywhere.
+        got = asked + self._exposed.seconds(got - asked) if may_write else got
+        is_steady = self.num_done >= SKIPPED_STEPS
+        ended = now
+        if self._shared_at is not None:
+            ended = self._end_of_shared(got, now, is_steady=is_steady)
+        timeline.add((self._head, self._batch, asked, got, ended, samples), may_write=may_write)
+        if is_first and not self._is_within:
+            timeline.begins(wait=got - asked, asked=asked)
+        gap = timeline.gap(self._loader, asked=asked, ended=now)
+        if is_first and gap is not None:
+            self._sums.begin(wait=got - asked, gap=gap)
+        self._sums.add(wait=got - asked, compute=now - got, samples=samples, is_steady=is_steady)
+        if not self.num_done:
+            self.began, self.first_got = asked, got
+        self.ended = now
+        self._batch += 1
+        self.num_done += 1
+
+    def _end_of_shared(self, got: float, now: float, *, is_steady: bool) -> float:
+        """Returns the end that a step has in the file in which another loader was read.
+
+        Of loaders that are read in turn no two have a second in common, in rows of several steps
+        either; what validates within an epoch stays in its step.
+        """
+        until, self._shared_at = max(got, self._shared_at or now), None
+        self._timeline.overlaps(now - until, is_steady=is_steady)
+        is_in_turn = self._sums.shared > SHARED_SHARE * (self._sums.steps + 1)
+        return until if is_in_turn else now
