@@ -71,14 +71,15 @@ WORTH_IT = World(fed_start=0.3, fed_batch=0.026, here_batch=0.2)
 @pytest.mark.parametrize("knows", [True, False])
 def test_loaders_whose_start_costs_more_than_it_gives_are_made_here(world, knows):
     found = places(world, [20] * 40, knows=knows)
-    assert found == ["fed"] * NUM_FED + ["here"] * (40 - NUM_FED)
+    # Another start is tried only where batches come sooner from data hosts.
+    again = ["here" if world is FEDERATED else "fed"]
+    assert found == ["fed", "here", "here", *again] + ["here"] * 36
 
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_loaders_that_gain_more_than_their_start_are_fed_after_a_trial(knows):
     found = places(WORTH_IT, [20] * 40, knows=knows)
-    trial = ["fed"] * NUM_FED + ["here"] * NUM_HERE
-    assert found == trial + ["fed"] * (40 - NUM_FED - NUM_HERE)
+    assert found == ["fed", "here", "here"] + ["fed"] * 37
 
 
 def test_loaders_whose_start_is_little_of_their_lives_are_never_tried_here():
@@ -97,15 +98,15 @@ def test_a_long_loader_among_short_ones_is_fed(long):
 
 def test_a_loader_that_outlives_the_others_of_its_line_is_fed_in_the_end_and_stays_fed():
     line, world = LoaderLine(), World(fed_batch=0.001, here_batch=0.01)
-    for _ in range(6):
-        read(line, world, LoaderLife(), batches=20, knows=True)
+    former = [read(line, world, LoaderLife(), batches=20, knows=True) for _ in range(6)]
+    found_here = former.count("here")
     life = LoaderLife()
     found = [read(line, world, life, batches=20, knows=True) for _ in range(12)]
     first_fed = found.index("fed")
     assert found[0] == "here"
     assert set(found[first_fed:]) == {"fed"}
     assert made_here_words([line]) == ""
-    assert line.num_here == 6 - NUM_FED
+    assert line.num_here == found_here
 
 
 def test_a_loader_that_all_epochs_read_again_is_always_fed():
@@ -150,5 +151,5 @@ def test_what_is_made_here_is_counted_with_its_cause():
         "each lives 20 batches, 0.34 s from data hosts (0.3 s of them its start) and 0.04 s here"
     )
     fed = LoaderLine(num_loaders=28)
-    words = "10 of 40 loaders were made here: each lives 20 batches"
+    words = "11 of 40 loaders were made here: each lives 20 batches"
     assert made_here_words([line, fed, LoaderLine()]) == words

@@ -51,6 +51,16 @@ _UNLIKE = 3
 MAIN_SHARE = 0.5
 # Of a loader's steps: in more, another loader is read; validation within an epoch is rarer.
 SHARED_SHARE = 0.2
+# Figures of loaders that are added.
+_SUMMED = (
+    "steps",
+    "samples",
+    "wait_seconds",
+    "compute_seconds",
+    "steady_steps",
+    "steady_wait_seconds",
+    "steady_compute_seconds",
+)
 # Steps whose mean is one sample: longer than any burst, dozens of blocks in a run of a minute.
 BLOCK_STEPS = 20
 # Blocks whose means are compared; in longer runs one stands for several.
@@ -215,17 +225,6 @@ def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
     names = (path.name for path in output.glob(file.format(rank="*")))
     ranks = (name.removeprefix(before).removesuffix(after) for name in names)
     return sorted(int(rank) for rank in ranks if rank.isdigit())
-
-
-_SUMMED = (
-    "steps",
-    "samples",
-    "wait_seconds",
-    "compute_seconds",
-    "steady_steps",
-    "steady_wait_seconds",
-    "steady_compute_seconds",
-)
 
 
 @dataclass(slots=True)

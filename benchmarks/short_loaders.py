@@ -1,0 +1,71 @@
+"""Times 40 loaders of 20 batches each, read in turn: with a data host, next to torch alone.
+
+    python benchmarks/short_loaders.py [--repetitions N] [--clients N]
+
+Loaders so short that a data host costs more than it gives are made where the script runs
+(feed/short_loaders.py). Paired: torch and stoker take turns, the medians count. A row is the time
+of the whole script, from its first iter() to its last step; goal: at most 1.1 times torch's.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from support.cluster import Cluster, run_script  # noqa: E402
+
+SCRIPT = str(HERE / "short_loaders_trainer.py")
+# Workers, and milliseconds that a batch takes to make.
+CASES = [(workers, made_ms) for made_ms in (0.0, 26.0) for workers in (0, 2)]
+# As the audit has it: steps of 1.6 ms.
+STEP_SECONDS = 0.0016
+
+
+def seconds_of(kind: str, cluster: Cluster, **given: object) -> float:
+    if kind == "stoker":
+        trainer = cluster.train(script=SCRIPT, kind=kind, workers=0, **given)
+    else:
+        trainer = run_script({"kind": kind, **given}, script=SCRIPT)
+    *_, last = trainer.finish()
+    return float(str(last["seconds"]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=40)
+    asked = parser.parse_args()
+    before = os.getloadavg()[0]
+    found: dict[str, list[dict[str, float]]] = {}
+    with Cluster(agents=1, workers=2) as cluster:
+        cluster.wait_for_agents()
+        for workers, made_ms in CASES:
+            given = {
+                "clients": asked.clients,
+                "batches": 20,
+                "num_workers": workers,
+                "batch_seconds": made_ms / 1e3,
+                "step_seconds": STEP_SECONDS,
+            }
+            runs = found.setdefault(f"num_workers={workers}, {made_ms:g} ms a batch", [])
+            for _ in range(asked.repetitions):
+                kinds = ("torch", "stoker")
+                runs.append({kind: seconds_of(kind, cluster, **given) for kind in kinds})
+    print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after")
+    print("| loaders | torch, s | stoker, s | times |\n| --- | --- | --- | --- |")
+    for name, runs in found.items():
+        torch, stoker = (
+            statistics.median(run[kind] for run in runs) for kind in ("torch", "stoker")
+        )
+        print(f"| {name} | {torch:.2f} | {stoker:.2f} | {stoker / torch:.2f} |")
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
