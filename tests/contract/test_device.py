@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import OrderedDict, UserDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -231,8 +231,11 @@ def many(number: int) -> dict[str, torch.Tensor]:
 class Fed:
     """A double of a fed loader, whose batches arrive in the memory of `pins_on`."""
 
-    def __init__(self, *, pins_on: int | None) -> None:
+    def __init__(
+        self, *, pins_on: int | None, make: Callable[[int], dict[str, torch.Tensor]] = many
+    ) -> None:
         self._pins_on = pins_on
+        self._make = make
         self.hands_blocks = False
         self.blocks: list[BlockBatch] = []
 
@@ -249,7 +252,7 @@ class Fed:
     def _received(self) -> Iterator[object]:
         buffers = BatchBuffers()
         for number in range(20):
-            encoded = encode(many(number), allow_pickle=False)
+            encoded = encode(self._make(number), allow_pickle=False)
             payload = buffers.room(encoded.nbytes, self._pins_on)
             encoded.write_into(payload.data)
             outcome = buffers.decoded(
@@ -284,6 +287,38 @@ def test_blocks_of_a_fed_loader_become_its_batches(device, is_pinned):
             assert len(addresses) == 1
     assert len(fed.blocks) == 18
     assert [block.block.is_pinned() for block in fed.blocks] == [is_pinned] * 18
+
+
+def of_one_memory(number: int) -> dict[str, torch.Tensor]:
+    whole = torch.arange(64.0).reshape(8, 8) + number
+    parts = {"first": whole[:2], "rest": whole[2:], "inner": whole[2:5]}
+    return {"whole": whole, "again": whole, "flat": whole.view(-1), **parts}
+
+
+def with_strides(number: int) -> dict[str, torch.Tensor]:
+    batch = of_one_memory(number)
+    whole = batch["whole"]
+    odd = {"column": whole[:, 3], "turned": whole.t(), "rows": whole[0].expand(5, 8)}
+    return batch | odd | {"steps": whole[1::3]}
+
+
+@pytest.mark.parametrize("make", [of_one_memory, with_strides])
+@pytest.mark.parametrize(
+    ("device", "is_pinned"),
+    [
+        ("cpu, ahead", False),
+        pytest.param("cuda", False, marks=NEEDS_CUDA),
+        pytest.param("cuda", True, marks=NEEDS_CUDA),
+    ],
+    indirect=["device"],
+)
+def test_tensors_of_one_memory_arrive_with_their_values(device, is_pinned, make):
+    fed = Fed(pins_on=0 if is_pinned else None, make=make)
+    for number, batch in enumerate(stoker.to_device(fed, device)):
+        expected = make(number)
+        assert all(torch.equal(batch[name].cpu(), expected[name]) for name in expected)
+        assert batch["whole"] is batch["again"]
+    assert bool(fed.blocks) is (make is of_one_memory)
 
 
 def test_without_streams_no_blocks_are_asked_for():

@@ -6,7 +6,10 @@ What it gives is compared between the process that made an object and one that g
 import bz2
 import codecs
 import concurrent.futures
+import contextlib
 import contextvars
+import csv
+import functools
 import gzip
 import importlib.util
 import io
@@ -19,6 +22,7 @@ import queue
 import random
 import sqlite3
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -142,6 +146,11 @@ def npz(folder: Path):
     return np.load(folder / "a.npz")
 
 
+def stack(folder: Path):
+    made = contextlib.ExitStack()
+    return [made, made.enter_context(open(plain(folder), "rb"))]
+
+
 def picture(folder: Path):
     from PIL import Image
 
@@ -252,6 +261,23 @@ def use_locks(held):
     return [first is second, first.locked(), barrier.wait(), *taken]
 
 
+def finished(_folder: Path):
+    made = concurrent.futures.Future()
+    made.set_result(3)
+    return made
+
+
+def guarded(lock, log, value):
+    with lock:
+        log.debug("value %s", value)
+        return value + 1
+
+
+def closure(_folder: Path):
+    lock, log = threading.RLock(), logging.LoggerAdapter(logging.Logger("of a lambda"))
+    return lambda value: guarded(lock, log, value)
+
+
 def pool(_folder: Path):
     made = concurrent.futures.ThreadPoolExecutor(3, "reader")
     made.submit(len, "ab").result()
@@ -335,6 +361,9 @@ FILES: dict[str, tuple[Make, Facts]] = {
     "npy": (loaded, lambda a: [a.shape, a[3].tolist()]),
     "npz": (npz, lambda a: [a.files, a["b"].tolist(), a["a"].tolist()]),
     "picture": (picture, lambda image: [image.size, image.tobytes()]),
+    "stack": (stack, lambda held: held[1].read()),
+    "path": (lambda f: plain(f).open("rb"), rest),
+    "zip_in_a_file": (lambda f: zipfile.ZipFile(f / zipped(f)).infolist()[1], lambda i: i.filename),
     "two_names": (
         lambda f: [open(plain(f), "rb")] * 2,
         lambda held: [held[0] is held[1], held[0].read(5), held[1].tell()],
@@ -342,6 +371,12 @@ FILES: dict[str, tuple[Make, Facts]] = {
 }
 OTHERS: dict[str, tuple[Make, Facts]] = {
     "locks": (locks, use_locks),
+    "finished": (finished, lambda held: held.result()),
+    "closure": (closure, lambda held: held(3)),
+    "partial": (
+        lambda f: functools.partial(guarded, threading.Lock(), logging.Logger("of a partial")),
+        lambda held: held(3),
+    ),
     "local": (local, lambda held: held.value),
     "pool": (pool, lambda held: [held._max_workers, held.submit(len, "abc").result()]),
     "logger": (lambda f: logging.getLogger("a.b"), lambda held: held.name),
@@ -438,6 +473,12 @@ def pipe(_folder: Path):
     return open(os.pipe()[0], "rb")
 
 
+def waiting_thread(_folder: Path):
+    thread = threading.Thread(target=threading.Event().wait, args=(5,), daemon=True)
+    thread.start()
+    return thread
+
+
 def busy(_folder: Path):
     made = concurrent.futures.ThreadPoolExecutor(1)
     gate = threading.Event()
@@ -476,6 +517,12 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "rlock": (held_rlock, "it is held at this moment"),
     "queue": (lambda f: queue.Queue(), "a queue between threads"),
     "simple_queue": (lambda f: queue.SimpleQueue(), "cannot pickle"),
+    "thread": (waiting_thread, "it is held at this moment"),
+    "future": (lambda f: concurrent.futures.Future(), "its result is awaited"),
+    "process": (lambda f: subprocess.Popen(["sleep", "1"]), "a process on this host"),
+    "log_file": (lambda f: logging.FileHandler(f / "log"), "annot pickle"),
+    "csv_rows": (lambda f: csv.reader(text(f)), "cannot pickle"),
+    "tar_stream": (lambda f: tarfile.open(tarred(f, ":gz").name, "r|gz"), "annot pickle"),
     "pool_at_work": (busy, "it is at work"),
     "map_written": (written, "cannot pickle"),
     "generator": (lambda f: (i for i in ()), "cannot pickle"),

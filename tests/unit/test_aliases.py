@@ -80,10 +80,27 @@ def test_what_shares_memory_shares_it_again_and_is_sent_once(name):
     encoded, back = sent(tensors)
     assert encoded.nbytes <= most + 16
     assert equal(tensors, back)
+    # As where a batch is received into pinned memory.
+    received = np.zeros(encoded.nbytes, dtype=np.uint8)
+    encoded.write_into(memoryview(received))
+    pinned = torch.from_numpy(received).numpy()
+    again = codec.decode(encoded.tree, pinned, allow_pickle=False)
+    assert equal(tensors, again)
+    assert len({each.untyped_storage().data_ptr() for each in again}) == 1
     facts = [(each.shape, each.dtype, each.requires_grad) for each in tensors]
     assert facts == [(each.shape, each.dtype, each.requires_grad) for each in back]
     for mine, theirs in zip(changed_by(tensors), changed_by(back), strict=True):
         assert equal(mine, theirs)
+
+
+def test_memory_that_is_shared_is_there_until_it_is_written():
+    # As where a stream makes batches again, only for their checksums.
+    encoded = codec.encode([*torch.arange(1e6).expand(2, -1)], allow_pickle=True)
+    others = [torch.full((1000,), -1.0) for _ in range(2000)]
+    payload = np.zeros(encoded.nbytes, dtype=np.uint8)
+    encoded.write_into(memoryview(payload))
+    assert np.array_equal(payload.view("<f4"), np.arange(1e6, dtype="<f4"))
+    assert len(others) == 2000
 
 
 @pytest.mark.parametrize("name", ALIASES)

@@ -239,17 +239,23 @@ class Encoded:
         if region is None:
             return None
         if region.offset is None:
-            region.offset = self._place_of(region)
+            region.offset = self._place_of(region, value)
         return region.offset + address - region.begin
 
-    def _place_of(self, region: Region) -> int:
+    def _place_of(self, region: Region, owner: object) -> int:
         if self.arena is not None:
             offset = region.begin - self.arena.memory.ctypes.data
             if offset >= 0 and offset + region.nbytes <= self.arena.end:
                 self.in_place += region.nbytes
                 return offset
         offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT + region.gap
-        self._leaves.append((offset, region.nbytes, region.copy))
+
+        def copy(target: Bytes1D) -> None:
+            # Its memory is there as long as this refers to one of those that share it.
+            assert owner is not None
+            region.copy(target)
+
+        self._leaves.append((offset, region.nbytes, copy))
         self.nbytes = offset + region.nbytes
         return offset
 
@@ -566,7 +572,7 @@ class Decoder:
         self._payload = payload
         self._allow_pickle = allow_pickle
         # What occurs at two places of a batch is one object again.
-        self._known: dict[int, tuple[int, list[object], object]] = {}
+        self._known: dict[int, tuple[list[object], object]] = {}
         # Copies out of the payload must not exceed its size in total.
         self._copies_left = payload.nbytes
 
@@ -600,11 +606,12 @@ class Decoder:
                 return self._unpickled(place, leaves)
             case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
                 known = self._known.get(offset)
-                if known is not None and known[:2] == (tag, rest):
-                    return known[2]
+                # All that has no elements is at offset 0.
+                if known is not None and known[0] == rest and 0 not in shape:
+                    return known[1]
                 tensor = _arranged(self._tensor(dtype, shape, offset), end)
-                if tensor.numel():
-                    self._known[offset] = (tag, rest, tensor)
+                if known is None:
+                    self._known[offset] = (rest, tensor)
                 return tensor
             case (Tag.STRIDED_TENSOR, [str(dtype), list(shape), list(strides), int(place), *end]):
                 strided = self._strided_tensor(dtype, shape, strides, place)
@@ -616,11 +623,11 @@ class Decoder:
                 return scalar
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
                 known = self._known.get(offset)
-                if known is not None and known[:2] == (tag, rest):
-                    return known[2]
+                if known is not None and known[0] == rest and 0 not in shape:
+                    return known[1]
                 array = self._array(dtype, shape, offset)
-                if array.size:
-                    self._known[offset] = (tag, rest, array)
+                if known is None:
+                    self._known[offset] = (rest, array)
                 return array
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):
                 return self._array(dtype, shape, offset).transpose(_order_of_node(axes, len(shape)))

@@ -21,13 +21,14 @@ import pickle
 import random
 import stat
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 import zipfile
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
@@ -552,6 +553,16 @@ def _queue(obj: object) -> Reduction:
     raise pickle.PicklingError("a queue between threads of the trainer")
 
 
+def _future(obj: object) -> None:
+    if not cast("Future[object]", obj).done():
+        raise pickle.PicklingError("its result is awaited in this process")
+
+
+def _process(obj: object) -> None:
+    if cast("subprocess.Popen[bytes]", obj).returncode is None:
+        raise pickle.PicklingError("a process on this host")
+
+
 def _thread_pool(obj: object) -> Reduction:
     pool = cast("_Pool", obj)
     num_idle = pool._idle_semaphore._value
@@ -798,6 +809,8 @@ _REDUCERS: Mapping[str, Callable[[object], Reduction | None]] = {
     "queue.LifoQueue": _queue,
     "queue.PriorityQueue": _queue,
     "concurrent.futures.thread.ThreadPoolExecutor": _thread_pool,
+    "concurrent.futures._base.Future": _future,
+    "subprocess.Popen": _process,
     "logging.Logger": _logger,
     "_struct.Struct": _struct,
     "random.SystemRandom": _system_random,
