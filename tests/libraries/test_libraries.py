@@ -23,12 +23,15 @@ PAUSE_AT = 6
 
 # Its script: what must be there to run it.
 LIBRARIES = {
+    "accelerate_own_classes": "accelerate",
     "accelerate_prepared": "accelerate",
+    "datasets_own_classes": "datasets",
     "datasets_torch": "datasets",
     "geometric_loader": "torch_geometric",
     # Handles that a dataset opened in its constructor are made again on the data hosts.
     "h5py_rows": "h5py",
     "ignite_engine": "ignite",
+    "lightning_own_classes": "lightning",
     "lightning_trainer": "lightning",
     "lmdb_rows": "lmdb",
     "monai_loader": "monai",
