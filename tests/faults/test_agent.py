@@ -1,7 +1,7 @@
 """A client drives a real agent, with its real fork server and workers, over real sockets."""
 
 import contextlib
-import io
+import importlib
 import itertools
 import os
 import random
@@ -28,10 +28,7 @@ from stoker.feed.seeding import seed_batch
 from stoker.feed.wire import codec, crypto, protocol
 from stoker.feed.wire.dataset import (
     DatasetSpec,
-    PackedSpec,
-    digest,
     pack_spec,
-    read_place,
     unpack_error,
 )
 from stoker.feed.wire.protocol import PIECE_BYTES
@@ -382,14 +379,19 @@ def test_workers_start_with_the_dataset_where_the_base_seed_is_known(connect, tm
     assert client.makes()
 
 
+class Costly:
+    def __init__(self, number):
+        self.number = number
+
+    def __reduce__(self):
+        return importlib.import_module, (f"no_such_module{self.number}",)
+
+
 def test_a_dataset_that_fails_costs_no_workers(connect, capfd):
-    whole = io.BytesIO(spec_of(Images()).data)
-    read_place(whole)
     # What ends first, the workers' channels or the dataset process's, is another each time.
     for number in range(8):
-        data = whole.getvalue()[: whole.tell()] + f"cno_such_module\nCostly{number}\n.".encode()
         with pytest.raises(ShippingError, match="no_such_module"):
-            connect(PackedSpec(data, digest(data)), base_seed=1).open()
+            connect(spec_of(Costly(number)), base_seed=1).open()
     # By the time that the next one is served, whoever died has been noticed.
     assert connect(spec_of(Images())).open().makes()
     assert "data_worker_died" not in capfd.readouterr().err
