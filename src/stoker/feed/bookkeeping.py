@@ -426,7 +426,9 @@ class TrainerProcess:
     def _made_again_soon(self, loader: "DataLoader[object]") -> FormerLoader | None:
         """Waits a moment for former datasets to go: a thread of the feed may still hold one."""
         gc.collect()
-        until = time.monotonic() + _GONE_SECONDS
+        # Without the feed no thread of it holds anything.
+        has_feed = "stoker.feed.trainer.client" in sys.modules
+        until = time.monotonic() + (_GONE_SECONDS if has_feed else _GONE_SECONDS / 20)
         while time.monotonic() < until:
             for each in self._former:
                 if each.is_made_again(loader):
