@@ -4,14 +4,21 @@ Each worker reads at its own place: two that share an open file would read each 
 """
 
 import json
+import os
 
 import pytest
 
+from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import reference
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 SCRIPT = "held_script.py"
+REPLACED = {
+    "PYTHONPATH": str(STARTUP_DIR),
+    "STOKER_LAUNCHER_PID": str(os.getpid()),
+    "STOKER_REPLACE_DATALOADER": "1",
+}
 KINDS = ["file", "unbuffered", "text", "gzip", "zip", "memmap", "lambda", "weak"]
 
 
@@ -63,6 +70,12 @@ def test_started_otherwise_than_by_fork(host, kind, context):
 def test_workers_that_persist_read_on_in_the_next_epoch(host, kind):
     trainer = fed(host, kind=kind, persistent=True)
     expect_fed(trainer, expected(kind=kind, persistent=True, num_workers=1))
+
+
+@pytest.mark.parametrize("kind", ["file", "lambda"])
+def test_a_loader_of_torchs_class_is_fed(host, kind):
+    trainer = fed(host, kind=kind, is_torchs=True, env=REPLACED)
+    expect_fed(trainer, expected(kind=kind))
 
 
 def test_local_workers_alone_read_at_their_own_places(nobody):
