@@ -107,7 +107,7 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
             f"{loader.class_name}"
         )
     if loader.made_here and feed.shared_memory == "auto":
-        return f"{loader.class_name} is made on the trainer's host: {loader.made_here}"
+        return f"{loader.class_name} gets no help from data hosts: {loader.made_here}"
     return ""
 
 

@@ -95,6 +95,9 @@ def test_a_stream_is_given_more_workers_only_where_it_may_divide_itself():
 
 
 OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoader", reach="own")
+SHARED = ProfiledLoader(
+    class_name=TORCHS, reach="torch", made_here="dataset.epoch is a tensor in shared memory"
+)
 # Torch's class, in a script that imports stoker's.
 LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
 
@@ -105,6 +108,7 @@ LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
         (OWN, FeedSettings()),
         (ProfiledLoader(class_name=TORCHS, reach="torch"), FeedSettings(replace_dataloader=False)),
         (LEFT, FeedSettings()),
+        (SHARED, FeedSettings()),
     ],
 )
 def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(loader, feed):
@@ -133,6 +137,9 @@ def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach():
     assert "--replace-dataloader true" in caught.value.fix
     refuse_unfed(profile_of(LEFT), workload(feed=FeedSettings(replace_dataloader=True)))
     refuse_unfed(profile_of(STREAM), workload())
+    with pytest.raises(UsageError, match=r"dataset\.epoch is a tensor in shared memory"):
+        refuse_unfed(profile_of(SHARED), workload())
+    refuse_unfed(profile_of(SHARED), workload(feed=FeedSettings(shared_memory="copy")))
     refuse_unfed(profile_of(None), workload())
 
 

@@ -129,6 +129,9 @@ class Watch:
         self._reads: list[Callable[[], Collection[object]]] = []
         self._short: list[_References] = []
         self._long: list[tuple[Referrer, _References]] = []
+        self._near_tensors: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._near_arrays: list[_WatchedLeaf] = []
         self.look()
         _watches.add(self)
 
@@ -161,7 +164,7 @@ class Watch:
         return is_apart or isinstance(value, _LEAVES) or any_kind_of(value) is not None
 
     def changed(self, *, depth: Depth = "near") -> str:
-        """Returns the path of the first change; empty: none. Near: about 2 us for a small dataset.
+        """Returns the path of the first change; empty: none. Near: about 5 us for a small dataset.
 
         Now and then the near look is at everything: at most 1 % of the time.
         """
@@ -180,6 +183,11 @@ class Watch:
         self._reads = [place.part.read for place in short]
         self._short = [place.near for place in short]
         self._long = [(place.part, place.near) for place in long]
+        tensors = self._tensors[:_MAX_TENSORS]
+        self._near_tensors = [_tensor(leaf) for leaf in tensors if not _tensor(leaf).is_inference()]
+        self._versions = [tensor._version for tensor in self._near_tensors]
+        arrays = self._arrays[:_MAX_ARRAYS]
+        self._near_arrays = [leaf for leaf in arrays if type(leaf.mark) is bytes]
 
     def _looks_changed(self) -> bool:
         """Does what the near comparison does, without names and in less time."""
@@ -190,13 +198,12 @@ class Watch:
                 return True
         except Exception:
             return True
-        if any(_references(part, "near") != ends for part, ends in self._long):
+        if [tensor._version for tensor in self._near_tensors] != self._versions:
             return True
-        tensors, arrays = self._tensors[:_MAX_TENSORS], self._arrays[:_MAX_ARRAYS]
-        if [_version(_tensor(leaf)) for leaf in tensors] != [leaf.mark for leaf in tensors]:
-            return True
-        near = [leaf for leaf in arrays if type(leaf.mark) is bytes]
-        return any(_content(leaf.value) != leaf.mark for leaf in near)
+        for part, ends in self._long:
+            if _references(part, "near") != ends:
+                return True
+        return any(_content(leaf.value) != leaf.mark for leaf in self._near_arrays)
 
     def note(self) -> None:
         """Keeps whether something has changed, before another loader changes more."""

@@ -53,6 +53,7 @@ class InStep:
         apart = tuple(parts.values())
         roots = {"sampler": loader._index_sampler}
         self._sampler = Watch(roots, apart=apart, is_near_only=True)
+        self._is_torchs = _is_torchs(loader._index_sampler)
         self._is_settling = True
         self._num_looks_at_all = 0
 
@@ -89,7 +90,8 @@ class InStep:
     def was_fed(self) -> None:
         """Notes that a batch came from data hosts, for which the sampler was asked."""
         self._books.num_tried += 1
-        if self._sampler.changed():
+        # torch's own samplers keep no state that moves.
+        if not self._is_torchs and self._sampler.changed():
             self._sampler.rebase()
 
     def make(self, numbered: Numbered) -> object:
@@ -135,6 +137,12 @@ class InStep:
     def _say_why(self, what: str, path: str, *, is_for_good: bool) -> None:
         why = f"{what}, and num_workers=0 means that no batch is made before it is asked for"
         self._say(why if is_for_good else f"{why}: until the end of this epoch", path, is_for_good)
+
+
+def _is_torchs(sampler: object) -> bool:
+    """Returns whether an index sampler, and the one that it takes batches from, are torch's."""
+    within = getattr(sampler, "sampler", sampler)
+    return all(type(each).__module__.startswith("torch.") for each in (sampler, within))
 
 
 def what_waits(loader: "DataLoader[object]") -> str:
