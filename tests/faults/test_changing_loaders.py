@@ -121,3 +121,10 @@ def test_a_setting_of_seeds_by_torch_holds(cluster):
     feed = {"STOKER_FEED": json.dumps(cluster.settings | {"seeding": "torch"})}
     trainer = cluster.train(script=SCRIPT, cases=["curriculum"], env=feed)
     assert trainer.finish() == expected("curriculum")
+
+
+@pytest.mark.parametrize("case", ["queue", "generator", "event"])
+def test_workers_of_a_plan_do_not_make_a_loader_wait_for_ever(case):
+    workers = {"STOKER_WORKERS": json.dumps({"dnn": 1})}
+    given = {"cases": [case], "loader": "stoker"}
+    assert run_script(given, env=workers, script=SCRIPT).finish() == expected(case)

@@ -198,6 +198,9 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
     decided = process.settings.workers.get("dnn")
     if decided is None or (is_unchanged(loader, process.settings) and not _may_fork(loader)):
         return None
+    if loader.num_workers == 0 and what_waits(loader):
+        # Workers are asked ahead: they would wait for a loop that waits for them.
+        return None
     return process.share(decided)
 
 
