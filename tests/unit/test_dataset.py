@@ -1,4 +1,5 @@
 import functools
+import io
 import os
 import pickle
 import re
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import Subset, default_collate
 
 from stoker.errors import FeedLostError, ProtocolError, ShippingError, UsageError
+from stoker.feed.agent.dataset_process import HostedSpec
 from stoker.feed.remote import remote
 from stoker.feed.wire import dataset as shipping
 from stoker.feed.wire.dataset import (
@@ -25,6 +27,7 @@ from stoker.feed.wire.dataset import (
     may_travel,
     pack_error,
     pack_spec,
+    read_place,
     unpack_error,
     unpack_spec,
     why_unshippable,
@@ -356,3 +359,23 @@ def test_arguments_take_the_same_room_whatever_they_are():
     some = [ScriptEnvironment((), ("s.py",) * times) for times in (0, 1, 100, 10_000)]
     assert {len(each.packed_arguments()) for each in some} == {ARGUMENT_BYTES}
     assert ScriptEnvironment.unpacked(b"[]", some[-1].packed_arguments()).arguments == ()
+
+
+def test_another_rank_sends_a_spec_whose_script_defines_more():
+    hosted = HostedSpec("digest", "expected", 0.0, nbytes=4)
+    assert not hosted.take_piece(memoryview(b"ab"), offset=0, nbytes=4, shipper=b"first", now=1.0)
+    # The first one was lost: the next has the same spec, with other definitions behind it.
+    hosted.arrival.close()
+    hosted.arrival = None
+    assert not hosted.take_piece(memoryview(b"abc"), offset=0, nbytes=5, shipper=b"next", now=2.0)
+    assert hosted.take_piece(memoryview(b"de"), offset=3, nbytes=5, shipper=b"next", now=3.0)
+    assert hosted.nbytes == 5
+    hosted.arrival.close()
+
+
+def test_what_a_script_defines_is_not_part_of_a_specs_name():
+    data = packed(Numbers(a=3)).data
+    place = read_place(io.BytesIO(data))
+    other = data[: len(data) - place.script_bytes] + b"x" * place.script_bytes
+    assert digest(other) == digest(data)
+    assert digest(data[:-1]) != digest(data)
