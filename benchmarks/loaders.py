@@ -29,7 +29,7 @@ def torchs() -> dict[str, float]:
 
 
 def stokers() -> dict[str, float]:
-    with Cluster(agents=1, workers=2, warm=False) as cluster:
+    with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         trainer = cluster.train(script=str(SCRIPT), kind="stoker", workers=0)
         return seconds_of(trainer.finish())

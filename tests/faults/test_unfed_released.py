@@ -58,6 +58,70 @@ def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path, dnn):
         assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(host)
 
 
+PAUSED = """
+import os, pathlib, time
+go = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / "go"
+def step(batch, number):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    while number == 40 and not go.exists():
+        time.sleep(0.01)
+"""
+WAITING = (
+    PAUSED
+    + """
+import queue
+class Waiting(torch.utils.data.Dataset):
+    def __init__(self):
+        self.ready = queue.Queue()
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        return self.ready.get()
+dataset = Waiting()
+dataset.ready.put(torch.zeros(4))
+loader = DataLoader(dataset)
+for number, batch in enumerate(loader):
+    step(batch, number)
+    dataset.ready.put(torch.ones(4))
+"""
+)
+SHARED = (
+    PAUSED
+    + """
+class Shared(torch.utils.data.Dataset):
+    def __init__(self):
+        self.epoch = torch.zeros(4).share_memory_()
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        return self.epoch + index
+for number, batch in enumerate(DataLoader(Shared(), num_workers=1)):
+    step(batch, number)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"), [(WAITING, "dataset.ready"), (SHARED, "dataset.epoch")]
+)
+def test_data_hosts_are_given_back_where_the_trainer_makes_all_batches(tmp_path, script, name):
+    unchanged = {"feed": FeedSettings(), "replace_dataloader": "auto"}
+    with LocalJob(tmp_path, HEAD + script, data=1, **unchanged) as job:
+        (host,) = [host.name for host in job.request.hosts if host.group == "data"]
+        job.wait_for_log(host, "agent_ended")
+        (tmp_path / "go").touch()
+        assert job.end().status == "succeeded"
+        training = job.training()
+        log = job.log(job.leader)
+    assert (training.status, training.steps, training.is_unfed) == ("succeeded", 60, False)
+    assert any("data hosts released" in event.what for event in training.events)
+    assert any("no batch came from its data hosts" in event.what for event in training.events)
+    assert log.count("loader_made_here") == 1
+    assert name in log
+    assert "feed_unused" not in log
+
+
 @pytest.mark.parametrize(
     ("script", "steps", "why"),
     [

@@ -79,6 +79,31 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(tmp_path, monkeypatch
     assert not (tmp_path / unfed_file(0)).exists()
 
 
+@pytest.mark.parametrize("is_one_fed", [True, False])
+def test_hosts_are_given_back_where_every_loader_is_made_in_the_trainer(
+    tmp_path, monkeypatch, is_one_fed
+):
+    # A loader that was refused has imported the feed.
+    monkeypatch.setattr(unfed, "_FEED", "stoker.feed.unfed")
+    watch, said = watch_of(tmp_path)
+    process = watch.process()
+    monkeypatch.setattr(unfed, "known_process", lambda: process)
+    take_steps(watch)
+    assert not (tmp_path / unfed_file(0)).exists()
+    # In the middle of the training, too: its loop changes the dataset.
+    process.note_made_here("dataset.epoch is a tensor in shared memory")
+    if is_one_fed:
+        process.fed_loaders.add(1)
+    take_steps(watch)
+    assert (tmp_path / unfed_file(0)).exists() is not is_one_fed
+    assert process.said_unfed is not is_one_fed
+    if not is_one_fed:
+        file = (tmp_path / unfed_file(0)).read_bytes()
+        assert "dataset.epoch" in msgspec.json.decode(file, type=Unfed).words
+    assert said.getvalue() == ""
+    assert watch.loading().is_fed
+
+
 def test_steps_are_counted_without_a_data_group_too_and_told_once_a_second(tmp_path):
     watch, said = watch_of(tmp_path)
     watch.is_planned = False

@@ -13,6 +13,7 @@ everything within reach now and then, for at most 1 % of the time.
 import contextlib
 import logging
 import queue
+import re
 import threading
 import time
 import zlib
@@ -56,6 +57,10 @@ _WAITING = (
     threading.Semaphore,
     threading.Barrier,
 )
+# `__annotations__`, not `_Own__private`.
+_OF_PYTHON = re.compile(r"\.__\w+__")
+# What classes are made of; a function also has closures and globals.
+_OF_CLASSES = (property, classmethod, staticmethod)
 _CONTENTS = (np.ndarray, bytearray)
 _LEAVES = (torch.Tensor, *_CONTENTS, np.generic, memoryview, logging.Logger, DataLoader)
 
@@ -126,6 +131,7 @@ class Watch:
         self._arrays: list[_WatchedLeaf] = []
         self._next_seconds = 0.0
         # The nearest places: how to read them, and what they referred to.
+        self._near: list[_WatchedPlace] = []
         self._reads: list[Callable[[], Collection[object]]] = []
         self._short: list[_References] = []
         self._long: list[tuple[Referrer, _References]] = []
@@ -177,7 +183,8 @@ class Watch:
         return self._compare(depth) if depth == "all" or self._looks_changed() else ""
 
     def _keep_near(self) -> None:
-        near = self._places[:_MAX_NEAR]
+        near = [place for place in self._places if _may_change(place.part)][:_MAX_NEAR]
+        self._near = near
         short = [place for place in near if isinstance(place.near, list)]
         long = [place for place in near if isinstance(place.near, _Ends)]
         self._reads = [place.part.read for place in short]
@@ -237,7 +244,7 @@ class Watch:
         if self._noted:
             return self._noted
         is_near = depth == "near"
-        for part, near, whole, _ in self._places[:_MAX_NEAR] if is_near else self._places:
+        for part, near, whole, _ in self._near if is_near else self._places:
             before = near if is_near else whole
             now = _references(part, depth)
             if not _are_same(before, now):
@@ -278,6 +285,16 @@ def _may_wait(path: str, value: object) -> bool:
         # A running generator of a dataset cannot be sent anyway.
         return path.startswith("sampler")
     return isinstance(value, _WAITING)
+
+
+def _may_change(part: Referrer) -> bool:
+    """Returns whether a place is worth a look before each batch.
+
+    Not what cannot change, and not what Python keeps about classes and functions: the fields of a
+    dataclass, annotations, attributes of methods. They are among what is looked at now and then.
+    """
+    is_of_python = bool(_OF_PYTHON.search(part.path)) or isinstance(part.holder, _OF_CLASSES)
+    return not (is_of_python or isinstance(part.holder, tuple | frozenset))
 
 
 def _place_now(part: Referrer, *, with_names: bool = False) -> _WatchedPlace:

@@ -148,5 +148,7 @@ def _is_torchs(sampler: object) -> bool:
 def what_waits(loader: "DataLoader[object]") -> str:
     """Returns the path of what a loader may wait for until the loop goes on; empty: nothing."""
     parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-    dataset, sampler = Watch(parts), Watch({"sampler": loader._index_sampler})
-    return sampler.waits or dataset.waits
+    roots = {"sampler": loader._index_sampler}
+    # A sampler knows the dataset, too, by a longer path.
+    sampler = Watch(roots, apart=tuple(parts.values()))
+    return sampler.waits or Watch(parts).waits

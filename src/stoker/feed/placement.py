@@ -39,30 +39,33 @@ def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterato
         ShippingError: If the dataset cannot be sent to the data hosts, and may not be made here.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
+    books = process.books(loader)
+    if not books.placement.is_fed:
+        # Neither data hosts nor a plan's workers may make it ahead.
+        return torch_iterator(loader, process)
     if not _has_feed(process):
         return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
-    books = process.books(loader)
-    if books.placement.is_fed:
-        if _is_too_short(loader, process):
-            # As a number of workers that is decided: torch judges those of the script.
-            return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
-        waits = what_waits(loader) if loader.num_workers == 0 and not books.num_tried else ""
-        if waits:
-            why = (
-                f"{waits} may wait for the loop, and num_workers=0 means that it is not asked ahead"
-            )
-            place_here(loader, process, reason="changes", why=why, path=waits)
-            return torch_iterator(loader, process)
-        try:
-            return _fed_iterator(loader, process)
-        except SharedMemoryError as err:
-            if process.settings.feed.unshippable == "error":
-                raise
-            place_here(loader, process, reason="shared", why=err.what, path=err.where)
-        except ShippingError as err:
-            if not _may_be_local(loader, process.settings):
-                raise
-            place_here(loader, process, reason="unshippable", why=err.what)
+    if _is_too_short(loader, process):
+        # As a number of workers that is decided: torch judges those of the script.
+        return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
+    waits = what_waits(loader) if loader.num_workers == 0 and not books.num_tried else ""
+    if waits:
+        why = f"{waits} may wait for the loop, and num_workers=0 means that it is not asked ahead"
+        place_here(loader, process, reason="changes", why=why, path=waits)
+        return torch_iterator(loader, process)
+    try:
+        iterator = _fed_iterator(loader, process)
+    except SharedMemoryError as err:
+        if process.settings.feed.unshippable == "error":
+            raise
+        place_here(loader, process, reason="shared", why=err.what, path=err.where)
+    except ShippingError as err:
+        if not _may_be_local(loader, process.settings):
+            raise
+        place_here(loader, process, reason="unshippable", why=err.what)
+    else:
+        process.fed_loaders.add(books.number)
+        return iterator
     return torch_iterator(loader, process)
 
 
@@ -88,6 +91,7 @@ def place_here(
     if is_for_good:
         books.placement = Placement(reason=reason, why=why, path=path)
         process.note_made_here(why)
+        process.fed_loaders.discard(books.number)
     is_refused = reason == "unshippable"
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,

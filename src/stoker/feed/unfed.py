@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,6 +17,7 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.feed import why_unfed as sentences
 from stoker.feed.bookkeeping import MAKERS, TrainerProcess, known_process, this_process
 from stoker.feed.loading import Loading, Unfed
 from stoker.feed.own_loaders import own_loaders
@@ -75,7 +76,7 @@ class OptimizerWatch:
         return Loading(
             optimizer_steps=self.num_steps or (None if self.is_compiled else 0),
             has_optimizer=bool(self.num_steps) or _has_optimizer(Optimizer),
-            is_fed=self.is_fed(),
+            is_fed=self.is_fed() or bool(known and known.made_here),
             epochs=known.timeline.begun if known else 0,
             seen=self.seen,
             own=tuple(own_loaders()),
@@ -89,17 +90,20 @@ class OptimizerWatch:
         return _FEED in sys.modules
 
     def _look(self) -> None:
-        if self.is_fed():
-            self._is_done = True
+        reasons = _reasons_here()
+        if self.is_fed() and not reasons:
             return
-        why = self.loading().why_unfed.words
-        text = f"the training takes no batches from its data hosts: {why}"
-        self._is_done = self.num_steps >= ENOUGH_STEPS
-        if (self.seen or own_loaders() or self._is_done) and not self._has_said:
+        # Of its loaders a line each has said it already.
+        why = sentences.made_here(reasons) if reasons else self.loading().why_unfed
+        text = f"the training takes no batches from its data hosts: {why.words}"
+        is_enough = self.num_steps >= ENOUGH_STEPS
+        may_say = self.seen or own_loaders() or is_enough
+        if may_say and not (reasons or self._has_said):
             self._has_said = True
             if self.settings.rank == 0:
                 self.log.event(EventName.FEED_UNUSED, text=text)
-        if self._is_done:
+        if is_enough:
+            self._is_done = True
             self._tell_launcher(text)
 
     def _tell_launcher(self, text: str) -> None:
@@ -110,6 +114,12 @@ class OptimizerWatch:
         path = settings.output / unfed_file(settings.rank)
         path.with_suffix(".new").write_bytes(msgspec.json.encode(Unfed(settings.rank, text)))
         path.with_suffix(".new").replace(path)
+
+
+def _reasons_here() -> Sequence[str]:
+    """Returns why the trainer makes the batches of all loaders; empty: data hosts serve one."""
+    process = known_process()
+    return () if process is None or process.fed_loaders else process.made_here
 
 
 def _has_optimizer(kind: type[Optimizer]) -> bool:
