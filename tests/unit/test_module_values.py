@@ -108,7 +108,7 @@ def test_values_change_between_epochs_and_are_set_where_they_are_not(project):
         (functools.partial(print, (each for each in "ab")), False),
         (functools.partial(print, bytes(2 << 20)), False),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: type(value).__name__,
 )
 def test_small_objects_are_sent_and_others_are_named(project, monkeypatch, value, is_sent):
     project("import cfg_of_test\ncfg_of_test.SIZE = None")
