@@ -125,9 +125,15 @@ inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][replica]
 across = [dist.new_group([0, 2]), dist.new_group([1, 3])][part]
 sampler = DistributedSampler(Noisy(), 2, replica, shuffle=False)
 found = {}
-for who in ("both", "first"):
-    batches = DataLoader(Noisy(), batch_size=3, sampler=sampler, num_workers=0,
-                         generator=torch.Generator().manual_seed(7))
+def options():
+    return {"batch_size": 3, "sampler": sampler, "num_workers": 0,
+            "generator": torch.Generator().manual_seed(7)}
+# By two lines: later loaders of one line are made here while it is not known what they cost.
+loaders = {
+    "both": DataLoader(Noisy(), **options()),
+    "first": DataLoader(Noisy(), **options()),
+}
+for who, batches in loaders.items():
     loads = who == "both" or part == 0
     source = iter(batches) if loads else None
     weight = torch.full((4,), float(part + 1), requires_grad=True)

@@ -147,7 +147,7 @@ def test_pods_of_a_plan_play_their_roles_and_the_leaders_log_has_its_record(tmp_
     said = json.loads(next(x for x in pods.log("dnn-0").splitlines() if x.startswith("{")))
     base = tmp_path / "pods" / "dnn-0"
     assert said == {
-        "args": ["--answer", "yes", "--epochs", "3"],
+        "args": ["--epochs", "3", "--answer", "yes"],
         "channels": ["labels", "train"],
         "train": str(base / "input" / "data" / "train"),
         "group": "dnn",
