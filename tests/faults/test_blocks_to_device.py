@@ -4,15 +4,19 @@ import pytest
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
-NUM_BATCHES = 20
+NUM_BATCHES = 100
+# So many may have come before an epoch is known to take blocks: tiny batches are asked far ahead.
+ASKED_AT_ONCE = 60
+# The first two of a host, and of the local workers, tell how its batches are laid out.
+LEARNING = 2 * 2
 
 
 def epochs(host, **given):
     *lines, end = host.train(script="blocks_script.py", **given).finish()
     assert [line["labels"] for line in lines] == [
-        list(range(first, first + 4)) for first in range(0, 80, 4)
+        list(range(first, first + 4)) for first in range(0, 400, 4)
     ] * 3
-    found = [lines[first : first + NUM_BATCHES] for first in range(0, 60, NUM_BATCHES)]
+    found = [lines[first : first + NUM_BATCHES] for first in range(0, 300, NUM_BATCHES)]
     return found, end["blocks"]
 
 
@@ -23,7 +27,7 @@ def test_batches_are_the_loaders_in_type_and_value(host, kind):
         for there, here in zip(moved, plain, strict=True):
             assert (there["kind"], there["pixels"]) == (here["kind"], here["pixels"])
     # Those of the first epoch that came before it was known, and arrays, are moved each alone.
-    assert blocks == 0 if kind == "array" else blocks > NUM_BATCHES
+    assert not blocks if kind == "array" else len(blocks) > NUM_BATCHES
     if kind != "array":
         assert {line["memories"] for line in last} == {1}
 
@@ -35,7 +39,8 @@ def test_batches_are_the_loaders_in_type_and_value(host, kind):
 )
 def test_local_workers_batches_too_and_a_kept_iterator_forgets_it_at_the_epochs_end(host, loader):
     (_, plain, last), blocks = epochs(host, loader=loader)
-    assert blocks > NUM_BATCHES
+    late = [[epoch, 4 * batch] for epoch in (0, 2) for batch in range(ASKED_AT_ONCE, NUM_BATCHES)]
+    assert len([batch for batch in late if batch not in blocks]) <= LEARNING
     assert [line["kind"] for line in plain] == [line["kind"] for line in last]
 
 

@@ -93,9 +93,13 @@ def test_what_does_not_change_is_fed(cluster, loader):
     assert "agent_ready" in trainer.errors
 
 
+# A sampler of torch only counts the dataset that it holds, also where it is not the loader's.
+@pytest.mark.parametrize("case", ["makers", "makers, counted"])
 @pytest.mark.parametrize(("loader", "num_here"), [("torch", 2), ("stoker", 0)])
-def test_the_first_batches_are_made_in_the_trainer_and_the_others_fed(cluster, loader, num_here):
-    trainer = cluster.train(script=SCRIPT, cases=["makers"], loader=loader)
+def test_the_first_batches_are_made_in_the_trainer_and_the_others_fed(
+    cluster, loader, num_here, case
+):
+    trainer = cluster.train(script=SCRIPT, cases=[case], loader=loader)
     makers = [line["first"] for line in trainer.finish()]
     assert [batch[0] for batch in makers[0]] == [1.0] * num_here + [0.0] * (8 - num_here)
     assert [batch[0] for batch in makers[1]] == [0.0] * 8

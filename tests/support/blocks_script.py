@@ -5,7 +5,8 @@
     mean        mean of the pixels
 
 A double of streams has the CPU copied to as a device is. Prints a JSON line for each batch: its
-types, labels and pixels, how many tensors share a memory, and whether it came as a block.
+types, labels and pixels, and how many tensors share a memory. At the end: the epoch and the first
+label of each batch that came as a block.
 """
 
 import json
@@ -17,6 +18,7 @@ from torch.utils.data import default_collate
 
 from stoker import DataLoader, to_device
 from stoker.feed import device
+from stoker.feed.wire.blocks import BlockBatch
 
 KINDS = {
     "dict": default_collate,
@@ -28,10 +30,10 @@ KINDS = {
 
 class Pixels(torch.utils.data.Dataset):
     def __len__(self) -> int:
-        return 80
+        return 400
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        pixels = torch.full((3, 2, 2), index, dtype=torch.uint8)
+        pixels = torch.full((3, 2, 2), index % 256, dtype=torch.uint8)
         return {"pixels": pixels, "label": torch.tensor(index), "weight": torch.tensor(0.5)}
 
 
@@ -48,15 +50,16 @@ def kind_of(value: object) -> object:
 def main() -> None:
     given = {"loader": {}, "kind": "dict", "mean": None} | json.loads(sys.argv[1])
     device._streams_of = lambda device: torch.cpu
-    num_blocks = 0
+    blocks: list[list[int]] = []
+    epoch = 0
     moved_block = device.DeviceBatches._moved_block
 
-    def counted(self: object, received: object) -> object:
-        nonlocal num_blocks
-        num_blocks += 1
+    def noted(self: object, received: BlockBatch) -> object:
+        label = list(device._tensors_in(received.batch()))[1]
+        blocks.append([epoch, int(label[0])])
         return moved_block(self, received)
 
-    device.DeviceBatches._moved_block = counted
+    device.DeviceBatches._moved_block = noted
     collate = KINDS[given["kind"]]
     loader = DataLoader(Pixels(), batch_size=4, collate_fn=collate, **given["loader"])
     moved = to_device(loader, "cpu:0", mean=given["mean"])
@@ -68,7 +71,7 @@ def main() -> None:
             facts["pixels"] = pixels.flatten(1)[:, 0].tolist()
             facts["memories"] = len({each.untyped_storage().data_ptr() for each in tensors})
             print(json.dumps(facts), flush=True)
-    print(json.dumps({"blocks": num_blocks}), flush=True)
+    print(json.dumps({"blocks": blocks}), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ import time
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 import stoker
 from stoker.feed.replace import install
@@ -290,6 +296,8 @@ def cases():
     case("shown", Drawing(), sampler=Shown())
     case("endless", Drawing(), sampler=Endless(), limit=200)
     case("makers", Makers())
+    counted = DistributedSampler(Makers(), num_replicas=1, rank=0, shuffle=False)
+    case("makers, counted", Makers(), sampler=counted)
     plain = Drawing()
     case("epoch set", plain, between=lambda epoch: setattr(plain, "level", epoch))
     learner = Replay(list)

@@ -333,14 +333,24 @@ def line_of(words: str) -> int:
     return 1 + next(number for number, line in enumerate(lines) if line.strip().startswith(words))
 
 
-def test_a_python_without_stoker_is_told_by_the_launcher_and_releases_the_hosts(tmp_path):
+# A script may end sooner than the next look.
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_python_without_stoker_is_told_by_the_launcher_and_releases_the_hosts(
+    ends_first, tmp_path
+):
     coordinator, said = Released(), io.StringIO()
     log = Log(run="test", host="algo-1", stream=said)
     release = Release(tmp_path, coordinator, ranks=1, all_ranks=1, log=log)
+    if ends_first:
+        release.tick()
     word = Unfed(rank=0, **_NO_STOKER)
     (tmp_path / unfed_file(0)).write_bytes(msgspec.json.encode(word))
     release.tick()
     release.tick()
+    release.close()
+    if ends_first:
+        assert said.getvalue().count("feed_unused") == 1
+        return
     assert said.getvalue().count("feed_unused") == 1
     assert "has no stoker; install stoker in that Python" in said.getvalue()
     assert ["has no stoker" in reason for reason in coordinator.reasons] == [True]

@@ -22,6 +22,8 @@ from stoker.feed.seeding import Numbered, Seeding
 NUM_TRIED = 2
 # A sampler of the script may read anything, and wait for it: fewer when its epoch ends before.
 NUM_TRIED_OF_USERS = 64
+# Attributes of torch's samplers for what they only count.
+_COUNTED = ("data_source", "dataset")
 # A change in the middle of one epoch may be the only one; after two the loader is not fed again.
 MAX_CHANGED_EPOCHS = 2
 
@@ -50,7 +52,7 @@ class InStep:
         parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
         self._parts = Watch(parts)
         # Asked here also while data hosts make batches, so it changes then.
-        apart = tuple(parts.values())
+        apart = (*parts.values(), *_counted_only(loader._index_sampler))
         roots = {"sampler": loader._index_sampler}
         self._sampler = Watch(roots, apart=apart, is_near_only=True)
         self._is_torchs = _is_torchs(loader._index_sampler)
@@ -141,8 +143,19 @@ class InStep:
 
 def _is_torchs(sampler: object) -> bool:
     """Returns whether an index sampler, and the one that it takes batches from, are torch's."""
-    within = getattr(sampler, "sampler", sampler)
-    return all(type(each).__module__.startswith("torch.") for each in (sampler, within))
+    return all(type(each).__module__.startswith("torch.") for each in _both(sampler))
+
+
+def _both(sampler: object) -> tuple[object, object]:
+    return sampler, getattr(sampler, "sampler", sampler)
+
+
+def _counted_only(sampler: object) -> list[object]:
+    """Returns what torch's own samplers hold for its length alone, as a dataset made for them."""
+    if not _is_torchs(sampler):
+        return []
+    held = [getattr(each, name, None) for each in _both(sampler) for name in _COUNTED]
+    return [each for each in held if each is not None]
 
 
 def what_waits(loader: "DataLoader[object]") -> str:

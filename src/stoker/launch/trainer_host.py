@@ -106,16 +106,24 @@ class Release:
         self._word = self._word or self._agreed()
         if self._word is None:
             return
-        if not self._word.text and not self._has_logged:
-            # A Python without stoker writes no log line.
-            self._has_logged = True
-            self._log.event(EventName.FEED_UNUSED, text=self._word.words)
+        self._log_once(self._word)
         if isinstance(self._run, Membership):
             self._run.tell_unfed(self._ranks)
             self._is_done = True
         elif self._ranks + self._run.unfed_ranks >= self._all_ranks:
             self._run.release_agents(self._word.words)
             self._is_done = True
+
+    def close(self) -> None:
+        """Logs a message that came after the last look: a script may end sooner than the next."""
+        for word in self._said()[:1]:
+            self._log_once(word)
+
+    def _log_once(self, word: Unfed) -> None:
+        # A Python without stoker writes no log line; others have.
+        if not word.text and not self._has_logged:
+            self._has_logged = True
+            self._log.event(EventName.FEED_UNUSED, text=word.words)
 
     def _agreed(self) -> Unfed | None:
         """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
@@ -531,6 +539,8 @@ def _train(
     with contextlib.ExitStack() as closed:
         for each in logs:
             closed.callback(each.close)
+        if release:
+            closed.callback(release.close)
         line: tuple[str, ...] | Ending
         mpi_host = None
         if trainer.strategy == "mpi":
