@@ -73,6 +73,14 @@ def test_a_lone_worker_that_waits_is_one_that_waits():
     assert profile_of(rank).step.loader_wall_seconds == pytest.approx(0.060)
 
 
+def test_waiting_that_comes_in_bursts_counts_with_its_mean():
+    # Measured on a line of 8 Mbit/s, whose queue gives some batches at once and others late.
+    bursts = Quartiles(mean=0.0515, median=0.0436, low=0.030, high=0.0512, samples=24)
+    lone = msgspec.structs.replace(drained(1, 0.0021, rate=19.4), wall_seconds=bursts)
+    rank = rank_of(drains=(lone, drained(2, 0.0021, wall=0.102, rate=19.7)))
+    assert profile_of(rank).step.loader_wall_seconds == pytest.approx(0.0515, rel=0.05)
+
+
 def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is():
     first = changed(ONE_CORE, world_size=2, ranks_on_host=2, vcpus=2)
     second = changed(first, rank=1, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)

@@ -462,7 +462,8 @@ def _worker_seconds(
     """Returns worker-seconds of a global step's loading: at most its CPU time and its waiting.
 
     A lone worker and all of them were timed some seconds apart, between which a shared machine
-    becomes faster or slower. Only the waiting that the lone worker was seen to do is waiting.
+    becomes faster or slower. Only the waiting that the lone worker was seen to do is waiting, and
+    all of it is: a line or a disk gives in bursts, which a median leaves out.
 
     Args:
         whole: All ranks.
@@ -475,7 +476,7 @@ def _worker_seconds(
     if len(alone) < len(whole):
         return wall.median
     waited = sum(drain.idle_seconds for drain in alone)
-    return min(wall.median, cpu_seconds + waited)
+    return min(max(wall.median, waited), cpu_seconds + waited)
 
 
 def _hidden_load_seconds(own: _Whole) -> float | None:
