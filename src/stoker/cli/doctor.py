@@ -5,7 +5,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from stoker.cli.options import AsJson, Overrides
 from stoker.cli.progress import working
@@ -14,31 +14,40 @@ from stoker.errors import PlatformError, UsageError
 if TYPE_CHECKING:
     from stoker.doctor import Finding
 
+CheckedPlace = Literal["host", "cluster", "aws"]
+
 
 def doctor_verb(
     workload: str | None = None,
     *,
     peer: str | None = None,
     cluster: bool = False,
+    aws: bool = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check what a host or a cluster lacks.
+    """Check what a host, a cluster or an AWS account lacks.
 
     Changes nothing. Exit code 4 means that something is missing.
 
     Args:
-        workload ([WORKLOAD]): With --cluster: the workload file to check the cluster for.
+        workload ([WORKLOAD]): With --cluster or --aws: the workload file to check them for.
         peer (HOST[:PORT]): Also connect to the feed's port on this host (default: connect to none).
         cluster: Check the workload's cluster instead of this host: rights, JobSet or Trainer, the
             job, claims, Kubeflow Pipelines, Argo.
+        aws: Check the workload's AWS account instead: roles, images, buckets, data, quotas of all
+            allowed types, the way out of a VPC.
 
     Examples:
         stoker doctor
         stoker doctor --cluster configs/mnist-kubeflow.yaml
+        stoker doctor --aws configs/mnist-sagemaker.yaml
     """
     checks = []
-    findings = _findings(workload, peer=peer, cluster=cluster, overrides=overrides or [])
+    place: CheckedPlace = "cluster" if cluster else "aws" if aws else "host"
+    if cluster and aws:
+        raise UsageError("--cluster and --aws cannot be used together", fix="run two commands")
+    findings = _findings(workload, peer=peer, place=place, overrides=overrides or [])
     while check := _next_of(findings, quiet=as_json):
         checks.append(check)
         if not as_json:
@@ -59,21 +68,29 @@ def _next_of(findings: Iterator["Finding"], *, quiet: bool) -> "Finding | None":
 
 
 def _findings(
-    file: str | None, *, peer: str | None, cluster: bool, overrides: list[str]
+    file: str | None, *, peer: str | None, place: CheckedPlace, overrides: list[str]
 ) -> Iterator["Finding"]:
-    if file is None and (cluster or overrides):
-        flag = "--cluster" if cluster else "--set"
+    if file is None and (place != "host" or overrides):
+        flag = "--set" if place == "host" else f"--{place}"
         raise UsageError(f"{flag} needs a workload", fix="stoker doctor --cluster FILE")
-    if file is not None and not cluster:
-        raise UsageError("a workload needs --cluster", fix=f"stoker doctor --cluster {file}")
+    if file is not None and place == "host":
+        fix = f"stoker doctor --cluster {file}, or stoker doctor --aws {file}"
+        raise UsageError("a workload needs --cluster or --aws", fix=fix)
     if file is None:
         from stoker.doctor import examine
 
         yield from examine(os.environ, peer=peer)
         return
     if peer:
-        raise UsageError("--peer cannot be used with --cluster", fix="run two commands")
+        raise UsageError(f"--peer cannot be used with --{place}", fix="run two commands")
     from stoker.cli.workloads import read_with_params
+
+    workload = read_with_params(file, overrides=overrides)
+    if place == "aws":
+        from stoker.doctor.account import examine_account
+
+        yield from examine_account(workload)
+        return
     from stoker.doctor.cluster import examine_cluster
 
-    yield from examine_cluster(read_with_params(file, overrides=overrides))
+    yield from examine_cluster(workload)

@@ -1,0 +1,261 @@
+"""Checks of an AWS account for one workload: `stoker doctor --aws WORKLOAD`.
+
+Roles, images, buckets, data, quotas of all allowed types, and the way out of a VPC. A check
+that needs a right the caller lacks is a warning that names the right. Nothing is created.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from stoker.catalog import load_catalog
+from stoker.doctor import Finding
+from stoker.errors import ServiceError, StokerError, UsageError
+from stoker.platforms.aws import Aws, split_uri
+from stoker.records import Channel, Json, SageMakerSettings, Workload
+from stoker.records.base import mapping, mappings
+from stoker.records.platforms import patch_document
+
+# "Private registry authentication", Amazon ECR: the account, region and name of an image.
+_ECR_IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?/"
+    r"(?P<name>[^:@]+)(:(?P<tag>[^@]+))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+# What the hosts of a job and of the pipeline's steps ask without a NAT gateway. S3 for data and
+# outputs; the others for the steps, which start the training and read its log.
+_NEEDED_ENDPOINTS = ("s3", "sagemaker.api", "logs")
+_QUOTAS_FIX = "raise it in Service Quotas (Amazon SageMaker), which takes hours to days"
+
+
+def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[Finding]:
+    """Yields each finding at once; blocks as long as AWS takes for some dozens of calls.
+
+    Args:
+        workload: What would run there.
+        aws: The account. Absent: that of this machine's login, in the workload's region.
+
+    Raises:
+        UsageError: If the workload is not one for SageMaker.
+    """
+    settings = workload.sagemaker
+    if settings is None:
+        raise UsageError("the workload has no key sagemaker", fix="stoker doctor --cluster FILE")
+    aws = aws or Aws(region=settings.region)
+    try:
+        identity = aws.call("sts", "GetCallerIdentity")
+        region = aws.region
+    except StokerError as err:
+        # The other checks would fail alike.
+        yield Finding("account", "fail", err.what, err.fix)
+        return
+    account = str(identity["Account"])
+    yield Finding("account", "ok", f"{account}, {region}, as {identity['Arn']}")
+    for check in _checks(workload, settings, aws=aws, account=account):
+        yield _checked(check)
+
+
+NamedCheck = tuple[str, Callable[[], Finding]]
+
+
+def _checks(
+    workload: Workload, settings: SageMakerSettings, *, aws: Aws, account: str
+) -> Iterator[NamedCheck]:
+    for key, arn, service in _roles(settings):
+        yield "role", partial(role_finding, aws, key, arn=arn, service=service, account=account)
+    images = {"image": workload.image, "sagemaker.control.image": settings.control.image}
+    for key, image in {**images, "sagemaker.model.image": settings.model.image}.items():
+        if image:
+            yield "image", partial(image_finding, aws, key, image)
+    for bucket in sorted(_buckets(workload, settings)):
+        yield "bucket", partial(bucket_finding, aws, bucket)
+    for name, channel in workload.channels.items():
+        if channel.uri.startswith("s3://"):
+            yield "data", partial(data_finding, aws, name, channel)
+    yield "quota", partial(quota_finding, aws, workload, settings)
+    if settings.vpc:
+        yield "vpc", partial(vpc_finding, aws, settings)
+
+
+def _checked(check: NamedCheck) -> Finding:
+    name, call = check
+    try:
+        return call()
+    except StokerError as err:
+        if isinstance(err, ServiceError) and err.kind == "denied":
+            fix = "ask an administrator for the right; it may be fine"
+            return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
+        where = f" ({err.where})" if err.where else ""
+        return Finding(name, "fail", f"{err.what}{where}", err.fix)
+
+
+def _roles(settings: SageMakerSettings) -> Iterator[tuple[str, str, str]]:
+    """Yields the workload's roles: the key, the ARN, and the service that takes the role."""
+    for key, arn, service in (
+        ("sagemaker.role", settings.role, "sagemaker"),
+        ("sagemaker.control.role", settings.control.role, "sagemaker"),
+        ("sagemaker.pipeline_role", settings.pipeline_role, "sagemaker"),
+        ("sagemaker.schedule_role", settings.schedule_role, "scheduler"),
+    ):
+        if arn:
+            yield key, arn, service
+
+
+def role_finding(aws: Aws, key: str, *, arn: str, service: str, account: str) -> Finding:
+    """Checks that a role is there, and that `service` may take it."""
+    of_account, name = arn.split(":")[4], arn.rpartition("/")[2]
+    if of_account != account:
+        words = f"{key} is of account {of_account}, and you are in {account}"
+        return Finding("role", "fail", words, "log in to that account, or change the key")
+    answer = aws.find("iam", "GetRole", RoleName=name)
+    if answer is None:
+        fix = "deploy configs/sagemaker/stoker.yaml, or correct the key"
+        return Finding("role", "fail", f"{key}: there is no role {name}", fix)
+    trust = mapping(answer, "Role", "AssumeRolePolicyDocument")
+    principal = f"{service}.amazonaws.com"
+    if not any(_lets_in(each, principal) for each in mappings(trust, "Statement")):
+        fix = f"let {principal} do sts:AssumeRole in its trust policy"
+        return Finding("role", "fail", f"{key}: {name} is not for {principal}", fix)
+    return Finding("role", "ok", f"{key}: {name}, for {principal}")
+
+
+def _lets_in(statement: Mapping[str, Json], principal: str) -> bool:
+    services = mapping(statement, "Principal").get("Service")
+    allowed = services if isinstance(services, list) else [services]
+    return statement.get("Effect") == "Allow" and principal in allowed
+
+
+def image_finding(aws: Aws, key: str, image: str) -> Finding:
+    ecr = _ECR_IMAGE.fullmatch(image)
+    if ecr is None:
+        words = f"{key}: {image} is not in ECR; whether it can be pulled is not checked"
+        return Finding("image", "warn", words)
+    if ecr["region"] != aws.region:
+        words = f"{key}: {image} is in {ecr['region']}, the jobs in {aws.region}"
+        return Finding("image", "fail", words, "push it to a repository in the jobs' region")
+    version = {"imageDigest": ecr["digest"]} if ecr["digest"] else {}
+    if not version:
+        version = {"imageTag": ecr["tag"] or "latest"}
+    answer = aws.find(
+        "ecr",
+        "DescribeImages",
+        registryId=ecr["account"],
+        repositoryName=ecr["name"],
+        imageIds=[version],
+    )
+    if answer is None:
+        fix = "make image, and push it; or correct the key"
+        return Finding("image", "fail", f"{key}: there is no {image}", fix)
+    return Finding("image", "ok", f"{key}: {image}")
+
+
+def _buckets(workload: Workload, settings: SageMakerSettings) -> set[str]:
+    addresses = [settings.output_uri, settings.checkpoint_uri, settings.resume_from]
+    addresses += [settings.source, *(channel.uri for channel in workload.channels.values())]
+    in_s3 = [address for address in addresses if address and address.startswith("s3://")]
+    return {split_uri(address)[0] for address in in_s3}
+
+
+def bucket_finding(aws: Aws, bucket: str) -> Finding:
+    answer = aws.find("s3", "HeadBucket", Bucket=bucket)
+    if answer is None:
+        fix = "correct its name in the workload, or create it"
+        return Finding("bucket", "fail", f"there is no bucket {bucket}", fix)
+    region = answer.get("BucketRegion") or aws.region
+    if region != aws.region:
+        words = f"{bucket} is in {region}, the jobs are in {aws.region}"
+        return Finding("bucket", "fail", words, "SageMaker takes buckets of its own region only")
+    return Finding("bucket", "ok", f"{bucket}, in {region}")
+
+
+def data_finding(aws: Aws, name: str, channel: Channel) -> Finding:
+    """Checks that a channel's address has an object."""
+    bucket, key = split_uri(channel.uri)
+    answer = aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key, MaxKeys=1)
+    if not answer.get("KeyCount"):
+        words = f"channel {name}: nothing is at {channel.uri}"
+        return Finding("data", "fail", words, "upload the data, or correct the address")
+    return Finding("data", "ok", f"channel {name}: {channel.uri}")
+
+
+def quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> Finding:
+    """Compares the account's quotas with today's hosts, the steps' host, and the allowed types."""
+    quotas = _quotas(aws)
+    is_spot = patch_document(settings.request).get("EnableManagedSpotTraining") is True
+    usage = "spot training job usage" if is_spot else "training job usage"
+    step = settings.control.instance_type
+    needed = {f"{step} for processing job usage": 1}
+    if workload.cluster is not None:
+        today = workload.cluster.dnn
+        needed[f"{today.instance_type} for {usage}"] = today.count
+    short = [
+        f"{name}: {quotas.get(name, 0):.0f} of {count}"
+        for name, count in needed.items()
+        if quotas.get(name, 0) < count
+    ]
+    allowed = _allowed_types(workload)
+    ready = [name for name in allowed if quotas.get(f"{name} for {usage}", 0) >= 1]
+    words = f"{len(ready)} of {len(allowed)} allowed types can be used"
+    if short:
+        return Finding("quota", "fail", f"too small: {', '.join(short)}; {words}", _QUOTAS_FIX)
+    missing = [name for name in allowed if name not in ready]
+    if missing and workload.constraints.allowed_instance_types is not None:
+        text = f"{words}; a plan with {', '.join(missing)} cannot start, as their quota is 0"
+        return Finding("quota", "warn", text, _QUOTAS_FIX)
+    return Finding("quota", "ok", words)
+
+
+def _quotas(aws: Aws) -> dict[str, float]:
+    """Returns the account's quotas of SageMaker by name, the service's where it has none."""
+    code = {"ServiceCode": "sagemaker"}
+    defaults = aws.pages("service-quotas", "ListAWSDefaultServiceQuotas", items="Quotas", **code)
+    quotas = {str(quota["QuotaName"]): float(str(quota["Value"])) for quota in defaults}
+    for quota in aws.pages("service-quotas", "ListServiceQuotas", items="Quotas", **code):
+        quotas[str(quota["QuotaName"])] = float(str(quota["Value"]))
+    return quotas
+
+
+def _allowed_types(workload: Workload) -> list[str]:
+    allowed = workload.constraints.allowed_instance_types
+    if allowed is not None:
+        return list(allowed)
+    instances = load_catalog("sagemaker").instances
+    return [instance.type for instance in instances if instance.in_training_enum]
+
+
+def vpc_finding(aws: Aws, settings: SageMakerSettings) -> Finding:
+    """Checks that the subnets are there, and reach AWS by a NAT gateway or by endpoints."""
+    subnet_ids = [str(each) for each in _list(settings.vpc.get("Subnets"))]
+    subnets = mappings(aws.call("ec2", "DescribeSubnets", SubnetIds=subnet_ids), "Subnets")
+    vpc = str(subnets[0]["VpcId"])
+    free = sum(int(str(subnet["AvailableIpAddressCount"])) for subnet in subnets)
+    text = f"{vpc}, {len(subnets)} subnets with {free} free addresses"
+    of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
+    tables = aws.call("ec2", "DescribeRouteTables", Filters=of_vpc)
+    if any(_leads_out(table, subnet_ids) for table in mappings(tables, "RouteTables")):
+        return Finding("vpc", "ok", f"{text}; a route leads out of it")
+    endpoints = aws.pages("ec2", "DescribeVpcEndpoints", items="VpcEndpoints", Filters=of_vpc)
+    services = {
+        str(endpoint["ServiceName"]).partition(f"{aws.region}.")[2] for endpoint in endpoints
+    }
+    missing = [service for service in _NEEDED_ENDPOINTS if service not in services]
+    if missing:
+        words = f"{text}; no NAT gateway, and no endpoint for {', '.join(missing)}"
+        return Finding("vpc", "fail", words, "make the endpoints, or a route to a NAT gateway")
+    return Finding("vpc", "ok", f"{text}; endpoints for {', '.join(_NEEDED_ENDPOINTS)}")
+
+
+def _leads_out(table: Mapping[str, Json], subnet_ids: list[str]) -> bool:
+    """Returns whether a route table is of these subnets, or the main one, and leads out."""
+    linked = mappings(table, "Associations")
+    is_used = any(each.get("Main") or each.get("SubnetId") in subnet_ids for each in linked)
+    routes = mappings(table, "Routes")
+    # A job's network interface has no public address: an internet gateway alone is no way out.
+    ways = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId")
+    return is_used and any(
+        route.get("DestinationCidrBlock") == "0.0.0.0/0" and any(map(route.get, ways))
+        for route in routes
+    )
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
