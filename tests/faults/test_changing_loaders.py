@@ -127,8 +127,63 @@ def test_a_setting_of_seeds_by_torch_holds(cluster):
     assert trainer.finish() == expected("curriculum")
 
 
+def planned(*, start="fork", **given):
+    """Starts the script without data hosts, where a plan gives each loader two workers."""
+    workers = {"STOKER_WORKERS": json.dumps({"dnn": 2}), "STOKER_REPLACE_DATALOADER": "auto"}
+    return run_script({"start": start, **given}, env=workers, script=SCRIPT)
+
+
+@pytest.mark.parametrize("loader", ["torch", "stoker"])
+def test_what_a_loop_changes_is_in_the_next_batch_under_a_plans_workers(loader):
+    cases = [case for case in NAMED if (loader, case) != ("stoker", "counting")]
+    trainer = planned(cases=cases, loader=loader)
+    assert trainer.finish() == expected(*cases)
+    said = [text for text in reasons(trainer) if "until the end of this epoch" not in text]
+    # A plan gives a stream no workers.
+    mapped = [case for case in cases if not case.startswith("stream")]
+    for text, case in zip(said, mapped, strict=True):
+        assert text.startswith(NAMED[case]), (case, text)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("case", "path"), [("switched late", "dataset.level"), ("transform", "dataset.transform")]
+)
+def test_what_changes_once_makes_one_epoch_in_the_trainer_under_a_plan(case, path, start):
+    trainer = planned(cases=[case], epochs=1, start=start)
+    assert trainer.finish() == expected(case)[:1]
+    (text,) = reasons(trainer)
+    assert text.startswith(f"{path} changed between two batches")
+    assert "until the end of this epoch" in text
+
+
+@pytest.mark.parametrize("loader", ["torch", "stoker"])
+def test_what_does_not_change_has_a_plans_workers(loader):
+    cases = sorted(FED)
+    trainer = planned(cases=cases, loader=loader)
+    assert trainer.finish() == expected(*cases)
+    assert reasons(trainer) == []
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("case", ["makers", "makers, counted"])
+@pytest.mark.parametrize(("loader", "num_here"), [("torch", 2), ("stoker", 0)])
+def test_a_plans_workers_make_what_follows_the_first_batches(loader, num_here, case, start):
+    makers = [line["first"] for line in planned(cases=[case], loader=loader, start=start).finish()]
+    assert [batch[0] for batch in makers[0]] == [1.0] * num_here + [0.0] * (8 - num_here)
+    assert [batch[0] for batch in makers[1]] == [0.0] * 8
+
+
+def test_loaders_under_a_plan_that_share_a_dataset_are_read_in_turns():
+    for case in ("in turns", "in turns, changing"):
+        trainer = planned(cases=[case])
+        assert trainer.finish() == expected(case)
+        assert bool(reasons(trainer)) == ("changing" in case)
+
+
 @pytest.mark.parametrize("case", ["queue", "generator", "event"])
 def test_workers_of_a_plan_do_not_make_a_loader_wait_for_ever(case):
-    workers = {"STOKER_WORKERS": json.dumps({"dnn": 1})}
-    given = {"cases": [case], "loader": "stoker"}
-    assert run_script(given, env=workers, script=SCRIPT).finish() == expected(case)
+    trainer = planned(cases=[case], loader="stoker")
+    assert trainer.finish() == expected(case)
+    (text,) = reasons(trainer)
+    assert text.startswith(NAMED[case])

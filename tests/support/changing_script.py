@@ -28,6 +28,7 @@ import stoker
 from stoker.feed.replace import install
 
 DEFAULTS = {"cases": [], "loader": "torch", "epochs": 2, "sleep": 0.0, "pause_at": None}
+DEFAULTS |= {"start": "fork"}
 TRAINER = os.getpid()
 SAMPLES = 64
 BATCH = 4
@@ -383,6 +384,7 @@ def main():
     kind = stoker.DataLoader if given["loader"] == "stoker" else torch.utils.data.DataLoader
     if given["loader"] == "torch":
         install(kind)
+    torch.multiprocessing.set_start_method(given["start"])
     torch.manual_seed(5)
     known = cases()
     for name in given["cases"] or known:

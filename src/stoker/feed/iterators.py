@@ -280,7 +280,7 @@ class SeedingInit:
 class LoaderView:
     """A loader with some attributes replaced, for its iterator."""
 
-    def __init__(self, loader: "DataLoader[object]", **changes: object) -> None:
+    def __init__(self, loader: "DataLoader[object] | LoaderView", **changes: object) -> None:
         self._loader = loader
         self.__dict__.update(changes)
 

@@ -18,6 +18,7 @@ from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
 from stoker.feed.in_step import Say, what_waits
 from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.own_loaders import reach_of
+from stoker.feed.planned_workers import PlannedIterator
 from stoker.feed.short_loaders import LoaderLine
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.shared_memory import SharedMemoryError
@@ -26,13 +27,16 @@ from stoker.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from stoker.feed.remote_iterators import FeedIterator
+    from stoker.feed.wire.dataset import DatasetSpec
 
 _MAX_LOOKED_AT_BYTES = 64 << 20
 
 AnyLoader = DataLoader[object]
 
 
-def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterator | FeedIterator":
+def placed_iterator(
+    loader: AnyLoader, process: TrainerProcess
+) -> "TorchIterator | PlannedIterator | FeedIterator":
     """Returns a new iterator for `loader`, over the feed or torch's own.
 
     Raises:
@@ -44,14 +48,11 @@ def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterato
         # Neither data hosts nor a plan's workers may make it ahead.
         return torch_iterator(loader, process)
     if not _has_feed(process):
-        return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
+        return _planned_iterator(loader, process)
     if _is_too_short(loader, process):
         # As a number of workers that is decided: torch judges those of the script.
         return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
-    waits = what_waits(loader) if loader.num_workers == 0 and not books.num_tried else ""
-    if waits:
-        why = f"{waits} may wait for the loop, and num_workers=0 means that it is not asked ahead"
-        place_here(loader, process, reason="changes", why=why, path=waits)
+    if _waits(loader, process):
         return torch_iterator(loader, process)
     try:
         iterator = _fed_iterator(loader, process)
@@ -67,6 +68,16 @@ def placed_iterator(loader: AnyLoader, process: TrainerProcess) -> "TorchIterato
         process.fed_loaders.add(books.number)
         return iterator
     return torch_iterator(loader, process)
+
+
+def _waits(loader: AnyLoader, process: TrainerProcess) -> bool:
+    """Returns whether a loader may wait for its loop, and then has it made here, and says so."""
+    is_tried = loader.num_workers > 0 or process.books(loader).num_tried > 0
+    path = "" if is_tried else what_waits(loader)
+    if path:
+        why = f"{path} may wait for the loop, and num_workers=0 means that it is not asked ahead"
+        place_here(loader, process, reason="changes", why=why, path=path)
+    return bool(path)
 
 
 def place_here(
@@ -93,11 +104,12 @@ def place_here(
         process.note_made_here(why)
         process.fed_loaders.discard(books.number)
     is_refused = reason == "unshippable"
+    help_of = "data hosts" if settings.has_data_group else "the plan's workers"
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,
         rank=settings.rank,
         loader=books.number,
-        text=f"{why}; {_who(loader)} {does} the batches of that loader, without help of data hosts",
+        text=f"{why}; {_who(loader)} {does} the batches of that loader, without help of {help_of}",
     )
 
 
@@ -202,10 +214,37 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
     decided = process.settings.workers.get("dnn")
     if decided is None or (is_unchanged(loader, process.settings) and not _may_fork(loader)):
         return None
-    if loader.num_workers == 0 and what_waits(loader):
-        # Workers are asked ahead: they would wait for a loop that waits for them.
-        return None
     return process.share(decided)
+
+
+def _planned_iterator(
+    loader: AnyLoader, process: TrainerProcess
+) -> TorchIterator | PlannedIterator:
+    """Returns an iterator over torch's workers, as many as a plan or else the script says."""
+    count = _decided_workers(loader, process)
+    if not count or loader.num_workers or loader._dataset_kind == _DatasetKind.Iterable:
+        return torch_iterator(loader, process, num_workers=count)
+    # Workers are asked ahead: they would wait for a loop that waits for them.
+    if _waits(loader, process):
+        return torch_iterator(loader, process)
+    if _is_shared(loader, process):
+        return torch_iterator(loader, process)
+    say = partial(_stay_here, loader, process)
+    return PlannedIterator(loader, process, num_workers=count, say=say)
+
+
+def _is_shared(loader: AnyLoader, process: TrainerProcess) -> bool:
+    """Returns whether other processes may change a loader's parts, and has it made here if so."""
+    is_tried = process.books(loader).num_tried > 0
+    if is_tried or process.settings.feed.shared_memory == "copy":
+        return False
+    from stoker.feed.wire.dataset import UNSEEN, what_is_shared
+
+    shared = what_is_shared(_spec_of(loader), max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
+    if shared:
+        why = f"{shared.removesuffix(UNSEEN)}, and num_workers=0 means that it is not asked ahead"
+        place_here(loader, process, reason="shared", why=why)
+    return bool(shared)
 
 
 def _may_fork(loader: AnyLoader) -> bool:
@@ -213,11 +252,17 @@ def _may_fork(loader: AnyLoader) -> bool:
     # Small loaders for validation usually have none, and are slower with some.
     if loader.num_workers or not torch.is_grad_enabled():
         return loader.num_workers > 0
-    from stoker.feed.wire.dataset import DatasetSpec, why_unforkable
+    from stoker.feed.wire.dataset import why_unforkable
 
-    spec = DatasetSpec(
+    spec = _spec_of(loader)
+    return not why_unforkable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
+
+
+def _spec_of(loader: AnyLoader) -> "DatasetSpec":
+    from stoker.feed.wire.dataset import DatasetSpec
+
+    return DatasetSpec(
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=loader.worker_init_fn,
     )
-    return not why_unforkable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)

@@ -78,6 +78,8 @@ ARGUMENT_BYTES = 8192
 _LENGTH_BYTES = 8
 # At most 8 MiB each.
 _MAX_SCRIPTS = 8
+# The end of what a SharedMemoryError says, where data hosts are asked for.
+UNSEEN = ": a data host would not see what the script changes there"
 # How multiprocessing starts processes.
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -364,8 +366,7 @@ def _dump(spec: DatasetSpec, pickler: SpecPickler) -> None:
         path, value = pickler.shared_global()
     if path:
         raise SharedMemoryError(
-            f"{path} is {sharing_of(value)}: a data host would not see what the script changes "
-            "there",
+            f"{path} is {sharing_of(value)}{UNSEEN}",
             where=path,
             fix="if it is only read: --set feed.shared_memory=copy",
         )

@@ -1,0 +1,186 @@
+"""A plan's workers for a loader that has none in its script: asked ahead only while in step.
+
+torch makes nothing for such a loader before it is asked. Its first batches are made here, one by
+one; if the script changes nothing in the meantime, torch's workers make batches ahead from then on.
+After a change, what they made is discarded, and the trainer makes the rest of the epoch from the
+same indices.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import cast
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.in_step import InStep, Say
+from stoker.feed.iterators import CountedIterator, Epoch, LoaderView, SeedingInit, with_workers
+from stoker.feed.seeding import Numbered
+
+
+class _Ahead(_MultiProcessingDataLoaderIter):
+    """torch's workers over indices that are numbered already.
+
+    Attributes:
+        pending: Indices that workers have, whose batches are not taken yet.
+        error: How the sampler ended or failed, whose turn comes after `pending`.
+    """
+
+    def __init__(self, loader: LoaderView, indices: Iterator[Numbered], epoch: Epoch) -> None:
+        self._indices = indices
+        self._epoch = epoch
+        self.pending: deque[Numbered] = deque()
+        self.error: Exception | None = None
+        super().__init__(loader)
+
+    # torch draws one in its constructor; the epoch has its own.
+    @property
+    def _base_seed(self) -> int:
+        return self._epoch.order.base_seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        pass
+
+    def _next_index(self) -> object:
+        if self.error is not None:
+            raise StopIteration
+        try:
+            numbered = next(self._indices)
+        except StopIteration:
+            # A new one: the traceback of the original would keep the iterator.
+            self.error = StopIteration()
+            raise
+        except Exception as err:
+            # Not yet: without workers the sampler would be asked when the loop is there.
+            self.error = err
+            raise StopIteration from None
+        self.pending.append(numbered)
+        return numbered.index if self._epoch.seeding == "torch" else numbered
+
+    def take(self) -> object:
+        """Returns the next batch; raises what its worker or the sampler raised for it."""
+        if not self.pending and self.error is None:
+            # As torch without workers, which asks a sampler again after an error.
+            self._try_put_index()
+        if not self.pending:
+            error, self.error = self.error or StopIteration(), None
+            raise error
+        try:
+            return self._next_data()  # type: ignore[no-untyped-call]
+        finally:
+            self.pending.popleft()
+
+    def take_back(self) -> Iterator[Numbered]:
+        """Ends the workers; returns what they were asked for and the script has not, and more."""
+        self._shutdown_workers()
+        return chain(self.pending, _raising(self.error), self._indices)
+
+
+class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
+    """Iterator over an epoch of a map-style loader with `num_workers=0`, and a plan's workers."""
+
+    def __init__(
+        self, loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int, say: Say
+    ) -> None:
+        """Begins an epoch; nothing is made yet.
+
+        Args:
+            say: Takes why the loader is made here, the path, and whether it is for good.
+        """
+        seeding = process.settings.feed.seeding
+        self._epoch = Epoch(process, loader, seeding=seeding, is_fed=True)
+        self._view = with_workers(loader, num_workers)
+        super().__init__(cast("DataLoader[object]", self._view))
+        self._loader = loader
+        self._num_taken_here = 0
+        self._ahead: _Ahead | None = None
+        numbered = partial(self._epoch.numbered, self._base_seed)
+        self._indices: Iterator[Numbered] = map(numbered, self._sampler_iter)
+        self._in_step = InStep(loader, process.books(loader), seeding=seeding, say=say)
+        self._in_step.begin(is_stream=False)
+        weakref.finalize(self, _end, self._epoch)
+
+    def _next_data(self) -> object:  # type: ignore[override]
+        path = self._in_step.change()
+        if path:
+            self._change_at(path)
+        try:
+            batch = self._data_ahead() if self._in_step.place == "fed" else self._data_made_here()
+        except StopIteration:
+            self._end()
+            raise
+        except Exception:
+            self._num_taken_here += 1
+            raise
+        self._num_taken_here += 1
+        return batch
+
+    def _change_at(self, path: str) -> None:
+        if self._ahead is not None:
+            self._indices, self._ahead = self._ahead.take_back(), None
+        if self._num_taken_here:
+            self._in_step.turn(path)
+        else:
+            # Nothing is made yet: the epoch begins here.
+            self._in_step.look()
+
+    def _data_ahead(self) -> object:
+        try:
+            if self._ahead is None:
+                self._ahead = _Ahead(self._numbered_view(), self._indices, self._epoch)
+            # In pinned memory already, by a thread of torch's.
+            return self._ahead.take()
+        finally:
+            self._in_step.was_fed()
+
+    def _data_made_here(self) -> object:
+        batch = self._in_step.make(next(self._indices))
+        # Objects of the script may pin themselves.
+        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+    def _numbered_view(self) -> LoaderView:
+        """Returns the loader as torch's workers see it; without draws from the script's states."""
+        seeding, init = self._epoch.seeding, self._loader.worker_init_fn
+        if seeding != "torch":
+            init = SeedingInit(init, seeding, num_workers=self._epoch.num_workers)
+        return LoaderView(
+            self._view,
+            generator=torch.Generator(),
+            pin_memory=self._pin_memory,
+            _index_sampler=(),
+            worker_init_fn=init,
+            in_order=True,
+        )
+
+    def _end(self) -> None:
+        self._in_step.end()
+        self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """Ends the epoch, for scripts that do so as with torch's."""
+        if self._ahead is not None:
+            self._ahead._shutdown_workers()
+        self._epoch.order.position.cancel()
+
+    def _num_taken(self) -> int:
+        return self._num_taken_here
+
+
+def _raising(error: Exception | None) -> Iterator[Numbered]:
+    """Yields nothing; raises `error`, if there is one, once all before it are taken."""
+    if error is not None:
+        raise error
+    yield from ()
+
+
+def _end(epoch: Epoch) -> None:
+    """Ends the epoch of an iterator that is gone; a finalizer, so in any thread: takes no lock."""
+    epoch.end_in_finalizer()
+    epoch.order.position.cancel_in_finalizer()
