@@ -1,11 +1,14 @@
 """Archives from elsewhere, read in bounded memory and time."""
 
 import io
+import itertools
 import tarfile
 import zlib
 from collections.abc import Iterator
 from typing import IO
 
+# Files of a code package: what packs it and what unpacks it agree.
+MAX_CODE_FILES = 50_000
 # Limit of a member's headers: its name, the name of a link, attributes.
 MAX_HEADER_BYTES = 64 << 10
 _BUFFER_BYTES = 64 << 10
@@ -55,10 +58,12 @@ def members(
     content = _Unzipped(packed, limit=margin)
     try:
         with tarfile.open(fileobj=content, mode="r|", bufsize=_BUFFER_BYTES) as archive:
-            for _ in range(max_members):
+            for number in itertools.count(1):
                 member = archive.next()
                 if member is None:
                     return
+                if number > max_members:
+                    raise tarfile.ReadError(f"too large: more than {max_members} members")
                 # The offset of the next header. tarfile does not stop at the end of a stream.
                 if archive.offset > max_bytes:
                     raise tarfile.ReadError(f"too large: more than {max_bytes} bytes")
@@ -66,6 +71,5 @@ def members(
                 yield archive, member
                 # It would keep them all.
                 getattr(archive, "members").clear()  # noqa: B009
-            raise tarfile.ReadError(f"too large: more than {max_members} members")
     except zlib.error as err:
         raise tarfile.ReadError(str(err)) from err

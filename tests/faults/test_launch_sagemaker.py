@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.logs import parse_line
-from stoker.platforms.sagemaker.submit import pack
+from stoker.platforms.packing import pack
 from stoker.records import Profile, read_json
 from support.local_job import WITHOUT_TORCH, until
 from support.namespaces import Hosts

@@ -12,7 +12,7 @@ import pytest
 from stoker.errors import UsageError
 from stoker.launch import code, launch
 from stoker.launch.code import LaunchedCommand, check_words, order_of
-from stoker.platforms.sagemaker.submit import pack
+from stoker.platforms.packing import pack
 from stoker.settings import from_environment
 
 
@@ -63,7 +63,7 @@ def test_contents_come_back(tmp_path):
 def test_what_is_no_code_is_left_out(tmp_path):
     kept = {".env.example", "lib/model.py", "lib/runs/__init__.py", "train.py"}
     compiled = ("__pycache__/train.cpython-311.pyc", "lib/__pycache__/x.pyc", "lib/old.pyc")
-    folders = (".git/config", "lib/.git", ".venv/bin/python", ".pytest_cache/x")
+    folders = (".hg/store", "lib/.git", ".venv/bin/python", ".pytest_cache/x")
     write(tmp_path, *kept, *compiled, *folders, "runs/mnist-1/training.json")
     assert set(members(pack(tmp_path))) == kept
 
@@ -126,9 +126,9 @@ def test_what_is_no_file_is_refused(tmp_path, monkeypatch):
 def test_too_much_is_refused_with_the_largest_files(tmp_path):
     write(tmp_path, "train.py")
     (tmp_path / "data.bin").write_bytes(b"x" * 2_000_000)
-    with pytest.raises(UsageError, match=r"1\.9 MiB, at most 1\.0 MiB") as caught:
+    with pytest.raises(UsageError, match=r"2\.00 MB, at most 1\.05 MB") as caught:
         pack(tmp_path, max_bytes=1 << 20)
-    assert "largest: data.bin (1.9 MiB), train.py" in caught.value.where
+    assert "largest: data.bin (2.00 MB), train.py" in caught.value.where
     assert "channel" in caught.value.fix
     assert pack(tmp_path, max_bytes=2 << 20)
     # What is left out does not count.

@@ -53,6 +53,8 @@ def upload_verb(
         compiled = compiled_for(target, of)
         deployed, wanted = client.compared(compiled)
         changes = _diff(deployed, wanted)
+    if compiled.code:
+        say(f"code: {compiled.code.words()}", quiet=as_json)
     if deployed is None or not changes:
         words = "no change" if deployed else "does not exist yet"
         say(f"pipeline {of.name}: {words}", quiet=as_json)

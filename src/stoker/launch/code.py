@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker import archive
+from stoker.archive import MAX_CODE_FILES
 from stoker.errors import UsageError
 from stoker.launch import sagemaker_variables
 from stoker.settings import ProcessSettings
 
 # A code package may have weights in it.
 MAX_UNPACKED_BYTES = 4 << 30
-MAX_CODE_FILES = 50_000
 _FIX = "pack the folder again with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
 _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 

@@ -22,7 +22,7 @@ from stoker.errors import (
     install_command,
 )
 from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
-from stoker.platforms.sagemaker.submit import pack
+from stoker.platforms.packing import SourcePackage, check_program, package_of
 from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 from stoker.records.hyperparameters import order_of, values_of
 
@@ -76,6 +76,7 @@ class Compiled:
         description: One line, on SageMaker with a sentence on each parameter.
         definition: JSON or YAML.
         uploads: Address to content of what the steps read.
+        code: The packed code; None: it is in the image, or was packed by the user.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Compiled:
     definition: str
     parameters: tuple[Parameter, ...]
     uploads: Mapping[str, bytes]
+    code: SourcePackage | None = None
 
 
 def schedule_name(workload: Workload, name: str | None) -> str:
@@ -197,11 +199,13 @@ class Inputs:
         uri: The folder, named by a digest of its content.
         files: Name to content.
         workload: The workload with the code's address in place of its folder.
+        code: The packed code; None: it is in the image, or was packed by the user.
     """
 
     uri: str
     files: Mapping[str, bytes]
     workload: Workload
+    code: SourcePackage | None = None
 
 
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
@@ -210,9 +214,11 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     A relative `sagemaker.source` is in `folder`, by default the current one.
     """
     settings = sagemaker_of(workload)
-    code = None
+    package = None
     if settings.source is not None and not settings.source.startswith("s3://"):
-        code = pack((folder or Path.cwd()) / settings.source)
+        package = package_of((folder or Path.cwd()) / settings.source)
+        check_program(workload.command, package)
+    code = package.content if package else None
     named = _with_source(workload, settings, CODE) if code is not None else workload
     # With the code's bare name: its address contains the digest that is made here.
     document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
@@ -224,7 +230,7 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"
     placed = _with_source(workload, settings, f"{uri}/{CODE}") if code is not None else workload
     files = {WORKLOAD: to_json(placed).encode(), **({} if code is None else {CODE: code})}
-    return Inputs(uri=uri, files=files, workload=placed)
+    return Inputs(uri=uri, files=files, workload=placed, code=package)
 
 
 def sagemaker_of(workload: Workload) -> SageMakerSettings:

@@ -17,6 +17,7 @@ from stoker.pipelines.base import (
 )
 from stoker.pipelines.sagemaker.limits import check_definition
 from stoker.platforms.base import JobSpec
+from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.records import Group, Json, Workload
@@ -44,6 +45,7 @@ class PipelineRequest:
         hyperparameters: Parameters that set a hyperparameter, of profile and training alone.
         profile: CreateTrainingJob of the profile on today's cluster.
         uploads: Address to content of what the steps read.
+        code: The packed code, if there is any.
     """
 
     workload: Workload
@@ -53,6 +55,7 @@ class PipelineRequest:
     hyperparameters: tuple[Parameter, ...]
     profile: Mapping[str, Json]
     uploads: Mapping[str, bytes] = field(default_factory=dict)
+    code: SourcePackage | None = None
 
 
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
@@ -83,6 +86,7 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
         definition=definition,
         parameters=request.parameters,
         uploads=request.uploads,
+        code=request.code,
     )
 
 
@@ -118,6 +122,7 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         hyperparameters=changing,
         profile=SageMakerPlatform().plan(profiled).body,
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+        code=inputs.code,
     )
 
 

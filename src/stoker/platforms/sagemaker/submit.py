@@ -10,18 +10,11 @@ no log. An existing token is not replaced, as hosts may have read it (docs/threa
 """
 
 import contextlib
-import gzip
-import io
 import json
-import os
 import re
 import secrets
-import stat
-import tarfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from stoker.errors import (
     NoCapacityError,
@@ -29,10 +22,10 @@ from stoker.errors import (
     ServiceError,
     StokerError,
     TerminatedError,
-    UsageError,
 )
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
+from stoker.platforms.packing import check_program, package_of
 from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
@@ -64,14 +57,6 @@ _NEVER = re.compile(
     r"instance type \S+ is not supported|instanceType' failed to satisfy constraint",
     re.IGNORECASE,
 )
-# Code, not data: it is packed in memory, and each host downloads it before it starts.
-MAX_CODE_BYTES = 256 << 20
-_NOWHERE = frozenset(
-    (".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
-)
-# Below the top, a package of the user may have this name.
-_NOT_AT_THE_TOP = frozenset(("runs",))
-_NUM_LARGEST = 3
 # As many as the feed needs; the object has them as hexadecimal digits.
 TOKEN_BYTES = 32
 # NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem. A job that got no hosts is
@@ -265,111 +250,6 @@ def _count(answer: Mapping[str, Json], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
-    """Returns the files of `folder` as a .tar.gz that depends only on their names and contents.
-
-    It leaves out .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
-
-    Raises:
-        UsageError: If the folder is missing, empty or larger than `max_bytes` (unpacked), a link
-            leaves it, or an entry is not a file, folder or link.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
-    # The order of os.walk differs from machine to machine.
-    found = sorted(_members(folder), key=lambda path: path.as_posix())
-    if not found:
-        raise UsageError("nothing to pack", where=str(folder), fix="name another folder")
-    _check_size(folder, found, max_bytes)
-    packed = io.BytesIO()
-    with (
-        # gzip's header has a name and a time, which would change the bytes each time.
-        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as compressed,
-        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name in found:
-            _add_file(archive, folder, name)
-    return packed.getvalue()
-
-
-def _members(folder: Path) -> Iterator[Path]:
-    """Yields the paths of files and links, relative to `folder`."""
-    # By default os.walk silently skips what it cannot read.
-    for root, folders, files in os.walk(folder, onerror=_refuse):
-        here = Path(root).relative_to(folder)
-        left_out = _NOWHERE | _NOT_AT_THE_TOP if here == Path() else _NOWHERE
-        kept = [name for name in folders if name not in left_out]
-        # os.walk lists a link to a folder as a folder, and does not enter it.
-        links = [name for name in kept if (Path(root) / name).is_symlink()]
-        folders[:] = [name for name in kept if name not in links]
-        for name in (*files, *links):
-            if name not in left_out and not name.endswith(".pyc"):
-                yield here / name
-
-
-def _refuse(err: OSError) -> None:
-    raise UsageError(f"cannot read {err.filename}: {err.strerror}", fix="check its rights") from err
-
-
-def _check_size(folder: Path, names: list[Path], max_bytes: int) -> None:
-    sizes = Counter({name: (folder / name).lstat().st_size for name in names})
-    if sizes.total() > max_bytes:
-        largest = sizes.most_common(_NUM_LARGEST)
-        shown = ", ".join(f"{name.as_posix()} ({_mib(size)})" for name, size in largest)
-        what = f"the code is too large to pack: {_mib(sizes.total())}, at most {_mib(max_bytes)}"
-        fix = "keep data out of the code's folder, and pass it as a channel"
-        raise UsageError(what, where=f"{folder}, largest: {shown}", fix=fix)
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"
-
-
-def _add_file(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
-    path = folder / name
-    entry = tarfile.TarInfo(name.as_posix())
-    # Zero, as owner and group are: only name and content count.
-    entry.mtime = 0
-    try:
-        mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            entry.type, entry.mode = tarfile.SYMTYPE, 0o777
-            entry.linkname = _link(folder, path)
-            archive.addfile(entry)
-            return
-        if not stat.S_ISREG(mode):
-            raise UsageError(
-                f"{name.as_posix()} is not a file, folder or link", where=str(folder), fix="move it"
-            )
-        content = path.read_bytes()
-    except OSError as err:
-        raise UsageError(
-            f"cannot read {name.as_posix()}: {err.strerror}", where=str(folder)
-        ) from err
-    # Two modes only: other bits come from the umask of the checkout.
-    entry.mode = 0o755 if mode & stat.S_IXUSR else 0o644
-    entry.size = len(content)
-    archive.addfile(entry, io.BytesIO(content))
-
-
-def _link(folder: Path, path: Path) -> str:
-    """Returns a link's target relative to the link; refuses one outside `folder`."""
-    said, inside = Path(os.readlink(path)), folder.resolve()
-    try:
-        target = path.resolve()
-    except RuntimeError:
-        target = path
-    # Still a link: it leads to itself, for which Python 3.13 raises nothing.
-    if target.is_symlink() or not target.is_relative_to(inside):
-        what = f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}"
-        fix = "replace it with a copy of what it points to"
-        raise UsageError(what, where=str(folder), fix=fix)
-    if not said.is_absolute():
-        return said.as_posix()
-    # An absolute link into the folder, which has another path on the hosts.
-    return Path(os.path.relpath(target, path.parent.resolve())).as_posix()
-
-
 def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
     """Deletes the token; logs an error instead of raising it, as the job has ended."""
     try:
@@ -394,7 +274,7 @@ def start(
             pipeline's run has a training of this name, which would register this one's model.
     """
     # First, so that a folder that cannot be packed leaves nothing behind.
-    packed = pack(request.code_folder) if request.code_folder else None
+    packed = _packed(request)
     num_taken = 0
     for candidate in _named(request, rename):
         name = candidate.job.name
@@ -423,11 +303,20 @@ def start(
     raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
 
 
+def _packed(request: SageMakerRequest) -> bytes | None:
+    """Returns the request's code, packed; None: it is in the image, or in S3."""
+    if request.code_folder is None:
+        return None
+    package = package_of(request.code_folder)
+    check_program(request.job.command, package)
+    return package.content
+
+
 def find_own(
     aws: Aws, request: SageMakerRequest, *, rename: Callable[[str], SageMakerRequest]
 ) -> str | None:
     """Returns the name of this request's job if it runs or has completed, else None."""
-    packed = pack(request.code_folder) if request.code_folder else None
+    packed = _packed(request)
     for candidate in _named(request, rename):
         found = find_job(aws, candidate.job.name)
         if found is None:
