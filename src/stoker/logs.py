@@ -162,6 +162,7 @@ class EventName(StrEnum):
     RECORD_SAVE_FAILED = auto()  # A record of the job could not be saved.
     RECORD_WRITE_FAILED = auto()  # The training's record could not be written.
     RECORDS_READ_FAILED = auto()  # The records of the job could not be read.
+    REQUIREMENTS_INSTALLED = auto()  # The packages of the code's requirements were installed.
     ROSTER = auto()  # All groups and hosts of the run.
     RUN_ABANDONED = auto()  # No follower is left; the run's leader ends it.
     RUN_JOINED = auto()  # This host joined the run.

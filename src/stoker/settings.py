@@ -218,6 +218,7 @@ class RunEnvironment:
         profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
         code_file: Package (.tar.gz) of the training's code, in which the command runs.
+        requirements: SageMaker: the workload's key sagemaker.requirements. Default: auto.
         command: The training command, as a JSON list, for an image started with just `train`.
         replace_dataloader: 1: stoker's DataLoader replaces torch's; auto: unless the script imports
             stoker's; 0: it does not.
@@ -267,6 +268,7 @@ class RunEnvironment:
     profile_file: Annotated[Path | None, Variable("STOKER_PROFILE_FILE")] = None
     workload_sha256: Annotated[str | None, Variable("STOKER_WORKLOAD_SHA256")] = None
     code_file: Annotated[Path | None, Variable("STOKER_CODE_FILE")] = None
+    requirements: Annotated[str, Variable("STOKER_REQUIREMENTS")] = "auto"
     command: Annotated[tuple[str, ...] | None, Variable("STOKER_COMMAND")] = None
     replace_dataloader: Annotated[ReplaceDataLoader, Variable("STOKER_REPLACE_DATALOADER")] = False
     tensorboard: Annotated[Path | None, Variable("STOKER_TENSORBOARD")] = None

@@ -14,8 +14,9 @@ import pytest
 from stoker.archive import MAX_CODE_FILES
 from stoker.errors import UsageError
 from stoker.platforms.ignore_patterns import parse_patterns
-from stoker.platforms.packing import pack, package_of
+from stoker.platforms.packing import check_program, check_requirements, pack, package_of
 from stoker.platforms.source_secrets import secret_in
+from stoker.records import SageMakerSettings
 
 # In halves: a scanner of this repository must not find them here.
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n"
@@ -347,3 +348,60 @@ def test_two_clones_have_the_same_bytes(tmp_path):
     git(tmp_path, "clone", "-q", str(code), "clone")
     write(code, **{"a.log": "x", "lib/__pycache__/a.pyc": "x"})
     assert pack(tmp_path / "clone") == pack(code)
+
+
+def settings(**keys) -> SageMakerSettings:
+    return SageMakerSettings(role="arn:aws:iam::123456789012:role/a", output_uri="s3://b/c", **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"requirements": "reqs.txt"}, "the file reqs.txt is not in the packed code"),
+        ({"request": {"EnableNetworkIsolation": True}}, "the hosts have no network"),
+    ],
+)
+def test_requirements_that_cannot_be_installed_are_refused_before_anything_is_sent(
+    tmp_path, keys, words
+):
+    package = package_of(write(tmp_path, **{"train.py": "", "requirements.txt": "numpy"}))
+    with pytest.raises(UsageError, match=words):
+        check_requirements(settings(**keys), package)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"requirements": "none", "request": {"EnableNetworkIsolation": True}},
+        {"requirements": "requirements.txt", "request": {"EnableNetworkIsolation": True}},
+    ],
+)
+def test_requirements_that_are_there_are_taken(tmp_path, keys):
+    package = package_of(write(tmp_path, **{"train.py": "", "requirements.txt": "numpy"}))
+    check_requirements(settings(**keys), package)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_refused"),
+    [
+        (("python", "trian.py"), True),
+        (("python3.11", "jobs/train.sh.py"), True),
+        (("bash", "run.sh"), True),
+        (("./run.sh",), True),
+        (("python", "train.py", "--data", "x.py"), False),
+        (("python", "./jobs/../train.py"), False),
+        (("python", "-m", "jobs.train"), False),
+        (("python", "-W", "ignore", "trian.py"), False),
+        (("python", "/opt/train.py"), False),
+        (("torchrun", "train.py"), False),
+        (("sh", "-c", "python trian.py"), False),
+    ],
+)
+def test_a_script_that_is_not_in_the_code_is_refused(tmp_path, command, is_refused):
+    package = package_of(write(tmp_path, **{"train.py": "", "jobs/train.py": ""}))
+    if not is_refused:
+        check_program(command, package)
+        return
+    with pytest.raises(UsageError, match="is not in the packed code"):
+        check_program(command, package)

@@ -115,6 +115,29 @@ def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(server, 
     assert "ml.m5.large" in str(described()["PipelineDefinition"])
 
 
+def test_uploads_of_one_tree_converge_though_what_stoker_writes_lies_in_it(
+    server, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n")
+    settings = {**WORKLOAD["sagemaker"], "source": "."}
+    (tmp_path / "w.yaml").write_text(json.dumps({**WORKLOAD, "sagemaker": settings}))
+    first = succeeds("upload", "sagemaker", "w.yaml")
+    assert "code: two files, " in first.stderr
+    assert "train.py (9 B)" in first.stderr
+    succeeds("compile", "sagemaker", "w.yaml", "--out", "p.json")
+    succeeds("compile", "sagemaker", "w.yaml", "--out", "builds/night.json")
+    (tmp_path / "runs" / "mnist-1").mkdir(parents=True)
+    (tmp_path / "runs" / "mnist-1" / "training.json").write_text("{}")
+    told = json.loads(succeeds("upload", "sagemaker", "w.yaml", "--json").stdout)
+    assert (told["action"], told["inputs"]) == ("unchanged", [])
+    (tmp_path / ".env").write_text("TOKEN=1")
+    refused = stoker("upload", "sagemaker", "w.yaml")
+    assert refused.returncode == 2
+    assert "seems to contain secrets" in refused.stderr
+    assert ".env (by its name)" in refused.stderr
+
+
 # From here on the pipeline is one made by hand: no SDK, no compiling.
 
 

@@ -1,9 +1,11 @@
 """The launcher is the first process of SageMaker's containers: real processes, own /opt/ml each."""
 
+import io
 import json
 import os
 import signal
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,74 @@ def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path):
         assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
         for rank in (0, 1):
             assert f"child {rank} found" in hosts.log("algo-1")
+
+
+NEEDS_A_PACKAGE = """
+from stoker import DataLoader
+from torch.utils.data import Dataset
+class Words(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        import tiny_words
+        return len(tiny_words.WORD)
+for batch in DataLoader(Words(), batch_size=4, num_workers=0):
+    print(f'batch {batch.tolist()}', flush=True)
+"""
+
+
+def wheel_of(name, text):
+    """Returns a wheel of one module, for which nothing is built or downloaded."""
+    packed, info = io.BytesIO(), f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(packed, "w") as wheel:
+        wheel.writestr(f"{name}.py", text)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
+    return packed.getvalue()
+
+
+def give_requirements(hosts, words):
+    wheels = hosts.folder / "source" / "wheels"
+    wheels.mkdir(parents=True)
+    (wheels / "tiny_words-1.0-py3-none-any.whl").write_bytes(
+        wheel_of("tiny_words", "WORD = 'seven..'")
+    )
+    give_code(hosts, {"train.py": NEEDS_A_PACKAGE, "requirements.txt": words})
+    # Not into this machine's Python.
+    site = "/opt/ml/site"
+    return {"STOKER_CODE_FILE": CODE_FILE, "PIP_TARGET": site, "PYTHONPATH": site}
+
+
+def test_requirements_of_the_code_are_installed_on_all_hosts_of_all_groups(tmp_path):
+    with Hosts(tmp_path, SMALL) as hosts:
+        environ = give_requirements(hosts, "--no-index\n--find-links wheels\ntiny-words\n")
+        start_all(hosts, *CLI, "--", "python", "train.py", **environ)
+        assert hosts.codes() == {"algo-1": 0, "algo-2": 0}, hosts.log("algo-2")
+        assert "batch [7, 7, 7, 7]" in hosts.log("algo-2")
+        for host in hosts.names:
+            assert "requirements_installed file=requirements.txt" in hosts.log(host)
+            assert (hosts.ml(host) / "site" / "tiny_words.py").is_file()
+
+
+def test_requirements_that_cannot_be_installed_are_the_failure_reason(tmp_path):
+    with Hosts(tmp_path, SMALL) as hosts:
+        environ = give_requirements(hosts, "--no-index\n--find-links wheels\nno-such-package\n")
+        start_all(hosts, *CLI, "--", "python", "train.py", **environ)
+        assert hosts.codes() == {"algo-1": 2, "algo-2": 2}
+        assert "pip could not install requirements.txt" in (failure(hosts, "algo-2") or "")
+        assert "no-such-package" in (failure(hosts, "algo-2") or "")
+
+
+def test_no_requirements_are_installed_where_the_workload_says_none(tmp_path):
+    with Hosts(tmp_path, ALONE) as hosts:
+        environ = give_requirements(hosts, "--no-index\nno-such-package\n")
+        environ |= {"STOKER_REQUIREMENTS": "none"}
+        start_all(hosts, *CLI, "--", "python", "-c", "print('ran')", **environ)
+        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
+        assert "requirements_installed" not in hosts.log("algo-1")
 
 
 def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path):

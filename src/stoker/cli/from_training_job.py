@@ -135,7 +135,7 @@ def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str],
     packages = (str(given.get("sagemaker_submit_directory", "")), uris.get("code"))
     source = next((uri for uri in packages if uri and re.match(r"s3://.*\.tar\.gz$", uri)), None)
     notes.append(
-        "sagemaker.source: stoker installs no requirements.txt: its packages belong in the image."
+        "sagemaker.source: a requirements.txt in it is installed on all hosts when the job starts."
         if source
         else "sagemaker.source: the job does not say where its code came from. Name a folder or a "
         "package (.tar.gz) in S3, unless the code is in the image."

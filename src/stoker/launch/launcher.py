@@ -14,6 +14,7 @@ from stoker.launch.engines.data_host import serve_command
 from stoker.launch.engines.server import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.leader_connection import HostRun, keys_of
+from stoker.launch.requirements import install_requirements
 from stoker.launch.restarts import check_restarts
 from stoker.launch.supervise import Inbox, signals_to
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
@@ -89,6 +90,15 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 if topology.is_leader:
                     check_restarts(settings, output=output_folder(settings, topology), log=log)
             order = order_of(command, settings=settings, environ=environ)
+            if settings.code_file and order.folder:
+                install_requirements(
+                    order.folder,
+                    named=settings.requirements,
+                    command=order.command,
+                    environ=environ,
+                    inbox=inbox,
+                    log=log,
+                )
             run = HostRun(
                 settings=settings,
                 topology=topology,

@@ -22,7 +22,7 @@ from stoker.errors import (
     install_command,
 )
 from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
-from stoker.platforms.packing import SourcePackage, check_program, package_of
+from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
 from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 from stoker.records.hyperparameters import order_of, values_of
 
@@ -218,6 +218,7 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     if settings.source is not None and not settings.source.startswith("s3://"):
         package = package_of((folder or Path.cwd()) / settings.source)
         check_program(workload.command, package)
+        check_requirements(settings, package)
     code = package.content if package else None
     named = _with_source(workload, settings, CODE) if code is not None else workload
     # With the code's bare name: its address contains the digest that is made here.

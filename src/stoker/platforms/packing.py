@@ -25,7 +25,8 @@ from stoker.host.git import git_listing
 from stoker.logs import printable
 from stoker.platforms.ignore_patterns import IGNORE_FILE, IgnorePatterns, read_patterns
 from stoker.platforms.source_secrets import secret_in
-from stoker.records import nearest
+from stoker.records import SageMakerSettings, nearest
+from stoker.records.platforms import requirements_named
 from stoker.text import count, size
 
 # Code, not data: it is packed in memory, and each host downloads it before it starts.
@@ -103,6 +104,26 @@ def package_of(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> SourcePackag
     _refuse_secrets(folder, kept, patterns)
     sizes = {name: len(content or b"") for name, content in kept.items()}
     return SourcePackage(content=_archive(folder, kept), sizes=sizes)
+
+
+def check_requirements(settings: SageMakerSettings, package: SourcePackage) -> None:
+    """Refuses requirements that are not in the package, or that hosts without network would need.
+
+    A file that is named may do without an index, by --no-index and --find-links.
+    """
+    name = requirements_named(settings.requirements, files=package.sizes)
+    where = "key sagemaker.requirements"
+    if name and name not in package.sizes:
+        kept = [each for each in package.sizes if each.endswith(".txt")]
+        what = f"the file {name} is not in the packed code"
+        raise UsageError(what, where=where, fix=nearest(name, [*kept, "auto", "none"]))
+    if name and settings.network_isolation and settings.requirements == "auto":
+        raise UsageError(
+            f"the hosts have no network (EnableNetworkIsolation) to install {name}",
+            where=where,
+            fix="put the packages into the image and write none; or name the file, if it needs no "
+            "index (--no-index, --find-links)",
+        )
 
 
 def check_program(command: Sequence[str], package: SourcePackage) -> None:

@@ -4,7 +4,7 @@ A service's own key is no setting: it goes into a patch of the request (`stoker.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
@@ -23,6 +23,9 @@ from stoker.records.base import (
     mapping,
     mappings,
 )
+
+# What auto of sagemaker.requirements looks for, as SageMaker's own images do.
+REQUIREMENTS_FILE = "requirements.txt"
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
@@ -184,6 +187,18 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         return {**program, **self.environment}
 
 
+def requirements_named(setting: str, *, files: Collection[str]) -> str:
+    """Returns the file that `sagemaker.requirements` means; empty: none is installed.
+
+    Args:
+        setting: auto, none, or a path in the folder.
+        files: Paths of the folder's files; auto takes requirements.txt if it is one of them.
+    """
+    if setting == "auto":
+        return REQUIREMENTS_FILE if REQUIREMENTS_FILE in files else ""
+    return "" if setting == "none" else setting
+
+
 class SageMakerSettings(Record, frozen=True, kw_only=True):
     """Settings of a workload for SageMaker.
 
@@ -193,6 +208,9 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         region: AWS region. Absent: what boto3 finds (AWS_REGION, the profile).
         source: Folder with the training's code, packed and passed to all hosts as a channel, or
             s3:// address of a package (.tar.gz). Absent: it is in the image.
+        requirements: Packages that each host of all groups installs by pip before it starts. auto:
+            those of a requirements.txt at the top of `source`, if it has one; none: no packages;
+            else the path of a file in `source`. PIP_INDEX_URL in `environment` names an index.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         max_run_seconds: Seconds after which the service stops the job, by default one day; 28 days
             at most.
@@ -222,6 +240,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     output_uri: Uri
     region: Name | None = None
     source: Name | None = None
+    requirements: Name = "auto"
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     max_run_seconds: Annotated[int, msgspec.Meta(ge=1, le=28 * 86400)] = 86400
     checkpoint_uri: Uri | None = None

@@ -144,8 +144,10 @@ def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
     # and so is the run's id, which is the job's name.
     by_name = ("data" if g.name.lower().startswith("data") else "dnn" for g in job.groups)
     are_known = len(job.groups) == 1 or [*by_name] == [group.role for group in job.groups]
+    settings = job.platform_settings.sagemaker
     ours = replace(
         told,
+        requirements=settings.requirements if settings and code else "auto",
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
         code_file=code,
         profile_file=Path(PROFILE_FOLDER, "profile.json") if told.profile else None,

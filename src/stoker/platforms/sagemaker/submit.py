@@ -25,8 +25,8 @@ from stoker.errors import (
 )
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
-from stoker.platforms.packing import check_program, package_of
-from stoker.platforms.sagemaker.checks import text
+from stoker.platforms.packing import check_program, check_requirements, package_of
+from stoker.platforms.sagemaker.checks import settings_of, text
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
@@ -309,6 +309,7 @@ def _packed(request: SageMakerRequest) -> bytes | None:
         return None
     package = package_of(request.code_folder)
     check_program(request.job.command, package)
+    check_requirements(settings_of(request.job), package)
     return package.content
 
 
