@@ -23,6 +23,9 @@ Kind = Literal["string", "integer", "number", "boolean"]
 # Prefix of hyperparameters that are inputs of a step: components have inputs and outputs with other
 # meanings, such as model.
 HYPERPARAMETER_INPUT = "hyperparameter_"
+# Inputs that name one of a run's trainings: its branch, and the items of the loops around it.
+BRANCH_INPUT = "branch"
+BRANCH_ITEM_INPUT = "branch_item_"
 
 # Most that a run can change, and their length: a step of a pipeline on SageMaker takes 100
 # arguments of 256 characters.

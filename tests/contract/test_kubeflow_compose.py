@@ -63,8 +63,11 @@ def test_arguments_of_ones_own_are_parameters_with_their_words(own):
 
 def test_a_notebook_needs_the_workloads_file_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
-    (block,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    exec(compile(block, "notebook.py", "exec"), {"__name__": "notebook"})
+    block, sweep = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    notebook: dict[str, object] = {"__name__": "notebook"}
+    exec(compile(block, "notebook.py", "exec"), notebook)
+    exec(compile(sweep, "sweep.py", "exec"), notebook)
+    assert "for-loop-" in compiled(notebook["sweep"])
     pipeline, pods = sample.read((tmp_path / "what-would-pay.yaml").read_text())
     assert set(pipeline["root"]["inputDefinitions"]["parameters"]) == {"image"}
     given = sample.tasks(pipeline)
@@ -117,7 +120,8 @@ def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given():
     def mine(lr: float = 0.2) -> None:
         run = PipelineRun.of(workload, lr=lr)
         kubeflow.profile(**run.inputs(kubeflow.profile))
-        kubeflow.profile(**run.inputs(kubeflow.profile, hyperparameters={"lr": 0.3}))
+        other = run.branch("other")
+        kubeflow.profile(**other.inputs(kubeflow.profile, hyperparameters={"lr": 0.3}))
 
     (pipeline,) = sample.parsed(compiled(mine))
     first, second = (task["inputs"]["parameters"] for task in sample.tasks(pipeline).values())

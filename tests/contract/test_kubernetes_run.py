@@ -1194,14 +1194,14 @@ def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(api, pl
     assert request.request_sha256 == platform.plan(job).request_sha256
     platform.submit(request).leave()
     step("finish", run_id=RUN_ID)
-    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [{**RECORDS, "run": NAME}]
     assert platform.lost("mnist-2", job.platform_settings, run_id="") == []
     platform.keep(request, "")
     assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == []
     # A retry makes another job of the name and the request: of that nobody has told yet.
     api.end_job(NAME, "Failed")
     platform.submit(request).leave()
-    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [{**RECORDS, "run": NAME}]
     assert not platform.is_cancelled(job.platform_settings)
     api.terminate_workflow("w")
     assert platform.is_cancelled(job.platform_settings)
@@ -1297,12 +1297,12 @@ def test_the_last_follower_ends_the_job_of_an_ended_run(api, platform, job, cloc
     assert api.names("jobsets") == []
 
 
-@pytest.mark.parametrize(("num_bytes", "num_kept"), [(1, 10), (300 << 10, 2)])
+@pytest.mark.parametrize(("num_bytes", "num_kept"), [(1, 50), (300 << 10, 2)])
 def test_as_many_last_records_are_kept_as_a_configmap_holds(
     api, platform, job, monkeypatch, num_bytes, num_kept
 ):
     monkeypatch.setattr(NOW_UTC, iter(map(str, range(100, 200))).__next__)
-    names = [f"mnist-{number}" for number in range(12)]
+    names = [f"mnist-{number}" for number in range(num_kept + 2)]
     for name in names:
         platform.keep(platform.plan(dataclasses.replace(job, name=name)), "x" * num_bytes)
     data = api.get("configmaps", "stoker-mnist-finished")["data"]

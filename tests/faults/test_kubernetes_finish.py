@@ -151,6 +151,34 @@ def lose(api: KubernetesApi, pod: str, step: Step, how: str) -> None:
     api.end_pod(pod, 137, reason="OOMKilled")
 
 
+def test_two_trainings_of_a_run_whose_followers_were_killed_are_both_finished(step, api, tmp_path):
+    """Branches and items of loops have their own jobs, records and models; one budget holds all."""
+    runs = {"low": "mnist-low-5f0c1a2b", "64": "mnist-64-5f0c1a2b"}
+    inputs = {"low": {"branch": "low"}, "64": {"branch_item_0": 64.0}}
+    for number, (branch, run) in enumerate(runs.items()):
+        train = step("train", f"train-{number}", **inputs[branch])
+        until(lambda run=run: api.has("jobsets", run), what="the job is made")
+        follow(train, api, run)
+        assert not api.may_evict(f"train-{number}")
+        lose(api, f"train-{number}", train, "OOM")
+    finish = step("finish", "finish")
+    for run in runs.values():
+        until(lambda run=run: run in finish.said, what="the last step follows the job")
+        end(api, tmp_path, run)
+    assert finish.ended_with() == 0, finish.said
+    words = "the training is finished though the run has FAILED: Retry"
+    assert all(words in line for line in finish.said.splitlines()[-2:])
+    created = api.count("POST /apis/jobset.x-k8s.io")
+    for number, branch in enumerate(runs):
+        retried = step("train", f"train-{number + 10}", **inputs[branch])
+        assert retried.ended_with() == 0, retried.said
+        assert "is its record" in retried.said
+        model = json.loads((retried.folder / "told.json").read_text())["artifacts"]["model"]
+        address = model["artifacts"][0]["metadata"]["model_uri"]
+        assert address == f"pvc://outputs/runs/{runs[branch]}/model"
+    assert api.count("POST /apis/jobset.x-k8s.io") == created
+
+
 @pytest.fixture
 def lost_train(step, api):
     train = step("train", "train-1")

@@ -7,12 +7,12 @@ It was written from these sources of 2.17 and of Argo Workflows 4.0:
 `manifests` (merged retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go`
 (nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
-What it leaves out is refused (`NotPlayedError`): loops, conditions other than `dsl.If` with two
-values of one type, outputs of groups, importers, `IfPresent`, steps that make claims, workspaces,
-task configurations passed through, expressions that select of a value, node selection, tolerations,
-GPUs, volumes other than claims, variables of config maps, outputs that are neither texts nor
-fractions, own pipeline roots. Tasks that could run at the same time run one after the other, by
-name. Terminate is not played.
+What it leaves out is refused (`NotPlayedError`): loops over artifacts, conditions other than
+`dsl.If` with two values of one type, outputs of groups, importers, `IfPresent`, steps that make
+claims, workspaces, task configurations passed through, other expressions than the key of a loop's
+item, node selection, tolerations, GPUs, volumes other than claims, variables of config maps,
+outputs that are neither texts nor fractions, own pipeline roots. Tasks that could run at the same
+time run one after the other, by name. Terminate is not played.
 """
 
 import contextlib
@@ -274,8 +274,8 @@ class Pipeline:
         if not tasks.keys() - exits:
             raise RefusedError(f"DAG {name} must contain one or more non-exit tasks")
         for key, task in tasks.items():
-            if left := {"parameterIterator", "artifactIterator", "iteratorPolicy"} & set(task):
-                raise NotPlayedError(f"task {key}: {sorted(left)}")
+            if "artifactIterator" in task:
+                raise NotPlayedError(f"task {key}: artifactIterator")
             reference = task["componentRef"]["name"]
             if reference not in self.components:
                 raise RefusedError(f"cannot find component ref {reference}")
@@ -405,7 +405,69 @@ class KubeflowRun:
         self._tried(f"{node}.onExit", boundary, hook)
         self.nodes[node].children.append(self.nodes[f"{node}.onExit"].id)
 
+    def _loop(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
+        """Runs a loop's iterations as iteratorTask of the compiler and Argo's withSequence do."""
+        component = self.pipeline.components[task["componentRef"]["name"]]
+        iterator = task["parameterIterator"]
+        items: list[Any] = []
+
+        def drive() -> None:
+            source = iterator["items"]
+            raw = source.get("raw")
+            value = raw or self._inputs(task, {}, dag)["parameterValues"][source["inputParameter"]]
+            items[:] = json.loads(value) if isinstance(value, str) else value
+
+        def iterations(name: str) -> str:
+            if self._driver(f"{name}.iteration-driver", name, drive) != "Succeeded":
+                return "Failed"
+            made = f"{name}.iteration-iterations"
+            phases = [
+                self._tried(
+                    f"{made}({at}:{at})",
+                    name,
+                    lambda each, item=item: self._iteration(each, key, task, dag, item),
+                )
+                for at, item in enumerate(items)
+            ]
+            return next((phase for phase in phases if phase != "Succeeded"), "Succeeded")
+
+        inner = _Execution()
+        phase = self._tried(f"{boundary}.{key}", boundary, iterations)
+        inner.state = "COMPLETE" if phase == "Succeeded" else "FAILED"
+        dag.tasks[key] = inner
+        assert component["dag"]
+        return phase
+
+    def _iteration(self, name: str, key: str, task: Document, dag: _Dag, item: Any) -> str:
+        component = self.pipeline.components[task["componentRef"]["name"]]
+        driven: dict[str, _Dag] = {}
+
+        def drive() -> None:
+            iterator = task["parameterIterator"]
+            told = component["inputDefinitions"]["parameters"]
+            outside = {n: about for n, about in told.items() if n != iterator["itemInput"]}
+            inputs = self._inputs(task, {"inputDefinitions": {"parameters": outside}}, dag)
+            values = {**inputs["parameterValues"], iterator["itemInput"]: _plain(item)}
+            values.pop(iterator["items"].get("inputParameter", ""), None)
+            driven["dag"] = _Dag(
+                parameters=_typed(iterator["itemInput"], told[iterator["itemInput"]], values),
+                artifacts={n: a["artifacts"] for n, a in inputs["artifacts"].items()},
+                total=len(component["dag"]["tasks"]),
+                parent=dag,
+            )
+            driven["dag"].execution = _Execution(dag=driven["dag"])
+
+        if self._driver(f"{name}.iteration-item-driver", name, drive) != "Succeeded":
+            return "Failed"
+        return self._tried(
+            f"{name}.iteration-item",
+            name,
+            lambda each: self._tasks(each, component["dag"], driven["dag"]),
+        )
+
     def _task(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
+        if "parameterIterator" in task:
+            return self._loop(boundary, key, task, dag)
         component = self.pipeline.components[task["componentRef"]["name"]]
         driven: dict[str, Any] = {}
 
@@ -648,10 +710,10 @@ class KubeflowRun:
                 about = known.get(name, {})
                 if about.get("parameterType") == "TASK_CONFIG":
                     raise NotPlayedError(f"input {name}: dsl.TaskConfig")
-                if "parameterExpressionSelector" in spec:
-                    raise NotPlayedError(f"input {name}: {spec}")
                 try:
                     value = self._parameter(task, spec, dag)
+                    if selector := spec.get("parameterExpressionSelector"):
+                        value = _selected(value, selector)
                 except _NullError as err:
                     if about.get("isOptional"):
                         continue
@@ -1149,6 +1211,15 @@ def _text_of(value: Any) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
+
+
+def _selected(value: Any, selector: str) -> Any:
+    """Returns a key's value of a loop's item, as expr.Select does."""
+    found = re.fullmatch(r'parseJson\(string_value\)\["(\w+)"]', selector)
+    if found is None:
+        raise NotPlayedError(f"expression {selector}")
+    document = json.loads(value) if isinstance(value, str) else value
+    return document[found[1]]
 
 
 def _plain(value: Any) -> Any:

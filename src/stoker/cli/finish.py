@@ -127,8 +127,9 @@ class LostJobs:
         for records in self.platform.lost(run, self.workload, run_id=self.run_id):
             step = records.get("step", "")
             follow = self._follow_profile if step == "profile" else self._follow_training
+            kept = {name: text for name, text in records.items() if name != "run"}
             try:
-                yield follow(records, run=run), False
+                yield follow(kept, run=records["run"]), False
             except TerminatedError as err:
                 # With a message the job continues: the run was not stopped.
                 if err.args:
@@ -150,7 +151,7 @@ class LostJobs:
 
         # As Profile had it, with the parameters of the run.
         workload = read_json(records["workload.json"], Workload)
-        cluster, run_dir = todays_cluster(workload), named_run_dir(f"{run}-profile")
+        cluster, run_dir = todays_cluster(workload), named_run_dir(run)
         record = profile_and_keep(
             workload,
             cluster=cluster,

@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.cli.options import OutputFiles
 from stoker.errors import UsageError
-from stoker.parameters import HYPERPARAMETER_INPUT
+from stoker.parameters import BRANCH_INPUT, BRANCH_ITEM_INPUT, HYPERPARAMETER_INPUT
 from stoker.reasons import shortened
 from stoker.records import (
     Decision,
@@ -104,7 +104,7 @@ def _text_of(value: Json) -> str:
     """Returns a value as `--param` takes it; protobuf turns 3 into 3.0."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,7 @@ class StepInputs:
 
     workload: str | None = None
     run_id: str | None = None
+    branch: str = ""
     training: str | None = None
     champion: str | None = None
     outcome: str | None = None
@@ -135,12 +136,20 @@ def step_inputs(files: OutputFiles) -> StepInputs:
     return StepInputs(
         workload=given.pop("workload", None),
         run_id=given.pop("run_id", None),
+        branch=_branch_of(given),
         training=given.pop("training", None),
         champion=given.pop("champion", None),
         outcome=given.pop("outcome", None),
         # Last: what is left.
         params=tuple(f"{n.removeprefix(HYPERPARAMETER_INPUT)}={v}" for n, v in given.items()),
     )
+
+
+def _branch_of(given: dict[str, str]) -> str:
+    """Takes the branch from a step's inputs: its name, then the items of the loops around it."""
+    items = sorted(name for name in given if name.startswith(BRANCH_ITEM_INPUT))
+    parts = [given.pop(name, "") for name in (BRANCH_INPUT, *items)]
+    return "-".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,8 @@ def profile_verb(
     pod = own_pod()
     # A retry of a pipeline's step follows the job of the first attempt.
     is_step = pod and pod.run_id and not is_here
-    name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
+    branch = given.branch
+    name = f"{workload.run_name(pod.run_id, branch=branch)}-profile" if pod and is_step else None
     run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
     folder: AbstractContextManager[object] = nullcontext()
     how = " and writes its files"

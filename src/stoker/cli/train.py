@@ -143,7 +143,7 @@ def train_verb(
     with told_by_flag(flags):
         workload = resolve(words, overrides=sets, params=params, verb="train")
     # A retry of a pipeline's step has the same id, so it follows the job of the first attempt.
-    name = name or (workload.run_name(run_id) if run_id else None)
+    name = name or (workload.run_name(run_id, branch=given.branch) if run_id else None)
     if decision and groups:
         raise UsageError("--decision cannot be used with --group", fix="leave one of them out")
     decided = None

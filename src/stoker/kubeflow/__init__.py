@@ -47,10 +47,10 @@ try:
 except ModuleNotFoundError as err:
     raise MissingExtraError.of(err, extra="kubeflow") from None
 
+from stoker.kubeflow.branches import TrainingComponent
 from stoker.kubeflow.steps import (
     RUN_ID,
     PipelineRun,
-    TrainingComponent,
     compiled,
     control_step,
     follower,
@@ -147,6 +147,7 @@ def profile(
     pools_file: str | None = None,
     reuse_profile: str | None = None,
     cache_key: str | None = None,
+    branch: str | None = None,
 ) -> ContainerSpec:
     """Runs the unchanged command for a few minutes, and measures what a training step waits for.
 
@@ -163,6 +164,7 @@ def profile(
         pools_file: The CSV file of node pools, as text.
         reuse_profile: A profile.json, as text, to use instead of a new one; empty: a new one.
         cache_key: Any text. Kubeflow reuses only profiles that were made with the same text.
+        branch: Part of the job's name, for a run that profiles more than once.
         hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
         profile: profile.json.
         metrics: Seconds per step, in total and for each part.
@@ -245,6 +247,7 @@ def train(
     replace_dataloader: str | None = None,
     epochs: int | None = None,
     pools_file: str | None = None,
+    branch: str | None = None,
 ) -> ContainerSpec:
     """Trains on the chosen cluster, as a job that this step creates and follows.
 
@@ -264,6 +267,7 @@ def train(
         replace_dataloader: Whether stoker feeds loaders of PyTorch's own class: auto, true, false.
         epochs: Number of training epochs.
         pools_file: The CSV file of node pools, as text.
+        branch: Part of the job's name, for a run that trains more than once.
         hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
         record: training.json.
         metrics: Metrics that the script reported, and seconds per step.

@@ -3,6 +3,9 @@
     measured = profile(**run.inputs(profile))
     follower(measured, run, name="Profile")
 
+A pipeline may train more than once: `run.branch("large")` gives a training its own job, and a
+`dsl.ParallelFor` gives each of its items one.
+
 The steps of a project's pipeline are listed in its own file, pipelines/kubeflow.py at the top of a
 checkout; `stoker.parameters` has the parameters of a run. `control_step` and `follower` take and
 return kfp's own task, and work on any step of any pipeline. kfp-kubernetes cannot set a priority
@@ -13,7 +16,6 @@ and drop capabilities.
 
 import dataclasses
 import inspect
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,14 +23,12 @@ from pathlib import Path
 
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl.base_component import BaseComponent as Component
-from kfp.dsl.container_component_class import ContainerComponent
-from kfp.dsl.pipeline_channel import PipelineChannel
 from kfp.dsl.pipeline_task import PipelineTask as Task
-from kfp.dsl.structures import InputSpec
 from kfp.kubernetes import set_security_context
 
 from stoker.errors import UsageError
-from stoker.parameters import HYPERPARAMETER_INPUT, Parameter
+from stoker.kubeflow.branches import TrainingComponent, checked_branch
+from stoker.parameters import BRANCH_INPUT, Parameter
 from stoker.pipelines.kubeflow.compile import (
     CHAMPION,
     CHAMPIONS_FOLDER,
@@ -47,8 +47,6 @@ RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 _TRACKED = ("train", "evaluate")
 MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{key}" for key in ("TOKEN", "USERNAME", "PASSWORD"))
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
-# kfp's names for the types of inputs.
-_INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
 # Of a small step, whose failure may also be an honest one, such as the gate's.
 _CONTROL_RETRY_SECONDS = 10
@@ -65,31 +63,6 @@ _OWN_POD = {
 }
 
 
-class TrainingComponent(ContainerComponent):  # type: ignore[misc]
-    """A component with a typed input for each hyperparameter that a run may change.
-
-    The verb reads them from the step's inputs; the command names none.
-    """
-
-    def __call__(
-        self, *, hyperparameters: Mapping[str, object] | None = None, **inputs: object
-    ) -> Task:
-        """Makes the step; `hyperparameters` are by the names of the workload's parameters."""
-        given = {f"{HYPERPARAMETER_INPUT}{n}": v for n, v in (hyperparameters or {}).items()}
-        further = {name: InputSpec(type=_type_of(value)) for name, value in given.items()}
-        spec = dataclasses.replace(
-            self.component_spec, inputs={**self.component_spec.inputs, **further}
-        )
-        made: Task = ContainerComponent(spec, self.pipeline_func)(**inputs, **given)
-        return made
-
-
-def _type_of(value: object) -> str:
-    if isinstance(value, PipelineChannel):
-        return str(value.channel_type)
-    return _INPUT_TYPES[type(value)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
     """The workload of a run, and the values of the pipeline's parameters.
@@ -97,10 +70,12 @@ class PipelineRun:
     Attributes:
         request: What the pipeline is compiled from.
         parameters: Values by name; a parameter without a value has the workload's.
+        branches: What tells this training from the run's others, from the outermost branch on.
     """
 
     request: KubeflowRequest
     parameters: Mapping[str, object] = field(default_factory=dict)
+    branches: tuple[object, ...] = ()
 
     @classmethod
     def of(cls, workload: Workload, **parameters: object) -> "PipelineRun":
@@ -114,12 +89,30 @@ class PipelineRun:
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
         """
-        request = kubeflow_request(workload)
-        known = [parameter.name for parameter in request.parameters]
-        if unknown := next((name for name in parameters if name not in known), None):
-            what = f"a run of {workload.name} has no parameter {unknown}"
-            raise UsageError(what, fix=nearest(unknown, known))
-        return cls(request=request, parameters=parameters)
+        return cls(request=kubeflow_request(workload)).given(**parameters)
+
+    def given(self, **parameters: object) -> "PipelineRun":
+        """Returns the run with other values of parameters: learning_rate=0.1.
+
+        Raises:
+            UsageError: If a run has no such parameter.
+        """
+        if unknown := next((name for name in parameters if name not in self._known), None):
+            what = f"a run of {self.request.workload.name} has no parameter {unknown}"
+            raise UsageError(what, fix=nearest(unknown, list(self._known)))
+        return dataclasses.replace(self, parameters={**self.parameters, **parameters})
+
+    def branch(self, name: object) -> "PipelineRun":
+        """Returns the run for another training, beside this one's.
+
+        The names of its jobs and of their folders contain `name`: a text, or a value that the
+        pipeline knows only when it runs, such as an output of an earlier step. Items of
+        `dsl.ParallelFor` are in the names by themselves.
+
+        Raises:
+            UsageError: If a text has other characters than letters, digits and single dashes.
+        """
+        return dataclasses.replace(self, branches=(*self.branches, checked_branch(name)))
 
     @property
     def image(self) -> object:
@@ -150,6 +143,7 @@ class PipelineRun:
         if isinstance(component, TrainingComponent):
             changes = [name for name, each in self._known.items() if each.hyperparameter]
             known["hyperparameters"] = {name: self.value(name) for name in changes}
+            known[BRANCH_INPUT] = self.branches
         return {**known, **{n: v for n, v in shared.items() if n in named}, **own}
 
     @property
@@ -169,6 +163,8 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
         num_retries: Number of retries, after ten seconds, twenty, forty: its pod may be evicted.
     """
     task.set_display_name(name).set_caching_options(False)
+    # The name in the pipeline: only by a label can `kubectl logs` tell a step's pods.
+    kubernetes.add_pod_label(task, STEP_LABEL, task.name[:MAX_LABEL].strip("-"))
     settings = run.request.settings
     control = settings.control
     user = settings.run_as
@@ -227,8 +223,7 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
     for key, text in STAY_ANNOTATIONS.items():
         kubernetes.add_pod_annotation(task, key, text)
-    step = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_LABEL].strip("-")
-    for key, text in {**FOLLOWER_LABELS, STEP_LABEL: step}.items():
+    for key, text in FOLLOWER_LABELS.items():
         kubernetes.add_pod_label(task, key, text)
     return task
 

@@ -317,7 +317,7 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
-        """Returns the records (`JobSpec.records`) of jobs without a `keep`."""
+        """Returns the records (`JobSpec.records`) of jobs without a `keep`, each with its `run`."""
 
     def adopting(self) -> "RecoveringPlatform[RequestT]":
         """Returns the platform for a last follower: it adopts jobs, failed ones too."""

@@ -1,5 +1,7 @@
 """The workload, read by `stoker.settings`: a command, its inputs, gate and today's cluster."""
 
+import hashlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -33,6 +35,10 @@ _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
 _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 # Of a pipeline's run id, in the names of the run's jobs.
 _ID_CHARACTERS = 8
+# Of a run's folder; and of its branch, of which Kubernetes shows the most in a name of 40.
+_MAX_RUN_NAME = 63
+_MAX_BRANCH = 20
+_BRANCH_DIGEST = 6
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -444,6 +450,15 @@ def refuse_foreign(
         )
 
 
+def branch_name(branch: str, *, most: int) -> str:
+    """Returns a branch as a part of names; a digest ends it where it cannot stand as it is."""
+    plain = re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")
+    if plain == branch and len(plain) <= most:
+        return plain
+    digest = hashlib.sha256(branch.encode()).hexdigest()[:_BRANCH_DIGEST]
+    return f"{plain[: max(most - _BRANCH_DIGEST - 1, 0)].rstrip('-')}-{digest}".strip("-")
+
+
 def _short_id(run_id: str) -> str:
     return run_id[:_ID_CHARACTERS].lower().strip("-")
 
@@ -549,9 +564,17 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         is_data = kinds != {"per_host"} or bool({"train", "training"} & self.channels.keys())
         return kinds.pop() if len(kinds) == 1 and is_data else "unknown"
 
-    def run_name(self, run_id: str) -> str:
-        """Returns the job's name for a pipeline's run: the same on a retry, else another one."""
-        return f"{self.name}-{_short_id(run_id)}"
+    def run_name(self, run_id: str, *, branch: str = "") -> str:
+        """Returns the job's name for a pipeline's run: the same on a retry, else another one.
+
+        Args:
+            run_id: Id of the pipeline's run.
+            branch: Which of the run's trainings it is; empty: its only one.
+        """
+        short = _short_id(run_id)
+        room = _MAX_RUN_NAME - len(f"{self.name}--{short}-profile")
+        middle = [branch_name(branch, most=min(room, _MAX_BRANCH))] if branch else []
+        return "-".join([self.name, *middle, short])
 
     def digest(self) -> str:
         """Returns the digest of command, strategy and engine: 64 hexadecimal digits.

@@ -1,7 +1,7 @@
 """Kubernetes platform: a job is a JobSet, or a TrainJob with its TrainingRuntime."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log
@@ -27,6 +27,7 @@ from stoker.platforms.kubernetes.state import (
     jobs_of_run,
     keep_finished,
     records_of,
+    run_of,
     told_jobs,
     uids_of_run,
 )
@@ -53,6 +54,16 @@ def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
     return cluster.patient(
         lambda err: log.event(EventName.CALL_REPEATED, action=err.action, why=err.what)
     )
+
+
+def _is_lost(job: Document, told: Collection[str]) -> bool:
+    """Returns whether a job's end is recorded nowhere, and it is not being deleted."""
+    state = job_state(job)
+    return not (state.is_deleted or state.uid in told)
+
+
+def _created_at(job: Document) -> str:
+    return text(mapping(job, "metadata"), "creationTimestamp")
 
 
 class KubernetesPlatform:
@@ -178,18 +189,18 @@ class KubernetesPlatform:
             try:
                 told = told_jobs(cluster, workload)
                 jobs = self._jobs_of(cluster, name, settings, run_id=run_id)
+                left = [job for job in jobs if _is_lost(job, told)]
                 found = [
-                    (text(mapping(job, "metadata"), "creationTimestamp"), records_of(cluster, each))
-                    for job in jobs
-                    if not ((state := job_state(job)).is_deleted or state.uid in told)
-                    if (each := name_of(job))
+                    (_created_at(job), run_of(job), records_of(cluster, name_of(job)))
+                    for job in left
                 ]
             except ServiceError as err:
                 if err.kind == "denied" and CONFIG_MAPS.plural in err.action:
                     Log(run=name, host=SERVICE).event(EventName.RECORDS_READ_FAILED, why=err.what)
                     return ()
                 raise
-        return [records for _, records in sorted(found, key=lambda one: one[0]) if records]
+        found.sort(key=lambda one: one[0])
+        return [{**records, "run": run} for _, run, records in found if records]
 
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
         """Deletes the run's unfinished jobs, without waiting for their pods; returns their names.

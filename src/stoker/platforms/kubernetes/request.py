@@ -56,6 +56,8 @@ MANAGER = "stoker/run"
 # In place of the token where the Secret is shown; a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
 KEEP_SECONDS = 86400
+# Followers that a budget keeps: more than one run can have.
+_ALL_FOLLOWERS = 10_000
 # Paths that `kubernetes.jobset` cannot set, and what to do instead.
 _RESERVED = {
     **RESERVED_METADATA,
@@ -172,13 +174,14 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
     """Returns the budget, owned by a Workflow, by which a drain waits for the follower of a job.
 
     One for each step, whose pods alone have `labels`: the eviction API refuses a pod with two
-    budgets by an error (500), on which a drain gives up instead of waiting.
+    budgets by an error (500), on which a drain gives up instead of waiting. A step in a loop has
+    many pods, so the budget asks for more than there can be: none may be evicted.
     """
     name = text(workflow, "name")
     described = metadata(layout, name=f"{name}-{text(labels, STEP_LABEL) or 'followers'}")
     del described["annotations"]
     described["ownerReferences"] = [dict(workflow)]
-    return _budget(described, 1, {WORKFLOW_LABEL: name, **labels})
+    return _budget(described, _ALL_FOLLOWERS, {WORKFLOW_LABEL: name, **labels})
 
 
 def _budget(described: dict[str, Json], count: int, labels: Document) -> Document:

@@ -38,7 +38,8 @@ Phase = Literal["suspended", "running", "succeeded", "failed"]
 _OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
 POLL_SECONDS = 1.0
 # Runs of a workload whose records are kept; and bytes, of the 1 MiB that a ConfigMap may have.
-KEPT_RUNS = 10
+# A pipeline's run may train for each item of a loop.
+KEPT_RUNS = 50
 _KEPT_BYTES = 900 << 10
 
 
@@ -176,6 +177,11 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
 
 def _is_step_of(job: Document, run_id: str) -> bool:
     return bool(run_id) and _annotation(job, PIPELINE_RUN_ANNOTATION) == run_id
+
+
+def run_of(job: Document) -> str:
+    """Returns the name of the run that a job is an attempt of."""
+    return _annotation(job, RUN_ANNOTATION)
 
 
 def _annotation(job: Document, key: str) -> str:
