@@ -243,7 +243,9 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     if is_billed and measured.usd_per_1000_steps is not None:
         compared = outcome.counted_seconds / measured.counted_seconds
         outcome = msgspec.structs.replace(
-            outcome, usd_per_1000_steps=measured.usd_per_1000_steps * compared
+            outcome,
+            usd_per_1000_steps=measured.usd_per_1000_steps * compared,
+            is_estimate=outcome.is_estimate or training.is_estimate,
         )
     change = _change(outcome.usd_per_1000_steps, baseline.usd_per_1000_steps)
     if not is_billed:
@@ -286,6 +288,7 @@ def _cost_of(
         step_seconds=step_seconds,
         whole_step_seconds=whole,
         usd_per_1000_steps=scaled(plan.usd_per_1000_steps) if is_billed else None,
+        is_estimate=is_billed and plan.is_estimate,
         cpu_seconds=scaled(plan.cpu_seconds),
         accelerator_seconds=scaled(plan.accelerator_seconds),
     )

@@ -16,6 +16,8 @@ NBSP = "\N{NO-BREAK SPACE}"
 _THIN = "\N{NARROW NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
 NOT_KNOWN = "not known"
+# Before dollars that come from an estimated price.
+ESTIMATE = "~"
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # A smaller difference between the waits of ranks is not shown.
@@ -97,11 +99,12 @@ def _grouped(value: float, places: int) -> str:
     return f"{value:,.{places}f}".replace(",", _THIN)
 
 
-def usd(value: float | None) -> str:
-    """Writes dollars: cents from 1 $ up, three significant digits below."""
+def usd(value: float | None, *, is_estimate: bool = False) -> str:
+    """Writes dollars: cents from 1 $ up, three significant digits below; `~` marks an estimate."""
     if value is None:
         return NOT_KNOWN
-    return "$" + (_grouped(value, 2) if abs(value) >= 1 else digits(value, 3))
+    mark = ESTIMATE if is_estimate else ""
+    return f"{mark}$" + (_grouped(value, 2) if abs(value) >= 1 else digits(value, 3))
 
 
 def apart(one: float, other: float) -> tuple[str, str]:

@@ -100,8 +100,8 @@ def _next_best(decision: Decision) -> str:
     words = groups_in_words(plan.groups)
     if plan.predicted is None:
         return words
-    usd_per_hour = plan.predicted.usd_per_hour
-    price = f", {usd(usd_per_hour)} per hour" if decision.prices.is_billed else ""
+    cost = usd(plan.predicted.usd_per_hour, is_estimate=plan.predicted.is_estimate)
+    price = f", {cost} per hour" if decision.prices.is_billed else ""
     return f"{words} ({ms(plan.predicted.counted_seconds)} per step{price})"
 
 
@@ -404,6 +404,7 @@ def budget_of(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -> B
         usd_per_hour={name: price for name, price in prices.items() if price is not None},
         max_usd=limit,
         predicted_usd=promise.run_usd if promise else None,
+        estimated=tuple(name for name, group in single.items() if catalog.estimates([group])),
     )
 
 

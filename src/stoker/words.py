@@ -4,7 +4,7 @@ A page's figures have spaces that do not break and one unit of time; see `stoker
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.logs import shown
 from stoker.records import (
@@ -31,6 +31,7 @@ from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import NOT_COMPARABLE, UNHELPED
 from stoker.text import (
+    ESTIMATE,
     Style,
     TimeUnit,
     cost_change_words,
@@ -183,10 +184,19 @@ def probable_words(decision: Decision, *, has_run: bool = False) -> str:
     return f"{text} {followed_words(decision)}"
 
 
+def estimate_words(estimated: Mapping[str, str] | None) -> str:
+    """Returns how prices were estimated: `~ estimated: ml.c8i.8xlarge, EC2's $1.5 x 1.20.`"""
+    if not estimated:
+        return ""
+    parts = [f"{name}, {how}" for name, how in sorted(estimated.items())]
+    return f"{ESTIMATE} estimated: {'; '.join(parts)}."
+
+
 def trial_words(trial: Trial) -> str:
     """Returns how to make sure of a plan: `To make sure: stoker profile ... (8 min, $0.37).`"""
     cost = f"about {trial.minutes:.0f} min"
-    cost += f", {usd(trial.usd)}" if trial.usd is not None else ""
+    dollars = usd(trial.usd, is_estimate=trial.is_estimate)
+    cost += f", {dollars}" if trial.usd is not None else ""
     where = f", {trial.condition}" if trial.condition else ""
     return f"To make sure: {trial.command}{where} ({cost})."
 
@@ -292,8 +302,9 @@ def training_words(training: Training) -> str:
     )
     if training.spent_usd is not None:
         predicted = training.predicted_usd
-        promise = "" if predicted is None else f" (predicted {usd(predicted)})"
-        more += f", {usd(training.spent_usd)} for the run{promise}"
+        guessed = training.is_estimate
+        promise = "" if predicted is None else f" (predicted {usd(predicted, is_estimate=guessed)})"
+        more += f", {usd(training.spent_usd, is_estimate=guessed)} for the run{promise}"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     told = (NOT_COMPARABLE, UNHELPED)
     more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(told))
@@ -453,12 +464,11 @@ def evaluation_table(evaluation: Evaluation) -> str:
     lines.append(f"  {'':<10}{whole} {'step':>11} {head:>16}{more}")
     for name, row in rows:
         if row:
-            cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
+            cost = _figure(row.usd_per_1000_steps if is_billed else row.cpu_seconds)
+            cost = f"{ESTIMATE}{cost}" if row.is_estimate else cost
             more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
             whole = f"{ms(row.counted_seconds):>13}" if has_whole else ""
-            lines.append(
-                f"  {name:<10}{whole} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}"
-            )
+            lines.append(f"  {name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
     speedup, *promise = _performance_words(performance)
     promise += _gpu_change(performance)
     is_change = performance.action != "keep"

@@ -140,7 +140,9 @@ def test_the_table_has_todays_sizes_and_prices_and_no_others(pricing, ec2, tmp_p
     assert kubernetes.get("p4d.24xlarge").usd_per_hour is None
     catalog = load_catalog("sagemaker", file)
     priced = {i.type for i in catalog.instances if i.usd_per_hour is not None}
-    assert priced == {"ml.p4d.24xlarge", "ml.c5.18xlarge", "ml.c5.24xlarge"}
+    assert priced == {"ml.p4d.24xlarge", "ml.c5.18xlarge", "ml.c5.24xlarge", "ml.c5.xlarge"}
+    # Of the region's price of EC2, which is the only one that is known.
+    assert catalog.get("c5.xlarge").estimate == "EC2's $0.19 x 1.20"
     assert catalog.region == REGION
     profile = builders.starved("ml.p4d.24xlarge")
     plans = decide(profile, catalog=catalog, constraints=Constraints(), today=TODAY)

@@ -139,20 +139,20 @@ def test_burst_network_counts_with_its_baseline(sagemaker):
 
 
 def test_blank_price_is_unknown_and_never_zero_and_so_is_the_cost_of_a_cluster(sagemaker):
-    assert sagemaker.get("p3.2xlarge").usd_per_hour is None
+    assert sagemaker.get("p5e.48xlarge").usd_per_hour is None
     assert all(i.usd_per_hour is None or i.usd_per_hour > 0 for i in sagemaker.instances)
     priced = builders.clusters("ml.p4d.24xlarge", "c5.18xlarge", 2)
     assert sagemaker.usd_per_hour(priced) == pytest.approx(25.2513 + 2 * 3.672)
-    assert sagemaker.usd_per_hour(builders.clusters("ml.p4d.24xlarge", "p3.2xlarge")) is None
+    assert sagemaker.usd_per_hour(builders.clusters("ml.p4d.24xlarge", "p5e.48xlarge")) is None
 
 
 def test_table_is_narrow_and_says_what_is_not_known_and_the_document_has_null(sagemaker):
     lines = sagemaker.table().splitlines()
     assert max(map(len, lines)) <= 88
     assert "us-east-1" in lines[0]
-    assert any("ml.p3.2xlarge" in line and "unknown" in line for line in lines)
-    (blank,) = [r for r in sagemaker.to_document()["instances"] if r["type"] == "ml.p3.2xlarge"]
-    assert (blank["usd_per_hour"], blank["accelerators"]) == (None, 1)
+    assert any("ml.p5e.48xlarge" in line and "unknown" in line for line in lines)
+    (blank,) = [r for r in sagemaker.to_document()["instances"] if r["type"] == "ml.p5e.48xlarge"]
+    assert (blank["usd_per_hour"], blank["accelerators"]) == (None, 8)
 
 
 POOLS = """\

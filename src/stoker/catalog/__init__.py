@@ -2,5 +2,14 @@
 
 from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance
 from stoker.catalog.pools import catalog_of, with_pools
+from stoker.catalog.rules import is_burst_type
 
-__all__ = ["Catalog", "Instance", "catalog_of", "load_catalog", "local_instance", "with_pools"]
+__all__ = [
+    "Catalog",
+    "Instance",
+    "catalog_of",
+    "is_burst_type",
+    "load_catalog",
+    "local_instance",
+    "with_pools",
+]

@@ -1,16 +1,18 @@
 """The instance types of one platform with their prices: AWS's, local ones, and a user's."""
 
+import contextlib
 import csv
 import io
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
+from stoker.catalog.rules import architecture_of, is_burst_type, price_ratio, why_barred
 from stoker.errors import UsageError
 from stoker.host.machine import num_cpus
 from stoker.records import (
@@ -25,6 +27,7 @@ from stoker.records import (
     read_text,
 )
 from stoker.records.decision import NOMINAL
+from stoker.text import ESTIMATE
 
 # Older prices count as stale.
 STALE_DAYS = 90
@@ -58,6 +61,10 @@ _COLUMNS = (
 )
 _PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
 _EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
+# In a row's source: its SageMaker price was read for another component, or in another region.
+_ELSEWHERE = "SM~:"
+_USD = "dollars an hour above 0 (blank: not to be used)"
+_DATE = "a date like 2026-09-27"
 _T = TypeVar("_T")
 # Nominal, to compare local plans in money; near the price of a vCPU.
 LOCAL_USD_PER_CORE_HOUR = 0.05
@@ -77,6 +84,7 @@ class Instance:
         coremark_per_vcpu: CoreMark of all threads together over the vCPUs.
         usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
         in_training_enum: Whether a SageMaker training job takes the type.
+        estimate: How the price was estimated; empty: it is the payer's own price.
         barred: Why no plan may have the type; empty: it may.
         quota_vcpus: vCPUs of one host under a container's CPU quota, where that is no whole number.
     """
@@ -94,9 +102,15 @@ class Instance:
     usd_per_hour: float | None = None
     priced_on: date | None = None
     in_training_enum: bool = True
+    estimate: str = ""
     barred: str = ""
     quota_vcpus: float | None = None
     cpu_model: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """Architecture of its images: `arm64` or `amd64`."""
+        return architecture_of(self.type)
 
     @property
     def capacity(self) -> float:
@@ -189,6 +203,16 @@ class Catalog:
             total += usd * group.count
         return total
 
+    def estimates(self, groups: Iterable[Group]) -> dict[str, str]:
+        """Returns how the prices of these hosts were estimated, by type; {}: none was."""
+        found: dict[str, str] = {}
+        for group in groups:
+            with contextlib.suppress(UsageError):
+                instance = self.get(group.instance_type)
+                if instance.usd_per_hour is not None and instance.estimate:
+                    found[instance.type] = instance.estimate
+        return found
+
     def table(self) -> str:
         """Returns all types as text, at most 88 columns wide."""
         if self.purchase == NOMINAL:
@@ -196,23 +220,33 @@ class Catalog:
             rows = [f"{i.type:<17} {i.vcpus:>5}" for i in self.instances]
             return "\n".join([head, f"{'type':<17} {'cores':>5}", *rows])
         lines = [
-            f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}",
-            f"{'type':<17} {'vCPUs':>5} {'accelerators':<12} {'Gbit/s':>6} {'CoreMark':>8} "
+            f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}; ~: estimated",
+            f"{'type':<21} {'vCPUs':>5} {'accelerators':<14} {'Gbit/s':>6} {'CoreMark':>8} "
             f"{'$ per hour':>10}  priced on",
         ]
         for i in self.instances:
             accelerators = f"{i.accelerators} {i.accelerator_model or ''}" if i.accelerators else ""
-            usd = f"{i.usd_per_hour:10.4f}" if i.usd_per_hour is not None else f"{'unknown':>10}"
-            is_barred = self.info.needs_training_enum and not i.in_training_enum
+            mark = ESTIMATE if i.estimate else ""
+            usd = "unknown" if i.usd_per_hour is None else f"{mark}{i.usd_per_hour:.4f}"
+            kind = " ".join([accelerators.strip(), *self._notes(i)]).strip()
             gbps, coremark = (
                 "" if number is None else f"{number:g}"
                 for number in (i.network_gbps, i.coremark_per_vcpu)
             )
             lines.append(
-                f"{i.type:<17} {i.vcpus:>5} {accelerators:<12} {gbps:>6} {coremark:>8} {usd}  "
-                f"{i.priced_on or 'unknown'}{' cannot train' if is_barred else ''}"
+                f"{i.type:<21} {i.vcpus:>5} {kind:<14} {gbps:>6} {coremark:>8} {usd:>10}  "
+                f"{i.priced_on or 'unknown'}"
             )
         return "\n".join(lines)
+
+    def _notes(self, instance: Instance) -> Iterator[str]:
+        """Yields what the table says of a type besides its figures, in a word or two."""
+        if self.info.needs_training_enum and not instance.in_training_enum:
+            yield "cannot train"
+        if is_burst_type(instance.type):
+            yield "burst"
+        if instance.architecture == "arm64":
+            yield "arm64"
 
     def to_document(self) -> dict[str, Json]:
         return {
@@ -225,9 +259,11 @@ class Catalog:
 
     def prices(self, used: Iterable[Instance], *, today: date) -> Prices:
         """Returns where the prices of these types come from, with the oldest date."""
-        dates = [i.priced_on for i in used if i.usd_per_hour is not None]
+        known = [instance for instance in used if instance.usd_per_hour is not None]
+        dates = [instance.priced_on for instance in known]
         oldest = min((d for d in dates if d is not None), default=None)
         return Prices(
+            estimated={i.type: i.estimate for i in known if i.estimate} or None,
             # With one price without a date, the date of all is unknown.
             date=oldest.isoformat() if oldest is not None and None not in dates else None,
             region=self.region,
@@ -245,8 +281,9 @@ def _cpu_words(model: str) -> tuple[str, ...]:
 
 def _document(instance: Instance) -> dict[str, Json]:
     document: dict[str, Json] = asdict(instance)
-    # Of a container that was profiled, and of a workload.
-    del document["quota_vcpus"], document["barred"]
+    # Of a container that was profiled.
+    del document["quota_vcpus"]
+    document["architecture"] = instance.architecture
     document["priced_on"] = instance.priced_on.isoformat() if instance.priced_on else None
     return document
 
@@ -346,7 +383,8 @@ def to_instance(
     accelerators = cell("gpus", _count(0, 1024), "a number of accelerators", field="accelerators")
     is_burst = {"up_to": True, "sustained": False}.__getitem__
     may_train = {"yes": True, "no": False}.__getitem__
-    usd, priced_on = _price(row, table, platform, base)
+    price = _price(row, table, platform, base)
+    is_aws = bool(PLATFORM_INFOS[platform].payer)
     return Instance(
         type=name,
         # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
@@ -363,8 +401,10 @@ def to_instance(
             cell("network_kind", is_burst, "up_to or sustained", field="is_burst_network")
         ),
         coremark_per_vcpu=cell("coremark_per_vcpu", _positive, "a CoreMark above 0"),
-        usd_per_hour=usd,
-        priced_on=priced_on,
+        usd_per_hour=price.usd_per_hour,
+        priced_on=price.priced_on,
+        estimate=price.estimate,
+        barred=why_barred(name) if is_aws else "",
         # Blank counts as yes: a row that a user adds is meant to be used.
         in_training_enum=cell("in_training_enum", may_train, "yes or no") is not False,
         cpu_model=cell("cpu_model", str),
@@ -376,21 +416,52 @@ def platform_name(instance_type: str, platform: PlatformName) -> str:
     return PLATFORM_INFOS[platform].type_prefix + bare_type(instance_type)
 
 
-def _price(
-    row: Row, table: Table, platform: PlatformName, base: Instance | None
-) -> tuple[float | None, date | None]:
-    column = table.price_column
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Price:
+    """Dollars an hour of one host, the day of that price, and how it was estimated, if it was."""
+
+    usd_per_hour: float | None = None
+    priced_on: date | None = None
+    estimate: str = ""
+
+
+def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None) -> _Price:
     # A table without prices (of GPUs or network, say) leaves the catalog's prices.
-    if column is None:
-        return (base.usd_per_hour, base.priced_on) if base else (None, None)
-    usd = row.value(column, _positive, "dollars an hour above 0 (blank: not to be used)")
-    priced_on = row.value("priced_on", date.fromisoformat, "a date like 2026-09-27")
-    if usd is None:
-        return None, None
-    # The table's date is SageMaker's; EC2's own is in its sources.
+    if table.price_column is None:
+        if base is None:
+            return _Price()
+        return _Price(
+            usd_per_hour=base.usd_per_hour, priced_on=base.priced_on, estimate=base.estimate
+        )
+    usd = row.value(table.price_column, _positive, _USD)
     is_ec2s = PLATFORM_INFOS[platform].payer == "ec2"
-    match = _EC2_DATE.search(row.cells.get("source", "")) if is_ec2s else None
-    return usd, date.fromisoformat(match.group(1)) if match else priced_on
+    if usd is None:
+        return _Price() if is_ec2s else _estimated(row, table)
+    priced_on = row.value("priced_on", date.fromisoformat, _DATE)
+    source = row.cells.get("source", "")
+    # The table's date is SageMaker's; EC2's own is in its sources.
+    match = _EC2_DATE.search(source) if is_ec2s else None
+    is_quoted = _ELSEWHERE in source and not is_ec2s
+    return _Price(
+        usd_per_hour=usd,
+        priced_on=date.fromisoformat(match.group(1)) if match else priced_on,
+        estimate="SageMaker's price of another component or region" if is_quoted else "",
+    )
+
+
+def _estimated(row: Row, table: Table) -> _Price:
+    """Returns EC2's price of the same region times the family's ratio; none where one lacks."""
+    priced_on = row.value("priced_on", date.fromisoformat, _DATE)
+    ratio = price_ratio(row.cells["instance_type"].strip())
+    column = (table.price_column or "").replace("sagemaker_", "ec2_", 1)
+    # A column of plain prices has no counterpart: blank means that the type is not to be used.
+    is_counterpart = column != table.price_column and column in table.columns
+    usd = row.value(column, _positive, _USD) if is_counterpart else None
+    if usd is None or ratio is None:
+        return _Price()
+    return _Price(
+        usd_per_hour=usd * ratio, priced_on=priced_on, estimate=f"EC2's ${usd:g} x {ratio:.2f}"
+    )
 
 
 def _rows(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
@@ -513,6 +584,14 @@ def _aws(platform: PlatformName) -> Catalog:
     )
 
 
+def _of_region(instance: Instance, region: str) -> Instance:
+    """Returns the type with its price of another region as an estimate of this one's."""
+    if instance.usd_per_hour is None:
+        return instance
+    how = f", {instance.estimate}" if instance.estimate else ""
+    return replace(instance, estimate=f"the price of {region}{how}")
+
+
 def extended(catalog: Catalog, table: Table) -> Catalog:
     """Returns the catalog with the table's rows; raises UsageError where one of them is wrong."""
     platform = catalog.platform
@@ -524,6 +603,10 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
             base = local_instance(name)
         instances[name] = to_instance(row, table, platform=platform, base=base)
     has_prices = table.price_column is not None
+    if table.region and catalog.region not in (None, table.region):
+        listed = {platform_name(row.cells["instance_type"].strip(), platform) for row in table.rows}
+        others = [instance for name, instance in instances.items() if name not in listed]
+        instances |= {each.type: _of_region(each, catalog.region or "") for each in others}
     return Catalog(
         platform=platform,
         instances=instances.values(),

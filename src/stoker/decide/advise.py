@@ -1,7 +1,8 @@
 """Advice and warnings of a decision, from the profile's states and fixes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from stoker.catalog import Instance, is_burst_type
 from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loading
 from stoker.decide.pricing import Rules, why_unusable
@@ -340,3 +341,21 @@ def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
     if prices.date is None and prices.is_billed:
         return ["the date of the prices is not known"]
     return []
+
+
+def warnings_of_types(rules: Rules, used: Iterable[Instance]) -> Iterator[str]:
+    """Yields what is to be known of the chosen plan's types, and of today's: prices, bursts."""
+    types = {instance.type: instance for instance in used}
+    guessed = {name: i.estimate for name, i in sorted(types.items()) if i.estimate}
+    if guessed and rules.ranking.is_billed:
+        parts = "; ".join(f"{name}, {how}" for name, how in guessed.items())
+        yield (
+            f"no listed price, so its dollars are an estimate: {parts} "
+            f"({rules.catalog.added_by} replaces it)"
+        )
+    today = rules.today
+    if today.barred and is_burst_type(today.type):
+        yield (
+            f"today's {today.barred}: a profile of some minutes may be faster than the training, "
+            "and what other types gain is underestimated"
+        )

@@ -636,4 +636,5 @@ def _figures(plan: Plan, found: Walk) -> str:
     change = f"{percentage(outcome.cost_change, signed=True)} $ per step"
     if abs(outcome.cost_change) < SAME_COST:
         change = "a step costs the same"
-    return f"{speed}, {usd(outcome.usd_per_hour)} per hour, {change}, {limit}; {pays(outcome)}"
+    price = usd(outcome.usd_per_hour, is_estimate=outcome.is_estimate)
+    return f"{speed}, {price} per hour, {change}, {limit}; {pays(outcome)}"

@@ -7,7 +7,14 @@ from datetime import date
 import msgspec
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.advise import advice_of, before_money, fix_first, warnings_of, warnings_of_prices
+from stoker.decide.advise import (
+    advice_of,
+    before_money,
+    fix_first,
+    warnings_of,
+    warnings_of_prices,
+    warnings_of_types,
+)
 from stoker.decide.candidates import (
     Candidate,
     Site,
@@ -168,9 +175,10 @@ def _advice_on_observed(
         when = "the profile says that loading is the limit"
         yield Advice(id="cpu-bound", text=f"{text}nothing.", when=when)
         if best and best.usd_per_hour and now.usd_per_hour:
+            price = usd(best.usd_per_hour, is_estimate=bool(best.estimate))
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
             text = (
-                f"One {best.type} added to today's hosts ({usd(best.usd_per_hour)} per hour) would "
+                f"One {best.type} added to today's hosts ({price} per hour) would "
                 f"pay for itself from {ratio:.2f}x on; whether it gets there is not known."
             )
             yield Advice(id="break-even", text=text)
@@ -386,7 +394,12 @@ def decide(
         taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
-    prices = msgspec.structs.replace(catalog.prices(used, today=today), purchase=rules.purchase)
+    every = [group for plan in plans for group in plan.groups]
+    prices = msgspec.structs.replace(
+        catalog.prices(used, today=today),
+        purchase=rules.purchase,
+        estimated=catalog.estimates(every) or None,
+    )
     probable = choice.probable
     return Decision(
         profile_sha256=profile_sha256,
@@ -415,6 +428,7 @@ def decide(
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
+            *warnings_of_types(rules, used),
             *([unknown] if nothing_holds and asked else []),
             *(
                 f"the price of {name} is dated {priced_on}, in the future: its age is not known"

@@ -9,8 +9,8 @@ from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.ranking import Ranking, cores, error_band, pareto_front, ranking_of
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
-from stoker.text import is_whole_longer, ms, percentage, wrapped
-from stoker.words import added_hosts_words, free_words, kept_words, probable_words
+from stoker.text import ESTIMATE, is_whole_longer, ms, percentage, wrapped
+from stoker.words import added_hosts_words, estimate_words, free_words, kept_words, probable_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -275,7 +275,8 @@ def _prices(prices: Prices) -> str:
     stale = ", STALE" if prices.stale else ""
     where = prices.region or "unknown region"
     when = prices.date or "unknown date"
-    return f"Prices of {when}{stale}, {where}, {prices.purchase}: {prices.source}."
+    text = f"Prices of {when}{stale}, {where}, {prices.purchase}: {prices.source}."
+    return f"{text} {words}" if (words := estimate_words(prices.estimated)) else text
 
 
 def _short(seconds: float) -> str:
@@ -286,9 +287,10 @@ def _short(seconds: float) -> str:
 def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
     if outcome.cpu_seconds is None and heads != _MONEY:
         return ["?", "?"]
+    mark = ESTIMATE if outcome.is_estimate else ""
     cells = {
-        "$/h": _money(outcome.usd_per_hour or 0.0),
-        "$/1000": _money(outcome.usd_per_1000_steps or 0.0),
+        "$/h": mark + _money(outcome.usd_per_hour or 0.0),
+        "$/1000": mark + _money(outcome.usd_per_1000_steps or 0.0),
         "cores": f"{cores(outcome):.3g}",
         "CPU-s": _money(outcome.cpu_seconds or 0.0),
         "busy": percentage(outcome.accelerator_utilization),

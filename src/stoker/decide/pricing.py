@@ -214,7 +214,12 @@ def _priced(
         break_even_speedup=price / today[1] if price is not None and today[1] else None,
         cpu_seconds=seconds * capacity(shape),
         accelerator_seconds=seconds * shape.dnn.count * shape.dnn.instance.accelerators,
+        is_estimate=price is not None and _is_estimate(shape),
     )
+
+
+def _is_estimate(shape: ClusterShape) -> bool:
+    return any(hosts.instance.estimate for hosts in (shape.dnn, *shape.data))
 
 
 def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) -> str:
@@ -270,6 +275,12 @@ def why_unusable(instance: Instance, rules: Rules) -> str:
         return f"a SageMaker training job cannot use {instance.type}"
     if instance.usd_per_hour is None and rules.ranking.is_billed:
         return f"{instance.type} has no price"
+    # SageMaker runs one image on all hosts of a job; on Kubernetes data hosts may have their own.
+    if rules.catalog.info.needs_training_enum and instance.architecture != rules.today.architecture:
+        return (
+            f"{instance.type} runs {instance.architecture} images, today's {rules.today.type} "
+            f"{rules.today.architecture}: a job has one image"
+        )
     return instance.barred
 
 

@@ -68,11 +68,15 @@ class Ranking:
         return sorted(plans, key=self.rank)
 
     def best(self, plans: Sequence[Plan]) -> Plan:
-        """Returns the smallest of the plans that are as good as the best."""
+        """Returns the smallest of the plans that are as good as the best.
+
+        Where some of them have listed prices, it is one of these: an estimate may be off by more.
+        """
         least = min(self.of_plan(plan)[0] for plan in plans)
         equal = [plan for plan in plans if self.of_plan(plan)[0] <= least * (1 + TIE)]
         if self.is_billed:
-            return min(equal, key=lambda plan: (num_machines(plan), *self.rank(plan)))
+            listed = [plan for plan in equal if not _is_estimate(plan)]
+            return min(listed or equal, key=lambda plan: (num_machines(plan), *self.rank(plan)))
         # Cores that hardly help are left idle.
         return min(
             equal, key=lambda plan: (num_machines(plan), self.of_plan(plan)[1], *self.rank(plan))
@@ -91,7 +95,8 @@ class Ranking:
     def cost_words(self, outcome: Predicted) -> str:
         """Returns the cost of a step: dollars, or CPU- and accelerator-seconds without a bill."""
         if self.is_billed:
-            return f"{usd(outcome.usd_per_1000_steps)} per 1000 steps"
+            cost = usd(outcome.usd_per_1000_steps, is_estimate=outcome.is_estimate)
+            return f"{cost} per 1000 steps"
         words = [] if outcome.cpu_seconds is None else [f"{outcome.cpu_seconds:.3g} CPU-seconds"]
         if outcome.accelerator_seconds:
             words.append(f"{outcome.accelerator_seconds:.3g} accelerator-seconds")
@@ -156,6 +161,10 @@ def num_machines(plan: Plan) -> int:
 def cores(outcome: Predicted) -> float:
     """Returns the vCPUs of all hosts."""
     return (outcome.cpu_seconds or 0.0) / outcome.counted_seconds
+
+
+def _is_estimate(plan: Plan) -> bool:
+    return plan.predicted is not None and plan.predicted.is_estimate
 
 
 def _usd(outcome: Predicted) -> float:

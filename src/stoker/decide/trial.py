@@ -57,6 +57,7 @@ def trial_of(
         condition=condition,
         minutes=seconds / 60,
         usd=usd,
+        is_estimate=usd is not None and plan.predicted is not None and plan.predicted.is_estimate,
     )
 
 

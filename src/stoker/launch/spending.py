@@ -71,6 +71,11 @@ class Spending:
         dollars = self._by_group()
         return sum(dollars.values()) if len(dollars) == len(self._hosts) else None
 
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the dollars are counted by an estimated price."""
+        return bool(self.budget.estimated)
+
     def _by_group(self) -> dict[str, float]:
         hours = self._seconds() / 3600
         return {
@@ -97,13 +102,15 @@ class Spending:
         if spent is None or most is None:
             return False
         if spent >= most:
-            self.failure = f"{REACHED}: {usd(spent)} spent, constraints.max_usd is {usd(most)}"
+            dollars = usd(spent, is_estimate=self.is_estimate)
+            self.failure = f"{REACHED}: {dollars} spent, constraints.max_usd is {usd(most)}"
             self._log.event(EventName.BUDGET_SPENT, usd=spent, max_usd=most, reason=self.failure)
             return True
         if spent >= WARN_SHARE * most and not self._is_warned:
             self._is_warned = True
+            dollars = usd(spent, is_estimate=self.is_estimate)
             text = (
-                f"{usd(spent)} of {usd(most)} (constraints.max_usd) are spent; at {usd(most)} the "
+                f"{dollars} of {usd(most)} (constraints.max_usd) are spent; at {usd(most)} the "
                 "training is asked to save, then ended"
             )
             self._log.event(EventName.BUDGET_NEARLY_SPENT, usd=spent, max_usd=most, text=text)

@@ -99,6 +99,7 @@ class Predicted(Record, frozen=True, kw_only=True):
             matters.
         cpu_seconds: vCPUs of all hosts times this step.
         accelerator_seconds: Accelerators of all hosts times this step.
+        is_estimate: Whether dollars come from an estimated price (`prices.estimated`).
     """
 
     step_seconds: PositiveFloat
@@ -121,6 +122,7 @@ class Predicted(Record, frozen=True, kw_only=True):
     whole_step_seconds: PositiveFloat | None = None
     whole_step_seconds_low: PositiveFloat | None = None
     whole_step_seconds_high: PositiveFloat | None = None
+    is_estimate: bool = False
 
     @property
     def counted_seconds(self) -> float:
@@ -223,6 +225,8 @@ class Prices(Record, frozen=True, kw_only=True):
             have no price, so that plans are not compared in money.
         source: The price list.
         stale: Whether the prices are older than 90 days.
+        estimated: How a price was estimated, by type, where the payer's own is not known. None: no
+            price was.
     """
 
     date: str | None = None
@@ -230,6 +234,7 @@ class Prices(Record, frozen=True, kw_only=True):
     purchase: str = "on-demand"
     source: str
     stale: bool = False
+    estimated: dict[str, str] | None = None
 
     @property
     def is_nominal(self) -> bool:
@@ -289,12 +294,14 @@ class Trial(Record, frozen=True, kw_only=True):
         condition: Where the command is to run, and what the script has to ask for. None: nothing.
         minutes: Minutes until its verdict, the hosts' start included.
         usd: Dollars of these minutes. None: not billed, or a price is not known.
+        is_estimate: Whether the dollars come from an estimated price.
     """
 
     command: str
     condition: str | None = None
     minutes: PositiveFloat
     usd: NonNegativeFloat | None = None
+    is_estimate: bool = False
 
 
 class Decision(Record, frozen=True, kw_only=True):

@@ -30,7 +30,8 @@ REQUIREMENTS_FILE = "requirements.txt"
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
 # AWS's types with arm64: a `g` after the generation, as in c7g, m7gd, c6gn; g5 and g6 have GPUs.
-_ARM_TYPE = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\.")
+# And Grace beside Blackwell: p6e-gb200.
+_ARM_TYPE = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\.|[a-z]+\d+[a-z]*-gb\d+\.")
 # SageMaker's prefix of EC2's instance types; optional wherever a type is named.
 _PREFIX = "ml."
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
@@ -512,6 +513,11 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         return bare_type(instance_type), NodePool()
 
 
+def is_arm_type(name: str) -> bool:
+    """Whether an instance type of AWS, without `ml.`, runs arm64 images only."""
+    return _ARM_TYPE.match(name) is not None
+
+
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
     """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes (by labels)."""
     labels = settings.pool_of(name)[1].node_selector
@@ -520,7 +526,7 @@ def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
     labels = {**labels, **mapping(patch_document(settings.data.pod.spec), "nodeSelector")}
     architecture = labels.get("kubernetes.io/arch")
     known_type = str(labels.get("node.kubernetes.io/instance-type", ""))
-    if architecture is None and _ARM_TYPE.match(known_type):
+    if architecture is None and is_arm_type(known_type):
         architecture = "arm64"
     return architecture == "arm64" and settings.data.image is None
 

@@ -70,11 +70,13 @@ class Budget(Record, frozen=True, kw_only=True):
             known or not billed.
         max_usd: Limit of the run (constraints.max_usd).
         predicted_usd: Dollars that the decision predicted.
+        estimated: Groups whose price is an estimate.
     """
 
     usd_per_hour: dict[Name, NonNegativeFloat] = msgspec.field(default_factory=dict)
     max_usd: PositiveFloat | None = None
     predicted_usd: NonNegativeFloat | None = None
+    estimated: tuple[Name, ...] = ()
 
     def total_usd_per_hour(self, groups: Sequence[Group]) -> float | None:
         """Returns the price of all hosts; None if one is not known."""
@@ -337,6 +339,7 @@ class Training(Record, frozen=True, kw_only=True):
         predicted_usd: Dollars that the decision predicted for the whole run, with its start.
         spent_usd: Dollars of the run: the catalog's prices times the time that the platform reports
             of its hosts, else the time of the leader. None: a price is not known, or not billed.
+        is_estimate: Whether the dollars come from an estimated price.
         spending: Dollars of each group, and of its idle time.
         is_unfed: Whether the run failed only because no batch came through the feed.
         unfetched: Address of the leader's outputs if they could not be read: what was measured is
@@ -371,6 +374,7 @@ class Training(Record, frozen=True, kw_only=True):
     lineage: Lineage = Lineage()
     predicted_usd: NonNegativeFloat | None = None
     spent_usd: NonNegativeFloat | None = None
+    is_estimate: bool = False
     spending: tuple[GroupSpending, ...] = ()
     is_unfed: bool = False
     unfetched: str | None = None
@@ -454,6 +458,7 @@ class StepCost(Record, frozen=True, kw_only=True):
         cpu_seconds: vCPUs of all hosts times the step.
         accelerator_seconds: Accelerators of all hosts times the step.
         gpu_utilization: Busy share of the GPUs in use, 0 to 1.
+        is_estimate: Whether the dollars come from an estimated price.
     """
 
     step_seconds: NonNegativeFloat
@@ -462,6 +467,7 @@ class StepCost(Record, frozen=True, kw_only=True):
     cpu_seconds: NonNegativeFloat | None = None
     accelerator_seconds: NonNegativeFloat | None = None
     gpu_utilization: Fraction | None = None
+    is_estimate: bool = False
 
     @property
     def counted_seconds(self) -> float:
@@ -628,6 +634,7 @@ def training_record(facts: TrainingFacts) -> Training:
         lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
         predicted_usd=facts.budget.predicted_usd if facts.budget else None,
         spent_usd=sum(known) if known and len(known) == len(facts.groups) else None,
+        is_estimate=bool(facts.budget and facts.budget.estimated),
         spending=spending,
         job=facts.job,
         data_group_release_seconds=release,

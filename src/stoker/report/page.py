@@ -61,7 +61,7 @@ from stoker.text import (
     usd,
     whole,
 )
-from stoker.words import plan_name, todays_group
+from stoker.words import estimate_words, plan_name, todays_group
 
 _PLANS_AT_ONCE = 10
 _WIDTHS = {"wide": 960.0, "narrow": 360.0}
@@ -237,6 +237,7 @@ def write_report(
         "host_names": names,
         "events": _events(training) if training else [],
         "origin": sorted(training.lineage.facts().items()) if training else [],
+        "estimates": estimate_words(decision.prices.estimated) if decision else "",
         "today_limit": limit_words(decision.bottleneck) if decision else "",
         "verdict": judge(
             figures=figures,

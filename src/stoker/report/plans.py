@@ -33,6 +33,7 @@ class Spot:
         is_front: No other plan is both faster and cheaper.
         is_probable: It probably gains.
         busy: Share of the step in which accelerators compute; None: none, or plans have prices.
+        is_estimate: Its cost comes from an estimated price.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Spot:
     is_today: bool
     is_probable: bool = False
     busy: float | None = None
+    is_estimate: bool = False
 
     @property
     def label(self) -> str:
@@ -67,6 +69,7 @@ def spots_of(decision: Decision) -> list[Spot]:
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),
             is_today=plan.action == "keep",
             is_probable=probable is not None and plan.groups == probable.groups,
+            is_estimate=plan.predicted.is_estimate,
             busy=None if is_billed else _accelerators_busy(plan.predicted),
         )
         for plan in decision.plans
@@ -106,12 +109,13 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     if not is_known or len(spots) < _LEAST_SPOTS:
         return None
 
-    def cost_text(cost: float) -> str:
-        return usd(cost) if is_billed else f"{digits(cost, 3)}{NBSP}s"
+    def cost_text(cost: float, *, is_estimate: bool = False) -> str:
+        dollars = usd(cost, is_estimate=is_estimate)
+        return dollars if is_billed else f"{digits(cost, 3)}{NBSP}s"
 
     by_time = sorted(spots, key=lambda spot: spot.step_seconds)
     listed = "; ".join(
-        f"{s.name} {unit.show(s.step_seconds)} at {cost_text(s.cost)}"
+        f"{s.name} {unit.show(s.step_seconds)} at {cost_text(s.cost, is_estimate=s.is_estimate)}"
         + (" for 1000 steps" if is_billed else " of CPU time per step")
         for s in by_time
         if s.is_front
@@ -160,7 +164,8 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
             lines += along(*ends)
     for spot in spots:
         x, y = plane.at(spot.step_seconds, spot.cost)
-        drawing.open_group(f"{spot.name}: {unit.show(spot.step_seconds)}, {cost_text(spot.cost)}")
+        cost = cost_text(spot.cost, is_estimate=spot.is_estimate)
+        drawing.open_group(f"{spot.name}: {unit.show(spot.step_seconds)}, {cost}")
         if spot.is_chosen or spot.is_probable:
             drawing.circle(x, y, 9, "ring")
         css = "dot" if spot.is_today else "compute" if spot.is_front else "predicted"

@@ -108,6 +108,8 @@ class Figures:
         baseline_busy: Share of the baseline's step in which the accelerators compute, by the
             profile; likewise for the other steps.
         hosts_added: Hosts of the plan, or of the run, for batches alone: `3 x local.c4`.
+        is_estimate: The dollars of the plan, and of the run, come from an estimated price.
+        is_baseline_estimate: Today's do.
         is_baseline_scaled: The profile was taken elsewhere, and the baseline was not measured.
         loads_itself: The baseline's trainer loads its own batches, as part of its wait.
     """
@@ -136,6 +138,8 @@ class Figures:
     predicted_busy: float | None = None
     measured_busy: float | None = None
     hosts_added: str = ""
+    is_estimate: bool = False
+    is_baseline_estimate: bool = False
     is_baseline_scaled: bool = False
     loads_itself: bool = False
     baseline_step: float | None = None
@@ -252,6 +256,8 @@ def collect(
         predicted=planned,
         band=band,
         predicted_usd=_first("usd_per_1000_steps", predicted),
+        is_estimate=_is_estimate(predicted, measured) or bool(training and training.is_estimate),
+        is_baseline_estimate=_is_estimate(baseline),
         predicted_cpu_seconds=_first("cpu_seconds", predicted),
         predicted_accelerator_seconds=_first("accelerator_seconds", predicted),
         predicted_speedup=speedup,
@@ -302,6 +308,11 @@ def _whole_wait(profile: Profile | None, outcome: Measured | None) -> float | No
 def _first(name: str, records: Sequence[object]) -> float | None:
     values = (getattr(record, name, None) for record in records)
     return next((value for value in values if isinstance(value, float | int)), None)
+
+
+def _is_estimate(*rows: Sequence[object]) -> bool:
+    """Whether the dollars of one of the rows come from an estimated price."""
+    return any(getattr(record, "is_estimate", False) for row in rows for record in row)
 
 
 def host_names(training: Training | None) -> dict[str, str]:
@@ -581,7 +592,8 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
             change = figures.measured_cpu_seconds / figures.baseline_cpu_seconds - 1
             cost = f"{digits(figures.measured_cpu_seconds, 3)} CPU-seconds: cores times the step"
     elif figures.measured_usd is not None:
-        cost = f"{usd(figures.measured_usd)} per 1\N{NARROW NO-BREAK SPACE}000 steps"
+        dollars = usd(figures.measured_usd, is_estimate=figures.is_estimate)
+        cost = f"{dollars} per 1\N{NARROW NO-BREAK SPACE}000 steps"
     if change is None or not cost:
         return []
     if abs(change) < 0.0005:
