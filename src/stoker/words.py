@@ -107,6 +107,8 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
             "feed.replace_dataloader is false, so that data hosts make no batches for "
             f"{loader.class_name}"
         )
+    if loader.in_step:
+        return f"{loader.class_name} gets no help from data hosts: {loader.in_step}"
     if loader.made_here and feed.shared_memory == "auto":
         return f"{loader.class_name} gets no help from data hosts: {loader.made_here}"
     return ""

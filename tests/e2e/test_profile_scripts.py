@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stoker.profile.rank_results import read_ranks
-from stoker.records import Profile, ProfiledLoader, read_json
+from stoker.records import Decision, Profile, ProfiledLoader, read_json
 from support.command import stoker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -314,3 +314,50 @@ def test_not_even_an_exit_handler_overwrites_a_file_with_repeated_batches(tmp_pa
     found = run_profile(tmp_path, sys.executable, "-c", ENDS_ITSELF)
     assert_measured(found)
     assert (tmp_path / "last.txt").read_text() == "good"
+
+
+REPLAY = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Replay(Dataset):
+    def __init__(self):
+        self.items = [torch.ones(8)]
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return self.items[index % len(self.items)]
+
+dataset, model = Replay(), torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(100):
+    for batch in DataLoader(dataset, batch_size=4):
+        model(batch).sum().backward()
+        optimizer.step()
+        if sys.argv[1] == "changing":
+            dataset.items.append(batch[0])
+"""
+
+
+@pytest.mark.parametrize("loop", ["changing", "frozen"])
+def test_no_hosts_or_workers_are_advised_where_the_loop_changes_its_dataset(tmp_path, loop):
+    (tmp_path / "train.py").write_text(REPLAY)
+    found = run_profile(tmp_path, sys.executable, "train.py", loop)
+    assert_measured(found)
+    profile = found.record
+    said = "dataset.items changed between two batches, and num_workers=0 means"
+    groups = "--group", "dnn=local.c2:1", "--group", "data=local.c1:1"
+    done = stoker("decide", "profile.json", *groups, "--out", "decision.json", cwd=tmp_path)
+    decision = read_json(tmp_path / "decision.json", Decision)
+    (asked,) = [plan for plan in decision.plans if plan.action == "heterogeneous"]
+    if loop == "frozen":
+        assert profile.loader.in_step is None
+        assert "no help" not in asked.reason
+        return
+    assert profile.loader.in_step.startswith(said)
+    assert f"gets no help from data hosts: {said}" in " ".join(found.words.split())
+    assert f"gets no help from data hosts: {said}" in asked.reason
+    assert not [fix for fix in profile.fixes if fix.id == "num_workers"]
+    words = " ".join(done.stdout.split())
+    assert "Change it between epochs, or set num_workers in the script" in words

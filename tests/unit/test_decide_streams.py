@@ -98,6 +98,13 @@ OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoade
 SHARED = ProfiledLoader(
     class_name=TORCHS, reach="torch", made_here="dataset.epoch is a tensor in shared memory"
 )
+# A replay buffer under a loader without workers.
+IN_STEP = ProfiledLoader(
+    class_name=TORCHS,
+    reach="torch",
+    in_step="dataset.items changed between two batches, and num_workers=0 means that no batch is "
+    "made before it is asked for",
+)
 # Torch's class, in a script that imports stoker's.
 LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
 
@@ -109,6 +116,8 @@ LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
         (ProfiledLoader(class_name=TORCHS, reach="torch"), FeedSettings(replace_dataloader=False)),
         (LEFT, FeedSettings()),
         (SHARED, FeedSettings()),
+        (IN_STEP, FeedSettings()),
+        (IN_STEP, FeedSettings(shared_memory="copy")),
     ],
 )
 def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(loader, feed):
@@ -119,6 +128,25 @@ def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(loader, feed):
     assert loader.class_name in answer.because
     (asked,) = [plan for plan in decision.plans if plan.action == "heterogeneous"]
     assert "data hosts" in asked.reason
+
+
+def test_no_workers_are_advised_for_a_loader_whose_loop_changes_it():
+    freed, kept = (
+        decided(
+            profile_of(loader, num_workers=0),
+            builders.group("dnn", "ml.g5.2xlarge", 1, workers_per_host=4),
+        )
+        for loader in (None, IN_STEP)
+    )
+    assert {plan.action for plan in freed.plans} & {"tune", "heterogeneous"}
+    # Only what was asked for, with the reason why not.
+    assert {p.action for p in kept.plans if p.feasible} <= {"keep", "scale_up", "scale_out"}
+    workers = {group.workers_per_host for plan in kept.plans for group in plan.groups}
+    assert workers == {0, 4}
+    (advice,) = [own for own in kept.advice if own.id == "unfed"]
+    assert "dataset.items changed between two batches" in advice.text
+    assert "Change it between epochs" in advice.text
+    assert not [own for own in kept.advice if "num_workers" in own.id or "num-workers" in own.id]
 
 
 def workload(**keys):

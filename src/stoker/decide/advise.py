@@ -11,6 +11,10 @@ from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profi
 from stoker.records.parts import WAITS
 from stoker.text import ms, percentage, usd
 
+IN_STEP_FIX = (
+    "change it between epochs, or set num_workers in the script if batches may be some steps older "
+    "than the loop"
+)
 # A state with a smaller share of a step leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
 # Reasons for which more hosts would not help.
@@ -136,7 +140,10 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         text = f"The accelerators compute for {busy} of a step, and this machine has no cores left "
         text += "for them. What other hosts would do: stoker decide profile.json --as TYPE."
         advice.append(Advice(id="elsewhere", text=text))
-    if found.unfed:
+    if found.in_step:
+        text = f"{found.unfed}. {IN_STEP_FIX[:1].upper()}{IN_STEP_FIX[1:]}; then profile again."
+        advice.append(Advice(id="unfed", text=text, when="data hosts or workers are wanted"))
+    elif found.unfed:
         advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
     work, chosen = found.work, found.chosen
     tuned = best_of(found, "tune")

@@ -57,6 +57,7 @@ class Site:
         own_storage: The work with a separate storage per host; None: known or irrelevant.
         today: Today's type, with the measured vCPUs and accelerators.
         unfed: Why data hosts cannot make the batches.
+        in_step: Why workers cannot make them either: the loop changes what they are made from.
     """
 
     work: Work
@@ -66,6 +67,7 @@ class Site:
     processes: int
     feed: FeedSettings
     unfed: str = ""
+    in_step: str = ""
 
     def get(self, instance_type: str) -> Instance:
         """Returns a type; today's with what was measured, and all of this machine with its GPUs."""
@@ -90,7 +92,7 @@ def keep(site: Site) -> Candidate:
 def tune(site: Site) -> Iterator[Candidate]:
     """Yields today's hosts with as many loader workers as help, where that is more than today."""
     work = site.work
-    if work.num_workers is None or work.data:
+    if work.num_workers is None or work.data or site.in_step:
         return
     today = ClusterShape(
         dnn=Hosts(instance=site.today, count=work.hosts, workers=work.num_workers),
@@ -212,6 +214,8 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         problem = f"this machine has no accelerators for {group.count} training hosts"
     if shape.data and site.unfed:
         problem = site.unfed
+    elif workers and site.in_step:
+        problem = f"workers make no batch ahead: {site.in_step}"
     is_set = workers is not None or problem
     made = _candidate(site, action, shape, problem=problem) if is_set else None
     return replace(made or _planned(site, action, shape), asked_for=True)
@@ -252,6 +256,8 @@ def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
 def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
     """Returns dnn hosts with the most workers that can help; `_planned` reduces them."""
     work = site.work
+    if site.in_step:
+        return Hosts(instance=instance, count=count or work.hosts, workers=work.num_workers)
     workers = most_workers(
         vcpus=instance.capacity, parallel=work.parallel_seconds, cpu=work.loader_cpu_seconds
     )
@@ -260,6 +266,8 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
 
 def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
     """Returns the candidate with the workers that stoker would set on the dnn hosts."""
+    if site.in_step:
+        return _candidate(site, action, shape)
     shards = shards_on(site.work, shape)
     if shards and shape.dnn.workers is not None:
         most = min(shape.dnn.workers, math.ceil(shards / shape.dnn.count))

@@ -392,6 +392,7 @@ class Walk:
         free_fixes: Texts of the profile's fixes that cost nothing.
         fix_first: What to fix before anything that costs.
         unfed: Why data hosts cannot make the batches.
+        in_step: Why workers cannot make them either.
         is_machine_full: Today's hosts have all cores of the machine that all plans run on.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
@@ -407,6 +408,7 @@ class Walk:
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
     unfed: str = ""
+    in_step: str = ""
     is_machine_full: bool = False
     taken: TakenElsewhere | None = None
 

@@ -8,6 +8,7 @@ import msgspec
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.advise import (
+    IN_STEP_FIX,
     advice_of,
     before_money,
     fix_first,
@@ -300,6 +301,7 @@ def decide(
         processes=processes,
         feed=feed,
         unfed=unfed_words(profile.loader, feed),
+        in_step=(profile.loader.in_step if profile.loader else None) or "",
     )
     rules = Rules(
         constraints=constraints,
@@ -390,6 +392,7 @@ def decide(
         ),
         fix_first=first,
         unfed=site.unfed,
+        in_step=site.in_step,
         is_machine_full=most_vcpus is not None and most_vcpus <= vcpus and not first,
         taken=taken,
     )
@@ -566,6 +569,8 @@ def refuse_unfed(profile: Profile, workload: Workload) -> None:
     if loader is None or not words or not is_fed:
         return
     fix = "give the training a loader of torch's or stoker's"
+    if loader.in_step:
+        fix = IN_STEP_FIX
     if loader.reach == "left":
         fix = "read stoker's class, or train with --replace-dataloader true"
     raise UsageError(

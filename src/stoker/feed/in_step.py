@@ -27,6 +27,9 @@ _COUNTED = ("data_source", "dataset")
 # A change in the middle of one epoch may be the only one; after two the loader is not fed again.
 MAX_CHANGED_EPOCHS = 2
 
+# Why not ahead, as half a sentence.
+NO_BATCH_AHEAD = "num_workers=0 means that no batch is made before it is asked for"
+
 InStepPlace = Literal["fed", "tried", "here"]
 Say = Callable[[str, str, bool], None]
 
@@ -49,12 +52,7 @@ class InStep:
         self._seeding: Seeding = seeding
         self._say = say
         self._maker: TrainerMaker | None = None
-        parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-        self._parts = Watch(parts)
-        # Asked here also while data hosts make batches, so it changes then.
-        apart = (*parts.values(), *_counted_only(loader._index_sampler))
-        roots = {"sampler": loader._index_sampler}
-        self._sampler = Watch(roots, apart=apart, is_near_only=True)
+        self._parts, self._sampler = watches_of(loader)
         self._is_torchs = _is_torchs(loader._index_sampler)
         self._is_settling = True
         self._num_looks_at_all = 0
@@ -137,8 +135,17 @@ class InStep:
             self.place = "fed"
 
     def _say_why(self, what: str, path: str, *, is_for_good: bool) -> None:
-        why = f"{what}, and num_workers=0 means that no batch is made before it is asked for"
+        why = f"{what}, and {NO_BATCH_AHEAD}"
         self._say(why if is_for_good else f"{why}: until the end of this epoch", path, is_for_good)
+
+
+def watches_of(loader: "DataLoader[object]") -> tuple[Watch, Watch]:
+    """Returns what watches a loader's dataset with its collate function, and its sampler."""
+    parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+    # Asked here also while others make batches, so it changes then.
+    apart = (*parts.values(), *_counted_only(loader._index_sampler))
+    roots = {"sampler": loader._index_sampler}
+    return Watch(parts), Watch(roots, apart=apart, is_near_only=True)
 
 
 def _is_torchs(sampler: object) -> bool:

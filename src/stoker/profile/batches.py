@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.feed.bookkeeping import FormerLoader
+from stoker.feed.changes import making
 from stoker.feed.memory import num_bytes
 from stoker.feed.own_loaders import reach_of
 from stoker.profile.batch_memory import KeptPages, MemoryKind, copy_of, kind_of
@@ -253,7 +254,9 @@ class OtherLoaders:
                 raise StopIteration
             return cache.give(delivered)
         asked = clock.mark()
-        batch = next(inner)
+        # It may share a dataset with the main loader, and fill a cache there.
+        with making():
+            batch = next(inner)
         self._waits.append((asked, clock.mark()))
         if not is_replaying:
             self.count += 1

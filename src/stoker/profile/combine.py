@@ -93,6 +93,7 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
         shards=sum(max(1, own.num_workers) for own in facts) if first.iterable else None,
         divides=True if True in asked else False if asked == {False} else None,
         made_here=first.made_here or None,
+        in_step=first.in_step or None,
     )
 
 

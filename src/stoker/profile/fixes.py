@@ -136,7 +136,9 @@ def _later_epochs(own: Signs) -> Fix | None:
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
     better = more_workers(parts)
-    if better is None:
+    loader = ranks[0].loader
+    # Workers are asked ahead: their batches would be older than what the loop changed.
+    if better is None or (loader is not None and loader.in_step):
         return None
     before = parts.step_seconds
     if parts.workers == 0 and step.wait_seconds is not None:
@@ -154,7 +156,6 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
         because += "; workers wait, so faster CPUs would not help"
         because += ", and more workers than vCPUs are fine" * (better.workers > parts.vcpus)
     workers = math.ceil(better.workers / len(ranks))
-    loader = ranks[0].loader
     if loader is not None and loader.iterable:
         if loader.divides is False:
             return Fix(

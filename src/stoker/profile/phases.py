@@ -17,6 +17,7 @@ import torch.distributed
 from torch.optim.lr_scheduler import LRScheduler
 
 from stoker.feed import loader as loader_module
+from stoker.feed.changes import making
 from stoker.feed.epoch_times import epoch_times
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline, read_timeline
@@ -52,6 +53,7 @@ from stoker.profile.loader_phases import (
     worker_counts,
     workers_rest,
 )
+from stoker.profile.loop_changes import LoopChanges
 from stoker.profile.rank_results import Drain, quartiles
 from stoker.profile.replay_variants import VariantPhases
 from stoker.profile.script_phases import Reading, Replay, StepsSoFar
@@ -120,6 +122,7 @@ class ProfileSession:
         self._is_stopping = False
         self._choice = Choice()
         self._loaders = 0
+        self._loop = LoopChanges()
         self._reading = Reading(budget_seconds=self._budget, say=self._say_so_far)
         self._growth: Growth | None = None
         self._steps = 0
@@ -173,6 +176,7 @@ class ProfileSession:
 
     def end_epoch(self) -> None:
         """Ends the main loader's epoch, complete or not; may be called twice."""
+        self._loop.epoch_ended()
         self._reading.end_epoch()
 
     def opened(self, seconds: float) -> None:
@@ -182,7 +186,8 @@ class ProfileSession:
     def other_batch(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
         # Without gradients it is a validation, which is no part of a step.
         if self._reading.steps is None or not torch.is_grad_enabled():
-            return next(inner)
+            with making():
+                return next(inner)
         return self._reading.others.next_batch(
             loader,
             inner,
@@ -212,7 +217,7 @@ class ProfileSession:
             if not self._may_replay(steps):
                 assert inner is not None
                 try:
-                    return self._own_batch(inner, steps)
+                    return self._own_batch(loader, inner, steps)
                 except StopIteration:
                     # The script may end with this epoch: what can be measured is. But of several
                     # ranks one would change phase alone, and the others wait for it in all-reduce.
@@ -293,8 +298,9 @@ class ProfileSession:
         )
         return steps
 
-    def _own_batch(self, inner: Iterator[object], steps: AsIsSteps) -> object:
+    def _own_batch(self, loader: Loader, inner: Iterator[object], steps: AsIsSteps) -> object:
         is_first = not self._reading.cache.batches
+        self._loop.asked(loader)
         batch = self._reading.next_batch(inner, steps, timeline=self._timeline)
         if is_first:
             self._findings.learn(batch=batches.facts(batch))
@@ -303,6 +309,7 @@ class ProfileSession:
         if self._kept is None or now - self._kept >= _KEEP_SECONDS:
             self._kept = now
             self._write(missing=self._missing())
+        self._loop.made()
         # Last: the time for writing must not count as part of the script's step.
         self._reading.gave()
         return batch
@@ -367,6 +374,7 @@ class ProfileSession:
             # As the verdict has it. One of several ranks does not know which work is the others'.
             found = with_one_step([own])[0].as_is or found
         step, wait = found.step_seconds, found.wait_seconds
+        self._note_loop()
         self._log.event(
             EventName.PROFILE_AS_IS,
             rank=own.rank,
@@ -396,6 +404,17 @@ class ProfileSession:
         if own.world_size > 1:
             threading.Thread(target=self._heed, name="stoker-heed", daemon=True).start()
         return replay
+
+    def _note_loop(self) -> None:
+        """Keeps what the loop changes: neither data hosts nor workers may make batches ahead."""
+        facts, loop = self._findings.result.loader, self._loop
+        if loop.words and facts is not None:
+            self._findings.learn(loader=msgspec.structs.replace(facts, in_step=loop.words))
+        elif loop.once:
+            self._findings.note(
+                f"{loop.once} changed once between two batches: with data hosts or a plan's "
+                "workers the trainer makes the rest of that epoch"
+            )
 
     def _set_up_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
         """Waits until the loader's workers are idle, and notes anything unusual."""
@@ -611,7 +630,7 @@ class ProfileSession:
         )
         findings.note(*notes)
         findings.learn(drains=tuple(drains))
-        facts = own.loader
+        facts = findings.result.loader
         if facts is not None and facts.iterable and (loader.num_workers or drains):
             # Known now: workers ran in which the stream could ask which one it is in.
             divides = is_divided(findings.folder)

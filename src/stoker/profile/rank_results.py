@@ -270,6 +270,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         divides: Whether the dataset asked `get_worker_info()` in a worker; None: no worker ran.
         made_here: Why the trainer's host makes its batches under a data group; empty: it is not
             known that it does.
+        in_step: Why nothing may be made before the loop asks; empty: nothing was seen to change.
     """
 
     num_workers: int
@@ -282,6 +283,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     iterable: bool = False
     divides: bool | None = None
     made_here: str = ""
+    in_step: str = ""
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):

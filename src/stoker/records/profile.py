@@ -303,6 +303,8 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
         divides: Whether the dataset uses `get_worker_info()`, so that it can have more shards.
         made_here: Why the trainer's host makes its batches also where there are data hosts, such as
             what it shares in memory. None: it does not, or that is not known.
+        in_step: Why a loader without workers is made only as its loop asks for it, such as what the
+            loop changes: neither data hosts nor workers help. None: nothing was seen to change.
     """
 
     class_name: Name
@@ -311,6 +313,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     shards: PositiveInt | None = None
     divides: bool | None = None
     made_here: str | None = None
+    in_step: str | None = None
 
 
 class Profile(Record, frozen=True, kw_only=True):
