@@ -39,7 +39,7 @@ VERBS = {
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
     "watch": flags("once json debug"),
-    "doctor": EVERY | flags("peer cluster"),
+    "doctor": EVERY | flags("peer cluster aws"),
     "init": flags("script example platform from-training-job region debug"),
     "compile": EVERY | flags("out components"),
     "upload": REACH | EVERY | flags("yes"),
@@ -47,6 +47,7 @@ VERBS = {
     "schedule": REACH | EVERY | flags("cron name time-zone param"),
     "status": REACH | flags("besides workload json debug"),
     "stop": REACH | flags("workload json debug"),
+    "prune": EVERY | flags("older-than-days delete"),
     "launch": set(),
 }
 

@@ -72,7 +72,7 @@ OF_OTHERS = {
     *("sagemaker:CreateModelPackage", "sagemaker:CreateProcessingJob"),
     *("sagemaker:DescribeProcessingJob", "sagemaker:StopProcessingJob"),
     # People, by `aws scheduler`; the scheduler itself, with a dead-letter queue.
-    *("scheduler:DeleteSchedule", "scheduler:ListSchedules", "sqs:SendMessage"),
+    *("scheduler:DeleteSchedule", "sqs:SendMessage"),
     *OF_MLFLOW,
 }
 # Actions of IAM that are no operation of the API.
@@ -81,6 +81,7 @@ PERMISSION_ONLY = {*("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfigurat
 NO_RESOURCE = {
     *("cloudwatch:GetMetricData", "cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
     *("sagemaker:ListTrainingJobs", "scheduler:ListSchedules", "ec2:DescribeDhcpOptions"),
+    "sagemaker:ListPipelines",
     *("ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups"),
     *("ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints", "ec2:DescribeVpcs"),
     *("servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"),
@@ -91,6 +92,7 @@ NO_RIGHT = {"sts:GetCallerIdentity"}
 IAM_NAMES = {
     "s3:ListObjectsV2": "s3:ListBucket",
     "s3:HeadBucket": "s3:ListBucket",
+    "s3:DeleteObjects": "s3:DeleteObject",
     "s3:GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
 }
 IAM_SERVICES = {"service-quotas": "servicequotas"}
@@ -236,6 +238,7 @@ TOKEN = "stoker_token/token"
         ("scheduler", "sagemaker:StartPipelineExecution", f"{LINE}/mnist", f"{LINE}/other"),
         ("pipeline", "sagemaker:CreateModelPackage", f"{MODELS}/mnist", f"{MODELS}/other"),
         ("caller", "scheduler:DeleteSchedule", f"{SCHEDULE}-weekly", f"{SCHEDULE}2"),
+        ("prune", "s3:DeleteObject", f"{RUN}/output/model.tar.gz", f"{OTHER}/output/model.tar.gz"),
     ],
 )
 def test_each_part_reaches_what_is_its_own_alone(policies, action, allowed, refused):

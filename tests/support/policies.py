@@ -32,7 +32,8 @@ EVERYTHING = {
 # By the part of the work.
 PARTS = ("execution", "step", "pipeline", "scheduler", "starter")
 ROLES = {part: f"{part.capitalize()}Role" for part in PARTS}
-POLICIES = ("caller", *PARTS)
+# Those of people and CI are managed policies, not roles'.
+POLICIES = ("caller", "prune", *PARTS)
 
 
 class _Loader(yaml.SafeLoader):
@@ -116,8 +117,10 @@ def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
         if not str(resource["Type"]).endswith("Policy") or name == "FailureTopicPolicy":
             continue
         roles = properties.get("Roles", [])
-        for part, role in (*ROLES.items(), ("caller", "")):
-            if role in roles or (part == "caller" and "Managed" in str(resource["Type"])):
+        peoples = "prune" if name == "PrunePolicy" else "caller"
+        for part in POLICIES:
+            is_peoples = part == peoples and "Managed" in str(resource["Type"])
+            if ROLES.get(part) in roles or is_peoples:
                 found[part] += document["Statement"]
     return {part: {"Version": "2012-10-17", "Statement": each} for part, each in found.items()}
 

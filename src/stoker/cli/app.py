@@ -41,6 +41,7 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "schedule": "Start runs of the uploaded pipeline at regular times.",
             "status": "Show the steps of a run; exit with 3 if its gate failed.",
             "stop": "Stop a run and its jobs, and wait until they have ended.",
+            "prune": "List, or delete, what uploads and runs left and nothing names.",
         },
         "Look inside": {
             "watch": "Show the hosts, rates and waits of a run while it trains.",
@@ -49,7 +50,7 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "Set up": {
             "init": "Make a project of a script, a training job or an example.",
-            "doctor": "Check what a host or a cluster lacks.",
+            "doctor": "Check what a host, a cluster or an AWS account lacks.",
             "launch": "Start this host's part of a job; the entry point of the image.",
         },
     }
