@@ -73,6 +73,8 @@ ADDRESS_KEYS = (
     "sagemaker.schedule_role",
     "tracking.mlflow",
 )
+# In overrides, before the name of a file of values (--values).
+VALUES_MARK = "@"
 # Keys and values of a workload with its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
 # In STOKER_OUTPUT: the profile ended the command; exit codes of its processes do not count.
@@ -440,12 +442,19 @@ def api_server(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | Non
     return (host, int(port)) if host and port.isdigit() else None
 
 
-def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:
+def read_workload(
+    path: Path | str, *, values: Sequence[Path | str] = (), overrides: Sequence[str] = ()
+) -> Workload:
     """Reads a workload file, or the JSON document itself: a text that begins with a brace.
 
-    Overrides are `key.path=value`, the value in YAML. A UsageError names file, line and key path,
-    and the nearest key for an unknown one.
+    A UsageError names file, line and key path, and the nearest key for an unknown one.
+
+    Args:
+        path: The file, or the document.
+        values: Files with some of a workload's keys, such as prod.yaml, merged into it in order.
+        overrides: `key.path=value`, the value in YAML; `@FILE` is a file of values.
     """
+    overrides = [*(f"{VALUES_MARK}{file}" for file in values), *overrides]
     is_inline = isinstance(path, str) and path.lstrip().startswith("{")
     text = path if isinstance(path, str) and is_inline else read_text(path)
     path = "the workload's document" if is_inline else path
@@ -469,16 +478,26 @@ def workload_from(
     source: str = "command line",
     lines: Mapping[str, int] | None = None,
 ) -> Workload:
-    """Returns the workload of a parsed document, with `key.path=value` overrides applied in order.
+    """Returns the workload of a parsed document, with overrides applied in order.
 
     Errors name the document's `source`, and the lines of its keys, if known.
+
+    Args:
+        document: Keys and values.
+        overrides: `key.path=value`, or `@FILE` for a file that is merged.
+        source: Its name in errors.
+        lines: Line number by key path.
     """
     changed = dict(document)
+    overlays = []
     for override in overrides:
-        _override(changed, override)
+        if override.startswith(VALUES_MARK):
+            overlays.append(_merge_file(changed, override.removeprefix(VALUES_MARK)))
+        else:
+            _override(changed, override)
     # Errors in these name the option, not the file.
     keys = [override.partition("=")[0].strip() for override in overrides]
-    place = Place(source, lines, overridden=keys)
+    place = Place(source, lines, overridden=keys, overlays=overlays)
     _refuse_placeholders(changed, place)
     workload = convert(changed, Workload, place)
     _check_workload(workload, place)
@@ -624,6 +643,64 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
         raise UsageError(f"rank {twice[0]} is in two replicas", where=place.at("feed.replicas"))
 
 
+def _merge_file(document: dict[str, Json], file: str) -> tuple[str, Mapping[str, int]]:
+    """Merges a file of values into the document; returns its name, and the lines of its keys.
+
+    Mappings are merged; all else, lists too, replaces what was there.
+    """
+    node, values = _parsed(read_text(file), file)
+    lines: dict[str, int] = {}
+    if node is not None:
+        _lines_of(node, "", lines, file)
+    if not isinstance(values, Mapping | None):
+        raise UsageError(
+            "a file of values has some of a workload's keys",
+            where=file,
+            fix="write it as a workload: sagemaker: {role: ...}",
+        )
+    _merge(document, values or {}, node, is_verbatim=False)
+    return file, lines
+
+
+def _merge(
+    document: dict[str, Json],
+    values: Mapping[str, Json],
+    node: yaml.Node | None,
+    *,
+    is_verbatim: bool,
+) -> None:
+    """Merges values, of the YAML node, into a document.
+
+    Args:
+        document: Changed in place; what is below it is copied.
+        values: What replaces or adds.
+        node: As which they were read.
+        is_verbatim: They are hyperparameters: a text stays a text, as for `--set`.
+    """
+    nodes = _nodes_of(node)
+    for key, value in values.items():
+        there, below = document.get(key), nodes.get(key)
+        if isinstance(value, Mapping):
+            copied = dict(there) if isinstance(there, Mapping) else {}
+            _merge(copied, value, below, is_verbatim=is_verbatim or key == "hyperparameters")
+            document[key] = copied
+        elif is_verbatim and _is_number_for_text(value, there) and below is not None:
+            document[key] = str(below.value)
+        else:
+            document[key] = value
+
+
+def _nodes_of(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {str(key.value): value for key, value in node.value}
+
+
+def _is_number_for_text(value: Json, there: Json) -> bool:
+    # 1.20 in place of "1.10" is no 1.2.
+    return isinstance(value, bool | int | float) and isinstance(there, str)
+
+
 def _override(document: dict[str, Json], override: str) -> None:
     key, equals, text = override.partition("=")
     steps = key.strip().split(".")
@@ -641,9 +718,7 @@ def _override(document: dict[str, Json], override: str) -> None:
         copied = dict(child) if isinstance(child, Mapping) else {}
         target[step] = copied
         target = copied
-    is_number = isinstance(value, bool | int | float)
-    if below and is_number and isinstance(target.get(steps[-1]), str) and node is not None:
-        # A text stays a text: 1.20 in place of "1.10", not 1.2.
+    if below and _is_number_for_text(value, target.get(steps[-1])) and node is not None:
         value = str(node.value)
     target[steps[-1]] = value
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
 STEP = {"--param", "--executor-input"}
-EVERY = {"--set", "--json", "--debug"}
+EVERY = {"--set", "--values", "--json", "--debug"}
 OF_STEP = EVERY | STEP | {"--out", "--summary"}
 
 

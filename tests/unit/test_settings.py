@@ -251,6 +251,7 @@ FULL = ProcessSettings(
     engine_hosts={"algo-2": EngineHost(address="127.0.0.1", ports={"server": 5051})},
     profile=ProfileSettings(budget_seconds=90),
     command=("python", "train.py"),
+    requirements="jobs/requirements.txt",
     replace_dataloader="auto",
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     watchdog=WatchdogSettings(then="stop"),

@@ -89,7 +89,15 @@ def compile_verb(
 
 
 def again_words(overrides: Sequence[str]) -> str:
-    return "".join(f" --set {shlex.quote(override)}" for override in overrides)
+    return "".join(f" {_again(override)}" for override in overrides)
+
+
+def _again(override: str) -> str:
+    from stoker.settings import VALUES_MARK
+
+    if override.startswith(VALUES_MARK):
+        return f"--values {shlex.quote(override.removeprefix(VALUES_MARK))}"
+    return f"--set {shlex.quote(override)}"
 
 
 def compiled_for(target: str, workload: "Workload") -> "Compiled":

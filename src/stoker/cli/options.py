@@ -30,6 +30,21 @@ HIDDEN = typer.Option(hidden=True)
 # The part of a docstring on the options, and one of them.
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n?)+)", re.MULTILINE)
 _ENTRY = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.+)")
+# Of verbs that take --set.
+_VALUES = inspect.Parameter(
+    "values",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        list[str] | None,
+        typer.Option(
+            "--values",
+            metavar="F",
+            help="Merge this file of keys, such as prod.yaml, into the workload, before --set; may "
+            "be repeated.",
+        ),
+    ],
+)
 
 
 class Verb(Protocol):
@@ -43,7 +58,8 @@ def with_options(verb: Verb) -> Verb:
 
     A parameter without a help text has it, and its metavar, from the docstring's arguments, as
     `name (METAVAR): help`. Parameters that are dataclasses become one option for each field. Adds
-    --debug, which `stoker.cli.main` reads from the command line.
+    --values to verbs that take --set, and --debug, which `stoker.cli.main` reads from the command
+    line.
     """
     groups = {}
     options: list[inspect.Parameter] = []
@@ -58,12 +74,17 @@ def with_options(verb: Verb) -> Verb:
             options += [_option_of(each, texts) for each in fields_]
         else:
             options.append(_option_of(parameter, described))
+    has_values = any(option.name == "overrides" for option in options)
+    if has_values:
+        options.append(_VALUES)
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug)
     options.append(debug.replace(default=False))
 
     def called(**values: object) -> int | None:
         # `main` reads it from the command line, as errors may come before a verb is known.
         del values["debug"]
+        if has_values:
+            values["overrides"] = _with_files(values.pop("values"), values["overrides"])
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
         return verb(**values)
@@ -74,6 +95,15 @@ def with_options(verb: Verb) -> Verb:
     # Typer asks `inspect`, which believes this attribute.
     vars(called)["__signature__"] = inspect.Signature(options)
     return called
+
+
+def _with_files(files: object, overrides: object) -> list[str] | None:
+    """Returns the overrides of --values and --set; the files come first, wherever they stand."""
+    from stoker.settings import VALUES_MARK
+
+    named = [f"{VALUES_MARK}{file}" for file in files] if isinstance(files, list) else []
+    typed = overrides if isinstance(overrides, list) else []
+    return [*named, *typed] or None
 
 
 def _described(documented: object) -> dict[str, tuple[str | None, str]]:

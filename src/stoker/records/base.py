@@ -94,20 +94,30 @@ class Place:
         source: Name of the file, or of another source of the document.
         lines: Line number by key path.
         overridden: Key paths that were set on the command line.
+        overlays: Files that were merged into it, with line numbers by key path; the last one wins.
     """
 
     def __init__(
-        self, source: str, lines: Mapping[str, int] | None = None, *, overridden: Sequence[str] = ()
+        self,
+        source: str,
+        lines: Mapping[str, int] | None = None,
+        *,
+        overridden: Sequence[str] = (),
+        overlays: Sequence[tuple[str, Mapping[str, int]]] = (),
     ) -> None:
         self.source = source
         self._lines = lines or {}
         self._overridden = overridden
+        self._overlays = overlays
 
     def at(self, path: str) -> str:
         """Returns `file:line, key path` with as much of it as is known."""
         option = self._option_of(path)
         if option is not None:
             return f"--set {option}=..., key {path}"
+        for file, known in reversed(self._overlays):
+            if path in known:
+                return f"{file}:{known[path]}, key {path}"
         probe = path
         # A missing key has no line, but the mapping that lacks it has.
         while probe and probe not in self._lines:
