@@ -13,6 +13,7 @@ _STOKERS = "stoker.feed.loader.DataLoader"
 OWN_LOADERS = {
     "fastai.data.load": "DataLoader",
     "ffcv.loader.loader": "Loader",
+    "grain._src.python.data_loader": "DataLoader",
     "litdata.streaming.dataloader": "StreamingDataLoader",
     "nvidia.dali.plugin.pytorch": "DALIGenericIterator",
     "ray.data.iterator": "DataIterator",
