@@ -74,6 +74,8 @@ _PATTERNS = {
     "[a-zA-Z-]*/.*$)": "an http://, https://, file: or sqlite: address, or the ARN of a server",
     "^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable",
     "^arn:aws[a-z-]*:secretsmanager:[^:]+:[0-9]{12}:": "the ARN of a secret",
+    "^arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[^ ]+|ssm:[a-z0-9-]+:[0-9]{12}:"
+    "parameter/[^ ]+)$": "the ARN of a secret or parameter",
     "^/[^:]*$": "an absolute path",
     "^[0-9]+\\.[0-9]+([.+].*)?$": "a version",
     "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 63",

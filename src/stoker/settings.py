@@ -38,6 +38,7 @@ from stoker.records import (
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
 from stoker.records.hyperparameters import check_hyperparameters, values_of
+from stoker.records.secrets import check_variables
 from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
 
@@ -71,6 +72,7 @@ ADDRESS_KEYS = (
     "sagemaker.resume_from",
     "sagemaker.role",
     "sagemaker.schedule_role",
+    "secrets.*",
     "tracking.mlflow",
 )
 # In overrides, before the name of a file of values (--values).
@@ -239,6 +241,7 @@ class RunEnvironment:
         literal_hyperparameters: Hyperparameters that are texts in quotes without JSON's escapes, as
             places among the sorted names, as JSON. A pipeline on SageMaker, which fills in their
             values, sets it.
+        secret_names: Variables whose values are shown nowhere, as JSON.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -288,6 +291,7 @@ class RunEnvironment:
     literal_hyperparameters: Annotated[
         tuple[int, ...], Variable("STOKER_LITERAL_HYPERPARAMETERS")
     ] = ()
+    secret_names: Annotated[tuple[str, ...], Variable("STOKER_SECRET_NAMES")] = ()
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
@@ -305,6 +309,7 @@ class RunEnvironment:
             # A profile has its own limits of time.
             watchdog=WatchdogSettings() if profile else workload.watchdog,
             budget=Budget(max_usd=most) if most and not profile else None,
+            secret_names=tuple(sorted(workload.secrets)),
         )
 
     @classmethod
@@ -578,6 +583,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
             what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
             raise UsageError(what, where=where)
     check_hyperparameters(values_of(workload.hyperparameters), place)
+    check_variables(workload.environment, workload.secrets, place)
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)

@@ -746,7 +746,7 @@ def test_an_image_that_does_not_come_is_an_error_after_its_deadline(api, clock, 
     clock.ahead += IMAGE_SECONDS
     error = followed.failed()
     assert "registry.example/mnist:1 (ImagePullBackOff): manifest unknown" in error.what
-    assert "imagePullSecrets" in error.fix
+    assert "image_pull_secrets" in error.fix
 
 
 def test_a_quota_s_refusal_does_not_end_a_job_that_a_queue_holds_later(api, clock, start):

@@ -299,7 +299,15 @@ def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tup
 def test_a_part_that_a_workload_does_not_use_has_no_rights():
     few = {action for policy in rendered().values() for action, _ in actions(policy)}
     services = {action.partition(":")[0] for action in rendered_actions() - few}
-    assert services == {"ec2", "kms", "sagemaker", "sagemaker-mlflow", "secretsmanager", "sqs"}
+    assert services == {
+        "ec2",
+        "kms",
+        "sagemaker",
+        "sagemaker-mlflow",
+        "secretsmanager",
+        "sqs",
+        "ssm",
+    }
     assert rendered_actions() - few >= OF_MLFLOW
     # People use the key, too; the scheduler and the function do not.
     with_key = {p for p, policy in rendered(is_all=True).items() if "kms:" in json.dumps(policy)}
@@ -309,7 +317,9 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights():
 def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
     mail = {"ScheduleAlarm", "HeartbeatAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
-    policies = {f"{name}Policy" for name in ("Network", "Mlflow", "Key", "Webhook", "Queue")}
+    policies = {
+        f"{name}Policy" for name in ("Network", "Mlflow", "Key", "Webhook", "Queue", "Secrets")
+    }
     assert made.keys() - few.keys() == {*mail, *policies, "Schedule"}
     pipeline = f"{LINE}/mnist"
     schedule: Any = made["Schedule"]["Properties"]

@@ -24,6 +24,7 @@ EVERYTHING = {
     "KmsKey": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab",
     "MlflowArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-0a1b2c",
     "WebhookSecret": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:webhook-a1b2c3",
+    "TrainingSecrets": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-a1b2c3",
     "DeadLetterQueue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
     "ScheduleExpression": "rate(1 day)",
     "FailureEmail": "ada@example.org",
@@ -72,8 +73,14 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
     }
     assert names.keys() - parameters.keys() == {"AWS::Partition", "AWS::Region", "AWS::AccountId"}
 
+    lists = {name for name, each in parameters.items() if each["Type"] == "CommaDelimitedList"}
+
     def filled(value: Json) -> Json:
         match value:
+            case {"Ref": str(name)} if name in lists:
+                return names[name].split(",")
+            case {"Fn::Join": [str(between), joined]}:
+                return between.join(filled(joined))
             case {"Ref": str(name)}:
                 return None if name == "AWS::NoValue" else names.get(name, name)
             case {"Fn::Sub": str(text)}:

@@ -142,7 +142,9 @@ def test_what_a_service_could_do_itself_stays_small(files, most):
 OWN_KEYS = {
     "SageMakerSettings": {"environment", "instance_type"},
     "KubernetesSettings": {
-        *("host", "image", "max_restarts", "metadata", "namespace", "service_account", "spec")
+        *("host", "image", "max_restarts", "metadata", "namespace", "service_account", "spec"),
+        # Of steps, too, which are no part of a job.
+        "image_pull_secrets",
     },
 }
 

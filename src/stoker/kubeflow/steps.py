@@ -174,8 +174,8 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
     task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
     if settings.image_pull_policy:
         kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
-    if settings.image_pull_secrets:
-        kubernetes.set_image_pull_secrets(task, list(settings.image_pull_secrets))
+    if settings.step_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(settings.step_pull_secrets))
     _secrets(task, run)
     # Images for GPUs ask for all GPUs of the node, whatever the pod has.
     task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")

@@ -16,6 +16,7 @@ from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.leader_connection import HostRun, keys_of
 from stoker.launch.requirements import install_requirements
 from stoker.launch.restarts import check_restarts
+from stoker.launch.secrets import fetched_secrets
 from stoker.launch.supervise import Inbox, signals_to
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.launch.trainer_host import follow, lead
@@ -138,6 +139,7 @@ def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
 
 def _play(run: HostRun, command: Sequence[str]) -> int:
     if run.topology.role == "data":
+        _take_secrets(run)
         if run.settings.engine.name != "feed":
             return serve_command(run)
         # Imported here: it imports the worker side of the feed.
@@ -154,3 +156,13 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
             fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None
     return lead(run, command) if run.topology.is_leader else follow(run, command)
+
+
+def _take_secrets(run: HostRun) -> None:
+    """Sets the secrets of data hosts in this process's environment, which workers inherit."""
+    try:
+        os.environ.update(fetched_secrets(run.environ, role="data"))
+    except StokerError as err:
+        # Trainers must not wait for this host.
+        run.tell_failure(run.join(), f"failed: {err.what}")
+        raise

@@ -26,6 +26,7 @@ from stoker.host import machine, spawn
 from stoker.host.machine import vcpu_capacity
 from stoker.host.processes import descendants, signal_all
 from stoker.logs import EventName, Log
+from stoker.records.secrets import HIDDEN
 
 STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16
@@ -65,12 +66,17 @@ class OutputTail:
         return held.decode(errors="replace")
 
 
-def forward(source: int, target: int, tail: OutputTail | None) -> None:
+def forward(
+    source: int, target: int, tail: OutputTail | None, hidden: Sequence[bytes] = ()
+) -> None:
     """Copies a stream to its end by whole lines, as others often write to the same file.
 
     A carriage return ends a line, too, for progress bars. Incomplete lines are held back for half a
     second, or 64 KiB. `tail` gets everything; where `target` is closed or its disk full, output is
     dropped: the command is never blocked.
+
+    Args:
+        hidden: Texts that are shown as ***, also in `tail`.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -83,8 +89,6 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
         if not is_due:
             with contextlib.suppress(OSError):
                 chunk = os.read(source, _CHUNK_BYTES)
-        if tail and chunk:
-            tail.add(chunk)
         if not held:
             due = time.monotonic() + _PARTIAL_LINE_SECONDS
         held += chunk
@@ -92,9 +96,14 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
         if not chunk or len(held) - end > _CHUNK_BYTES:
             end = len(held)
         if end:
+            shown = held[:end]
+            for text in hidden:
+                shown = shown.replace(text, HIDDEN.encode())
+            if tail:
+                tail.add(shown)
             # Lost output must neither end nor block the command.
             with contextlib.suppress(OSError):
-                view = memoryview(held)[:end]
+                view = memoryview(shown)
                 while view:
                     view = view[os.write(target, view) :]
             held, due = held[end:], time.monotonic() + _PARTIAL_LINE_SECONDS
@@ -176,6 +185,7 @@ def supervise(
     others: Collection[int] = (),
     asks_children: bool = False,
     takes_input: bool = False,
+    hidden: Sequence[str] = (),
 ) -> Ending:
     """Runs `command` to its end, then ends its leftover processes, but no earlier child.
 
@@ -188,6 +198,7 @@ def supervise(
         others: Children of this process whose exit status their owners read.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
+        hidden: Texts that its output must not show.
     """
     spawn.adopt_orphans()
     # The kernel's count is per cgroup: only the difference is this command's.
@@ -212,9 +223,10 @@ def supervise(
     assert process.stdout is not None
     assert process.stderr is not None
     tail = OutputTail()
+    texts = [text.encode() for text in hidden]
     pumps = [
-        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None)),
-        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail)),
+        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None, texts)),
+        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail, texts)),
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
     signals, decided = _follow(

@@ -19,7 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import EXIT_PEER_LOST, RESTARTING_CODES, FeedError, PlatformError, UsageError
+from stoker.errors import (
+    EXIT_PEER_LOST,
+    RESTARTING_CODES,
+    FeedError,
+    PlatformError,
+    StokerError,
+    UsageError,
+)
 from stoker.feed.loading import Unfed, discard_loadings, why_unfed, why_unhelped
 from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport
 from stoker.host.gpus import GpuState
@@ -36,6 +43,7 @@ from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdi
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
 from stoker.launch.script_python import script_python
+from stoker.launch.secrets import fetched_secrets
 from stoker.launch.spending import Spending, earlier_seconds
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
@@ -54,6 +62,7 @@ from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
 from stoker.records.gpu import loads_as_json
+from stoker.records.secrets import parts_to_hide
 from stoker.records.training import STARTED, InputVersion
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
@@ -479,6 +488,11 @@ def _train(
         folder=run.folder,
     )
     environ |= engine.environment
+    try:
+        environ |= fetched_secrets(run.environ, role="dnn")
+    except StokerError as err:
+        run.log.event(EventName.TRAINING_NOT_STARTED, reason=err.what)
+        return Ending(exit_code=err.exit_code, refused=str(err))
     environ = with_reachable_mlflow(environ, run.log)
     found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
     if found is None:
@@ -571,6 +585,7 @@ def _train(
             # Not for several ranks, which would compete for it.
             takes_input=trainer.strategy == "none" and membership is None,
             others=engine.pids,
+            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
         )
         if mpi_host:
             ending = mpi_host.judged(ending)

@@ -40,6 +40,7 @@ MAX_ATTEMPTS = 8
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
 _MISSING = (
     *("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "NoSuchEntity"),
+    *("ParameterNotFound", "ParameterVersionNotFound"),
     *("404", "NotFound"),
 )
 # Some services name a missing object only in the message.

@@ -23,6 +23,7 @@ from stoker.records import (
     PlatformSettings,
     ProfileSettings,
     Role,
+    SecretSource,
     TrackingSettings,
     Training,
     Workload,
@@ -67,6 +68,7 @@ class JobSpec:
         groups: The dnn group first.
         hyperparameters: Put after the command, in this order.
         environment: Further variables of the user's command.
+        secrets: Where each of its secret variables is kept.
         settings: Settings of all processes of the run, except for what `groups` say.
         next_best: The decision's next plan, as text for error messages.
         prices: Known prices in dollars per hour of one host, by instance type.
@@ -83,6 +85,7 @@ class JobSpec:
     channels: Mapping[str, Channel] = field(default_factory=dict)
     hyperparameters: Mapping[str, Json] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     settings: RunEnvironment = field(default_factory=RunEnvironment)
     image: str | None = None
     platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
@@ -117,6 +120,8 @@ class JobSpec:
             run_dir=run_dir,
             channels=workload.channels,
             hyperparameters=values_of(workload.hyperparameters),
+            environment=workload.environment,
+            secrets=workload.secret_sources,
             settings=RunEnvironment.of(workload, profile=profile),
             image=workload.image,
             platform_settings=workload,  # which inherits them

@@ -293,7 +293,22 @@ def host_variables(
         for name, value in environ.items()
         if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
     }
+    for name, source in job.secrets.items():
+        if not source.is_for(host.role):
+            inherited.pop(name, None)
     return {**inherited, **job.environment, **threads, **told.to_environ()}
+
+
+def check_secrets(job: JobSpec, environ: Mapping[str, str]) -> None:
+    """Raises UsageError for secrets of a job that the caller's environment does not have."""
+    missing = sorted(name for name in job.secrets if not environ.get(name))
+    if missing:
+        raise UsageError(
+            f"the secret {', '.join(missing)} is not set: on this machine secrets come from the "
+            "environment of the command",
+            where=f"key secrets.{missing[0]}",
+            fix=f"export {missing[0]}=...",
+        )
 
 
 def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
@@ -642,6 +657,7 @@ class LocalPlatform:
 
     def submit(self, request: LocalRequest) -> LocalRun:
         """Starts all hosts; they end with the calling thread, which must outlive the run."""
+        check_secrets(request.job, self._environ)
         return LocalRun(request, environ=self._environ)
 
     def _num_cores(self, group: Group, job: JobSpec) -> int:

@@ -17,6 +17,7 @@ _NAMED = {
     "containers": "name",
     "initContainers": "name",
     "env": "name",
+    "imagePullSecrets": "name",
     "volumes": "name",
     "volumeMounts": "mountPath",
     "InputDataConfig": "ChannelName",

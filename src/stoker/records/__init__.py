@@ -69,6 +69,7 @@ from stoker.records.profile import ProfileState as ProfileState
 from stoker.records.profile import Spread as Spread
 from stoker.records.profile import StepTerms as StepTerms
 from stoker.records.profile import TransformCost as TransformCost
+from stoker.records.secrets import SecretSource as SecretSource
 from stoker.records.training import Band as Band
 from stoker.records.training import Evaluation as Evaluation
 from stoker.records.training import Event as Event

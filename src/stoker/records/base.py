@@ -62,6 +62,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 _MISSING = object()
 # Key of a document: the word of each value that is null because JSON lacks it, by its path.
 _NOT_NUMBERS = "not_numbers"
+_SECRETS = "secrets"
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -414,9 +415,11 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
     what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
     if "matching regex" in what and path == "name":
         what = "expected lower-case letters, digits and hyphens, at most 40"
-    shown = "" if found is _MISSING else f", found {found!r}"
+    is_secret = path.partition(".")[0] == _SECRETS
+    # A secret's value may have been typed in place of its address.
+    shown = "" if found is _MISSING or is_secret else f", found {found!r}"
     shown = shown if len(shown) <= 68 else shown[:65] + "..."
-    fix = _corrected(path, found, types) or _see(kind)
+    fix = _see(kind) if is_secret else _corrected(path, found, types) or _see(kind)
     return UsageError(f"{what}{shown}", where=place.at(path), fix=fix)
 
 

@@ -415,6 +415,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         champion: Model in use, for a pipeline's gates such as accuracy>=champion-0.005: a folder as
             pvc://CLAIM/FOLDER, where a model that passed replaces it; or registry:GROUP, of
             SageMaker's registry, where people approve it. Absent: no gate may name a champion.
+        image_pull_secrets: Names of Secrets with the login of private registries, for the pods of
+            jobs and of a pipeline's steps.
         pools: Node pools by the instance type in plans.
         pools_file: CSV file of node pools with prices, in the catalog's columns, or its text, which
             replaces the file's name when the workload is read. Plans then use these pools and
@@ -469,6 +471,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
     champion: Champion | None = None
+    image_pull_secrets: tuple[Name, ...] = ()
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     jobset: ObjectPatch = ObjectPatch()
@@ -491,10 +494,11 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     kubeflow: KubeflowSettings | None = None
 
     @property
-    def image_pull_secrets(self) -> tuple[str, ...]:
-        """Secrets for pulls of the dnn group's image, and of the images of a pipeline's steps."""
+    def step_pull_secrets(self) -> tuple[str, ...]:
+        """Secrets for pulls of the images of a pipeline's steps: all, and the dnn group's own."""
         listed = mappings(patch_document(self.dnn.pod.spec), "imagePullSecrets")
-        return tuple(str(one.get("name")) for one in listed)
+        own = (str(one.get("name")) for one in listed)
+        return tuple(dict.fromkeys((*self.image_pull_secrets, *own)))
 
     @property
     def image_pull_policy(self) -> str | None:

@@ -29,6 +29,7 @@ from stoker.records.platforms import (
     PlatformSettings,
     bare_type,
 )
+from stoker.records.secrets import SecretArn, SecretSource, source_of
 
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
 # How a record is made again.
@@ -481,6 +482,10 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         channels: Inputs by name. A script finds each in the folder that SM_CHANNEL_NAME names.
         hyperparameters: Appended to the command as `--name value`, in this order; parameters of a
             pipeline's run. Texts stay texts; unquoted yes, 012 and 1:30 are texts, too.
+        environment: Variables of all hosts, as plain text; numbers in quotes.
+        secrets: Variables whose value is kept elsewhere, each with an ARN (Secrets Manager, SSM) or
+            its place. The hosts that need them read them as they start; on this machine they are
+            the caller's variables.
         constraints: Limits that plans must respect, and what ranks them.
         training: Length of the training; needed for a plan's total time and cost.
         gate: Bounds on reported metrics; all must hold.
@@ -505,6 +510,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     cluster: Cluster | None = None
     channels: dict[Name, Channel] = msgspec.field(default_factory=dict)
     hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    secrets: dict[Name, SecretArn | SecretSource] = msgspec.field(default_factory=dict)
     constraints: Constraints = Constraints()
     training: TrainingSize = TrainingSize()
     gate: tuple[Gate, ...] = ()
@@ -532,6 +539,11 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         if isinstance(self.engine, EngineSettings):
             return self.engine
         return EngineSettings(name=self.engine)
+
+    @property
+    def secret_sources(self) -> dict[str, SecretSource]:
+        """Where each secret variable is kept."""
+        return {name: source_of(each) for name, each in self.secrets.items()}
 
     @property
     def max_run_seconds(self) -> int | None:

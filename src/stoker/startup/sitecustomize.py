@@ -57,6 +57,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
+def _without_secrets(text: str) -> str:
+    """Hides the values of secrets, as `stoker.records.secrets.hidden`; this Python may lack it."""
+    import json
+
+    for name in json.loads(os.environ.get("STOKER_SECRET_NAMES") or "[]"):
+        value = os.environ.get(name, "")
+        for part in (value, *value.splitlines()):
+            if len(part.strip()) >= 6:
+                text = text.replace(part.strip(), "***")
+    return text
+
+
 def _keep_failures() -> None:
     output = os.environ.get("STOKER_OUTPUT")
     if not output:
@@ -78,8 +90,10 @@ def _keep_failures() -> None:
             "rank": rank,
             "host": os.environ.get("STOKER_HOST", ""),
             "type": kind.__name__,
-            "message": _cut(str(error)),
-            "traceback": _cut("".join(traceback.format_exception(kind, error, trace))),
+            "message": _cut(_without_secrets(str(error))),
+            "traceback": _cut(
+                _without_secrets("".join(traceback.format_exception(kind, error, trace)))
+            ),
         }
         path = os.path.join(output, f"failure-rank{rank}.json")
         # Renamed when complete: the launcher may read it at any time.

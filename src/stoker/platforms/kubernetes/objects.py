@@ -272,6 +272,13 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             where="key kubernetes.follower_lease_minutes",
             fix=f"use {MIN_LEASE_MINUTES} or more, or 0 for no lease",
         )
+    for name, source in job.secrets.items():
+        if source.secret is None:
+            raise UsageError(
+                f"on Kubernetes the secret {name} needs a Secret of the job's namespace",
+                where=f"key secrets.{name}",
+                fix=f"kubectl create secret generic NAME --from-file={name}=FILE, and secret: NAME",
+            )
     check_job(job)
     return settings
 
@@ -608,7 +615,15 @@ def _environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     # Without a limit nothing else in the pod shows how many CPUs it requested.
     of_cpu: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
     found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
-    return [*found, *variables({**theirs, **ours})]
+    return [*found, *_secret_variables(layout, group), *variables({**theirs, **ours})]
+
+
+def _secret_variables(layout: Layout, group: PodGroup) -> Iterator[Json]:
+    """Yields the variables that the kubelet reads from Secrets."""
+    for name, source in sorted(layout.job.secrets.items()):
+        if source.is_for(group.group.role):
+            place: Document = {"name": source.secret, "key": source.key or name}
+            yield {"name": name, "valueFrom": {"secretKeyRef": place}}
 
 
 def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
@@ -692,6 +707,7 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         },
         "nodeSelector": group.node_selector,
         "tolerations": [*group.tolerations],
+        **pull_secrets(layout.settings.image_pull_secrets),
         "containers": [container],
         "volumes": list(volumes),
     }
@@ -714,6 +730,12 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         spec = mapping_of(spec, spec_of_run(layout, group))
     _share_claims(spec)
     return {**template, "spec": spec}
+
+
+def pull_secrets(names: Iterable[str]) -> dict[str, Json]:
+    """Returns a pod's imagePullSecrets; {} without names."""
+    listed: list[Json] = [{"name": name} for name in names]
+    return {"imagePullSecrets": listed} if listed else {}
 
 
 def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:

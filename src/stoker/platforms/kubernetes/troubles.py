@@ -227,8 +227,8 @@ def _unschedulable_troubles(
 
 def _container_troubles(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterator[Trouble]:
     image_seconds = dict.fromkeys(_IMAGE, IMAGE_SECONDS) | dict.fromkeys(_IMAGE_FOR_EVER, 0.0)
-    image_fix = "push it, check its name, and set imagePullSecrets in kubernetes.*.pod.spec"
-    fix = f"check kubernetes.{group.group.role}.pod (envFrom, volumes) and the entry point"
+    image_fix = "push it, check its name, and name its login in kubernetes.image_pull_secrets"
+    fix = f"check secrets, kubernetes.{group.group.role}.pod (envFrom, volumes) and the entry point"
     for kind, what, seconds, advice in (
         ("image", f"the image {group.settings.image or image}", image_seconds, image_fix),
         ("container", "their containers", dict.fromkeys(_CONTAINER, CONTAINER_SECONDS), fix),

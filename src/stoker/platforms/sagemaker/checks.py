@@ -30,6 +30,7 @@ MAX_RUN_SECONDS = 28 * 86400
 MAX_VOLUME_GB = 16384
 # Of an instance type: g5, c7i-flex, p4de, trn1n.
 _FAMILY = re.compile(r"[a-z]+[0-9]+[a-z-]*")
+_ECR = re.compile(r"[0-9]{12}\.dkr\.ecr[a-z-]*\.[a-z0-9-]+\.amazonaws\.com")
 _FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
 
 # Where the workload, or a command, says a part of the request.
@@ -121,6 +122,23 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
         fix = "name a folder: stoker packs and uploads it"
         raise UsageError(what, where="key sagemaker.source", fix=fix)
     return settings
+
+
+def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Mapping[str, Json]) -> None:
+    """Raises UsageError for secrets that hosts could not read, or that the request sets."""
+    for name, source in job.secrets.items():
+        where = f"key secrets.{name}"
+        if source.arn is None:
+            what = f"on SageMaker the secret {name} needs an ARN"
+            fix = "add arn, of Secrets Manager or of a parameter in SSM"
+            raise UsageError(what, where=where, fix=fix)
+        if name in variables:
+            what = f"sagemaker.request.Environment sets the secret {name}"
+            raise UsageError(what, where=where, fix="leave it out there: it is plain text")
+        if settings.network_isolation:
+            what = f"with EnableNetworkIsolation hosts cannot read the secret {name}"
+            fix = "leave EnableNetworkIsolation out, or pass what it opens as a channel"
+            raise UsageError(what, where=where, fix=fix)
 
 
 def _check_channel(name: str, channel: Channel) -> None:
@@ -279,6 +297,23 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=spot, fix=fix)
 
 
+def _registry_rules(body: Body) -> Iterator[UsageError]:
+    """Checks a private registry: the hosts pull from it through the job's VPC."""
+    config = mapping(body, "AlgorithmSpecification", "TrainingImageConfig")
+    key = "key sagemaker.request.AlgorithmSpecification.TrainingImageConfig"
+    is_private = config.get("TrainingRepositoryAccessMode") == "Vpc"
+    if is_private and not body.get("VpcConfig"):
+        what = "a private registry is reached through a VPC"
+        fix = "add sagemaker.request.VpcConfig: {Subnets: [...], SecurityGroupIds: [...]}"
+        yield UsageError(what, where=key, fix=fix)
+    if config.get("TrainingRepositoryAuthConfig") and not is_private:
+        what = "TrainingRepositoryAuthConfig is for a private registry"
+        yield UsageError(what, where=key, fix="add TrainingRepositoryAccessMode: Vpc")
+    if is_private and _ECR.match(text(mapping(body, "AlgorithmSpecification"), "TrainingImage")):
+        what = "an image in ECR is pulled by the job's role, not from a private registry"
+        yield UsageError(what, where=key, fix="leave TrainingImageConfig out")
+
+
 def _time_rules(body: Body) -> Iterator[UsageError]:
     """Checks times and volumes whose limits are in the API's reference, but in no model."""
     stopping, key = mapping(body, "StoppingCondition"), "key sagemaker.max_run_seconds"
@@ -322,4 +357,4 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=where, fix=fix)
 
 
-_RULES = (_group_rules, _type_rules, _channel_rules, _time_rules)
+_RULES = (_group_rules, _type_rules, _channel_rules, _time_rules, _registry_rules)

@@ -21,6 +21,7 @@ from stoker.platforms.sagemaker.checks import (
     CODE_CHANNEL,
     TOKEN_CHANNEL,
     check_body,
+    check_secrets,
     file_system,
     settings_of,
     without_none,
@@ -29,6 +30,7 @@ from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import mapping, mappings
 from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
+from stoker.records.secrets import fetch_variables
 
 # The service's folders in every container.
 _HOME = "/opt/ml"
@@ -154,7 +156,7 @@ def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
         tensorboard=Path(_HOME, TENSORBOARD) if job.tracking.tensorboard else None,
         roles={} if are_known else told.roles,
     ).to_environ()
-    return {**_managed_mlflow(job), **job.environment, **ours}
+    return {**_managed_mlflow(job), **job.environment, **fetch_variables(job.secrets), **ours}
 
 
 def _managed_mlflow(job: JobSpec) -> dict[str, str]:
@@ -231,6 +233,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
             where = f"key sagemaker.request.InputDataConfig[{name}]"
             fix = nearest(name, list(job.channels))
             raise UsageError(f"unknown channel {name}", where=where, fix=fix)
+    check_secrets(job, settings, mapping(body, "Environment"))
     body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
     tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
     if job.settings.workload_sha256:

@@ -1,0 +1,182 @@
+"""Variables of the training command: plain ones, and secrets, of which only the place is known.
+
+A secret's value is in no record, request or definition: its host reads it where it is kept.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from stoker.errors import UsageError
+from stoker.records.base import Name, Place, Record, convert
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME and arn:aws:ssm:REGION:ACCOUNT:parameter/NAME
+_ARN = (
+    r"arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[^ ]+"
+    r"|ssm:[a-z0-9-]+:[0-9]{12}:parameter/[^ ]+)"
+)
+# Only in the schema: a parser's error would show a value that was typed in place of the ARN.
+SecretArn = Annotated[str, msgspec.Meta(max_length=400, extra_json_schema={"pattern": f"^{_ARN}$"})]
+_OF_SECRETS_MANAGER = ":secretsmanager:"
+# Set by stoker, SageMaker, torchrun or the loader of programs.
+_TAKEN = re.compile(
+    r"(STOKER|SM|SAGEMAKER)_.*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+    r"|PYTHONPATH|TRAINING_JOB_NAME"
+)
+# EOS_TOKEN and MAX_TOKENS are no secrets.
+_SECRET_NAME = re.compile(
+    r".*(API_?KEY|PASSWORD|PASSWD|SECRET|SECRET_KEY|SECRET_ACCESS_KEY|PRIVATE_KEY)"
+    r"|.*(ACCESS|AUTH|SESSION|TRACKING|HUB|API|BEARER)_TOKEN|(HF|GITHUB|GITLAB|GH|WANDB)_TOKEN",
+    re.IGNORECASE,
+)
+# Keys of AWS, GitHub, Hugging Face, OpenAI and Slack, and PEM files.
+_SECRET_VALUE = re.compile(
+    r"(AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|hf_[A-Za-z0-9]{30,}"
+    r"|sk-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
+    re.DOTALL,
+)
+# A shorter text, such as 1, would hide parts of other words.
+_MIN_HIDDEN = 6
+HIDDEN = "***"
+
+# Of a variable that names a secret to be read, as JSON.
+_FETCH = "STOKER_FETCH_"
+
+SecretHosts = Literal["dnn", "all"]
+
+
+class SecretSource(Record, frozen=True, kw_only=True):
+    """Where the value of a secret variable is kept; on this machine, the caller's environment.
+
+    Attributes:
+        arn: SageMaker: ARN of a secret in Secrets Manager, or of a parameter in SSM.
+        json_key: Key of the value where that is a JSON object. None: the whole text.
+        secret: Kubernetes: name of a Secret in the job's namespace.
+        key: Kubernetes: key of the value in it. None: the variable's name.
+        hosts: Hosts that get it. dnn: those that run the training command; all: data hosts, too,
+            for datasets that read it.
+    """
+
+    arn: SecretArn | None = None
+    json_key: Name | None = None
+    secret: Name | None = None
+    key: Name | None = None
+    hosts: SecretHosts = "dnn"
+
+    @property
+    def is_in_secrets_manager(self) -> bool:
+        return _OF_SECRETS_MANAGER in (self.arn or "")
+
+    @property
+    def region(self) -> str:
+        """Region of the ARN."""
+        return (self.arn or "").split(":")[3]
+
+    def is_for(self, role: str) -> bool:
+        """Whether hosts of a role get it."""
+        return role == "dnn" or self.hosts == "all"
+
+
+def source_of(told: str | SecretSource) -> SecretSource:
+    """Returns where a secret is kept; a text alone is its ARN."""
+    return SecretSource(arn=told) if isinstance(told, str) else told
+
+
+def fetch_variables(secrets: Mapping[str, SecretSource]) -> dict[str, str]:
+    """Returns the variables by which a launcher knows what to read: no values."""
+    # Without defaults: SageMaker allows 512 characters.
+    found = {}
+    for name, each in secrets.items():
+        told = {key: value for key, value in msgspec.structs.asdict(each).items() if value}
+        found[f"{_FETCH}{name}"] = json.dumps(told, separators=(",", ":"))
+    return found
+
+
+def sources_in(environ: Mapping[str, str], *, role: str) -> dict[str, SecretSource]:
+    """Returns the secrets that hosts of a role read, by variable."""
+    found = {}
+    for variable, text in sorted(environ.items()):
+        if variable.startswith(_FETCH):
+            source = convert(json.loads(text), SecretSource, Place(f"variable {variable}"))
+            if source.is_for(role):
+                found[variable.removeprefix(_FETCH)] = source
+    return found
+
+
+def check_variables(
+    environment: Mapping[str, str], told: Mapping[str, str | SecretSource], place: Place
+) -> None:
+    """Refuses variables that stoker sets, secrets among plain ones, and secrets without a place.
+
+    Raises:
+        UsageError: With the key; a value is never shown.
+    """
+    for key, names in (("environment", environment), ("secrets", told)):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                what = f"{name} is no name of a variable"
+                fix = "use letters, digits and _, and begin with no digit"
+                raise UsageError(what, where=place.at(f"{key}.{name}"), fix=fix)
+            if _TAKEN.fullmatch(name):
+                what = f"the variable {name} is set by stoker, SageMaker or torchrun"
+                raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename yours")
+    for name, value in environment.items():
+        where = place.at(f"environment.{name}")
+        if "\0" in value:
+            raise UsageError(f"the variable {name} contains a zero byte", where=where)
+        if name in told:
+            what = f"the variable {name} is also among the secrets"
+            raise UsageError(what, where=where, fix="leave it out here")
+        is_named_so = bool(_SECRET_NAME.fullmatch(name)) and value != ""
+        if is_named_so or _SECRET_VALUE.fullmatch(value.strip()):
+            raise UsageError(
+                f"the variable {name} looks like a secret; environment is plain text in requests, "
+                "definitions and records",
+                where=where,
+                fix=f"secrets: {{{name}: ARN}}, or {{secret: NAME}} of Kubernetes",
+            )
+    for name, each in told.items():
+        _check_source(source_of(each), place.at(f"secrets.{name}"))
+
+
+def _check_source(source: SecretSource, where: str) -> None:
+    if source.arn is not None and not re.fullmatch(_ARN, source.arn):
+        raise UsageError(
+            "this is no ARN of a secret in Secrets Manager, or of a parameter in SSM",
+            where=where,
+            fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or "
+            "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME; the value itself is nowhere in a workload",
+        )
+    if not (source.arn or source.secret):
+        fix = "add arn (SageMaker) or secret (Kubernetes); on this machine neither is read"
+        raise UsageError("this secret has no place", where=where, fix=fix)
+    if source.json_key and not source.arn:
+        raise UsageError("json_key is for a secret with an arn", where=where, fix="add arn")
+    if source.key and not source.secret:
+        fix = "add secret: NAME; the key of a JSON text is json_key"
+        raise UsageError("key is for a Secret of Kubernetes", where=where, fix=fix)
+
+
+def hidden(text: str, values: Iterable[str]) -> str:
+    """Returns the text with each of the values, and each of their lines, as ***."""
+    for part in parts_to_hide(values):
+        text = text.replace(part, HIDDEN)
+    return text
+
+
+def parts_to_hide(values: Iterable[str]) -> list[str]:
+    """Returns what must not be shown of secrets, the longest first; too short texts are left out.
+
+    Lines count alone, as logs are copied line by line.
+    """
+    found = {part.strip() for value in values for part in _parts(value)}
+    return sorted((part for part in found if len(part) >= _MIN_HIDDEN), key=len, reverse=True)
+
+
+def _parts(value: str) -> Iterator[str]:
+    yield value
+    yield from value.splitlines()
