@@ -114,22 +114,55 @@ def main_channel(workload: Workload) -> str | None:
 
 
 def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
-    """Parses and checks `NAME=VALUE` texts; names are in snake or camel case."""
-    known = {p.name: p for p in parameters_of(workload)}
-    # The steps of a run on SageMaker get the names in camel case.
-    by_any = {**known, **{p.camel_name: p for p in known.values()}}
+    """Parses and checks `NAME=VALUE` texts, each parameter at most once.
+
+    Names are in snake or camel case, or as the script spells a hyperparameter.
+    """
     found: dict[str, str] = {}
+    spelt: list[tuple[str, str]] = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
-        parameter = by_any.get(name.strip())
+        parameter = parameter_named(name, workload=workload)
         if parameter is None:
+            known = [each.name for each in parameters_of(workload)]
             raise UsageError(
-                f"a run of {workload.name} has no parameter {name}", fix=nearest(name, list(known))
+                f"a run of {workload.name} has no parameter {name}", fix=nearest(name, known)
             )
         found[parameter.name] = parameter.check(value)
+        spelt.append((parameter.name, text))
+    refuse_doubles(spelt)
     return found
+
+
+def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
+    """Returns a parameter by its name in snake or camel case, or by its hyperparameter's."""
+    known = parameters_of(workload)
+    typed = name.strip()
+    # The steps of a run on SageMaker get the names in camel case.
+    by_name = {each: p for p in reversed(known) for each in (p.camel_name, p.name)}
+    # As on the script's command line; of `gate` and a hyperparameter gate, the parameter counts.
+    by_option = {p.hyperparameter: p for p in known if p.hyperparameter}
+    option = typed.removeprefix("--")
+    return by_name.get(typed) or by_option.get(option) or by_name.get(option)
+
+
+def refuse_doubles(spelt: Sequence[tuple[str, str]]) -> None:
+    """Raises UsageError if two NAME=VALUE texts set one parameter.
+
+    Args:
+        spelt: Each text after the name of its parameter.
+    """
+    earlier: dict[str, str] = {}
+    for name, text in spelt:
+        if name in earlier:
+            raise UsageError(
+                f"{name} is given twice: {earlier[name]} and {text}",
+                where="--param",
+                fix="leave one of them out",
+            )
+        earlier[name] = text
 
 
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:

@@ -44,7 +44,7 @@ VERBS = {
     "compile": EVERY | flags("out components"),
     "upload": REACH | EVERY | flags("yes"),
     "start": REACH | EVERY | flags("yes param wait"),
-    "schedule": REACH | EVERY | flags("cron name time-zone param"),
+    "schedule": REACH | EVERY | flags("cron name time-zone param fresh"),
     "status": REACH | flags("besides workload json debug"),
     "stop": REACH | flags("workload json debug"),
     "prune": EVERY | flags("older-than-days delete"),

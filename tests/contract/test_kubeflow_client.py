@@ -119,13 +119,18 @@ def test_a_profile_to_reuse_is_sent_as_the_text_of_its_file(server, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("cache_days=soon", "cache_days requires type double or integer, but is 'soon'"),
-        ("cache_days=true", "cache_days requires type double or integer, but is True"),
+        ("cache_days=soon", "cache_days=soon: expected a whole number"),
+        ("cache_days=true", "cache_days=true: expected a whole number"),
+        ("reuse_profile=nowhere.json", "no such file: nowhere.json"),
+        ("reuse_profile={", "not a profile.json"),
+        ("image=", "image is empty"),
+        ("instance_count=0", "at least one host"),
+        ("weekday=1", "no parameter weekday"),
     ],
 )
 def test_a_parameter_that_cannot_be_starts_nothing(server, text, words):
     upload(server)
-    with pytest.raises(ServiceError, match=words):
+    with pytest.raises(UsageError, match=words):
         client_at(server).start(workload(), [text])
     assert server.kept["runs"] == []
 
@@ -134,7 +139,7 @@ def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(s
     upload(server)
     words = ("schedule", "kubeflow", "w.yaml", "--cron")
     done = succeeds(*words, "0 30 6 * * 1-5", "--param", "epochs=2")
-    assert done.stdout == "scheduled: stoker-mnist  0 30 6 * * 1-5\n"
+    assert done.stdout.startswith("schedule stoker-mnist: created  0 30 6 * * 1-5  UTC\n  next: ")
     (made,) = server.kept["recurringruns"]
     ((pipeline_id, _),) = server.versions.items()
     assert made["pipeline_version_reference"] == {"pipeline_id": pipeline_id}
@@ -142,10 +147,39 @@ def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(s
     assert made["runtime_config"] == {"parameters": {"epochs": 2}}
     assert (made["status"], made["max_concurrency"], made["no_catchup"]) == ("ENABLED", "1", True)
     succeeds(*words, "@every 12h", "--name", "often")
-    succeeds(*words, "@daily")
+    replaced = succeeds(*words, "@daily")
+    assert "  cron: 0 30 6 * * 1-5 -> @daily\n  kept: epochs=2\n" in replaced.stdout
+    (kept,) = (s for s in server.kept["recurringruns"] if s["display_name"] == "stoker-mnist")
+    assert kept["runtime_config"] == {"parameters": {"epochs": 2}}
+    sent = server.sent()
+    assert succeeds(*words, "@daily").stdout.startswith("schedule stoker-mnist: unchanged ")
+    assert server.sent() == sent
     triggers = {s["display_name"]: s["trigger"] for s in server.kept["recurringruns"]}
     times = {"stoker-mnist": "@daily", "stoker-mnist-often": "@every 12h"}
     assert triggers == {name: {"cron_schedule": {"cron": cron}} for name, cron in times.items()}
+
+
+def test_an_upload_makes_and_changes_the_schedule_of_the_workload(server, project):
+    own = {"cron": "0 0 5 * * 2", "parameters": {"max_usd": 4, "epochs": 6}}
+    words = ("upload", "kubeflow", "w.yaml")
+    wanted = ("--set", f"kubernetes.kubeflow.schedule={json.dumps(own)}")
+    assert "schedule: created: stoker-mnist\n" in succeeds(*words, *wanted).stdout
+    (made,) = server.kept["recurringruns"]
+    assert made["trigger"] == {"cron_schedule": {"cron": "0 0 5 * * 2"}}
+    assert made["runtime_config"] == {"parameters": {"max_usd": "4", "epochs": 6}}
+    again = succeeds(*words, *wanted)
+    assert "pipeline mnist: no change" in again.stderr
+    assert "schedule: unchanged: stoker-mnist\n" in again.stdout
+    changed = succeeds(*words, *wanted, "--set", "kubernetes.kubeflow.schedule.cron='@weekly'")
+    assert "cron: 0 0 5 * * 2 -> @weekly" in changed.stderr
+    (made,) = server.kept["recurringruns"]
+    assert made["trigger"] == {"cron_schedule": {"cron": "@weekly"}}
+    left = succeeds(*words)
+    assert "schedule stoker-mnist (@weekly UTC) still starts runs" in left.stderr
+    assert "kfp recurring-run delete ID" in left.stderr
+    hour = stoker(*words, *wanted, "--set", "kubernetes.kubeflow.schedule.cron=0 0 25 * * *")
+    assert hour.returncode == 2
+    assert "hour 25 is not in 0 to 23" in hour.stderr
 
 
 def test_a_schedule_that_somebody_switched_off_stays_off(server, project):

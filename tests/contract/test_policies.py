@@ -10,9 +10,10 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
-from stoker.pipelines.base import schedule_name
-from stoker.pipelines.sagemaker.client import RETRY_POLICY, SCHEDULE_GROUP, SageMakerClient
+from stoker.pipelines.sagemaker.client import SCHEDULE_GROUP, SageMakerClient
 from stoker.pipelines.sagemaker.compile import compile_pipeline
+from stoker.pipelines.sagemaker.schedule import RETRY_POLICY
+from stoker.pipelines.schedules import AskedSchedule, schedule_name
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
@@ -272,9 +273,10 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_se
         client.compared(pipeline)
         client.upload(pipeline, is_changed=True)
     client.start(example(), ["Epochs=3"])
-    when = {"cron": "cron(0 3 ? * MON *)", "time_zone": "UTC", "name": "stoker-mnist"}
-    for _ in range(2):
-        client.schedule(example(), ["Epochs=3"], **when)
+    for hour in (3, 4):
+        when = f"cron(0 {hour} ? * MON *)"
+        asked = AskedSchedule(name="stoker-mnist", cron=when, parameters=["Epochs=3"])
+        client.schedule(example(), asked)
     updates = {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"}
     assert updates <= {action for action, _ in calls}
     assert [call for call in calls if not is_allowed("caller", *call)] == []

@@ -220,6 +220,14 @@ def test_parameters_arrive_under_the_services_names(server, project):
     [
         ("OwnSettings=3", ["no parameter OwnSettings", "OwnSetting?"]),
         (f"model_group={'x' * 300}", ["300 characters, at most 244"]),
+        ("ReuseProfile=foo", ["ReuseProfile=foo", "s3://"]),
+        ("Image=", ["Image is empty"]),
+        ("InputData=pictures/today", ["InputData=pictures/today", "s3://"]),
+        ("InstanceType=huge", ["InstanceType=huge"]),
+        ("InstanceCount=0", ["at least one host"]),
+        ("OwnSetting=many", ["OwnSetting=many: expected a whole number"]),
+        ("Least=half", ["Least=half: expected a number"]),
+        ("DryRun=perhaps", ["DryRun=perhaps is not possible"]),
     ],
 )
 def test_a_parameter_that_cannot_be_starts_nothing(server, project, parameter, words):
@@ -269,7 +277,13 @@ def test_a_schedule_holds_its_parameters_and_replaces_the_one_of_its_name(server
     more = ("--param", "epochs=2", "--set", f"sagemaker.dead_letter_queue={queue}")
     zone = ("--time-zone", "Europe/Berlin")
     done = succeeds(*words, "cron(30 6 ? * MON-FRI *)", *zone, *more)
-    assert done.stdout == "scheduled: stoker-mnist  cron(30 6 ? * MON-FRI *)\n"
+    head, *lines = done.stdout.splitlines()
+    assert head == "schedule stoker-mnist: changed  cron(30 6 ? * MON-FRI *)  Europe/Berlin"
+    assert "  cron: rate(12 hours) -> cron(30 6 ? * MON-FRI *)" in lines
+    assert "  time zone: UTC -> Europe/Berlin" in lines
+    assert "  Epochs: not set -> 2" in lines
+    assert lines[-1].startswith("  next: ")
+    assert " 06:30 Europe/Berlin" in lines[-1]
     found = scheduled()
     assert found["ScheduleExpression"] == "cron(30 6 ? * MON-FRI *)"
     assert found["ScheduleExpressionTimezone"] == "Europe/Berlin"
@@ -307,6 +321,13 @@ DAILY = ("--cron", "rate(1 day)")
     [
         (("--cron", "0 6 * * *"), "is not an expression of EventBridge Scheduler"),
         (("--cron", "cron(0 6 * * *)"), "minute hour day month weekday year"),
+        (("--cron", "rate(1 days)"), "write rate(1 day)"),
+        (("--cron", "cron(0 6 * * * *)"), "exactly one is ?"),
+        ((*DAILY, "--time-zone", "Europe/Berln"), "did you mean Europe/Berlin?"),
+        ((*DAILY, "--name", "each week"), "invalid name of a schedule"),
+        ((*DAILY, "--name", "w" * 60), "at most 64"),
+        (("--param", "epochs=3"), "there is no schedule stoker-mnist yet"),
+        ((*DAILY, "--param", "Epochs=3", "--param", "epochs=4"), "epochs is given twice"),
         ((*DAILY, "--param", "epoch=1"), "did you mean epochs?"),
         ((*DAILY, "--set", "sagemaker.schedule_role=null"), "key sagemaker.schedule_role"),
     ],
@@ -315,6 +336,76 @@ def test_a_schedule_that_cannot_be_is_not_made(server, project, words, said):
     upload()
     fails(said, command=("schedule", "sagemaker", "w.yaml", *words))
     assert call("scheduler", "ListSchedules")["Schedules"] == []
+
+
+def test_a_schedule_keeps_what_nobody_changes(server, project):
+    upload()
+    words = ("schedule", "sagemaker", "w.yaml")
+    first = ("--cron", "cron(0 3 ? * MON *)", "--time-zone", "Asia/Tokyo", "--param", "epochs=20")
+    succeeds(*words, *first)
+    done = succeeds(*words, "--cron", "rate(1 day)", "--param", "max_usd=5")
+    assert "  kept: Epochs=20\n  kept: time zone Asia/Tokyo\n" in done.stdout
+    found = scheduled()
+    assert found["ScheduleExpressionTimezone"] == "Asia/Tokyo"
+    values = found["Target"]["SageMakerPipelineParameters"]["PipelineParameterList"]
+    assert values == [{"Name": "Epochs", "Value": "20"}, {"Name": "MaxUsd", "Value": "5"}]
+    done = succeeds(*words, "--param", "epochs=5")
+    assert "  Epochs: 20 -> 5\n" in done.stdout
+    assert scheduled()["ScheduleExpression"] == "rate(1 day)"
+    assert succeeds(*words).stdout.startswith("schedule stoker-mnist: unchanged ")
+    succeeds(*words, "--cron", "rate(2 days)", "--fresh")
+    found = scheduled()
+    assert found["ScheduleExpressionTimezone"] == "UTC"
+    assert found["Target"]["SageMakerPipelineParameters"] == {"PipelineParameterList": []}
+
+
+OWN = {"cron": "cron(15 4 1 * ? *)", "time_zone": "Europe/Paris", "parameters": {"epochs": 7}}
+
+
+def test_an_upload_makes_and_changes_the_schedule_of_the_workload(server, project):
+    own = ("--set", f"sagemaker.schedule={json.dumps(OWN)}")
+    words = ("upload", "sagemaker", "w.yaml")
+    done = succeeds(*words, *own)
+    assert "schedule: created: stoker-mnist\n" in done.stdout
+    found = scheduled()
+    assert found["ScheduleExpression"] == OWN["cron"]
+    assert found["ScheduleExpressionTimezone"] == "Europe/Paris"
+    values = found["Target"]["SageMakerPipelineParameters"]["PipelineParameterList"]
+    assert values == [{"Name": "Epochs", "Value": "7"}]
+    again = succeeds(*words, *own)
+    # Another schedule makes no other pipeline.
+    assert "pipeline mnist: no change" in again.stderr
+    assert "schedule: unchanged: stoker-mnist\n" in again.stdout
+    unknown = ("--set", "sagemaker.schedule.parameters={weekly: 1}")
+    changed = stoker(*words, *own, *unknown)
+    assert changed.returncode == 2
+    assert "no parameter Weekly" in changed.stderr
+    changed = succeeds(*words, *own, "--set", "sagemaker.schedule.cron=rate(7 days)")
+    assert "pipeline mnist: no change" in changed.stderr
+    assert "cron: cron(15 4 1 * ? *) -> rate(7 days)" in changed.stderr
+    assert "schedule: changed: stoker-mnist\n" in changed.stdout
+    left = succeeds(*words)
+    assert "schedule stoker-mnist (rate(7 days) Europe/Paris) still starts runs" in left.stderr
+    assert "aws scheduler delete-schedule --name stoker-mnist" in left.stderr
+    assert scheduled()["ScheduleExpression"] == "rate(7 days)"
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("cron=rate(1 hours)", "write rate(1 hour)"),
+        ("cron=cron(0 3 31 6 ? *)", "never fires"),
+        ("time_zone=Mars/Olympus", "no time zone Mars/Olympus"),
+        ("parameters={epochs: soon}", "expected a whole number"),
+        ("parameters={Epochs: 1, epochs: 2}", "epochs is given twice"),
+        ("parameters={image: ''}", "Image is empty"),
+    ],
+)
+def test_an_upload_refuses_a_schedule_before_it_changes_anything(server, project, key, said):
+    own = ("--set", f"sagemaker.schedule={json.dumps(OWN)}", "--set", f"sagemaker.schedule.{key}")
+    fails(said, command=("upload", "sagemaker", "w.yaml", *own))
+    assert call("scheduler", "ListSchedules")["Schedules"] == []
+    assert call("sagemaker", "ListPipelines")["PipelineSummaries"] == []
 
 
 def test_a_schedule_of_that_name_that_starts_something_else_is_left_alone(server, project):

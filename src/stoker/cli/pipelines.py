@@ -1,15 +1,15 @@
-"""The verbs of compiled pipelines: upload, start, schedule, status and stop."""
+"""The verbs of compiled pipelines: upload, start, status and stop."""
 
 import difflib
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import (
     HIDDEN,
     AsJson,
@@ -25,9 +25,7 @@ from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, Us
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import RunState
-    from stoker.pipelines.kubeflow.client import KubeflowClient
-    from stoker.pipelines.sagemaker.client import SageMakerClient
-    from stoker.records import Json, Workload
+    from stoker.records import Json
 
 
 def upload_verb(
@@ -46,6 +44,7 @@ def upload_verb(
         stoker upload sagemaker configs/mnist-sagemaker.yaml --yes
     """
     from stoker.cli.compile import again_words, compiled_for
+    from stoker.cli.schedule import planned_schedule
 
     of = workload_of(workload, overrides=overrides or ())
     client = client_of(target, of, reach)
@@ -53,6 +52,7 @@ def upload_verb(
         compiled = compiled_for(target, of)
         deployed, wanted = client.compared(compiled)
         changes = _diff(deployed, wanted)
+        planned = planned_schedule(client, of, compiled)
     if compiled.code:
         say(f"code: {compiled.code.words()}", quiet=as_json)
     if deployed is None or not changes:
@@ -60,11 +60,15 @@ def upload_verb(
         say(f"pipeline {of.name}: {words}", quiet=as_json)
     else:
         say("\n".join([f"pipeline {of.name} changes:", *changes]), quiet=as_json)
+    if planned.lines:
+        say("\n".join(planned.lines), quiet=as_json)
+    if (deployed and changes) or planned.is_change:
         refused = UsageError("upload cancelled", fix="use --yes to update without asking")
         # An update changes what schedules will run; a new pipeline changes nothing.
         ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
     with working(f"uploading {of.name}", quiet=as_json):
         done = client.upload(compiled, is_changed=bool(changes))
+        done |= planned.applied(client, of)
     if as_json:
         print(json.dumps({"name": of.name, **done, "changes": changes}, indent=2))
         return
@@ -73,6 +77,10 @@ def upload_verb(
         print(f"warning: {words}", file=sys.stderr)
     print(f"{done['action']}: {done['id']}")
     print("\n".join(f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done[key]))
+    if planned.done_words:
+        print(planned.done_words)
+    if planned.warning:
+        print(f"warning: {planned.warning}", file=sys.stderr)
     again = again_words(overrides or ()) + reach.words(None)
     print(f"next:    stoker start {target} {workload}{again}")
 
@@ -134,47 +142,6 @@ def start_verb(
         return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
 
 
-def schedule_verb(
-    target: TargetName,
-    workload: WorkloadFile,
-    *,
-    cron: str,
-    name: str | None = None,
-    time_zone: str = "UTC",
-    params: Annotated[list[str] | None, typer.Option("--param")] = None,
-    reach: Reach,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Start runs of the uploaded pipeline at regular times.
-
-    Args:
-        cron (E): SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12 hours)'; Kubeflow: six fields,
-            seconds first, '0 0 6 * * 1-5', or '@every 12h'.
-        name (N): An additional schedule (default: the only one).
-        time_zone (Z): SageMaker: of --cron (default: UTC).
-        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
-            repeated.
-
-    Examples:
-        stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
-        stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
-    """
-    from stoker.cli.workloads import with_params
-    from stoker.pipelines.base import schedule_name
-
-    of = workload_of(workload, overrides=overrides or ())
-    # Before the service is reached: a wrong value is reported without credentials.
-    with_params(of, params or (), target=target)
-    full_name = schedule_name(of, name)
-    client = client_of(target, of, reach)
-    with working(f"scheduling {of.name}", quiet=as_json):
-        is_on = client.schedule(of, params or (), cron=cron, time_zone=time_zone, name=full_name)
-    told = {"name": full_name, "expression": cron, "enabled": is_on}
-    words = "" if is_on else "  (disabled, as before: enable it where it was disabled)"
-    print(json.dumps(told) if as_json else f"scheduled: {full_name}  {cron}{words}")
-
-
 def status_verb(
     target: TargetName,
     run: str,
@@ -221,31 +188,6 @@ def stop_verb(target: TargetName, run: str, *, reach: RunReach, as_json: AsJson 
     with working(f"waiting until {run} has ended", quiet=as_json):
         state = client.stop(run)
     _show(state, as_json=as_json)
-
-
-def client_of(
-    target: str, of: "Workload | None", reach: Reach, *, run: str = ""
-) -> "KubeflowClient | SageMakerClient":
-    from stoker.pipelines.base import sagemaker_of
-    from stoker.pipelines.kubeflow.client import KubeflowClient
-    from stoker.pipelines.sagemaker.client import SageMakerClient
-    from stoker.settings import read_workload
-
-    given = {key: value for key, value in asdict(reach).items() if value}
-    if target == "kubeflow":
-        file = given.pop("workload", None)
-        return KubeflowClient(read_workload(file) if file else of, **given)
-    if given:
-        raise UsageError(f"{reach.words(None)[1:]} is only for kubeflow", fix="leave it out")
-    return SageMakerClient(sagemaker_of(of) if of else None, run=run)
-
-
-def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
-    from stoker.cli.workloads import resolve
-
-    if not file.endswith((".yaml", ".yml", ".json")):
-        raise UsageError(f"{file} is not a workload file", fix="name a .yaml file, as in configs/")
-    return resolve([file], overrides=overrides)
 
 
 def _diff(old: "Json", new: "Json") -> list[str]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.clients import workload_of
 from stoker.cli.options import AsJson, Overrides, TargetName, WorkloadFile
-from stoker.cli.pipelines import workload_of
 from stoker.cli.progress import say, working
 from stoker.errors import UsageError
 from stoker.text import size

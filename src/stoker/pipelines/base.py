@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -21,9 +22,10 @@ from stoker.errors import (
     UsageError,
     install_command,
 )
-from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
+from stoker.parameters import Kind, Parameter
+from stoker.pipelines.schedules import AskedSchedule, Schedule, ScheduleChange, planned
 from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
-from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
+from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
 from stoker.records.hyperparameters import order_of, values_of
 
 CODE = "code.tar.gz"
@@ -87,15 +89,6 @@ class Compiled:
     code: SourcePackage | None = None
 
 
-def schedule_name(workload: Workload, name: str | None) -> str:
-    """Returns the full name of a schedule, from --name or None."""
-    # Schedules of all pipelines are in one list: the name tells whose this one is.
-    base = f"stoker-{workload.name}"
-    if name is None or name in (base, workload.name):
-        return base
-    return name if name.startswith(f"{base}-") else f"{base}-{name}"
-
-
 class PipelineClient(ABC):
     """What the clients of both services share: waiting for runs."""
 
@@ -134,6 +127,68 @@ class PipelineClient(ABC):
                     return state
             self.sleep(WAIT_SECONDS)
 
+    @abstractmethod
+    def declared(self, workload: Workload, compiled: Compiled | None) -> Mapping[str, Kind]:
+        """Returns names and kinds of a pipeline's parameters: the compiled one's, or uploaded."""
+
+    @abstractmethod
+    def run_values(
+        self,
+        workload: Workload,
+        parameters: Sequence[str],
+        *,
+        declared: Mapping[str, Kind],
+    ) -> dict[str, Json]:
+        """Returns the values of NAME=VALUE texts as runs of the service get them."""
+
+    @abstractmethod
+    def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
+        """Returns the pipeline's schedule of a name."""
+
+    @abstractmethod
+    def schedule_facts(self, workload: Workload) -> dict[str, str]:
+        """Returns what a schedule has from the workload's settings, as `Schedule.facts`."""
+
+    @abstractmethod
+    def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
+        """Makes a schedule, or replaces the one of its name."""
+
+    def plan_schedule(
+        self, workload: Workload, asked: AskedSchedule, *, compiled: Compiled | None = None
+    ) -> ScheduleChange:
+        """Returns what would change; asks the service, and changes nothing.
+
+        Args:
+            asked: What the user says of it.
+            compiled: The pipeline that will be uploaded first. None: the one that is uploaded.
+
+        Raises:
+            UsageError: If the service would refuse it.
+        """
+        facts = self.schedule_facts(workload)
+        declared = self.declared(workload, compiled)
+        there = self.find_schedule(workload, asked.name)
+        gone = [] if asked.is_whole or there is None else [*there.parameters]
+        if lost := next((name for name in gone if name not in declared), None):
+            what = f"the schedule sets {lost}, which the uploaded pipeline no longer has"
+            fix = "--fresh, with all parameters that the schedule should have"
+            raise UsageError(what, where=f"schedule {asked.name}", fix=fix)
+        return planned(
+            asked,
+            there=there,
+            parameters=self.run_values(workload, asked.parameters, declared=declared),
+            facts=facts,
+            target=self.target,
+            now=datetime.now(UTC),
+        )
+
+    def schedule(self, workload: Workload, asked: AskedSchedule) -> ScheduleChange:
+        """Makes a schedule, or changes the one of its name: a disabled one stays so."""
+        change = self.plan_schedule(workload, asked)
+        if change.action != "unchanged":
+            self.put_schedule(workload, change.wanted)
+        return change
+
     def _not_uploaded(self, workload: Workload, *, where: str) -> UsageError:
         fix = f"stoker upload {self.target} WORKLOAD"
         return UsageError(f"pipeline {workload.name} is not uploaded", where=where, fix=fix)
@@ -153,26 +208,6 @@ def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
     return Parameter(
         name=name, kind=kind, text=text, default=lambda _: default, overrides=lambda _: ()
     )
-
-
-def told_parameters(
-    texts: Sequence[str], *, workload: Workload, there: Sequence[str], is_camel: bool
-) -> Iterator[tuple[str, str, Parameter | None]]:
-    """Yields name, checked value and the workload's parameter, if it is one, of NAME=VALUE texts.
-
-    Args:
-        there: Names of the uploaded pipeline's parameters.
-        is_camel: Whether they are in camel case.
-    """
-    known = {name: p for p in parameters_of(workload) for name in (p.name, p.camel_name)}
-    for text in texts:
-        typed, _, value = text.partition("=")
-        own = known.get(typed.strip())
-        name = camel(typed.strip()) if is_camel else own.name if own else typed.strip()
-        if name not in there:
-            fix = f"{nearest(name, sorted(there))}; a new one: stoker upload TARGET WORKLOAD"
-            raise UsageError(f"the uploaded pipeline has no parameter {name}", fix=fix)
-        yield name, parse([text], workload=workload)[own.name] if own else value, own
 
 
 def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:

@@ -55,6 +55,7 @@ from stoker.records.platforms import PlatformName as PlatformName
 from stoker.records.platforms import PlatformSettings as PlatformSettings
 from stoker.records.platforms import PodSettings as PodSettings
 from stoker.records.platforms import SageMakerSettings as SageMakerSettings
+from stoker.records.platforms import ScheduleSettings as ScheduleSettings
 from stoker.records.platforms import bare_type as bare_type
 from stoker.records.profile import Check as Check
 from stoker.records.profile import Fix as Fix

@@ -20,6 +20,7 @@ from stoker.records.base import (
     PositiveFloat,
     PositiveInt,
     Record,
+    Scalar,
     mapping,
     mappings,
 )
@@ -200,6 +201,23 @@ def requirements_named(setting: str, *, files: Collection[str]) -> str:
     return "" if setting == "none" else setting
 
 
+class ScheduleSettings(Record, frozen=True, kw_only=True):
+    """Regular starts of the pipeline, which `stoker upload` makes and changes.
+
+    Attributes:
+        cron: When runs start. SageMaker: cron(0 6 ? * MON-FRI *), rate(12 hours) or at(TIME);
+            Kubeflow: six fields, seconds first, 0 0 6 * * 1-5, or @daily, @every 12h.
+        time_zone: IANA name of its zone, such as Europe/Berlin; Kubeflow's scheduler knows UTC
+            alone.
+        parameters: Values of the pipeline's parameters in these runs, such as {epochs: 3}. Absent:
+            the pipeline's own.
+    """
+
+    cron: Name
+    time_zone: Name = "UTC"
+    parameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+
+
 class SageMakerSettings(Record, frozen=True, kw_only=True):
     """Settings of a workload for SageMaker.
 
@@ -228,7 +246,9 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         control: Hosts of the pipeline's small steps.
         model: How a model that passed its gate is registered.
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
-        schedule_role: ARN of the role with which `stoker schedule` starts the pipeline.
+        schedule_role: ARN of the role with which a schedule starts the pipeline.
+        schedule: Regular starts, made by `stoker upload`. Absent: none, or those of `stoker
+            schedule`.
         overlap: What a run of the pipeline does while an earlier one is running. allow: it may
             train at the same time; refuse: it fails at once, in a small step. EventBridge may
             deliver a scheduled start twice: then refuse lets one of the two train.
@@ -251,6 +271,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     pipeline_role: RoleArn | None = None
     schedule_role: RoleArn | None = None
+    schedule: ScheduleSettings | None = None
     overlap: Literal["allow", "refuse"] = "allow"
     dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
@@ -362,6 +383,8 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
         ca_file: File with the certificate authorities of the server. Absent: the public ones.
         cache_days: Days for which a profile of the same inputs is used again; 0: never. 30, as data
             and images change without their names changing.
+        schedule: Regular starts, made by `stoker upload`. Absent: none, or those of `stoker
+            schedule`.
     """
 
     host: Name | None = None
@@ -371,6 +394,7 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
     token_file: Name | None = None
     ca_file: Name | None = None
     cache_days: NonNegativeInt = 30
+    schedule: ScheduleSettings | None = None
 
 
 class ControlPodSettings(Record, frozen=True, kw_only=True):

@@ -24,9 +24,12 @@ from stoker.errors import (
     StokerError,
     UsageError,
 )
-from stoker.parameters import truth_value
-from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, told_parameters
+from stoker.parameters import Kind
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
+from stoker.pipelines.kubeflow.schedule import kinds_of, schedule_of, schedule_request, typed
+from stoker.pipelines.run_parameters import told_parameters
+from stoker.pipelines.schedules import Schedule
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
@@ -41,8 +44,6 @@ _MAX_DESCRIPTION = 255
 _TASK = re.compile(r"(?!root$|executor$)[a-z0-9-]+(?<!-driver)")
 _GATE = re.compile(r"gate(-\d+)?")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# robfig/cron: six fields, seconds first, or @daily, @every 12h.
-_EXPRESSION = re.compile(r"@[a-z]+( \S+)?|\S+( \S+){5}")
 _LOGIN = (
     "kubectl create token default-editor -n NAMESPACE --audience pipelines.kubeflow.org > F, then "
     "--token-file F; with Kubeflow's dashboard the host is https://SITE/pipeline"
@@ -114,42 +115,45 @@ class KubeflowClient(PipelineClient):
 
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
         """Starts a run of the latest version."""
-        _, run = self._request(workload, parameters)
+        _, run = self._request(workload)
+        declared = self.declared(workload, None)
+        values = self.run_values(workload, parameters, declared=declared)
+        run["runtime_config"] = {"parameters": values}
         run["display_name"] = f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
         return self._run(self.call("run", "create_run", run=run))
 
-    def schedule(
-        self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
-    ) -> bool:
-        """Makes or replaces the recurring run; returns if it is on: a disabled one stays so."""
-        if time_zone != "UTC" or not _EXPRESSION.fullmatch(cron):
-            raise UsageError(
-                f"--cron '{cron}' --time-zone {time_zone} is not for Kubeflow's scheduler",
-                fix="six fields, seconds first, such as '0 30 6 * * 1-5', in UTC; or '@every 12h'",
-            )
-        pipeline_id, wanted = self._request(workload, parameters)
-        there = [
-            item
-            for item in self._all("recurring_run", "list_recurring_runs", "recurringRuns")
-            if _pipeline_of(item) == pipeline_id and item.get("display_name") == name
-        ]
-        is_on = not there or any(item.get("status") != "DISABLED" for item in there)
-        wanted |= {
-            "display_name": name,
-            "description": f"Starts the pipeline {workload.name}; made by stoker",
-            # Without a version the service takes the latest; kfp's client insists on one.
-            "pipeline_version_reference": {"pipeline_id": pipeline_id},
-            "trigger": {"cron_schedule": {"cron": cron}},
-            "mode": "ENABLE" if is_on else "DISABLE",
-            "max_concurrency": "1",
-            "no_catchup": True,
-        }
-        self.call("recurring_run", "create_recurring_run", recurring_run=wanted)
+    def schedule_facts(self, workload: Workload) -> dict[str, str]:
+        account = self._settings.service_account
+        return {"service account": account} if account else {}
+
+    def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
+        newest = next(iter(self._schedules(workload, name)), None)
+        if newest is None:
+            return None
+        return schedule_of(newest, name=name, has_account=bool(self.schedule_facts(workload)))
+
+    def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
+        """Makes the recurring run; then removes the earlier ones of its name."""
+        pipeline_id, request = self._request(workload)
+        earlier = self._schedules(workload, wanted.name)
+        request |= schedule_request(wanted, pipeline=workload.name, pipeline_id=pipeline_id)
+        self.call("recurring_run", "create_recurring_run", recurring_run=request)
         # Only now, so that no start is missed.
-        for item in there:
+        for item in earlier:
             id = item.get("recurring_run_id")
             self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
-        return is_on
+
+    def _schedules(self, workload: Workload, name: str) -> list[Document]:
+        """Returns the pipeline's recurring runs of a name, the newest first."""
+        found = self._find(workload.name)
+        if found is None:
+            return []
+        listed = [
+            item
+            for item in self._all("recurring_run", "list_recurring_runs", "recurringRuns")
+            if _pipeline_of(item) == found[0] and item.get("display_name") == name
+        ]
+        return sorted(listed, key=lambda item: str(item.get("created_at")), reverse=True)
 
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""
@@ -184,13 +188,30 @@ class KubeflowClient(PipelineClient):
         ended = self._wait_until_stopped(lambda: self.status(state.run))
         return dataclasses.replace(ended, note=note)
 
-    def _request(self, workload: Workload, texts: Sequence[str]) -> tuple[str, dict[str, Json]]:
-        """Returns the pipeline's id, and what runs and recurring runs have in common."""
+    def declared(self, workload: Workload, compiled: Compiled | None) -> dict[str, Kind]:
+        if compiled:
+            inputs = inputs_of(spec_of_text(compiled.definition))
+        else:
+            inputs = inputs_of(spec_of_answer(self._uploaded(workload)[1]["pipeline_spec"]))
+        return kinds_of(inputs)
+
+    def run_values(
+        self, workload: Workload, parameters: Sequence[str], *, declared: Mapping[str, Kind]
+    ) -> dict[str, Json]:
+        told = told_parameters(parameters, workload=workload, declared=declared, target=self.target)
+        return {each.name: typed(each, declared[each.name]) for each in told}
+
+    def _uploaded(self, workload: Workload) -> tuple[str, Mapping[str, Json]]:
+        """Returns the pipeline's id and its latest version."""
         id, version = self._find(workload.name) or ("", {})
         if not version:
             namespace = f", namespace {self.namespace}" if self.namespace else ""
             raise self._not_uploaded(workload, where=self._place + namespace)
-        values = _values(inputs_of(spec_of_answer(version["pipeline_spec"])), workload, texts)
+        return id, version
+
+    def _request(self, workload: Workload) -> tuple[str, dict[str, Json]]:
+        """Returns the pipeline's id, and what runs and recurring runs have in common."""
+        id, version = self._uploaded(workload)
         name = self._settings.experiment or workload.name
         experiment = self._named("experiment", "list_experiments", "experiments", name)
         if experiment is None:
@@ -200,7 +221,6 @@ class KubeflowClient(PipelineClient):
         return id, {
             "experiment_id": experiment.get("experiment_id"),
             "pipeline_version_reference": {"pipeline_id": id, "pipeline_version_id": version_id},
-            "runtime_config": {"parameters": values},
             "service_account": self._settings.service_account,
         }
 
@@ -340,19 +360,3 @@ def _without_none(value: object) -> object:
 
 def _pipeline_of(document: Document) -> Json:
     return mapping(document, "pipeline_version_reference").get("pipeline_id")
-
-
-def _values(there: Mapping[str, Json], workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
-    """Converts NAME=VALUE texts to the types of the uploaded version's parameters."""
-    values: dict[str, Json] = {}
-    told = told_parameters(texts, workload=workload, there=list(there), is_camel=False)
-    for name, value, _ in told:
-        is_file = name == "reuse_profile" and Path(value).is_file()
-        text = Path(value).read_text() if is_file else value.strip()
-        kind = mapping(there[name]).get("parameterType")
-        values[name] = text
-        if kind != "STRING":
-            # The service refuses a value of another type.
-            with contextlib.suppress(ValueError):
-                values[name] = json.loads(truth_value(text) if kind == "BOOLEAN" else text)
-    return values

@@ -14,6 +14,7 @@ from stoker.catalog import with_pools
 from stoker.errors import UsageError
 from stoker.parameters import Parameter, parameters_of
 from stoker.pipelines.base import CARRIED, Compiled, check_complete, fixed, project_pipeline
+from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.objects import claim_of, lay_out
 from stoker.records import (
@@ -110,6 +111,7 @@ def component_files() -> dict[str, str]:
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
     """Returns what the pipeline is built from; raises UsageError if anything is missing."""
     check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
+    check_own(workload, target="kubeflow")
     settings = workload.kubernetes or KubernetesSettings()
     # The connections of the user who compiles are not for pods.
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)

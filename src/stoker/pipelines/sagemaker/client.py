@@ -5,13 +5,23 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.errors import ServiceError, UsageError
-from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, told_parameters
+from stoker.parameters import Kind
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
+from stoker.pipelines.sagemaker.schedule import (
+    as_sent,
+    declared_in,
+    schedule_facts,
+    schedule_of,
+    schedule_request,
+)
+from stoker.pipelines.schedules import Schedule
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.registry import tag_group
@@ -19,10 +29,7 @@ from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import mapping, mappings
 
-# A start that is an hour late is left to the next one.
-RETRY_POLICY = {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600}
 SCHEDULE_GROUP = "default"
-_EXPRESSION = re.compile(r"cron\(\S+( \S+){5}\)|rate\(\d+ [a-z]+\)|at\(\S+\)")
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _JOB = "job "
@@ -99,7 +106,9 @@ class SageMakerClient(PipelineClient):
         }
 
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
-        name, (_, values) = workload.name, self._checked(workload, parameters)
+        name, declared = workload.name, self.declared(workload, None)
+        given = self.run_values(workload, parameters, declared=declared)
+        values = [{"Name": key, "Value": value} for key, value in given.items()]
         answer = self._aws.call(
             "sagemaker",
             "StartPipelineExecution",
@@ -111,48 +120,32 @@ class SageMakerClient(PipelineClient):
         run = f"{name}/{str(answer['PipelineExecutionArn']).rpartition('/')[2]}"
         return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
 
-    def schedule(
-        self, workload: Workload, parameters: Sequence[str], *, cron: str, name: str, time_zone: str
-    ) -> bool:
-        """Makes the schedule or changes it; returns whether it is on: a disabled one stays so."""
-        settings, place = self._settings, {"Name": name, "GroupName": SCHEDULE_GROUP}
+    def schedule_facts(self, workload: Workload) -> dict[str, str]:
+        settings = self._settings
         assert settings
-        if not _EXPRESSION.fullmatch(cron):
-            raise UsageError(
-                f"--cron '{cron}' is not an expression of EventBridge Scheduler",
-                fix="'cron(0 6 ? * MON-FRI *)': minute hour day month weekday year; 'rate(1 day)'",
-            )
         if settings.schedule_role is None:
             what = "no role with which the scheduler may start the pipeline"
             where = f"workload {workload.name}, key sagemaker.schedule_role"
             fix = "name one; configs/sagemaker/stoker.yaml makes it"
             raise UsageError(what, where=where, fix=fix)
-        arn, values = self._checked(workload, parameters)
-        earlier = self._aws.find("scheduler", "GetSchedule", **place) or {}
-        there, state = mapping(earlier, "Target"), earlier.get("State", "ENABLED")
-        if there.get("Arn", arn) != arn:
-            what = f"schedule {name} exists and starts something else"
-            raise UsageError(what, where=str(there["Arn"]), fix="choose another --name")
-        queue = settings.dead_letter_queue
+        return schedule_facts(role=settings.schedule_role, queue=settings.dead_letter_queue)
+
+    def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
+        found = self._aws.find("scheduler", "GetSchedule", Name=name, GroupName=SCHEDULE_GROUP)
+        if not found:
+            return None
+        return schedule_of(found, name=name, pipeline=workload.name)
+
+    def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
+        place = {"Name": wanted.name, "GroupName": SCHEDULE_GROUP}
+        is_there = self._aws.find("scheduler", "GetSchedule", **place) is not None
+        request = schedule_request(wanted, pipeline=workload.name)
+        target = {"Arn": self._uploaded(workload)["PipelineArn"], **mapping(request, "Target")}
         self._aws.call(
             "scheduler",
-            "UpdateSchedule" if there else "CreateSchedule",
-            **place,
-            Description=f"Starts the pipeline {workload.name}; made by stoker",
-            ScheduleExpression=cron,
-            ScheduleExpressionTimezone=time_zone,
-            State=state,
-            FlexibleTimeWindow={"Mode": "OFF"},
-            Target={
-                "Arn": arn,
-                "RoleArn": settings.schedule_role,
-                "SageMakerPipelineParameters": {"PipelineParameterList": values},
-                "RetryPolicy": RETRY_POLICY,
-                **({"DeadLetterConfig": {"Arn": queue}} if queue else {}),
-            },
-            ClientToken=secrets.token_hex(16),
+            "UpdateSchedule" if is_there else "CreateSchedule",
+            **{**request, **place, "Target": target, "ClientToken": secrets.token_hex(16)},
         )
-        return state == "ENABLED"
 
     def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a training job."""
@@ -223,24 +216,29 @@ class SageMakerClient(PipelineClient):
             err.fix = "; ".join(filter(None, (err.fix, again)))
             raise
 
-    def _checked(self, workload: Workload, texts: Sequence[str]) -> tuple[str, Json]:
-        """Returns the pipeline's ARN, and parameters as the service takes them."""
-        found = self._find(workload.name)
-        if found is None:
-            raise self._not_uploaded(workload, where=f"region {self._aws.region}")
-        definition: Json = json.loads(str(found.get("PipelineDefinition")))
-        there = [str(item.get("Name")) for item in mappings(definition, "Parameters")]
-        values: list[Json] = []
-        told = told_parameters(texts, workload=workload, there=there, is_camel=True)
-        for name, value, own in told:
-            # The steps read FOLDER/profile.json.
-            text = value.rstrip("/") if name == "ReuseProfile" else value
-            values.append({"Name": name, "Value": text})
+    def declared(self, workload: Workload, compiled: Compiled | None) -> dict[str, Kind]:
+        text = compiled.definition if compiled else self._uploaded(workload)["PipelineDefinition"]
+        return declared_in(str(text))
+
+    def run_values(
+        self, workload: Workload, parameters: Sequence[str], *, declared: Mapping[str, Kind]
+    ) -> dict[str, Json]:
+        values: dict[str, Json] = {}
+        told = told_parameters(parameters, workload=workload, declared=declared, target=self.target)
+        for each in told:
+            values[each.name] = as_sent(each)
+            own, value = each.own, each.value
             if own and (excess := len(argument_of(own, value)) - MAX_ARGUMENT) > 0:
                 words = f"{len(value)} characters, at most {len(value) - excess}"
                 fix = "set a longer value in the workload and upload that"
-                raise UsageError(f"--param {name}: its value has {words}", fix=fix)
-        return str(found["PipelineArn"]), values
+                raise UsageError(f"--param {each.name}: its value has {words}", fix=fix)
+        return values
+
+    def _uploaded(self, workload: Workload) -> dict[str, Json]:
+        found = self._find(workload.name)
+        if found is None:
+            raise self._not_uploaded(workload, where=f"region {self._aws.region}")
+        return found
 
     def _find(self, name: str) -> dict[str, Json] | None:
         return self._aws.find("sagemaker", "DescribePipeline", PipelineName=name)

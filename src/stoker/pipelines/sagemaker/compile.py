@@ -16,6 +16,7 @@ from stoker.pipelines.base import (
     sagemaker_of,
 )
 from stoker.pipelines.sagemaker.limits import check_definition
+from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
 from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
@@ -93,10 +94,11 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
 def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequest:
     """Returns what a pipeline of `workload` is built from; arguments as of `compile_pipeline`."""
     sagemaker_of(workload)
+    check_own(workload, target="sagemaker")
     image = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"
     check_complete(workload, image=image, instance_type="ml.g5.xlarge")
     # Whatever platform the file names: the pipeline's steps submit to this one.
-    inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
+    inputs = pack_inputs(for_steps(workload), folder=folder)
     placed = inputs.workload
     cluster = placed.cluster
     assert cluster
@@ -124,6 +126,12 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
         code=inputs.code,
     )
+
+
+def for_steps(workload: Workload) -> Workload:
+    """Returns the workload as steps read it: another schedule does not make another pipeline."""
+    settings = msgspec.structs.replace(sagemaker_of(workload), schedule=None)
+    return msgspec.structs.replace(workload, platform="sagemaker", sagemaker=settings)
 
 
 def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:

@@ -1,0 +1,177 @@
+"""`stoker schedule`, and the schedule that `stoker upload` makes of a workload."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.clients import client_of, workload_of
+from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile
+from stoker.cli.progress import working
+from stoker.errors import ServiceError, UsageError
+
+if TYPE_CHECKING:
+    from stoker.pipelines.base import Compiled, PipelineClient
+    from stoker.pipelines.schedules import AskedSchedule, ScheduleChange
+    from stoker.records import Json, Workload
+
+
+def schedule_verb(
+    target: TargetName,
+    workload: WorkloadFile,
+    *,
+    cron: str | None = None,
+    name: str | None = None,
+    time_zone: str | None = None,
+    params: Annotated[list[str] | None, typer.Option("--param")] = None,
+    fresh: bool = False,
+    reach: Reach,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start runs of the uploaded pipeline at regular times.
+
+    A schedule that exists keeps what no option changes. A schedule in the workload
+    (sagemaker.schedule, kubernetes.kubeflow.schedule) is made by upload.
+
+    Args:
+        cron (E): SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12 hours)'; Kubeflow: six fields,
+            seconds first, '0 0 6 * * 1-5', or '@every 12h' (default: as it is).
+        name (N): An additional schedule (default: the only one).
+        time_zone (Z): SageMaker: of --cron (default: as it is; of a new schedule UTC).
+        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
+            repeated.
+        fresh: Keep neither parameters nor time zone that the schedule has.
+
+    Examples:
+        stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
+        stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
+        stoker schedule sagemaker configs/mnist-sagemaker.yaml --param Epochs=20
+    """
+    of = workload_of(workload, overrides=overrides or ())
+    # Before the service is reached: a wrong value is reported without credentials.
+    asked = _told(
+        of,
+        target=target,
+        cron=cron,
+        time_zone=time_zone,
+        name=name,
+        params=params or (),
+        is_whole=fresh,
+    )
+    client = client_of(target, of, reach)
+    with working(f"scheduling {of.name}", quiet=as_json):
+        change = client.schedule(of, asked)
+    print(json.dumps(change.document, indent=2) if as_json else "\n".join(change.lines))
+
+
+def _told(
+    workload: "Workload",
+    *,
+    target: str,
+    cron: str | None,
+    time_zone: str | None,
+    name: str | None,
+    params: Sequence[str],
+    is_whole: bool,
+) -> "AskedSchedule":
+    """Returns what a command line says about a schedule, checked as far as no service is needed.
+
+    Args:
+        workload: Workload of the uploaded pipeline.
+        target: sagemaker or kubeflow.
+        cron: None: as it is.
+        time_zone: None: as it is.
+        name: None: the pipeline's only schedule.
+        params: NAME=VALUE texts.
+        is_whole: Whether nothing is kept of the schedule that is there.
+    """
+    from stoker.cli.workloads import with_params
+    from stoker.pipelines.schedule_times import checked_times
+    from stoker.pipelines.schedules import AskedSchedule, schedule_name
+
+    full_name = schedule_name(workload, name)
+    with_params(workload, params, target=target)
+    if cron or time_zone:
+        # Any expression, to check the zone alone.
+        any_cron = "rate(1 day)" if target == "sagemaker" else "@daily"
+        checked_times(
+            cron or any_cron,
+            time_zone=time_zone or "UTC",
+            target=target,
+            now=datetime.now(UTC),
+            where="--cron" if cron else "--time-zone",
+        )
+    return AskedSchedule(
+        name=full_name,
+        cron=cron,
+        time_zone=time_zone,
+        parameters=params,
+        is_whole=is_whole,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSchedule:
+    """The schedule of a workload, as an upload makes it.
+
+    Attributes:
+        asked: What the workload says; None: nothing.
+        change: What differs from the one that is there.
+        warning: Of a schedule that the workload no longer has.
+    """
+
+    asked: "AskedSchedule | None"
+    change: "ScheduleChange | None" = None
+    warning: str = ""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether a schedule that is there would be another one."""
+        return self.change is not None and self.change.action == "changed"
+
+    @property
+    def lines(self) -> list[str]:
+        return self.change.lines if self.change else []
+
+    def applied(self, client: "PipelineClient", workload: "Workload") -> "dict[str, Json]":
+        """Makes or changes the schedule, and returns what an upload reports of it."""
+        if self.asked is None:
+            return {"schedule": None, **({"schedule_left": self.warning} if self.warning else {})}
+        return {"schedule": client.schedule(workload, self.asked).document}
+
+    @property
+    def done_words(self) -> str:
+        if self.change is None:
+            return ""
+        return f"schedule: {self.change.action}: {self.change.wanted.name}"
+
+
+def planned_schedule(
+    client: "PipelineClient", workload: "Workload", compiled: "Compiled"
+) -> PlannedSchedule:
+    """Compares the workload's schedule with the one that is there; changes nothing."""
+    from stoker.cli.workloads import with_params
+    from stoker.pipelines.schedules import asked_of, check_own
+
+    check_own(workload, target=client.target)
+    asked = asked_of(workload, target=client.target)
+    if asked is None:
+        return PlannedSchedule(asked=None, warning=_left_behind(client, workload))
+    with_params(workload, asked.parameters, target=client.target)
+    change = client.plan_schedule(workload, asked, compiled=compiled)
+    return PlannedSchedule(asked=asked, change=change)
+
+
+def _left_behind(client: "PipelineClient", workload: "Workload") -> str:
+    from stoker.pipelines.schedules import removed_words, schedule_name
+
+    name = schedule_name(workload, None)
+    try:
+        return removed_words(client.find_schedule(workload, name), target=client.target)
+    except (ServiceError, UsageError):
+        # Who uploads needs no right to see schedules, and the name may be somebody else's.
+        return ""

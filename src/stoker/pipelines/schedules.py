@@ -1,0 +1,253 @@
+"""Schedules of pipelines on both services: what is wanted, what is there, and what changes."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from stoker.errors import UsageError
+from stoker.pipelines.schedule_times import checked_times
+from stoker.records import Json, ScheduleSettings, Workload
+
+# What EventBridge Scheduler takes; Kubeflow takes these, too.
+_MAX_NAME = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+KEYS = {"sagemaker": "sagemaker.schedule", "kubeflow": "kubernetes.kubeflow.schedule"}
+_REMOVE = {
+    "sagemaker": "aws scheduler delete-schedule --name {name}",
+    "kubeflow": "kfp recurring-run delete ID; kfp recurring-run list shows the ID of {name}",
+}
+# In a schedule's description: `upload` made it from the workload's key.
+OF_WORKLOAD = "made by stoker upload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule of a pipeline, as a service has it, or as it is wanted.
+
+    Attributes:
+        parameters: Values by the names of the uploaded pipeline.
+        facts: What else is compared, by its name for people: the scheduler's role ...
+        is_on: Whether it starts runs; who disabled it may enable it again.
+        is_of_workload: Whether `upload` made it from the workload's key.
+    """
+
+    name: str
+    cron: str
+    time_zone: str = "UTC"
+    parameters: Mapping[str, Json] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    is_on: bool = True
+    is_of_workload: bool = False
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """Everything that makes two schedules different, by its name for people."""
+        values = {name: _shown(value) for name, value in sorted(self.parameters.items())}
+        return {"cron": self.cron, "time zone": self.time_zone, **values, **self.facts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedSchedule:
+    """What a user says about a schedule; what is None stays as it is.
+
+    Attributes:
+        parameters: NAME=VALUE texts.
+        is_whole: Whether it has nothing but what is said here.
+    """
+
+    name: str
+    cron: str | None = None
+    time_zone: str | None = None
+    parameters: Sequence[str] = ()
+    is_whole: bool = False
+    is_of_workload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleChange:
+    """A schedule that is wanted, next to the one that is there.
+
+    Attributes:
+        changes: A line each; empty: nothing differs, or it is new.
+        kept: What it keeps, though nobody said so again.
+        next_words: When it fires next.
+    """
+
+    wanted: Schedule
+    there: Schedule | None
+    changes: tuple[str, ...]
+    kept: tuple[str, ...]
+    next_words: str
+
+    @property
+    def action(self) -> str:
+        if self.there is None:
+            return "created"
+        return "changed" if self.changes else "unchanged"
+
+    @property
+    def lines(self) -> list[str]:
+        """What people are shown of it."""
+        wanted = self.wanted
+        head = f"schedule {wanted.name}: {self.action}  {wanted.cron}  {wanted.time_zone}"
+        shown = [f"  {line}" for line in self.changes]
+        shown += [f"  kept: {line}" for line in self.kept]
+        if not wanted.is_on:
+            return [head, *shown, "  disabled, as before: enable it where it was disabled"]
+        return [head, *shown, *([f"  next: {self.next_words}"] if self.next_words else [])]
+
+    @property
+    def document(self) -> dict[str, Json]:
+        wanted = self.wanted
+        return {
+            "name": wanted.name,
+            "action": self.action,
+            "expression": wanted.cron,
+            "time_zone": wanted.time_zone,
+            "parameters": dict(wanted.parameters),
+            "enabled": wanted.is_on,
+            "changes": list(self.changes),
+            "next": self.next_words,
+        }
+
+
+def schedule_name(workload: Workload, name: str | None) -> str:
+    """Returns the full name of a schedule, from --name or None."""
+    # Schedules of all pipelines are in one list: the name tells whose this one is.
+    base = f"stoker-{workload.name}"
+    if name is None or name in (base, workload.name):
+        return base
+    full = name if name.startswith(f"{base}-") else f"{base}-{name}"
+    if not _NAME.fullmatch(full):
+        raise UsageError(
+            f"invalid name of a schedule: {full!r}",
+            where="--name",
+            fix="use letters, digits, dots, dashes and underscores",
+        )
+    if len(full) > _MAX_NAME:
+        raise UsageError(
+            f"the schedule's name {full} has {len(full)} characters, at most {_MAX_NAME}",
+            where="--name",
+            fix=f"shorten it to {_MAX_NAME - len(base) - 1} or fewer",
+        )
+    return full
+
+
+def settings_of(workload: Workload, *, target: str) -> ScheduleSettings | None:
+    """Returns the workload's own schedule for a service."""
+    if target == "sagemaker":
+        return workload.sagemaker.schedule if workload.sagemaker else None
+    kubeflow = workload.kubernetes.kubeflow if workload.kubernetes else None
+    return kubeflow.schedule if kubeflow else None
+
+
+def asked_of(workload: Workload, *, target: str) -> AskedSchedule | None:
+    """Returns what the workload says about its schedule; None: nothing."""
+    settings = settings_of(workload, target=target)
+    if settings is None:
+        return None
+    return AskedSchedule(
+        name=schedule_name(workload, None),
+        cron=settings.cron,
+        time_zone=settings.time_zone,
+        parameters=[f"{name}={_shown(value)}" for name, value in settings.parameters.items()],
+        is_whole=True,
+        is_of_workload=True,
+    )
+
+
+def check_own(workload: Workload, *, target: str) -> None:
+    """Refuses a workload whose schedule the service would refuse, or that never fires."""
+    if asked := asked_of(workload, target=target):
+        assert asked.cron
+        checked_times(
+            asked.cron,
+            time_zone=asked.time_zone or "UTC",
+            target=target,
+            now=datetime.now(UTC),
+            where=f"workload {workload.name}, key {KEYS[target]}.cron",
+        )
+
+
+def planned(
+    asked: AskedSchedule,
+    *,
+    there: Schedule | None,
+    parameters: Mapping[str, Json],
+    facts: Mapping[str, str],
+    target: str,
+    now: datetime,
+) -> ScheduleChange:
+    """Returns a schedule with what is asked, and with what it had where nothing is said.
+
+    Args:
+        asked: What the user says; its parameters are in `parameters`.
+        there: The schedule of that name, if there is one.
+        parameters: Checked values by the uploaded pipeline's names.
+        facts: As of `Schedule`.
+        target: sagemaker or kubeflow.
+        now: With its zone.
+
+    Raises:
+        UsageError: If it has no expression, or one that the service would refuse.
+    """
+    old = there if there and not asked.is_whole else None
+    cron, zone = asked.cron or (old.cron if old else ""), asked.time_zone
+    if not cron:
+        what = f"there is no schedule {asked.name} yet: it needs an expression"
+        raise UsageError(what, where="--cron", fix="stoker schedule --help has examples")
+    before = old.parameters if old else {}
+    wanted = Schedule(
+        name=asked.name,
+        cron=cron,
+        time_zone=zone or (old.time_zone if old else "UTC"),
+        parameters={**before, **parameters},
+        facts=facts,
+        is_on=there.is_on if there else True,
+        is_of_workload=asked.is_of_workload or bool(there and there.is_of_workload),
+    )
+    where = f"key {KEYS[target]}.cron" if asked.is_of_workload else "--cron"
+    times = checked_times(cron, time_zone=wanted.time_zone, target=target, now=now, where=where)
+    kept = [f"{name}={_shown(value)}" for name, value in before.items() if name not in parameters]
+    if old and zone is None and old.time_zone != "UTC":
+        kept.append(f"time zone {old.time_zone}")
+    if old and asked.cron is None:
+        kept.append(f"cron {old.cron}")
+    return ScheduleChange(
+        wanted=wanted,
+        there=there,
+        changes=tuple(_changes(there.compared, wanted.compared)) if there else (),
+        kept=tuple(kept),
+        next_words=times.next_words(now),
+    )
+
+
+def removed_words(there: Schedule | None, *, target: str) -> str:
+    """Returns a warning of a schedule that the workload no longer has; empty: there is none."""
+    if there is None or not there.is_of_workload:
+        return ""
+    state = "still starts runs" if there.is_on else "is still there, disabled"
+    return (
+        f"schedule {there.name} ({there.cron} {there.time_zone}) {state}, but the workload has no "
+        f"key {KEYS[target]} any more; remove it: {_REMOVE[target].format(name=there.name)}"
+    )
+
+
+def _changes(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: {was.get(name) or 'not set'} -> {now.get(name) or 'not set'}"
+        for name in {**was, **now}
+        if was.get(name, "") != now.get(name, "")
+    ]
+
+
+def _shown(value: Json) -> str:
+    """Returns a parameter's value as a NAME=VALUE text has it."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        # Services store numbers as floats.
+        value = int(value)
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value)
