@@ -88,6 +88,7 @@ def evaluate(
         metrics=dict(sorted(training.metrics.items())),
         model_uri=training.model_uri,
         gates=gates,
+        warnings=tuple(each.made_words for each in training.useless_groups),
         performance=_performance(profile, decision, training),
     )
 
@@ -267,6 +268,7 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
         is_inside_band=band.holds(outcome.counted_seconds) if band else None,
         speedup=baseline.counted_seconds / outcome.counted_seconds,
         cost_change=change,
+        is_helped=training.is_helped,
     )
 
 

@@ -63,6 +63,7 @@ class EventName(StrEnum):
     CONNECTIONS_REJECTED = auto()  # Connections without the run's token were closed.
     COORDINATOR_FAILED = auto()  # The run's coordinator failed.
     COORDINATOR_LISTENING = auto()  # The run's coordinator accepts hosts.
+    DATA_GROUP_IDLE = auto()  # A data group made next to no batch; the text has what it cost.
     DATA_HOST_ENDED = auto()  # A data host ends because the run does.
     DATA_HOST_FAILED = auto()  # A data host failed.
     DATA_HOST_RESTARTING = auto()  # A data host restarts to join the run again.

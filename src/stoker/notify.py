@@ -26,7 +26,11 @@ _MAX_ERROR = 500
 
 @dataclass(slots=True, kw_only=True)
 class RunEnding:
-    """How a command ended, filled in as it runs; `status` is the run's, and `step` its last one."""
+    """How a command ended, filled in as it runs; `status` is the run's, and `step` its last one.
+
+    Attributes:
+        warnings: What went wrong though the run may have succeeded; it is sent for these, too.
+    """
 
     workload: str
     run: str
@@ -34,6 +38,7 @@ class RunEnding:
     status: Literal["running", "succeeded", "failed", "stopped"] = "succeeded"
     exit_code: int | None = None
     error: str = ""
+    warnings: tuple[str, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
 
     def failed(self, error: str, *, exit_code: int | None = None) -> None:
@@ -47,6 +52,8 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
     code = f" (exit code {ending.exit_code})" if ending.exit_code else ""
     head = f"stoker: run {ending.run} of {ending.workload} {ending.status}{how}{code}"
     lines = [f"{head}: {error}" if error else head]
+    warnings = [printable(" ".join(text.split()))[:_MAX_ERROR] for text in ending.warnings]
+    lines += [f"warning: {text}" for text in warnings]
     lines += [f"{name}: {address}" for name, address in ending.links.items()]
     if format == "teams":
         card: Json = {
@@ -64,6 +71,7 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
         "status": ending.status,
         "exit_code": ending.exit_code,
         "error": error,
+        "warnings": [*warnings],
         "links": {**ending.links},
         "when": now_utc(),
     }

@@ -92,6 +92,17 @@ def profile_words(record: Profile) -> str:
 
 def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
     """Returns why data hosts cannot make a loader's batches; empty: they can, or unknown."""
+    words = unreached_words(loader, feed)
+    if words or loader is None or loader.shippable is None or loader.shippable.ok:
+        return words
+    return f"{loader.class_name} gets no help from data hosts: {loader.shippable.why}"
+
+
+def unreached_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
+    """Returns why a training under a data group would not be fed; empty: it would, or unknown.
+
+    Of a loader that cannot be sent `unfed_words` tells: its training needs no data group.
+    """
     if loader is None:
         return ""
     feed = feed or FeedSettings()
@@ -310,6 +321,7 @@ def training_words(training: Training) -> str:
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     told = (NOT_COMPARABLE, UNHELPED)
     more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(told))
+    more += "".join(f"; {group.made_words}" for group in training.useless_groups)
     if measured is None:
         done = f", {training.steps} steps" if training.steps else ""
         return f"training succeeded{done}; no step was timed{more}"
@@ -431,12 +443,13 @@ def _bounds(gate: GateResult) -> list[str]:
 
 def evaluation_words(record: Evaluation) -> str:
     verdict = record.reason or ", ".join(map(gate_words, record.gates)) or "no gate"
-    return "; ".join([verdict, *_performance_words(record.performance)])
+    return "; ".join([verdict, *record.warnings, *_performance_words(record.performance)])
 
 
 def evaluation_table(evaluation: Evaluation) -> str:
     """Returns the verdict first, then gates and performance."""
     lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
+    lines += [f"  warning: {words}" for words in evaluation.warnings]
     for gate in evaluation.gates:
         value = "not reported" if gate.value is None else figure(gate.value)
         mark = "ok  " if gate.passed else "FAIL"
@@ -488,6 +501,8 @@ def _performance_words(performance: Performance | None) -> list[str]:
         is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
         why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
         speedup += f" as in the profile on the same hosts: {why}"
+    elif performance.is_helped is False:
+        speedup += ", which is no effect of its data hosts"
     if performance.prediction_error is None:
         return [speedup]
     prediction = prediction_words(

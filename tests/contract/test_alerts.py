@@ -11,6 +11,7 @@ from support.cluster_files import FOLDER
 
 RUN = '{run="night-7"}'
 BUSY = 'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}'
+FED = 'stoker_feed_batches_total{run="night-7", host="data-0", rank="0"}'
 # Values at each minute: begin, step and number of further ones.
 MINUTES = 2000
 GPU = 'stoker_gpu_utilization{run="night-7", host="gpu-0", gpu="0", UUID="GPU-1"}'
@@ -28,6 +29,10 @@ HEALTHY = {
     # Two workers that are busy for 60 of 120 seconds.
     BUSY: f"0+60x{MINUTES}",
     'stoker_feed_workers{run="night-7", host="data-0", rank="0"}': f"2+0x{MINUTES}",
+    FED: f"0+90x{MINUTES}",
+    # The trainer's own workers make some.
+    FED.replace("data-0", "dnn-0"): f"0+10x{MINUTES}",
+    'stoker_steps_total{run="night-7", rank="0"}': f"0+100x{MINUTES}",
     GPU: f"0.8+0x{MINUTES}",
     # One of two that a script leaves unused.
     GPU.replace('"0"', '"1"'): f"0+0x{MINUTES}",
@@ -71,6 +76,13 @@ def rules():
         (
             *("StokerDataGroupIdle", {BUSY: f"0+12x{MINUTES}"}, 60),
             "The data workers of run night-7 are idle 90% of the time: fewer data hosts would do",
+        ),
+        *(
+            (
+                *("StokerDataGroupOfNoUse", {FED: batches}, 60),
+                f"The data group of run night-7 made {share} of its batches, and it is billed",
+            )
+            for batches, share in ((f"0+4x{MINUTES}", "4%"), ("_", "0%"))
         ),
         (
             *("StokerGpusIdle", {GPU: f"0.02+0x{MINUTES}"}, 60),

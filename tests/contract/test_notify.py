@@ -104,6 +104,16 @@ def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
     assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
 
 
+def test_a_run_that_ends_well_with_a_warning_is_told(receiver):
+    words = "the data group made 0 of 1,240 batches, $3.10"
+    with ends() as ending:
+        ending.warnings = (words,)
+    (body,) = receiver.bodies
+    head, warning = body["text"].splitlines()
+    assert (head, warning) == ("stoker: run mnist-1 of mnist succeeded", f"warning: {words}")
+    assert body["stoker"]["warnings"] == [words]
+
+
 def test_a_warning_of_a_run_that_continues_is_sent_at_once(receiver):
     warned(of(), run="mnist-1", step="train", text="$8 of $10 are spent", quiet=True)
     (body,) = receiver.bodies

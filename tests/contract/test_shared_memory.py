@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import default_collate
 
-from stoker.feed.wire.dataset import DatasetSpec, pack_spec, what_is_shared, why_unshippable
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec, refusal_of, what_is_shared
 from stoker.feed.wire.shared_memory import SharedMemoryError, SharedRanges
 
 
@@ -236,7 +236,7 @@ def test_shared_memory_that_is_only_read_can_be_copied():
     assert packed(Holder(shared_tensor()), copies_shared=True).data
     spec = DatasetSpec(dataset=Holder(shared_tensor()), collate_fn=default_collate)
     bounds = {"max_bytes": 1 << 20, "max_seconds": 9.0}
-    assert not why_unshippable(spec, **bounds)
+    assert not refusal_of(spec, **bounds).what
     assert what_is_shared(spec, **bounds).startswith("dataset.part is a tensor in shared memory")
     assert not what_is_shared(DatasetSpec(dataset=[1], collate_fn=default_collate), **bounds)
 

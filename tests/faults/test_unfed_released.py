@@ -4,6 +4,7 @@ import pytest
 
 from stoker.records import FeedSettings
 from stoker.records.outcome import outcome_of, training_exit_code
+from stoker.words import training_words
 from support.local_job import LocalJob
 
 pytestmark = pytest.mark.fault
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 """
+UNCHANGED = {"feed": FeedSettings(), "replace_dataloader": "auto"}
 STEPS = """
 for (batch,) in loader:
     model(batch).square().mean().backward()
@@ -106,8 +108,7 @@ for number, batch in enumerate(DataLoader(Shared(), num_workers=1)):
     ("script", "name"), [(WAITING, "dataset.ready"), (SHARED, "dataset.epoch")]
 )
 def test_data_hosts_are_given_back_where_the_trainer_makes_all_batches(tmp_path, script, name):
-    unchanged = {"feed": FeedSettings(), "replace_dataloader": "auto"}
-    with LocalJob(tmp_path, HEAD + script, data=1, **unchanged) as job:
+    with LocalJob(tmp_path, HEAD + script, data=1, **UNCHANGED) as job:
         (host,) = [host.name for host in job.request.hosts if host.group == "data"]
         job.wait_for_log(host, "agent_ended")
         (tmp_path / "go").touch()
@@ -120,6 +121,121 @@ def test_data_hosts_are_given_back_where_the_trainer_makes_all_batches(tmp_path,
     assert log.count("loader_made_here") == 1
     assert name in log
     assert "feed_unused" not in log
+
+
+REFUSED = (
+    PAUSED.replace("number == 40", "number == 0")
+    + """
+import ctypes, socket, sqlite3, threading
+class Refused(torch.utils.data.Dataset):
+    def __init__(self):
+        self.held = {held}
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+"""
+)
+READ = """
+for number, batch in enumerate({loader}):
+    step(batch, number)
+"""
+# Each is another reason why a dataset cannot be sent.
+HELD = [
+    "socket.socket()",
+    "open(os.devnull, 'w')",
+    "(each for each in [1])",
+    "ctypes.pointer(ctypes.c_int(1))",
+    "threading.current_thread()",
+    "sqlite3.connect(':memory:')",
+]
+TORCHS_LOADER = "DataLoader(Refused(), num_workers=1)"
+STOKERS_LOADER = "__import__('stoker').DataLoader(Refused())"
+
+
+def refused(held, loader):
+    return REFUSED.format(held=held) + READ.format(loader=loader)
+
+
+def data_group_of(training):
+    (group,) = [each for each in training.spending if each.group == "data"]
+    return group
+
+
+# Without an optimizer of torch's the launcher waits a moment for another loader.
+@pytest.mark.parametrize(
+    ("held", "steps"),
+    [
+        (HELD[0], "optimizer.step()"),
+        (HELD[0], "pass"),
+        *(pytest.param(held, "optimizer.step()", marks=pytest.mark.soak) for held in HELD[1:]),
+    ],
+)
+def test_data_hosts_are_given_back_at_the_first_step_where_a_dataset_cannot_be_sent(
+    tmp_path, held, steps
+):
+    script = HEAD + refused(held, TORCHS_LOADER).replace("optimizer.step()", steps)
+    with LocalJob(tmp_path, script, data=1, **UNCHANGED) as job:
+        (host,) = [host.name for host in job.request.hosts if host.group == "data"]
+        # The script waits in its first step.
+        job.wait_for_log(host, "agent_ended")
+        (tmp_path / "go").touch()
+        end, training, failure = job.end(), job.training(), job.failure_file() or ""
+    assert any("data hosts released" in event.what for event in training.events)
+    # The hosts end well: a platform keeps the model, and does not train once more.
+    assert (end.status, training.status, training.exit_code) == ("succeeded", "failed", 0)
+    assert (training.is_unfed, training.steps, training_exit_code(training)) == (True, 60, 6)
+    assert "no batch came from its data hosts: the trainer made all batches: cannot send" in failure
+    assert "dataset.held" in failure
+    group = data_group_of(training)
+    assert (group.batches, group.all_batches, group.idle_share) == (0, 60, 1.0)
+    assert "the data group made 0 of 60 batches" in outcome_of(training).words
+    assert training.is_helped is False
+
+
+@pytest.mark.parametrize("loader", [TORCHS_LOADER, STOKERS_LOADER])
+def test_the_workload_may_want_a_refused_dataset_made_on_the_trainers_host(tmp_path, loader):
+    (tmp_path / "go").touch()
+    settings = {**UNCHANGED, "feed": FeedSettings(unshippable="local")}
+    with LocalJob(tmp_path, HEAD + refused(HELD[0], loader), data=1, **settings) as job:
+        assert job.end().status == "succeeded"
+        training = job.training()
+    assert (training.status, training.is_unfed, training_exit_code(training)) == (
+        *("succeeded", True),
+        0,
+    )
+    assert any("no batch came from its data hosts" in event.what for event in training.events)
+    assert "the data group made 0 of 60 batches" in training_words(training)
+
+
+def test_a_loader_that_is_fed_later_takes_the_word_back(tmp_path):
+    (tmp_path / "go").touch()
+    script = HEAD + refused(HELD[0], TORCHS_LOADER).replace("    step(batch, number)", "    pass")
+    script += """
+loader = DataLoader(TensorDataset(torch.rand(12000, 4)), batch_size=4, num_workers=1)
+"""
+    settings = {**UNCHANGED, "feed": FeedSettings(local_workers=0)}
+    with LocalJob(tmp_path, script + STEPS, data=1, **settings) as job:
+        job.succeeds()
+        training = job.training()
+    group = data_group_of(training)
+    assert (training.status, training.is_unfed) == ("succeeded", False)
+    assert (group.batches, group.all_batches) == (3000, 3060)
+    assert (group.is_of_no_use, training.is_helped) == (False, True)
+
+
+def test_a_group_that_made_next_to_nothing_is_named(tmp_path):
+    (tmp_path / "go").touch()
+    script = HEAD + refused(HELD[0], TORCHS_LOADER).replace("return 60", "return 600")
+    # Read before any step, so that data hosts are still there.
+    fed = "for few in DataLoader(TensorDataset(torch.rand(12, 4)), batch_size=4, num_workers=1):"
+    script = script.replace("for number, batch", f"{fed}\n    pass\nfor number, batch")
+    settings = {**UNCHANGED, "feed": FeedSettings(local_workers=0)}
+    with LocalJob(tmp_path, script, data=1, **settings) as job:
+        job.succeeds()
+        training = job.training()
+    assert (training.status, training.is_unfed, training.is_helped) == ("succeeded", False, False)
+    assert "the data group made 3 of 603 batches" in training_words(training)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from stoker.feed.wire.dataset import (
     pack_error,
     pack_spec,
     read_place,
+    refusal_of,
     unpack_error,
     unpack_spec,
-    why_unshippable,
 )
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES
@@ -249,7 +249,7 @@ def test_an_error_that_holds_much_travels_without_it():
     ],
 )
 def test_what_cannot_travel_is_said_beforehand(attributes, found):
-    why = why_unshippable(spec(Numbers(**attributes)), max_bytes=1 << 20, max_seconds=60)
+    why = refusal_of(spec(Numbers(**attributes)), max_bytes=1 << 20, max_seconds=60).what
     assert why.startswith(f"cannot send {found}" if found else "")
     assert bool(why) is bool(found)
 
@@ -257,7 +257,7 @@ def test_what_cannot_travel_is_said_beforehand(attributes, found):
 @pytest.mark.parametrize(("max_bytes", "max_seconds"), [(1000, 60.0), (1 << 20, -1.0)])
 def test_a_look_at_what_cannot_travel_is_bounded(max_bytes, max_seconds):
     dataset = Numbers(large=bytes(100_000), lock=LOCK)
-    assert not why_unshippable(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds)
+    assert not refusal_of(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds).what
 
 
 WHOLE = bytes(range(256)) * 200

@@ -13,7 +13,7 @@ from stoker.decide.elsewhere import TakeAs
 from stoker.decide.model import ClusterShape, Hosts, busy_workers, estimate
 from stoker.decide.work import measure
 from stoker.errors import UsageError
-from stoker.records import FeedSettings, ProfiledLoader, Workload
+from stoker.records import FeedSettings, ProfiledLoader, Shippable, Workload
 from support import builders, decisions
 
 AWS = load_catalog("sagemaker")
@@ -105,6 +105,11 @@ IN_STEP = ProfiledLoader(
     in_step="dataset.items changed between two batches, and num_workers=0 means that no batch is "
     "made before it is asked for",
 )
+UNSENDABLE = ProfiledLoader(
+    class_name=TORCHS,
+    reach="torch",
+    shippable=Shippable(ok=False, why="cannot send dataset.socket", fix="make it at first use"),
+)
 # Torch's class, in a script that imports stoker's.
 LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
 
@@ -118,6 +123,7 @@ LEFT = ProfiledLoader(class_name=TORCHS, reach="left")
         (SHARED, FeedSettings()),
         (IN_STEP, FeedSettings()),
         (IN_STEP, FeedSettings(shared_memory="copy")),
+        (UNSENDABLE, FeedSettings()),
     ],
 )
 def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(loader, feed):
@@ -147,6 +153,27 @@ def test_no_workers_are_advised_for_a_loader_whose_loop_changes_it():
     assert "dataset.items changed between two batches" in advice.text
     assert "Change it between epochs" in advice.text
     assert not [own for own in kept.advice if "num_workers" in own.id or "num-workers" in own.id]
+
+
+@pytest.mark.parametrize("unshippable", [None, "error", "local"])
+def test_what_to_do_about_a_dataset_that_cannot_be_sent_is_worth_doing(unshippable):
+    profile = profile_of(UNSENDABLE, num_workers=32, step_seconds=0.03)
+    feed = FeedSettings(unshippable=unshippable)
+    decision = decided(profile, *MANY, feed=feed)
+    assert not promised(decision)
+    (advice,) = [own for own in decision.advice if own.id == "unfed"]
+    assert UNSENDABLE.shippable.why in advice.text
+    assert UNSENDABLE.shippable.fix in advice.text
+    assert f"{advice.text} (data hosts are wanted)" in " ".join(explain(decision).split())
+    # The training is not in need of a data group: it goes on without one.
+    refuse_unfed(profile, workload(feed=feed))
+
+
+def test_a_dataset_that_can_be_sent_gets_data_hosts():
+    sent = msgspec.structs.replace(UNSENDABLE, shippable=Shippable(ok=True))
+    decision = decided(profile_of(sent, num_workers=32, step_seconds=0.03), *MANY)
+    assert promised(decision)
+    assert not [own for own in decision.advice if own.id == "unfed"]
 
 
 def workload(**keys):

@@ -24,6 +24,7 @@ from stoker.records import (
     EpochTimes,
     Event,
     Gate,
+    GroupSpending,
     Job,
     Measured,
     Plan,
@@ -124,6 +125,26 @@ def _evaluate(training, *gates, **records):
 
 def _performance(**training):
     return _evaluate(_training(**training)).performance
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_helped"), [(0, False), (3, False), (61, False), (62, True), (1240, True)]
+)
+def test_a_data_group_that_made_next_to_nothing_is_a_warning(batches, is_helped):
+    group = GroupSpending(group="data", usd=3.1, batches=batches, all_batches=1240)
+    record = _evaluate(replace(_training(), spending=(group,)))
+    words = f"the data group made {batches} of 1,240 batches, $3.10"
+    assert record.warnings == (() if is_helped else (words,))
+    assert record.performance.is_helped is is_helped
+    told = (evaluation_words(record), evaluation_table(record))
+    credit = "which is no effect of its data hosts"
+    assert [words in text for text in told] == [not is_helped] * 2
+    assert [credit in text for text in told] == [not is_helped] * 2
+
+
+def test_hosts_that_nobody_counted_are_no_warning():
+    record = _evaluate(replace(_training(), spending=(GroupSpending(group="data", usd=1.0),)))
+    assert (record.warnings, record.performance.is_helped) == ((), None)
 
 
 @pytest.mark.parametrize(

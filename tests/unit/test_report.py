@@ -193,6 +193,48 @@ def test_figures_of_a_busy_machine_are_no_gain(report):
     assert page.text.count(reason) == 1
 
 
+def fed(batches, *, of=1240, usd=3.1, **changes):
+    group = GroupSpending(group="data", usd=usd, batches=batches, all_batches=of)
+    return replace(training(), spending=(group,), **changes)
+
+
+@pytest.mark.parametrize("batches", [0, 3, 61])
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_no_report_credits_a_data_group_that_made_nothing(report, batches, is_alone):
+    alone = {"profile": None, "evaluation": None} if is_alone else {}
+    page = report(training=fed(batches), **alone)
+    assert page.headline.startswith(f"The data group made {batches} of 1,240 batches, $3.10: ")
+    assert page.headline.endswith("data hosts did not help.")
+    assert "With one data host a step takes" not in page.text
+    assert '<span class="hero">' not in page.source
+    assert 'class="badge mixed"' in page.source
+
+
+def test_a_run_that_failed_unfed_says_what_its_hosts_cost(report):
+    unfed = fed(0, status="failed", exit_code=0, is_unfed=True, failure="no batch came: a lock")
+    page = report(training=unfed, evaluation=None)
+    words = "no batch came: a lock; the data group made 0 of 1,240 batches, $3.10"
+    assert words in page.headline
+    assert "With one data host a step takes" not in page.text
+
+
+def test_a_gate_that_failed_credits_nobody(report):
+    gate = GateResult(metric="f1", min=0.9, passed=False)
+    page = report(training=fed(0), evaluation=evaluation(passed=False, gates=(gate,)))
+    assert "f1 was not reported" in page.headline
+    assert "The data group made 0 of 1,240 batches, $3.10." in page.text
+    assert "With one data host a step takes" not in page.text
+
+
+def test_a_group_that_did_its_part_is_credited(report):
+    assert "With one data host a step takes" in report(training=fed(62)).headline
+    other = GroupSpending(group="cheap", batches=0, all_batches=1240)
+    both = fed(900)
+    page = report(training=replace(both, spending=(*both.spending, other)))
+    assert "With one data host a step takes" in page.headline
+    assert "The data group cheap made 0 of 1,240 batches." in page.text
+
+
 def test_failed_gate_comes_before_the_gain(report):
     gate = GateResult(metric="f1", min=0.9, passed=False)
     page = report(evaluation=evaluation(passed=False, gates=(gate,)))

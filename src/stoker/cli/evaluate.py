@@ -111,6 +111,7 @@ def evaluate_verb(
         ending.run = run or trained.job.name
         ending.links |= {"job": trained.job.url} if trained.job.url else {}
         outcome = outcome_of(trained, record.gates)
+        ending.warnings = record.warnings
         if not outcome.is_good:
             ending.failed(outcome.words, exit_code=outcome.exit_code)
         if outcome.state == "stopped":

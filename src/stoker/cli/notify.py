@@ -19,7 +19,8 @@ def telling(
 ) -> "Iterator[RunEnding]":
     """Notifies the workload's webhook, if it has one, how the block ended.
 
-    An error of the webhook is only printed. Ctrl-C, or a no to the question whether to start, is
+    It is told of failures and warnings, and of all runs where it wants so. An error of the webhook
+    is only printed. Ctrl-C, or a no to the question whether to start, is
     not sent: the user who typed it knows. Nor is anything if another process notifies (`is_told`).
     """
     from stoker.notify import RunEnding
@@ -42,7 +43,8 @@ def telling(
         raise
     finally:
         notify = workload.notify
-        if notify and is_told and (ending.status == "failed" or notify.on == "always"):
+        is_news = ending.status == "failed" or bool(ending.warnings)
+        if notify and is_told and (is_news or notify.on == "always"):
             trouble = _told(notify, workload, ending)
             if trouble:
                 say(f"notify: webhook failed: {trouble}", quiet=quiet)

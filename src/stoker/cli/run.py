@@ -123,6 +123,7 @@ def run_verb(
             raise
         report = report_of_chain(chain)
         ending.step, ending.links["report"] = chain.doing, str(report)
+        ending.warnings = evaluation.warnings if evaluation else ()
         if page := track(chain, report):
             ending.links["mlflow"] = page
         if code:

@@ -242,6 +242,7 @@ def train_verb(
         )
         links = {"job": record.job.url, "mlflow": page, "logs": str(run_dir / "logs")}
         ending.links |= {name: link for name, link in links.items() if link}
+        ending.warnings = tuple(each.made_words for each in record.useless_groups)
         code = training_exit_code(record)
         if record.is_unknown and pipeline_execution():
             # The next step reads the outputs again.

@@ -121,6 +121,14 @@ def _words_of_state(name: str, profile: Profile) -> str:
     return f"{how}. Then profile again: with it, hosts are judged by CPUs that they may not use."
 
 
+def unfed_advice(unfed: str, profile: Profile) -> Advice:
+    """Returns what to do so that data hosts can make the batches of the profiled loader."""
+    shippable = profile.loader.shippable if profile.loader else None
+    fix = shippable.fix if shippable and shippable.why in unfed else ""
+    text = f"{unfed}; {fix}." if fix else f"{unfed}."
+    return Advice(id="unfed", text=text, when="data hosts are wanted")
+
+
 def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
     """Returns the advice: free fixes first, then what needs work on the training."""
     # A plan to tune already has the number of workers.
@@ -144,7 +152,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         text = f"{found.unfed}. {IN_STEP_FIX[:1].upper()}{IN_STEP_FIX[1:]}; then profile again."
         advice.append(Advice(id="unfed", text=text, when="data hosts or workers are wanted"))
     elif found.unfed:
-        advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
+        advice.append(unfed_advice(found.unfed, profile))
     work, chosen = found.work, found.chosen
     tuned = best_of(found, "tune")
     is_said = any(fix.id == "num_workers" for fix in said)

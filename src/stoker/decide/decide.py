@@ -12,6 +12,7 @@ from stoker.decide.advise import (
     advice_of,
     before_money,
     fix_first,
+    unfed_advice,
     warnings_of,
     warnings_of_prices,
     warnings_of_types,
@@ -80,7 +81,7 @@ from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
 from stoker.text import ms, percentage, usd
-from stoker.words import unfed_words
+from stoker.words import unfed_words, unreached_words
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 # Smaller ones have little network, and one of their cores is not for loading.
@@ -170,7 +171,7 @@ def _advice_on_observed(
     profile: Profile, now: Instance, best: Instance | None, *, suspect: str, unfed: str
 ) -> Iterator[Advice]:
     if unfed:
-        yield Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted")
+        yield unfed_advice(unfed, profile)
     elif suspect == "cpu":
         text = "A data group or a larger type of the family may pay; lighter transforms cost "
         when = "the profile says that loading is the limit"
@@ -564,7 +565,7 @@ def _is_same(one: Plan, other: Plan) -> bool:
 def refuse_unfed(profile: Profile, workload: Workload) -> None:
     """Raises UsageError if the training needs the feed, which cannot reach its loader."""
     loader, feed = profile.loader, workload.feed
-    words = unfed_words(loader, feed)
+    words = unreached_words(loader, feed)
     is_fed = feed.replace_dataloader is not False and workload.engine_settings.name == "feed"
     if loader is None or not words or not is_fed:
         return

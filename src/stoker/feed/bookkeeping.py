@@ -430,6 +430,8 @@ class TrainerProcess:
     said_unsent: bool = False
     # Why data hosts did not help: of loaders that were placed here, and of hosts.
     made_here: list[str] = field(default_factory=list)
+    # Of these, the reasons of loaders that cannot be sent.
+    refused: list[str] = field(default_factory=list)
     # Numbers of the loaders that data hosts serve, or could serve for all that is known.
     fed_loaders: set[int] = field(default_factory=set)
     # By id, because a subclass may define equality, or have no hash.

@@ -5,13 +5,15 @@ At the end the leader's launcher reads them: were batches taken from the feed, a
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from stoker.feed import why_unfed as sentences
-from stoker.feed.timeline import MeasuredStep, steps_in
+from stoker.feed.timeline import FILE as TIMELINE_FILE
+from stoker.feed.timeline import MeasuredStep, read_timeline, steps_in, timeline_ranks
 from stoker.feed.training_steps import has_no_step, read_timelines
 from stoker.feed.why_unfed import WhyUnfed
 from stoker.feed.wire.protocol import Progress
@@ -27,10 +29,12 @@ class Unfed(msgspec.Struct, frozen=True):
 
     Attributes:
         text: Why, in words; empty: its Python has no stoker, see `Loading`.
+        settle_seconds: How long another loader may take this back.
     """
 
     rank: int
     text: str = ""
+    settle_seconds: float = 0.0
     python: str = ""
     version: str = ""
     problem: str = ""
@@ -56,6 +60,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
         own: Loader classes of libraries whose modules were imported.
         made: File and line at which the first loader of torch's was made; empty: none was.
         made_here: Why the trainer made batches of loaders without help, or hosts made none.
+        refused: Of these, why loaders cannot be sent.
         python: Interpreter without stoker, or that stoker does not reach; empty: it has stoker.
         version: Its version.
         problem: What its import of stoker raised; empty: it ignores PYTHONPATH.
@@ -70,6 +75,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
     own: tuple[str, ...] = ()
     made: str = ""
     made_here: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     python: str = ""
     version: str = ""
     problem: str = ""
@@ -163,14 +169,45 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     return f"{UNHELPED}: {why.words}"
 
 
+def batches_by_host(progress: Mapping[int, Progress]) -> dict[str, int]:
+    """Returns the batches that each data host made and a rank used."""
+    counts = Counter[str]()
+    for report in progress.values():
+        for host in report.feed.hosts if report.feed else ():
+            if not host.is_local:
+                counts[host.host] += host.batches
+    return counts
+
+
+def all_batches(output: Path, progress: Mapping[int, Progress]) -> int:
+    """Returns the batches of all loaders that the ranks took, wherever they were made.
+
+    Of ranks on other hosts, whose timelines are there, those that they reported.
+    """
+    counts = Counter[int]()
+    for rank, report in progress.items():
+        counts[rank] = max(report.steps, report.feed.taken if report.feed else 0)
+    for rank in timeline_ranks(output):
+        rows = read_timeline(output / TIMELINE_FILE.format(rank=rank))
+        counts[rank] = max(counts[rank], steps_in(rows))
+    return counts.total()
+
+
+def why_refused(output: Path, progress: Mapping[int, Progress]) -> str:
+    """Returns why no data host made a batch: loaders cannot be sent; empty: another reason, or one
+    did."""
+    reasons = [reason for each in read_loadings(output) for reason in each.refused]
+    return _made_here_words(reasons, progress)
+
+
 def why_unhelped(output: Path, progress: Mapping[int, Progress]) -> str:
     """Returns why the trainer made all batches of a run that succeeded; empty: it did not."""
-    works = [report.feed for report in progress.values() if report.feed is not None]
-    hosts = [host for work in works for host in work.hosts]
-    if any(host.batches and not host.is_local for host in hosts):
-        return ""
     reasons = [reason for each in read_loadings(output) for reason in each.made_here]
+    return _made_here_words(reasons, progress)
+
+
+def _made_here_words(reasons: Sequence[str], progress: Mapping[int, Progress]) -> str:
     distinct = list(dict.fromkeys(reasons))
-    if not distinct:
+    if not distinct or any(batches_by_host(progress).values()):
         return ""
     return f"{UNHELPED}: {sentences.made_here(distinct[:_MAX_REASONS]).words}"

@@ -20,6 +20,7 @@ from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.own_loaders import reach_of
 from stoker.feed.planned_workers import PlannedIterator
 from stoker.feed.short_loaders import LoaderLine
+from stoker.feed.unfed import is_released, say_made_here
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.shared_memory import SharedMemoryError
 from stoker.logs import EventName, Log
@@ -103,6 +104,9 @@ def place_here(
         books.placement = Placement(reason=reason, why=why, path=path)
         process.note_made_here(why)
         process.fed_loaders.discard(books.number)
+        if reason == "unshippable":
+            process.refused.append(why)
+        say_made_here(process)
     is_refused = reason == "unshippable"
     help_of = "data hosts" if settings.has_data_group else "the plan's workers"
     Log(run=settings.run_id, host=settings.host).event(
@@ -185,11 +189,7 @@ def _has_feed(process: TrainerProcess) -> bool:
     settings = process.settings
     if not settings.has_data_group or not settings.coordinator:
         return False
-    if not process.said_unfed:
-        return True
-    from stoker.feed.unfed import is_released
-
-    return not is_released(process)
+    return not (process.said_unfed and is_released(process))
 
 
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:

@@ -27,7 +27,10 @@ from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, un
 _FEED = "stoker.feed.remote_iterators"
 # A script may take some steps on batches of zeros before it reads its first one.
 ENOUGH_STEPS = 20
+# A loader that was refused may be read before the training's, as for a mean over the data.
+_SETTLE_SECONDS = 10.0
 _WRITE_SECONDS = 1.0
+_UNFED = "the training takes no batches from its data hosts: {why}"
 
 TorchLoader = torch.utils.data.DataLoader[object]
 
@@ -82,6 +85,7 @@ class OptimizerWatch:
             own=tuple(own_loaders()),
             made=self.made,
             made_here=tuple(known.made_here) if known else (),
+            refused=tuple(known.refused) if known else (),
         )
 
     @staticmethod
@@ -95,8 +99,8 @@ class OptimizerWatch:
             return
         # Of its loaders a line each has said it already.
         why = sentences.made_here(reasons) if reasons else self.loading().why_unfed
-        text = f"the training takes no batches from its data hosts: {why.words}"
-        is_enough = self.num_steps >= ENOUGH_STEPS
+        text = _UNFED.format(why=why.words)
+        is_enough = bool(reasons) or self.num_steps >= ENOUGH_STEPS
         may_say = self.seen or own_loaders() or is_enough
         if may_say and not (reasons or self._has_said):
             self._has_said = True
@@ -104,16 +108,28 @@ class OptimizerWatch:
                 self.log.event(EventName.FEED_UNUSED, text=text)
         if is_enough:
             self._is_done = True
-            self._tell_launcher(text)
+            if self.settings.output is not None:
+                _tell_launcher(self.process(), Unfed(self.settings.rank, text))
 
-    def _tell_launcher(self, text: str) -> None:
-        settings = self.settings
-        if settings.output is None:
-            return
-        self.process().said_unfed = True
-        path = settings.output / unfed_file(settings.rank)
-        path.with_suffix(".new").write_bytes(msgspec.json.encode(Unfed(settings.rank, text)))
-        path.with_suffix(".new").replace(path)
+
+def say_made_here(process: TrainerProcess) -> None:
+    """Tells the launcher that the trainer makes the batches of all loaders so far, before any step.
+
+    It waits a moment for one that data hosts can serve, which takes the word back (`is_released`).
+    """
+    rank, why = process.settings.rank, sentences.made_here(process.made_here)
+    if process.settings.output is not None and not process.fed_loaders:
+        text = _UNFED.format(why=why.words)
+        _tell_launcher(process, Unfed(rank, text, settle_seconds=_SETTLE_SECONDS))
+
+
+def _tell_launcher(process: TrainerProcess, word: Unfed) -> None:
+    settings = process.settings
+    assert settings.output is not None
+    process.said_unfed = True
+    path = settings.output / unfed_file(settings.rank)
+    path.with_suffix(".new").write_bytes(msgspec.json.encode(word))
+    path.with_suffix(".new").replace(path)
 
 
 def _reasons_here() -> Sequence[str]:

@@ -19,7 +19,7 @@ import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
-from stoker.feed.loading import counted_steps
+from stoker.feed.loading import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE
 from stoker.feed.timeline import MeasuredStep, read_timeline
@@ -87,7 +87,7 @@ class RunOutcome:
 
     Attributes:
         exit_code: The training command's; None if it never ran or another host ended it.
-        is_unfed: Whether it failed only because no batch came through the feed.
+        is_unfed: Whether no batch came from data hosts, as none could.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -127,10 +127,10 @@ def record_end(
     spending: Spending,
     gpus: Sequence[GpuLoad],
     inputs: Mapping[str, InputVersion],
-) -> None:
-    """Writes the leader's record and its passive profile.
+) -> Training | None:
+    """Writes the leader's record and its passive profile; returns the record.
 
-    Any error is logged, as the training has ended: its exit code counts.
+    Any error is logged, as the training has ended: its exit code counts. None: there is no record.
     """
     log = run.log
     progress = coordinator.progress if coordinator else {}
@@ -152,11 +152,12 @@ def record_end(
     except Exception as err:
         what = err.what if isinstance(err, UsageError) else repr(err)
         log.event(EventName.RECORD_WRITE_FAILED, text=f"{what}: the training's figures are lost")
-        return
+        return None
     try:
         _write_passive_profile(run, record, timelines=timelines, progress=progress)
     except Exception as err:
         log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
+    return record
 
 
 def _facts(
@@ -177,6 +178,7 @@ def _facts(
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
     if measured is not None:
         measured = _with_loaders(measured, output, timelines=timelines)
+    steps = counted_steps(output, timelines, progress)
     return TrainingFacts(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
@@ -189,11 +191,13 @@ def _facts(
         hyperparameters=_hyperparameters(settings, run.log),
         measured=measured,
         gpus=(*gpus, *(coordinator.gpu_loads if coordinator else ())),
-        steps=counted_steps(output, timelines, progress),
+        steps=steps,
         spending=spending.of_groups(
             progress,
             dnn=topology.dnn.name,
             waited_seconds=measured.wait_seconds * measured.steps if measured else 0.0,
+            data_hosts=_fed_hosts(settings, topology),
+            all_batches=all_batches(output, progress) or steps or 0,
         ),
         is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, run.log),
@@ -206,6 +210,13 @@ def _facts(
         release_seconds=coordinator.release_seconds if coordinator else None,
         events=(*events, *(coordinator.events if coordinator else ())),
     )
+
+
+def _fed_hosts(settings: ProcessSettings, topology: Topology) -> dict[str, tuple[str, ...]]:
+    """Returns the hosts of each data group whose batches the feed counts."""
+    if settings.engine.name != "feed" or settings.profile is not None:
+        return {}
+    return {group.name: group.hosts for group in topology.groups if group.role == "data"}
 
 
 def _packages() -> dict[str, str]:

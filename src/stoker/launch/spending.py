@@ -7,9 +7,11 @@ has the platform's own times instead, where it reports them.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
+from stoker.feed.loading import batches_by_host
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import EventName, Log
 from stoker.records.training import Budget, GroupSpending
@@ -117,12 +119,23 @@ class Spending:
         return False
 
     def of_groups(
-        self, progress: Mapping[int, Progress], *, dnn: str, waited_seconds: float
+        self,
+        progress: Mapping[int, Progress],
+        *,
+        dnn: str,
+        waited_seconds: float,
+        data_hosts: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        all_batches: int = 0,
     ) -> tuple[GroupSpending, ...]:
-        """Returns what each group cost, and the share of its time without work.
+        """Returns what each group cost and made, and the share of its time without work.
 
-        `waited_seconds`: how long a rank waited for data that sent no report.
+        Args:
+            dnn: Name of the group that trains.
+            waited_seconds: How long a rank waited for data that sent no report.
+            data_hosts: Hosts of the data groups whose batches the feed counts.
+            all_batches: Batches that the training took; 0: not counted.
         """
+        made = batches_by_host(progress)
         seconds, dollars = self._clock() - self._began, self._by_group()
         found = []
         for name in self._hosts:
@@ -131,17 +144,32 @@ class Spending:
                 # All ranks wait for the one that waits longest.
                 idle = max(waits, default=waited_seconds) / seconds if seconds > 0 else None
             else:
-                idle = _idle_share(progress, seconds=seconds)
-            share = None if idle is None else min(1.0, max(0.0, idle))
-            found.append(GroupSpending(group=name, usd=dollars.get(name), idle_share=share))
+                idle = _idle_share(progress, seconds=seconds, hosts=data_hosts.get(name))
+            batches = None
+            if name in data_hosts and all_batches:
+                batches = sum(made.get(host, 0) for host in data_hosts[name])
+                # None of its workers was heard of.
+                idle = 1.0 if not batches and idle is None else idle
+            found.append(
+                GroupSpending(
+                    group=name,
+                    usd=dollars.get(name),
+                    idle_share=None if idle is None else min(1.0, max(0.0, idle)),
+                    batches=batches,
+                    all_batches=None if batches is None else all_batches,
+                )
+            )
         return tuple(found)
 
 
-def _idle_share(progress: Mapping[int, Progress], *, seconds: float) -> float | None:
+def _idle_share(
+    progress: Mapping[int, Progress], *, seconds: float, hosts: Sequence[str] | None
+) -> float | None:
+    """Returns the share of a group's time without work; hosts: None: all but the trainers'."""
     busy, workers = 0.0, dict[str, int]()
     for report in progress.values():
         for host in report.feed.hosts if report.feed else ():
-            if not host.is_local:
+            if not host.is_local and (hosts is None or host.host in hosts):
                 busy += host.busy_seconds
                 # One host serves all ranks, which report the same workers.
                 workers[host.host] = max(workers.get(host.host, 0), host.num_workers)

@@ -27,8 +27,14 @@ from stoker.errors import (
     StokerError,
     UsageError,
 )
-from stoker.feed.loading import Unfed, discard_loadings, why_unfed, why_unhelped
-from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport
+from stoker.feed.loading import (
+    Unfed,
+    discard_loadings,
+    why_refused,
+    why_unfed,
+    why_unhelped,
+)
+from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport, Progress
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
 from stoker.host.processes import why_not_found
@@ -103,6 +109,7 @@ class Release:
         self._all_ranks = all_ranks
         self._look_at = 0.0
         self._word: Unfed | None = None
+        self._settles_at: float | None = None
         self._is_done = False
         for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
             file.unlink(missing_ok=True)
@@ -136,7 +143,11 @@ class Release:
 
     def _agreed(self) -> Unfed | None:
         """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
-        if len(self._said()) < self._ranks:
+        said = self._said()
+        if len(said) < self._ranks:
+            self._settles_at = None
+            return None
+        if not self._is_settled(max(each.settle_seconds for each in said)):
             return None
         # File first, then a second check: a rank that does request a batch withdraws its message
         # and then checks this file, so one of both sees the other.
@@ -148,6 +159,13 @@ class Release:
             released.unlink()
             return None
         return said[0]
+
+    def _is_settled(self, seconds: float) -> bool:
+        """Whether all ranks have said it for so long."""
+        now = time.monotonic()
+        if self._settles_at is None:
+            self._settles_at = now
+        return now >= self._settles_at + seconds
 
     def _said(self) -> list[Unfed]:
         said = []
@@ -229,12 +247,10 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
-        is_success = outcome.status == "succeeded" and _is_fed(run)
-        if is_success and coordinator and (why := why_unfed(run.output, coordinator.progress)):
-            # The exit code stays 0: platforms then keep the model and do not retry.
-            outcome = dataclasses.replace(outcome, status="failed", failure=why, is_unfed=True)
-        elif is_success and coordinator and (why := why_unhelped(run.output, coordinator.progress)):
-            events.append(Event(when=now_utc(), what=why, host=run.topology.host))
+        if outcome.status == "succeeded" and _is_fed(run) and coordinator:
+            outcome, why = _judge_feed(run, outcome, coordinator.progress)
+            if why:
+                events.append(Event(when=now_utc(), what=why, host=run.topology.host))
         if watchdog.failure and ending.decided == watchdog.failure:
             code = watchdog.exit_code
             outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
@@ -270,7 +286,9 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         inputs=inputs,
     )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    record()
+    written = record()
+    for group in written.useless_groups if written else ():
+        run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
@@ -668,6 +686,23 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
         failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=own)
         return failed, _code_of_command(run, ending.exit_code)
     return RunOutcome(status="succeeded", exit_code=0), 0
+
+
+def _judge_feed(
+    run: HostRun, outcome: RunOutcome, progress: Mapping[int, Progress]
+) -> tuple[RunOutcome, str]:
+    """Returns how a run ended that trained well: failed, where data hosts could make no batch.
+
+    Beside it: why they made none, where the run has not failed for it.
+    """
+    refused = why_refused(run.output, progress)
+    if refused and run.settings.feed.unshippable == "local":
+        # The workload wants it so.
+        return dataclasses.replace(outcome, is_unfed=True), refused
+    if why := refused or why_unfed(run.output, progress):
+        # The exit code stays 0: platforms then keep the model and do not retry.
+        return dataclasses.replace(outcome, status="failed", failure=why, is_unfed=True), ""
+    return outcome, why_unhelped(run.output, progress)
 
 
 def _is_fed(run: HostRun) -> bool:

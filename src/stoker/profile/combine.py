@@ -94,6 +94,7 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
         divides=True if True in asked else False if asked == {False} else None,
         made_here=first.made_here or None,
         in_step=first.in_step or None,
+        shippable=first.shippable,
     )
 
 

@@ -21,7 +21,7 @@ from stoker.feed.changes import making
 from stoker.feed.epoch_times import epoch_times
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline, read_timeline
-from stoker.feed.wire.dataset import DatasetSpec, what_is_shared, why_unshippable
+from stoker.feed.wire.dataset import DatasetSpec, refusal_of, what_is_shared
 from stoker.logs import EventName, Log
 from stoker.profile import batches
 from stoker.profile.agree import (
@@ -68,6 +68,7 @@ from stoker.profile.step_watch import (
     lack_of,
     missing_of,
 )
+from stoker.records import Shippable
 from stoker.settings import ProcessSettings
 from stoker.text import wait_share
 
@@ -608,9 +609,14 @@ class ProfileSession:
         own = findings.result
         if own.rank == 0:
             shared = _what_is_shared(loader)
-            if shared and own.loader is not None:
-                findings.learn(loader=msgspec.structs.replace(own.loader, made_here=shared))
-            findings.note(*_what_stays_here(loader))
+            shippable, notes = _can_be_sent(loader)
+            findings.note(*notes)
+            if own.loader is not None:
+                findings.learn(
+                    loader=msgspec.structs.replace(
+                        own.loader, made_here=shared, shippable=shippable
+                    )
+                )
         findings.meet("loader-only")
         seconds = _LOADING_SHARE * self._budget
         counts = worker_counts(
@@ -766,7 +772,7 @@ def _what_is_shared(loader: Loader) -> str:
             _spec_of(loader), max_bytes=_MAX_PICKLE_BYTES, max_seconds=_MAX_PICKLE_SECONDS
         )
     except Exception:
-        # `_what_stays_here` says it.
+        # `_can_be_sent` says it.
         return ""
 
 
@@ -778,19 +784,24 @@ def _spec_of(loader: Loader) -> DatasetSpec:
     )
 
 
-def _what_stays_here(loader: Loader) -> list[str]:
-    """Returns why the dataset cannot be sent to data hosts, if so; no error ends the profile."""
+def _can_be_sent(loader: Loader) -> tuple[Shippable | None, list[str]]:
+    """Returns whether the dataset can be sent to data hosts, if known, and notes on it.
+
+    No error ends the profile.
+    """
+    shippable = None
     try:
-        why = why_unshippable(
+        why, fix = refusal_of(
             _spec_of(loader),
             max_bytes=_MAX_PICKLE_BYTES,
             max_seconds=_MAX_PICKLE_SECONDS,
         )
+        shippable = Shippable(ok=not why, why=why, fix=fix)
     except Exception as err:
         why = f"it is not known whether the dataset can be pickled: {type(err).__name__}: {err}"
     if not why:
-        return []
+        return shippable, []
     # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
     is_stokers = isinstance(loader, loader_module.DataLoader)
     then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
-    return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
+    return shippable, [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]

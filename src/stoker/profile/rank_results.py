@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.host.machine import CpuLimit
-from stoker.records import EpochTimes, GpuDecoding, read_text
+from stoker.records import EpochTimes, GpuDecoding, Shippable, read_text
 
 # Blocks of steps of which a median and its quartiles are taken.
 MIN_BLOCKS = 3
@@ -271,6 +271,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         made_here: Why the trainer's host makes its batches under a data group; empty: it is not
             known that it does.
         in_step: Why nothing may be made before the loop asks; empty: nothing was seen to change.
+        shippable: Whether its dataset can be sent to data hosts; None: not known.
     """
 
     num_workers: int
@@ -284,6 +285,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     divides: bool | None = None
     made_here: str = ""
     in_step: str = ""
+    shippable: Shippable | None = None
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ from stoker.records.profile import ProfiledData as ProfiledData
 from stoker.records.profile import ProfiledHost as ProfiledHost
 from stoker.records.profile import ProfiledLoader as ProfiledLoader
 from stoker.records.profile import ProfileState as ProfileState
+from stoker.records.profile import Shippable as Shippable
 from stoker.records.profile import Spread as Spread
 from stoker.records.profile import StepTerms as StepTerms
 from stoker.records.profile import TransformCost as TransformCost
@@ -75,6 +76,7 @@ from stoker.records.training import Band as Band
 from stoker.records.training import Evaluation as Evaluation
 from stoker.records.training import Event as Event
 from stoker.records.training import GateResult as GateResult
+from stoker.records.training import GroupSpending as GroupSpending
 from stoker.records.training import Host as Host
 from stoker.records.training import Job as Job
 from stoker.records.training import LoaderCounts as LoaderCounts

@@ -51,8 +51,9 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
         why = f": {training.cause}" if training.failure else ""
         words = f"the training was stopped{_in_brackets(training)}{after}{why}"
         return Outcome(state="stopped", words=words, exit_code=code)
-    if training.is_unfed:
-        words = f"the training failed: {training.cause}"
+    if training.is_unfed and training.status == "failed":
+        cost = "".join(f"; {each.made_words}" for each in training.useless_groups)
+        words = f"the training failed: {training.cause}{cost}"
         return Outcome(state="not fed", words=words, exit_code=code)
     if training.status == "failed":
         words = f"the training failed{_in_brackets(training)}: {training.cause}"

@@ -291,6 +291,20 @@ class ProfileState(Record, frozen=True, kw_only=True):
     share: Fraction | None = None
 
 
+class Shippable(Record, frozen=True, kw_only=True):
+    """Whether what makes a loader's batches can be sent to data hosts.
+
+    Attributes:
+        ok: Whether it can, as far as its pickle was looked at.
+        why: The object that cannot, and its error. Empty: it can.
+        fix: What to do about it.
+    """
+
+    ok: bool
+    why: str = ""
+    fix: str = ""
+
+
 class ProfiledLoader(Record, frozen=True, kw_only=True):
     """The loader that made the profiled batches.
 
@@ -305,6 +319,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
             what it shares in memory. None: it does not, or that is not known.
         in_step: Why a loader without workers is made only as its loop asks for it, such as what the
             loop changes: neither data hosts nor workers help. None: nothing was seen to change.
+        shippable: Whether its dataset can be sent to data hosts. None: not known.
     """
 
     class_name: Name
@@ -314,6 +329,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     divides: bool | None = None
     made_here: str | None = None
     in_step: str | None = None
+    shippable: Shippable | None = None
 
 
 class Profile(Record, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ from stoker.records.gpu import GpuLoad
 from stoker.records.hyperparameters import Hyperparameters, record_of, shown, values_of
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
-from stoker.text import wait_share
+from stoker.text import usd, wait_share
 
 # First event of the leader's record.
 STARTED = "training started"
@@ -46,6 +46,8 @@ _OF_LEADER = (
 NOT_COMPARABLE = "not comparable"
 # Of a run whose data hosts gave it nothing, though it may have succeeded.
 UNHELPED = "no batch came from its data hosts"
+# A group that made a smaller share of the batches makes no run 1.05 times as fast.
+LEAST_HELP = 0.05
 
 
 class Host(Record, frozen=True, kw_only=True):
@@ -94,12 +96,30 @@ class GroupSpending(Record, frozen=True, kw_only=True):
         idle_share: Share of its time without work, 0 to 1: a dnn host waits for data, a data host's
             workers have no batch to make. None: not measured.
         idle_usd: Dollars of that time.
+        batches: Batches of the training that a data group made. None: not counted, or a dnn group.
+        all_batches: Batches that the training took, wherever they were made. None: not counted.
     """
 
     group: Name
     usd: NonNegativeFloat | None = None
     idle_share: Fraction | None = None
     idle_usd: NonNegativeFloat | None = None
+    batches: NonNegativeInt | None = None
+    all_batches: NonNegativeInt | None = None
+
+    @property
+    def is_of_no_use(self) -> bool:
+        """Whether it made so few of the batches that it cannot have helped."""
+        if self.batches is None or not self.all_batches:
+            return False
+        return self.batches < LEAST_HELP * self.all_batches
+
+    @property
+    def made_words(self) -> str:
+        """What it made and cost: `the data group made 0 of 1,240 batches, $3.10`."""
+        name = "data group" if self.group == "data" else f"data group {self.group}"
+        cost = "" if self.usd is None else f", {usd(self.usd)}"
+        return f"the {name} made {self.batches or 0:,} of {self.all_batches or 0:,} batches{cost}"
 
 
 class InputVersion(Record, frozen=True, kw_only=True):
@@ -341,7 +361,9 @@ class Training(Record, frozen=True, kw_only=True):
             of its hosts, else the time of the leader. None: a price is not known, or not billed.
         is_estimate: Whether the dollars come from an estimated price.
         spending: Dollars of each group, and of its idle time.
-        is_unfed: Whether the run failed only because no batch came through the feed.
+        is_unfed: Whether data hosts were planned, and no batch came from them, as none could. The
+            run has failed for it, unless `feed.unshippable: local` wants it made on the trainer's
+            host.
         unfetched: Address of the leader's outputs if they could not be read: what was measured is
             not known. `stoker evaluate` reads them again.
         not_numbers: Metrics and hyperparameters that are NaN, Infinity or -Infinity, and null
@@ -389,6 +411,19 @@ class Training(Record, frozen=True, kw_only=True):
     def num_steps(self) -> int | None:
         """Steps that were counted; None: not known."""
         return self.measured.steps if self.steps is None and self.measured else self.steps
+
+    @property
+    def useless_groups(self) -> tuple[GroupSpending, ...]:
+        """Data groups that made next to no batch."""
+        return tuple(each for each in self.spending if each.is_of_no_use)
+
+    @property
+    def is_helped(self) -> bool | None:
+        """Whether data hosts can have changed its step; None: it had none, or it is not known."""
+        counted = [each for each in self.spending if each.batches is not None]
+        if self.is_unfed or not counted:
+            return False if self.is_unfed else None
+        return len(self.useless_groups) < len(counted)
 
     @property
     def dollars(self) -> dict[str, float]:
@@ -506,6 +541,8 @@ class Performance(Record, frozen=True, kw_only=True):
         is_inside_band: Whether the measured step is in the band.
         speedup: Baseline over measured step: 2 is twice as fast.
         cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20 % cheaper.
+        is_helped: False: the data hosts made next to no batch, so that these figures are no effect
+            of theirs. None: there were none, or it is not known.
     """
 
     action: Action | None = None
@@ -517,6 +554,7 @@ class Performance(Record, frozen=True, kw_only=True):
     is_inside_band: bool | None = None
     speedup: PositiveFloat
     cost_change: float | None = None
+    is_helped: bool | None = None
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
@@ -528,6 +566,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
         passed: Whether the training succeeded, did a step, and passed all gates.
         reason: Why it did not pass; empty if it did.
         gates: Result of each gate.
+        warnings: What went wrong though the run may have passed, such as hosts that did nothing.
         performance: Measured step against the profiled and the predicted one. None: one is missing.
         metrics: Reported metrics; a later model is compared with these.
         model_uri: Location of the model.
@@ -544,6 +583,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
     gates: tuple[GateResult, ...] = ()
+    warnings: tuple[str, ...] = ()
     performance: Performance | None = None
     not_numbers: dict[str, str] | None = None
 
@@ -716,7 +756,11 @@ def _spending(facts: TrainingFacts) -> tuple[GroupSpending, ...]:
         share = each.idle_share
         idle_usd = None if usd is None or share is None else usd * share
         found.append(msgspec.structs.replace(each, usd=usd, idle_usd=idle_usd))
-    return tuple(each for each in found if each.usd is not None or each.idle_share is not None)
+    return tuple(each for each in found if _is_counted(each))
+
+
+def _is_counted(group: GroupSpending) -> bool:
+    return any(each is not None for each in (group.usd, group.idle_share, group.batches))
 
 
 def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | None:

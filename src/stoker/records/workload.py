@@ -225,7 +225,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         max_dataset_bytes: Maximum size of a pickled dataset. For a larger one use `stoker.remote`.
         unshippable: If a dataset cannot be pickled: error fails the training, local makes its
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own
-            loaders with `replace_dataloader: auto`; else error.
+            loaders with `replace_dataloader: auto`; else error. A run whose data hosts could make
+            no batch for it has failed (exit code 6), except with local, written down.
         shared_memory: What happens to a loader whose dataset, sampler or collate function holds
             something that processes share in memory (tensors after `share_memory_()`,
             multiprocessing's values, arrays, queues and locks, writable memory maps). auto: it is
@@ -360,7 +361,8 @@ class NotifySettings(Record, frozen=True, kw_only=True):
     """Webhook that is called when a run ends or hangs. Its address is a secret and is in no file.
 
     Attributes:
-        on: failure: failed runs and models below their gate; always: all runs.
+        on: failure: failed runs, models below their gate, and warnings such as data hosts that did
+            nothing; always: all runs.
         format: text: JSON with `text`, as Slack takes it, and the facts; teams: a card for
             Microsoft Teams.
         variable: Environment variable with the webhook's address.

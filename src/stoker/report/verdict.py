@@ -11,6 +11,7 @@ from stoker.records import (
     Band,
     Decision,
     Evaluation,
+    GroupSpending,
     Measured,
     Plan,
     Predicted,
@@ -386,9 +387,12 @@ def judge(
     gates = evaluation.gates if evaluation else ()
     outcome = outcome_of(training, gates) if training else None
     wait = [*_within(figures, unit), *_wait(figures)]
-    gain = _gain(figures, unit, decision)
+    is_useless = training is not None and training.is_helped is False
+    # What a group that made nothing cost, and no gain by it.
+    useless = [_headline(_capital(each.made_words)) for each in _useless(training)]
+    gain = _unhelped_gain(figures, unit) if is_useless else _gain(figures, unit, decision)
     promise = _promise(figures, unit)
-    lead = [*promise, *_cost(figures, nominal)]
+    lead = [*useless, *promise, *_cost(figures, nominal)]
     if decision and decision.kind == "probable":
         lead.append(probable_words(decision, has_run=training is not None))
     passed = ""
@@ -406,6 +410,10 @@ def judge(
         failed = [f"{gate_words(gate, 'page')}." for gate in gates if not gate.passed]
         headline = " ".join(["The model missed its quality gate.", *failed])
         return Verdict("bad", outcome.state, headline, " ".join([*gain, *lead]))
+    if is_useless and useless:
+        lead = [*gain, *wait, *lead[len(useless) :]]
+        headline = f"{' '.join(useless).removesuffix('.')}: data hosts did not help."
+        return Verdict("mixed", f"data group idle{passed}", headline, " ".join(lead))
     if training and not profile:
         return _trained_alone(figures, unit, decision, promise)
     if decision and decision.action == "keep":
@@ -539,6 +547,22 @@ def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[s
         return []
     words = _step_words(figures, unit, decision).removesuffix(".")
     return [f"{words}: {_factor(figures.speedup)}."]
+
+
+def _unhelped_gain(figures: Figures, unit: TimeUnit) -> list[str]:
+    """Returns the change of a run whose data hosts made nothing, which is no effect of theirs."""
+    if figures.speedup is None:
+        return []
+    words = _step_words(figures, unit, None).removesuffix(".")
+    return [f"{words}, for another reason than its data hosts."]
+
+
+def _useless(training: Training | None) -> Sequence[GroupSpending]:
+    return training.useless_groups if training else ()
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> str:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from stoker.errors import ProtocolError, ShippingError, StokerError
 from stoker.feed import why_unfed
@@ -315,8 +315,15 @@ def _script_with(name: str, *, wanted: Iterable[str]) -> bytes:
     return _scripts[name]
 
 
-def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show; else empty.
+class Refusal(NamedTuple):
+    """Why a spec cannot be sent, and what to do; empty: it can."""
+
+    what: str = ""
+    fix: str = ""
+
+
+def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refusal:
+    """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show.
 
     What is shared in memory counts as copied; see `what_is_shared`.
     """
@@ -333,27 +340,28 @@ def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> 
     except SharedMemoryError as err:
         return err.what
     except Exception:
-        # What else is wrong with it is `why_unshippable`.
+        # What else is wrong with it is for `refusal_of`.
         return ""
     return ""
 
 
 def why_unforkable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns the same, and also where forked processes would share the position of a file."""
+    """Returns the same as text, also where forked processes would share a file's position."""
     pickler = SpecPickler(_BoundedFile(max_bytes, max_seconds), copies_shared=True)
-    return _look(pickler, spec) or ("it holds an open file" if pickler.has_handles else "")
+    return _look(pickler, spec).what or ("it holds an open file" if pickler.has_handles else "")
 
 
-def _look(pickler: SpecPickler, spec: DatasetSpec) -> str:
+def _look(pickler: SpecPickler, spec: DatasetSpec) -> Refusal:
     try:
         _dump(spec, pickler)
     except _BoundReachedError:
-        return ""
+        return Refusal()
     except ShippingError as err:
-        return err.what
+        return Refusal(err.what, err.fix)
     except Exception as err:
-        return _why(spec, err).what
-    return ""
+        why = _why(spec, err)
+        return Refusal(why.what, why.fix)
+    return Refusal()
 
 
 def _dump(spec: DatasetSpec, pickler: SpecPickler) -> None:
