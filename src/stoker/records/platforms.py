@@ -225,6 +225,9 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         role: ARN of the job's role.
         output_uri: Prefix in S3 for outputs, models, tokens and packed code.
         region: AWS region. Absent: what boto3 finds (AWS_REGION, the profile).
+        elsewhere: Accounts and regions, other than the role's and `region`, that this workload may
+            name: of a central registry, of a bucket with data. Others are refused before anything
+            is sent.
         source: Folder with the training's code, packed and passed to all hosts as a channel, or
             s3:// address of a package (.tar.gz). Absent: it is in the image.
         requirements: Packages that each host of all groups installs by pip before it starts. auto:
@@ -260,6 +263,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     role: RoleArn
     output_uri: Uri
     region: Name | None = None
+    elsewhere: tuple[Name, ...] = ()
     source: Name | None = None
     requirements: Name = "auto"
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")

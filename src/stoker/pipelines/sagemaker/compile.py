@@ -21,6 +21,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
+from stoker.platforms.sagemaker.places import check_places
 from stoker.records import Group, Json, Workload
 
 # Limits of the service's model: a description, and an argument of a processing job, which is how
@@ -110,6 +111,8 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         name=placed.name,
         profile=placed.profile,
     )
+    told = {"notify.secret_arn": workload.notify.secret_arn if workload.notify else None}
+    check_places(profiled, sagemaker_of(placed), others=told)
     known = [_of_service(p) for p in parameters_of(placed)]
     main = main_channel(placed)
     if main and file_system(placed.channels[main].uri):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
+from stoker.platforms.sagemaker.places import check_places
 from stoker.platforms.service_limits import (
     OverLimit,
     RequestPath,
@@ -116,6 +117,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
             what = f"channel {name} is a file system, which is reached through a VPC"
             fix = "name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)"
             raise UsageError(what, where="key sagemaker.request.VpcConfig", fix=fix)
+    check_places(job, settings)
     source = settings.source or ""
     if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
         what = f"code comes from a folder or a .tar.gz in S3, not from {source}"

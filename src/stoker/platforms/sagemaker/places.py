@@ -1,0 +1,210 @@
+"""Accounts, regions and buckets of a workload that do not fit together, before anything is sent.
+
+The account and the partition are those of `sagemaker.role`, the region is `sagemaker.region`. A
+role of another account cannot be passed. An image, bucket, key or queue of another account or
+region is refused unless `sagemaker.elsewhere` names that account or region: with several
+environments it is nearly always one that a file of values has forgotten.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+
+from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec
+from stoker.records import Json, SageMakerSettings, nearest
+from stoker.records.base import mapping
+from stoker.records.platforms import patch_document
+
+_ARN = re.compile(r"arn:(aws[a-z-]*):([a-z0-9-]+):([a-z0-9-]*):([0-9]{12}|):")
+_IMAGE = re.compile(r"([0-9]{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.|on\.aws)")
+_BUCKET = re.compile(r"s3://([^/]+)")
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ACCOUNT_IN_NAME = re.compile(r"(?<![0-9])([0-9]{12})(?![0-9])")
+# AWS's default bucket, and others that are named alike.
+_REGION_IN_NAME = re.compile(r"(?:^|[.-])((?:[a-z]{2}|us-gov|us-iso[a-z]?)-[a-z]+-[0-9])(?=[.-]|$)")
+# Accounts of AWS's own training and serving images, which every account may pull.
+AWS_IMAGE_ACCOUNTS = frozenset(
+    (
+        *("763104351884", "626614931356", "871362719292", "975050140332", "364406365360"),
+        *("772153158452", "907027046896", "457447274322", "550225433462", "633930458069"),
+        *("590183813437", "204538143572", "727897471807", "380420809688", "371248457586"),
+        *("692866216735", "503227376785", "204133271717", "780543022126", "914824155844"),
+        *("217643126080", "124382933778", "637423239942", "446045086412", "442386744353"),
+        *("886529160074", "094389454867", "303241398832", "454834333376"),
+    )
+)
+# MLflow's client reaches a server anywhere.
+_OF_ANY_REGION = ("tracking.mlflow",)
+_PARTITIONS: Mapping[str, str] = MappingProxyType(
+    {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "us-isob": "aws-iso-b"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPlace:
+    """An account or a region that a key names; an empty text: it names none.
+
+    Attributes:
+        key: The workload's key.
+        kind: What the key names: "role", "image", "bucket" or "resource".
+    """
+
+    key: str
+    kind: str
+    account: str = ""
+    region: str = ""
+    partition: str = ""
+
+
+def check_places(
+    job: JobSpec, settings: SageMakerSettings, *, others: Mapping[str, str | None] | None = None
+) -> None:
+    """Raises UsageError if keys of a job name several accounts or regions, or a wrong name.
+
+    Args:
+        job: The job, with its image and channels.
+        settings: Its settings for SageMaker.
+        others: Further keys of the workload, and what they name.
+    """
+    addresses = dict(_addresses(job, settings, others or {}))
+    for key, address in addresses.items():
+        _check_bucket_name(key, address)
+    named = [place for key, text in addresses.items() for place in _places_in(key, text)]
+    own = _own(settings, named)
+    if own.region:
+        _check_region(own)
+    for place in named:
+        _check_account(place, own, settings)
+        if place.key not in _OF_ANY_REGION:
+            _check_region_of(place, own, settings)
+
+
+def _addresses(
+    job: JobSpec, settings: SageMakerSettings, others: Mapping[str, str | None]
+) -> Iterator[tuple[str, str]]:
+    control, model = settings.control, settings.model
+    request = patch_document(settings.request)
+    told: dict[str, Json] = {
+        "sagemaker.role": settings.role,
+        "sagemaker.pipeline_role": settings.pipeline_role,
+        "sagemaker.schedule_role": settings.schedule_role,
+        "sagemaker.control.role": control.role,
+        "image": job.image,
+        "sagemaker.control.image": control.image,
+        "sagemaker.model.image": model.image,
+        "sagemaker.output_uri": settings.output_uri,
+        "sagemaker.checkpoint_uri": settings.checkpoint_uri,
+        "sagemaker.resume_from": settings.resume_from,
+        "sagemaker.source": settings.source,
+        "sagemaker.dead_letter_queue": settings.dead_letter_queue,
+        "tracking.mlflow": job.tracking.mlflow,
+        **others,
+    }
+    for name, part in (("OutputDataConfig", "KmsKeyId"), ("ResourceConfig", "VolumeKmsKeyId")):
+        told[f"sagemaker.request.{name}.{part}"] = mapping(request, name).get(part)
+    told |= {f"channels.{name}.uri": channel.uri for name, channel in job.channels.items()}
+    told |= {f"secrets.{name}": source.arn for name, source in job.secrets.items()}
+    for key, text in told.items():
+        if isinstance(text, str):
+            yield key, text
+
+
+def _places_in(key: str, text: str) -> Iterator[NamedPlace]:
+    if found := _ARN.match(text):
+        partition, service, region, account = found.groups()
+        kind = "role" if service == "iam" else "resource"
+        yield NamedPlace(key=key, kind=kind, account=account, region=region, partition=partition)
+    elif found := _IMAGE.match(text):
+        account, region = found.groups()
+        is_of_aws = account in AWS_IMAGE_ACCOUNTS
+        yield NamedPlace(key=key, kind="image", account="" if is_of_aws else account, region=region)
+    elif found := _BUCKET.match(text):
+        accounts = _ACCOUNT_IN_NAME.findall(found[1])
+        regions = _REGION_IN_NAME.findall(found[1])
+        account = accounts[0] if len(accounts) == 1 else ""
+        region = regions[0] if len(regions) == 1 else ""
+        yield NamedPlace(key=key, kind="bucket", account=account, region=region)
+
+
+def _own(settings: SageMakerSettings, named: list[NamedPlace]) -> NamedPlace:
+    """Returns the place of the workload: its role's account, its region."""
+    role = next(place for place in named if place.key == "sagemaker.role")
+    if settings.region:
+        key, region = "sagemaker.region", settings.region
+    else:
+        # What boto3 finds is not known here; but the image is in the job's region.
+        images = (place for place in named if place.kind == "image" and place.region)
+        first = next(images, role)
+        key, region = first.key, first.region
+    return NamedPlace(
+        key=key, kind="own", account=role.account, region=region, partition=role.partition
+    )
+
+
+def _check_bucket_name(key: str, address: str) -> None:
+    found = _BUCKET.match(address)
+    if found is None or _BUCKET_NAME.fullmatch(found[1]):
+        return
+    raise UsageError(
+        f"{found[1]} is no name of a bucket",
+        where=f"key {key}",
+        fix="3 to 63 small letters, digits, dots and dashes",
+    )
+
+
+def _check_region(own: NamedPlace) -> None:
+    known = _known_regions()
+    if own.region not in known:
+        raise UsageError(
+            f"SageMaker has no region {own.region}",
+            where=f"key {own.key}",
+            fix=f"{nearest(own.region, known)}; a newer one: pip install -U botocore",
+        )
+    partition = next(
+        (name for start, name in _PARTITIONS.items() if own.region.startswith(f"{start}-")), "aws"
+    )
+    if own.partition in ("aws", "aws-cn", "aws-us-gov") and partition != own.partition:
+        raise UsageError(
+            f"the role is in {own.partition}, and the region {own.region} in {partition}",
+            where=f"key sagemaker.role, key {own.key}",
+            fix="name the role and the region of one partition",
+        )
+
+
+@cache
+def _known_regions() -> tuple[str, ...]:
+    import botocore.session
+
+    session = botocore.session.get_session()
+    known: list[str] = []
+    for partition in session.get_available_partitions():
+        known += session.get_available_regions("sagemaker", partition_name=partition)
+    return tuple(known)
+
+
+def _check_account(place: NamedPlace, own: NamedPlace, settings: SageMakerSettings) -> None:
+    if not place.account or place.account == own.account:
+        return
+    is_role = place.kind == "role"
+    if place.account in settings.elsewhere and not is_role:
+        return
+    allowed = "" if is_role else f", or allow it: sagemaker.elsewhere: ['{place.account}']"
+    raise UsageError(
+        f"the {place.kind} is of account {place.account}, and sagemaker.role of {own.account}",
+        where=f"key {place.key}",
+        fix=f"name one of account {own.account}{allowed}",
+    )
+
+
+def _check_region_of(place: NamedPlace, own: NamedPlace, settings: SageMakerSettings) -> None:
+    is_own = not place.region or not own.region or place.region == own.region
+    if is_own or place.region in settings.elsewhere:
+        return
+    raise UsageError(
+        f"the {place.kind} is in region {place.region}, and {own.key} says {own.region}",
+        where=f"key {place.key}",
+        fix=f"name one in {own.region}, or allow it: sagemaker.elsewhere: [{place.region}]",
+    )
