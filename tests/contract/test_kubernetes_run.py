@@ -1489,7 +1489,8 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(tmp_path, monkeypatch):
     configuration = made.configuration
     assert namespace == "kubeflow-user"
     assert configuration.host == "https://10.0.0.1:443"
-    assert configuration.api_key["authorization"] == "bearer of-the-pod"
+    # Its key in the configuration is another one since the client of 2026.
+    assert configuration.auth_settings()["BearerToken"]["value"] == "bearer of-the-pod"
 
 
 @pytest.mark.parametrize(

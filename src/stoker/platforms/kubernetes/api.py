@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
+from urllib.parse import urlencode
 
 from stoker.errors import MissingExtraError, PlatformError, ServiceError, ServiceErrorKind
 from stoker.platforms.follow import take_lines
@@ -20,7 +21,7 @@ from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, repeated
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse
+    from urllib3 import BaseHTTPResponse, PoolManager
 
 # A missing right; quotas and admission rules answer 403, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
@@ -151,6 +152,28 @@ def failed(what: str, action: ApiAction, *, kind: ServiceErrorKind, fix: str = "
     return ServiceError(what, where=str(action), fix=fix, action=action.right, kind=kind)
 
 
+class Connections(Protocol):
+    """The connections of the kubernetes client, which has made them by the kube config."""
+
+    pool_manager: "PoolManager"
+
+
+class Configuration(Protocol):
+    """What the kubernetes client has read from the kube config."""
+
+    host: str
+
+    def auth_settings(self) -> Mapping[str, Mapping[str, str]]: ...
+
+
+class Client(Protocol):
+    """The part of the kubernetes client that is the same from its version 28 to 37."""
+
+    configuration: Configuration
+    rest_client: Connections
+    default_headers: Mapping[str, str]
+
+
 class ByteStream:
     """An answer that is read in parts: a watch or a log. Any thread may close it."""
 
@@ -189,7 +212,7 @@ class ByteStream:
                 release()
 
 
-def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, str]:
+def connect(context: str | None, *, strict_tls: bool = False) -> tuple["Client", str]:
     """Returns the client, and the namespace of its configuration."""
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
@@ -220,7 +243,7 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
         raise _not_configured(err, context) from None
     except (OSError, KeyError, TypeError, ValueError) as err:
         raise _not_configured(err, context) from err
-    made = client.ApiClient(settings)
+    made = cast("Client", client.ApiClient(settings))
     options = made.rest_client.pool_manager.connection_pool_kw
     verified = ssl_.create_urllib3_context(cert_reqs=options["cert_reqs"])
     # Python 3.13 sets it, kubectl does not: cluster authorities are often older than the rule.
@@ -230,6 +253,13 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
         verified.verify_flags |= ssl.VERIFY_X509_STRICT
     options["ssl_context"] = verified
     return made, namespace
+
+
+def _headers_of(client: "Client") -> dict[str, str]:
+    """Returns the headers of each request; the token is renewed here where it has to be."""
+    token = client.configuration.auth_settings().get("BearerToken")
+    named = {token["key"]: token["value"]} if token else {}
+    return {**client.default_headers, "Accept": "application/json, */*", **named}
 
 
 def _not_configured(err: Exception, context: str | None) -> PlatformError:
@@ -246,18 +276,10 @@ def _not_configured(err: Exception, context: str | None) -> PlatformError:
 @contextlib.contextmanager
 def explained(action: ApiAction) -> Iterator[None]:
     """Turns the client's errors into ServiceErrors."""
-    import urllib3
-    from kubernetes.client.exceptions import ApiException  # type: ignore[import-untyped]
+    from urllib3 import exceptions
 
-    exceptions = urllib3.exceptions
     try:
         yield
-    except ApiException as err:
-        if err.status:
-            body = err.body.decode(errors="replace") if isinstance(err.body, bytes) else err.body
-            raise refusal(int(err.status), body or "", action) from err
-        # Without a status: a failed TLS handshake.
-        raise _unsafe(err.reason, action) from err
     except exceptions.SSLError as err:
         raise _unsafe(err, action) from err
     except (exceptions.HTTPError, OSError) as err:
@@ -337,7 +359,7 @@ class ClusterApi:
         self._context = context
         self._namespace = namespace
         self._strict_tls = strict_tls
-        self._client: object | None = None
+        self._client: Client | None = None
         self._patience_seconds = RETRY_SECONDS
         self._tell: Callable[[ServiceError], None] = lambda error: None
         self.sleep = sleep
@@ -510,26 +532,29 @@ class ClusterApi:
         is_stream: bool = False,
     ) -> "BaseHTTPResponse":
         client = self._connected()
+        from urllib3 import Timeout
+
         # Custom resources have no strategic merges, kubectl's default.
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        asked = f"?{urlencode(query)}" if query else ""
         with explained(action):
-            answered = client.call_api(  # type: ignore[attr-defined]
-                path,
+            # By the client's own connections: its `call_api` is another one in each of its years.
+            response: BaseHTTPResponse = client.rest_client.pool_manager.request(
                 method,
-                query_params=list(query.items()),
-                header_params={"Accept": "application/json, */*", "Content-Type": kind},
-                body=body,
-                # Without it call_api sends no token.
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                # Otherwise the client reads to the end, which a watch does not have.
-                _preload_content=False,
-                _request_timeout=(CONNECT_SECONDS, read_seconds),
+                f"{client.configuration.host}{path}{asked}",
+                body=None if body is None else json.dumps(body),
+                headers={**_headers_of(client), "Content-Type": kind},
+                # Otherwise it is read to the end, which a watch does not have.
+                preload_content=False,
+                timeout=Timeout(connect=CONNECT_SECONDS, read=read_seconds),
             )
-            response = cast("BaseHTTPResponse", answered)
-            if not is_stream:
-                response.data  # noqa: B018  read here, so that errors are explained
-            return response
+            if is_stream and response.status < 300:
+                return response
+            # Read here, so that errors are explained.
+            text_of_answer = response.data.decode(errors="replace")
+        if not 200 <= response.status < 300:
+            raise refusal(response.status, text_of_answer, action)
+        return response
 
     def _path(self, resource: Resource, name: str, part: str = "") -> str:
         place = "" if resource == ACCESS_REVIEWS else f"/namespaces/{self.namespace}"
@@ -541,7 +566,7 @@ class ClusterApi:
             verb=verb, group=resource.group, resource=plural, namespace=self.namespace, name=name
         )
 
-    def _connected(self) -> object:
+    def _connected(self) -> "Client":
         if self._client is None:
             self._client, found = connect(self._context, strict_tls=self._strict_tls)
             self._namespace = self._namespace or found
