@@ -7,10 +7,12 @@ and at the end a line with the state of torch's random numbers.
 import collections
 import functools
 import hashlib
+import heapq
 import json
 import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 
@@ -174,6 +176,83 @@ class Shown(Sampler):
         return iter(range(SAMPLES - 1, -1, -1))
 
 
+class Heap(Sampler):
+    """The most urgent sample comes next; the loop says which one is urgent."""
+
+    def __init__(self):
+        self.urgent = [(index, index) for index in range(SAMPLES)]
+
+    def __iter__(self):
+        for _ in range(SAMPLES):
+            yield heapq.heappop(self.urgent)[1]
+
+
+class Scaling(torch.nn.Module):
+    """A transform whose strength is annealed."""
+
+    def __init__(self):
+        super().__init__()
+        self.strength = 0.0
+
+    def forward(self, value):
+        return value + 1000 * self.strength
+
+
+class OfTarget(Plain):
+    """Labels by a target network, which follows the trained one by its `data`."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = torch.nn.Linear(1, 1).double().requires_grad_(False)
+        self.target.weight.data.fill_(1.0)
+
+    def __getitem__(self, index):
+        return self.target(self.data[index].view(1)).item()
+
+
+@functools.lru_cache
+def looked_up(index):
+    # By its name only at run time.
+    return index + 1000.0 * globals()["LEVEL"]
+
+
+class OfLookUp(Plain):
+    def __getitem__(self, index):
+        return looked_up(index)
+
+
+class OfFile(Plain):
+    """Reads a file at each sample, as of hard examples that the loop writes down."""
+
+    def __init__(self):
+        super().__init__()
+        handle, self.path = tempfile.mkstemp()
+        os.close(handle)
+
+    def __getitem__(self, index):
+        with open(self.path) as file:
+            return self.data[index] + 1000 * len(file.read())
+
+
+class OfEnvironment(Plain):
+    def __getitem__(self, index):
+        return self.data[index] + 1000 * float(os.environ.get("CHANGING_LEVEL", "0"))
+
+
+class OfRegistry(Plain):
+    table = {}  # noqa: RUF012 - of the class on purpose
+
+    def __getitem__(self, index):
+        return self.data[index] + 1000 * len(self.table)
+
+
+class Mapped(Ring):
+    def __init__(self):
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            file.write(bytes(8 * SAMPLES))
+        self.values = np.memmap(file.name, dtype=np.float64, mode="r+")
+
+
 class BufferStream(IterableDataset):
     """As Lightning's examples of reinforcement learning have it."""
 
@@ -242,6 +321,28 @@ def write_ring(dataset, at=0):
             dataset.values[:] = step
 
     return change
+
+
+def urge(urgent, step):
+    heapq.heappush(urgent, (-step - 1, step))
+
+
+def anneal(transform, step):
+    transform.strength = step
+
+
+def clear_cache(step, batch):
+    set_global(step, batch)
+    looked_up.cache_clear()
+
+
+def append(path):
+    with open(path, "a") as file:
+        file.write("x")
+
+
+def set_environment(step):
+    os.environ["CHANGING_LEVEL"] = str(step)
 
 
 def mine(losses):
@@ -331,6 +432,20 @@ def cases():
     case("late ring", late, write_ring(late, at=6))
     counting = Counting()
     case("counting", counting)
+    heap = Heap()
+    case("heap", Plain(), lambda step, batch: urge(heap.urgent, step), sampler=heap, limit=12)
+    annealed = Plain()
+    annealed.transform = torch.nn.Sequential(torch.nn.Identity(), Scaling())
+    case("annealed", annealed, lambda step, batch: anneal(annealed.transform[1], step))
+    labelled = OfTarget()
+    case("target network", labelled, lambda step, batch: labelled.target.weight.data.mul_(1.5))
+    case("cleared cache", OfLookUp(), clear_cache)
+    noted = OfFile()
+    case("rewritten file", noted, lambda step, batch: append(noted.path))
+    case("environment", OfEnvironment(), lambda step, batch: set_environment(step))
+    case("registry", OfRegistry(), lambda step, batch: OfRegistry.table.update({step: batch}))
+    mapped = Mapped()
+    case("memory map", mapped, write_ring(mapped))
     for name, losses in (("mined", np.ones(SAMPLES)), ("mined tensor", torch.ones(SAMPLES))):
         case(name, Plain(), mine(losses), sampler=Mined(losses))
     weights = torch.ones(SAMPLES)

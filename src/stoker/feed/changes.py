@@ -5,30 +5,41 @@ changed just before: a replay buffer that grew, weights of a sampler, another tr
 loader may be fed ahead only while nothing changes. What counts is what changes while the script has
 control; a cache that the dataset fills as it makes a batch is its own affair.
 
-Watched are attributes, containers, closures, globals that functions read, attributes of the user's
-classes, versions of tensors, contents of arrays: what is near to the dataset before each batch,
-everything within reach now and then, for at most 1 % of the time.
+Watched are attributes, containers, closures, globals and variables of the environment that
+functions read, attributes of the user's classes, versions and contents of tensors, contents of
+arrays and buffers, caches that are cleared, files that attributes name: what is near to the dataset
+before each batch, everything within reach now and then, for at most 1 % of the time.
 """
 
+import array
 import contextlib
+import ctypes
+import functools
+import io
 import logging
+import mmap
+import os
 import queue
 import re
+import stat
 import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import islice
+from pathlib import PurePath
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType
 from typing import Literal, NamedTuple, cast
 from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from stoker.feed.generators import any_kind_of
-from stoker.feed.reachable import Referrer, is_users_name, reachable
+from stoker.feed.reachable import ATOMS, Referrer, globals_read, is_users_name, reachable
 
 # Objects that a search visits: 3 us each.
 _MAX_OBJECTS = 2000
@@ -38,6 +49,11 @@ _MAX_REFERENCES = 64
 _MAX_TENSORS = 32
 _MAX_ARRAYS = 16
 _MAX_ARRAY_BYTES = 4096
+# Numbers of a large tensor that are compared now and then, all over it.
+_NUM_SAMPLED = 512
+# Files that attributes name: a look at one may take milliseconds.
+_MAX_FILES = 8
+_MAX_PATH = 1024
 # References of one place that are compared now and then, and bytes of arrays in all.
 _MAX_COMPARED = 100_000
 _MAX_DIGESTED_BYTES = 64 << 20
@@ -58,11 +74,25 @@ _WAITING = (
     threading.Barrier,
 )
 # `__annotations__`, not `_Own__private`.
-_OF_PYTHON = re.compile(r"\.__\w+__")
+_OF_PYTHON = re.compile(r"\.__(?!wrapped__)\w+__")
 # What classes are made of; a function also has closures and globals.
 _OF_CLASSES = (property, classmethod, staticmethod)
-_CONTENTS = (np.ndarray, bytearray)
+_CONTENTS = (
+    np.ndarray,
+    bytearray,
+    array.array,
+    ctypes.Array,
+    ctypes.Structure,
+    io.BytesIO,
+    mmap.mmap,
+    ContextVar,
+)
 _LEAVES = (torch.Tensor, *_CONTENTS, np.generic, memoryview, logging.Logger, DataLoader)
+_CACHE = type(functools.lru_cache(int))
+_ENVIRONMENT = {"os", "environ", "getenv"}
+_OF_ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*")
+
+_FAR = 1 << 30
 
 Depth = Literal["near", "all"]
 
@@ -126,9 +156,13 @@ class Watch:
         self._roots = roots
         self._clock = clock
         self._noted = ""
+        # Files that the dataset writes itself.
+        self._own_files: set[object] = set()
         self._places: list[_WatchedPlace] = []
         self._tensors: list[_WatchedLeaf] = []
         self._arrays: list[_WatchedLeaf] = []
+        self._caches: list[_WatchedLeaf] = []
+        self._files: list[_WatchedLeaf] = []
         self._next_seconds = 0.0
         # The nearest places: how to read them, and what they referred to.
         self._near: list[_WatchedPlace] = []
@@ -137,6 +171,7 @@ class Watch:
         self._long: list[tuple[Referrer, _References]] = []
         self._near_tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
+        self._near_contents: list[_WatchedTensor] = []
         self._near_arrays: list[_WatchedLeaf] = []
         self.look()
         _watches.add(self)
@@ -144,7 +179,9 @@ class Watch:
     def look(self) -> None:
         """Finds what can be reached now; takes 3 us an object, and reads up to 64 MiB of arrays."""
         self._places, self._tensors, self._arrays = [], [], []
+        self._caches, self._files = [], []
         self._noted = ""
+        read: dict[str, None] = {}
         left = _MAX_DIGESTED_BYTES
         for path, value, parts in reachable(
             self._roots, max_objects=_MAX_OBJECTS, is_leaf=self._is_leaf
@@ -152,16 +189,26 @@ class Watch:
             if id(value) in self._apart:
                 continue
             self.has_users = self.has_users or is_users_name(type(value).__module__)
-            self._places += [_place_now(part, with_names=True) for part in parts]
+            places = [_place_now(part, with_names=True) for part in parts]
+            self._places += places
+            if len(self._files) < _MAX_FILES:
+                self._files += _files_of(places, but=self._own_files)
+            if isinstance(value, FunctionType):
+                read |= dict.fromkeys(_variables_read(value))
             if isinstance(value, torch.Tensor):
-                self._tensors.append(_WatchedLeaf(path, value, _version(value)))
+                self._tensors.append(_WatchedLeaf(path, value, _mark_of(value)))
+            elif isinstance(value, _CACHE):
+                self._caches.append(_WatchedLeaf(path, value, _misses(value)))
             elif isinstance(value, _CONTENTS):
-                left -= memoryview(value).nbytes if isinstance(value, bytearray) else value.nbytes
-                if left >= 0:
+                num_bytes = _num_bytes(value)
+                if num_bytes <= left:
+                    left -= num_bytes
                     self._arrays.append(_WatchedLeaf(path, value, _content(value)))
             elif not self.waits and _may_wait(path, value):
                 self.waits = path
-        self._arrays.sort(key=lambda leaf: len(leaf.mark) if type(leaf.mark) is bytes else 1 << 30)
+        if read:
+            self._places.insert(0, _place_now(_environment(tuple(read)), with_names=True))
+        self._arrays.sort(key=_near_order)
         self._next_seconds = self._clock() + _MIN_SECONDS
         self._keep_near()
 
@@ -193,8 +240,10 @@ class Watch:
         tensors = self._tensors[:_MAX_TENSORS]
         self._near_tensors = [_tensor(leaf) for leaf in tensors if not _tensor(leaf).is_inference()]
         self._versions = [tensor._version for tensor in self._near_tensors]
+        marked = [leaf for leaf in tensors if isinstance(leaf.mark, _TensorMark)]
+        self._near_contents = [_watched_tensor(leaf) for leaf in marked[:_MAX_ARRAYS]]
         arrays = self._arrays[:_MAX_ARRAYS]
-        self._near_arrays = [leaf for leaf in arrays if type(leaf.mark) is bytes]
+        self._near_arrays = [leaf for leaf in arrays if _near_order(leaf) < _FAR]
 
     def _looks_changed(self) -> bool:
         """Does what the near comparison does, without names and in less time."""
@@ -207,9 +256,15 @@ class Watch:
             return True
         if [tensor._version for tensor in self._near_tensors] != self._versions:
             return True
+        for tensor, address, view, content in self._near_contents:
+            # Another storage by `.data`, and writes through `.data` or NumPy have no version.
+            if tensor.data_ptr() != address or (view is not None and view.tobytes() != content):
+                return True
         for part, ends in self._long:
             if _references(part, "near") != ends:
                 return True
+        if any(_misses(leaf.value) < cast("int", leaf.mark) for leaf in self._caches):
+            return True
         return any(_content(leaf.value) != leaf.mark for leaf in self._near_arrays)
 
     def note(self) -> None:
@@ -219,8 +274,10 @@ class Watch:
     def rebase(self) -> None:
         """Takes everything as it is now for unchanged, but for what was noted."""
         self._places = [_place_now(place.part) for place in self._places]
-        self._tensors = [leaf._replace(mark=_version(_tensor(leaf))) for leaf in self._tensors]
+        self._tensors = [leaf._replace(mark=_mark_of(_tensor(leaf))) for leaf in self._tensors]
         self._arrays = [leaf._replace(mark=_content(leaf.value)) for leaf in self._arrays]
+        self._caches = [leaf._replace(mark=_misses(leaf.value)) for leaf in self._caches]
+        self._files = [leaf._replace(mark=_mark_of_file(leaf.value)) for leaf in self._files]
         self._keep_near()
 
     def changed_in_making(self) -> str:
@@ -234,7 +291,10 @@ class Watch:
                 change = _change_beyond_cache(place)
                 if change:
                     return change
-        moved = (leaf for leaf in self._tensors if _version(_tensor(leaf)) != leaf.mark)
+        # Its own log or cache, which workers write as well.
+        written_files = (leaf for leaf in self._files if _mark_of_file(leaf.value) != leaf.mark)
+        self._own_files |= {leaf.value for leaf in written_files}
+        moved = (leaf for leaf in self._tensors if _mark_of(_tensor(leaf)) != leaf.mark)
         written = (leaf for leaf in self._arrays if _content(leaf.value) != leaf.mark)
         for leaf in (*islice(moved, 1), *islice(written, 1)):
             return leaf.path
@@ -249,13 +309,19 @@ class Watch:
             now = _references(part, depth)
             if not _are_same(before, now):
                 return _first_difference(part, before, now)
-        for path, tensor, version in self._tensors[:_MAX_TENSORS] if is_near else self._tensors:
-            if _version(cast("torch.Tensor", tensor)) != version:
+        for path, tensor, mark in self._tensors[:_MAX_TENSORS] if is_near else self._tensors:
+            if _mark_of(cast("torch.Tensor", tensor)) != mark:
+                return path
+        for path, cache, misses in self._caches:
+            if _misses(cache) < cast("int", misses):
                 return path
         for path, value, mark in self._arrays[:_MAX_ARRAYS] if is_near else self._arrays:
-            if is_near and type(mark) is not bytes:
+            if is_near and _near_order(_WatchedLeaf(path, value, mark)) == _FAR:
                 break
             if _content(value) != mark:
+                return path
+        for path, name, mark in () if is_near else self._files:
+            if _mark_of_file(name) != mark:
                 return path
         return ""
 
@@ -369,13 +435,147 @@ def _version(tensor: torch.Tensor) -> int:
         return 0
 
 
+class _TensorMark(NamedTuple):
+    """A tensor in the host's memory: its version, address, and bytes; of a large one, some."""
+
+    version: int
+    address: int
+    content: bytes
+
+
+class _WatchedTensor(NamedTuple):
+    """A tensor as it is compared before each batch; `view`: of its bytes, if these are few."""
+
+    tensor: torch.Tensor
+    address: int
+    view: NDArray[np.uint8] | None
+    content: bytes
+
+
+def _mark_of(tensor: torch.Tensor) -> "_TensorMark | int":
+    version = _version(tensor)
+    numbers = _bytes_of(tensor)
+    if numbers is None:
+        return version
+    size = tensor.element_size()
+    if len(numbers) > _MAX_ARRAY_BYTES:
+        count = len(numbers) // size
+        numbers = numbers.reshape(count, size)[:: max(1, count // _NUM_SAMPLED)]
+    return _TensorMark(version, tensor.data_ptr(), numbers.tobytes())
+
+
+def _watched_tensor(leaf: _WatchedLeaf) -> _WatchedTensor:
+    tensor, mark = _tensor(leaf), cast("_TensorMark", leaf.mark)
+    numbers = _bytes_of(tensor)
+    is_small = numbers is not None and len(numbers) <= _MAX_ARRAY_BYTES
+    view = numbers if is_small else None
+    return _WatchedTensor(tensor, mark.address, view, mark.content)
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
+    """Returns a view of a tensor's memory; None: it is elsewhere, or not in one piece."""
+    try:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return None
+        own = torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+        return own.reshape(-1).view(torch.uint8).numpy()
+    except Exception:
+        # Sparse, quantized and fake ones.
+        return None
+
+
+def _misses(cache: object) -> int:
+    """Returns how often a cache had to call its function; 0 again once it is cleared."""
+    return int(cache.cache_info().misses)  # type: ignore[attr-defined]
+
+
+def _variables_read(function: FunctionType) -> Iterator[str]:
+    """Yields names of environment variables that a function of the user's may read."""
+    if not is_users_name(str(function.__module__)):
+        return
+    code = function.__code__
+    if any(_ENVIRONMENT & {*names} for names in globals_read(code)):
+        texts = (value for value in code.co_consts if isinstance(value, str))
+        yield from filter(_OF_ENVIRONMENT.fullmatch, texts)
+
+
+def _environment(names: tuple[str, ...]) -> Referrer:
+    return Referrer(
+        "os.environ",
+        os.environ,
+        lambda: [os.environ.get(name) for name in names],
+        lambda: [f"os.environ[{name!r}]" for name in names],
+    )
+
+
+def _files_of(places: Sequence[_WatchedPlace], *, but: Collection[object]) -> list[_WatchedLeaf]:
+    """Returns files that attributes of a user's object name; looks at 8 names at most."""
+    named: list[tuple[str, object]] = []
+    for place in places:
+        if place.part.kind == "attributes" and _is_of_users(place.part.holder):
+            named += zip(place.names, cast("list[object]", place.all), strict=False)
+    files = islice((pair for pair in named if _is_path(pair[1]) and pair[1] not in but), _MAX_FILES)
+    found = [_WatchedLeaf(path, value, _mark_of_file(value)) for path, value in files]
+    return [leaf for leaf in found if leaf.mark is not None]
+
+
+def _is_path(value: object) -> bool:
+    if isinstance(value, PurePath):
+        return True
+    return isinstance(value, str) and os.sep in value and len(value) < _MAX_PATH
+
+
+def _mark_of_file(name: object) -> object:
+    """Returns what tells a file from an earlier one; None: there is none. Folders change a lot."""
+    try:
+        status = os.stat(cast("str", name))
+    except (OSError, ValueError):
+        return None
+    is_file = stat.S_ISREG(status.st_mode)
+    return (status.st_ino, status.st_mtime_ns, status.st_size) if is_file else None
+
+
+def _num_bytes(value: object) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, ContextVar):
+        return 0
+    try:
+        with _memory_of(value) as memory:
+            # What is mapped to be read is as large as a dataset.
+            return _MAX_DIGESTED_BYTES + 1 if memory.readonly else memory.nbytes
+    except (ValueError, BufferError):
+        return 0
+
+
+def _near_order(leaf: _WatchedLeaf) -> int:
+    """Returns the number of bytes to compare before each batch; _FAR: too many."""
+    if isinstance(leaf.value, ContextVar):
+        return 0
+    return len(leaf.mark) if type(leaf.mark) is bytes else _FAR
+
+
+def _memory_of(value: object) -> memoryview:
+    return (
+        value.getbuffer() if isinstance(value, io.BytesIO) else memoryview(cast("bytearray", value))
+    )
+
+
 def _content(value: object) -> object:
     """Returns bytes that are few, the identities of objects, or a checksum."""
-    if isinstance(value, bytearray):
-        return bytes(value) if len(value) <= _MAX_ARRAY_BYTES else zlib.crc32(value)
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        return [id(item) for item in array.flat[:_MAX_REFERENCES].tolist()]
-    if array.nbytes <= _MAX_ARRAY_BYTES:
-        return array.tobytes()
-    return zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
+    if isinstance(value, ContextVar):
+        held = value.get(None)
+        return held if isinstance(held, ATOMS) else id(held)
+    if not isinstance(value, np.ndarray):
+        try:
+            with _memory_of(value) as memory:
+                is_small = memory.nbytes <= _MAX_ARRAY_BYTES
+                return memory.tobytes() if is_small else zlib.crc32(memory)
+        except (ValueError, BufferError):
+            # A buffer that is closed.
+            return None
+    if value.dtype.hasobject:
+        return [id(item) for item in value.flat[:_MAX_COMPARED].tolist()]
+    if value.nbytes <= _MAX_ARRAY_BYTES:
+        return value.tobytes()
+    return zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data)
