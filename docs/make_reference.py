@@ -897,6 +897,8 @@ def files_page() -> str:
         "| --- | --- | --- |",
         "| 0 | Done. | |",
         *_exit_codes(),
+        f"| {errors.EXIT_CHANGED} | `stoker upload --check`: the pipeline would change. | |",
+        f"| {errors.EXIT_NEW} | `stoker upload --check`: there is no pipeline of this name. | |",
         f"| {errors.EXIT_INTERRUPTED} | Ctrl-C. | |",
         f"| {errors.EXIT_TERMINATED} | SIGTERM. | |",
         "",

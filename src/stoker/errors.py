@@ -16,7 +16,8 @@
     │   └── ProtocolError           a peer violated the protocol
     └── WorkloadError            6  the user's command failed; its exit code is in training.json
 
-Ctrl-C exits with 130, SIGTERM with 143, and a launcher whose peer was lost with 75.
+Ctrl-C exits with 130, SIGTERM with 143, and a launcher whose peer was lost with 75. `stoker upload
+--check` exits with 10 if the pipeline would change, and with 11 if there is none yet.
 """
 
 import json
@@ -25,6 +26,9 @@ from contextlib import suppress
 from typing import Literal
 from urllib.parse import unquote
 
+# Of upload --check: no code of an error.
+EXIT_CHANGED = 10
+EXIT_NEW = 11
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 # Of a launcher on a dnn host, if another dnn host was lost: EX_TEMPFAIL of sysexits.h. Platforms

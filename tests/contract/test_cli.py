@@ -42,7 +42,7 @@ VERBS = {
     "doctor": EVERY | flags("peer cluster aws"),
     "init": flags("script example platform from-training-job region debug"),
     "compile": EVERY | flags("out components"),
-    "upload": REACH | EVERY | flags("yes"),
+    "upload": REACH | EVERY | flags("yes check"),
     "start": REACH | EVERY | flags("yes param wait"),
     "schedule": REACH | EVERY | flags("cron name time-zone param fresh"),
     "status": REACH | flags("besides workload json debug"),

@@ -1,6 +1,7 @@
 """The verbs of pipelines on Kubeflow, on a server that checks requests by the published API."""
 
 import json
+import re
 import socket
 from types import SimpleNamespace
 
@@ -72,14 +73,26 @@ def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(server, 
     assert "pipeline mnist: no change" in again.stderr
     assert again.stdout.startswith("unchanged: ")
     changed = succeeds("upload", "kubeflow", "w.yaml", "--set", "feed.credits=5")
-    added = [line.split() for line in changed.stderr.splitlines() if line.startswith("+")]
     # The workload is text in the pipeline, and compared by its keys.
-    assert ["+", '"credits":', "5,"] in added
+    (line,) = [line for line in changed.stderr.splitlines() if line.startswith("  ")]
+    assert re.fullmatch(r"  feed\.credits: \S+ -> 5", line)
     assert "next:    stoker start kubeflow w.yaml --set feed.credits=5\n" in changed.stdout
     assert server.sent().count("POST /pipelines") == 1
     # A content that comes back is another version.
     assert upload(server)["action"] == "updated"
     assert len(versions) == 3
+
+
+def test_a_check_sends_nothing_and_its_exit_code_tells(server, project):
+    words = ("upload", "kubeflow", "w.yaml", "--check")
+    assert stoker(*words).returncode == 11
+    assert server.sent() == []
+    succeeds("upload", "kubeflow", "w.yaml")
+    before = server.sent()
+    assert stoker(*words).returncode == 0
+    changed = stoker(*words, "--set", "gate=[{metric: accuracy, min: 0.99}]")
+    assert (changed.returncode, changed.stdout) == (10, "changed: mnist\n")
+    assert server.sent() == before
 
 
 def test_a_pipeline_whose_first_version_failed_gets_it_with_the_next_upload(server):

@@ -107,12 +107,63 @@ def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(server, 
     assert described() == before
     cheaper = ("--set", "sagemaker.control.instance_type=ml.m5.large")
     changed = succeeds("upload", "sagemaker", "w.yaml", *cheaper)
-    lines = [line.split() for line in changed.stderr.splitlines()]
-    assert ["-", '"InstanceType":', '"ml.t3.medium",'] in lines
-    assert ["+", '"InstanceType":', '"ml.m5.large",'] in lines
+    lines = changed.stderr.splitlines()
+    assert "  sagemaker.control.instance_type: ml.t3.medium -> ml.m5.large" in lines
+    assert any(line.startswith("  steps that change: ") for line in lines)
+    assert len(lines) < 8
     assert changed.stdout.startswith(f"updated: {PIPELINE}")
     assert "next:    stoker start sagemaker w.yaml" in changed.stdout
     assert "ml.m5.large" in str(described()["PipelineDefinition"])
+
+
+def test_a_check_sends_nothing_and_its_exit_code_tells(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "net.py", "old.py"):
+        (tmp_path / name).write_text("print(1)\n")
+    settings = {**WORKLOAD["sagemaker"], "source": "."}
+    (tmp_path / "w.json").write_text(json.dumps({**WORKLOAD, "sagemaker": settings}))
+    words = ("upload", "sagemaker", "w.json")
+    new = stoker(*words, "--check")
+    assert (new.returncode, new.stdout) == (11, "new: mnist\n")
+    assert Aws(region=REGION).find("sagemaker", "DescribePipeline", PipelineName="mnist") is None
+    succeeds(*words)
+    same = stoker(*words, "--check")
+    assert (same.returncode, same.stdout) == (0, "unchanged: mnist\n")
+    (tmp_path / "train.py").write_text("print(2)\n")
+    (tmp_path / "new.py").write_text("print(2)\n")
+    (tmp_path / "old.py").unlink()
+    (tmp_path / "prod.yaml").write_text("gate: [{metric: accuracy, min: 0.95}]\n")
+    (tmp_path / ".stokerignore").write_text("prod.yaml\n.stokerignore\n")
+    before = described()
+    changed = stoker(*words, "--check", "--values", "prod.yaml")
+    assert (changed.returncode, changed.stdout) == (10, "changed: mnist\n")
+    lines = changed.stderr.splitlines()
+    assert "  gate[0].min: 0.9 -> 0.95" in lines
+    told = "one file changed (train.py), one file new (new.py), one file removed (old.py)"
+    assert f"  code: {told}" in lines
+    # No digests, and no steps: they read the same addresses by another name.
+    assert [line for line in lines if line.startswith("  ")] == lines[2:4]
+    assert described() == before
+    (uri,) = [key for key in compiled_uris(words) if key.endswith("code.tar.gz")]
+    assert not Aws(region=REGION).has_object(uri)
+    told = json.loads(stoker(*words, "--check", "--json").stdout)
+    assert told["state"] == "changed"
+    assert uri in told["inputs"]
+    assert any(line.startswith("+") for line in told["diff"])
+
+
+def compiled_uris(words: Sequence[str]) -> list[str]:
+    told = json.loads(succeeds("compile", *words[1:], "--out", "p.json", "--json").stdout)
+    return list(told["inputs"])
+
+
+def test_an_input_that_is_missing_is_a_change_for_a_check(server, project):
+    upload_words = ("upload", "sagemaker", "w.yaml")
+    uri = json.loads(succeeds(*upload_words, "--json").stdout)["inputs"][0]
+    Aws(region=REGION).delete_object(uri)
+    done = stoker(*upload_words, "--check")
+    assert done.returncode == 10
+    assert uri in done.stderr
 
 
 def test_uploads_of_one_tree_converge_though_what_stoker_writes_lies_in_it(

@@ -59,7 +59,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {name: line for verbs in PANELS.values() for name, line in verbs.items()}
 )
 # In one module, `pipelines`; each other verb is in the module of its name.
-_OF_PIPELINES = ("upload", "start", "status", "stop")
+_OF_PIPELINES = ("start", "status", "stop")
 _NAME_WIDTH = max(map(len, VERBS))
 _EXAMPLES = "\n\nExamples:\n"
 

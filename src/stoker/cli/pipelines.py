@@ -1,8 +1,6 @@
-"""The verbs of compiled pipelines: upload, start, status and stop."""
+"""The verbs of runs of compiled pipelines: start, status and stop."""
 
-import difflib
 import json
-import sys
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -20,69 +18,15 @@ from stoker.cli.options import (
     WorkloadFile,
     Yes,
 )
-from stoker.cli.progress import ask, say, working
-from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, UsageError
+from stoker.cli.progress import say, working
+from stoker.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    TerminatedError,
+)
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import RunState
-    from stoker.records import Json
-
-
-def upload_verb(
-    target: TargetName,
-    workload: WorkloadFile,
-    *,
-    reach: Reach,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-    yes: Yes = False,
-) -> None:
-    """Create or update the pipeline, after showing what changes.
-
-    Examples:
-        stoker upload kubeflow configs/mnist-kubeflow.yaml
-        stoker upload sagemaker configs/mnist-sagemaker.yaml --yes
-    """
-    from stoker.cli.compile import again_words, compiled_for
-    from stoker.cli.schedule import planned_schedule
-
-    of = workload_of(workload, overrides=overrides or ())
-    client = client_of(target, of, reach)
-    with working(f"comparing {of.name} with what is there", quiet=as_json):
-        compiled = compiled_for(target, of)
-        deployed, wanted = client.compared(compiled)
-        changes = _diff(deployed, wanted)
-        planned = planned_schedule(client, of, compiled)
-    if compiled.code:
-        say(f"code: {compiled.code.words()}", quiet=as_json)
-    if deployed is None or not changes:
-        words = "no change" if deployed else "does not exist yet"
-        say(f"pipeline {of.name}: {words}", quiet=as_json)
-    else:
-        say("\n".join([f"pipeline {of.name} changes:", *changes]), quiet=as_json)
-    if planned.lines:
-        say("\n".join(planned.lines), quiet=as_json)
-    if (deployed and changes) or planned.is_change:
-        refused = UsageError("upload cancelled", fix="use --yes to update without asking")
-        # An update changes what schedules will run; a new pipeline changes nothing.
-        ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
-    with working(f"uploading {of.name}", quiet=as_json):
-        done = client.upload(compiled, is_changed=bool(changes))
-        done |= planned.applied(client, of)
-    if as_json:
-        print(json.dumps({"name": of.name, **done, "changes": changes}, indent=2))
-        return
-    warnings = done.get("warnings")
-    for words in warnings if isinstance(warnings, list) else ():
-        print(f"warning: {words}", file=sys.stderr)
-    print(f"{done['action']}: {done['id']}")
-    print("\n".join(f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done[key]))
-    if planned.done_words:
-        print(planned.done_words)
-    if planned.warning:
-        print(f"warning: {planned.warning}", file=sys.stderr)
-    again = again_words(overrides or ()) + reach.words(None)
-    print(f"next:    stoker start {target} {workload}{again}")
 
 
 def start_verb(
@@ -188,14 +132,6 @@ def stop_verb(target: TargetName, run: str, *, reach: RunReach, as_json: AsJson 
     with working(f"waiting until {run} has ended", quiet=as_json):
         state = client.stop(run)
     _show(state, as_json=as_json)
-
-
-def _diff(old: "Json", new: "Json") -> list[str]:
-    # Without the header.
-    was, now = (json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (old, new))
-    lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
-    # A line may be an embedded file.
-    return [line if len(line) <= 160 else f"{line[:160]}…" for line in lines]
 
 
 def _show(run: "RunState", *, as_json: bool) -> None:

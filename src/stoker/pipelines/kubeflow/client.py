@@ -26,6 +26,7 @@ from stoker.errors import (
 )
 from stoker.parameters import Kind
 from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.changes import PipelineVersion, workload_with_defaults
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
 from stoker.pipelines.kubeflow.schedule import kinds_of, schedule_of, schedule_request, typed
 from stoker.pipelines.run_parameters import told_parameters
@@ -88,6 +89,18 @@ class KubeflowClient(PipelineClient):
         found = self._find(compiled.name)
         spec = spec_of_answer(found[1].get("pipeline_spec")) if found else None
         return spec, spec_of_text(compiled.definition)
+
+    def missing_inputs(self, compiled: Compiled) -> list[str]:
+        """Returns nothing: the workload is in the definition, the code in the image."""
+        return []
+
+    def versions(
+        self, compiled: Compiled, *, deployed: Json, wanted: Json
+    ) -> tuple[PipelineVersion, PipelineVersion]:
+        """Returns both pipelines with their workloads."""
+        names = frozenset(parameter.name for parameter in compiled.parameters)
+        was, now = (_version(spec) for spec in (deployed, wanted))
+        return was, dataclasses.replace(now, derived=names)
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Adds a version to the pipeline, which is created if necessary."""
@@ -352,6 +365,11 @@ class KubeflowClient(PipelineClient):
 
         config.refresh_api_key_hook = renew_token if renew else None
         return client
+
+
+def _version(spec: Json) -> PipelineVersion:
+    told = mapping(mapping(inputs_of(spec).get("workload")).get("defaultValue"))
+    return PipelineVersion(document=spec, workload=workload_with_defaults(told) if told else {})
 
 
 def _without_none(value: object) -> object:

@@ -1,5 +1,6 @@
 """Pipelines, runs and schedules of SageMaker, through boto3."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -9,7 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from stoker.errors import ServiceError, UsageError
 from stoker.parameters import Kind
-from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.base import CODE, WORKLOAD, Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.changes import (
+    PipelineVersion,
+    code_digests,
+    inputs_of_definition,
+    workload_with_defaults,
+)
 from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
@@ -33,6 +40,8 @@ SCHEDULE_GROUP = "default"
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _JOB = "job "
+# Of the inputs of a deployed pipeline.
+_READ = (WORKLOAD, CODE)
 
 
 class SageMakerClient(PipelineClient):
@@ -64,11 +73,39 @@ class SageMakerClient(PipelineClient):
         there["Tags"] = [tag for tag in ours if tag in listed]
         return there, wanted
 
+    def missing_inputs(self, compiled: Compiled) -> list[str]:
+        """Returns the addresses of what the steps read and the bucket does not have."""
+        return [uri for uri in sorted(compiled.uploads) if not self._aws.has_object(uri)]
+
+    def versions(
+        self, compiled: Compiled, *, deployed: Json, wanted: Json
+    ) -> tuple[PipelineVersion, PipelineVersion]:
+        """Returns both pipelines with what their steps read; the deployed one's is fetched."""
+        folder = inputs_of_definition(deployed)
+        there = {name: self._read(f"{folder}/{name}") if folder else None for name in _READ}
+        ours = {uri.rpartition("/")[2]: content for uri, content in compiled.uploads.items()}
+        names = frozenset(parameter.camel_name for parameter in compiled.parameters)
+        return (
+            _version(deployed, there.get(WORKLOAD), there.get(CODE)),
+            dataclasses.replace(
+                _version(wanted, ours.get(WORKLOAD), ours.get(CODE)), derived=names
+            ),
+        )
+
+    def _read(self, uri: str) -> bytes | None:
+        try:
+            return self._aws.read_object(uri)
+        except ServiceError as err:
+            # It was pruned, or this caller may not read it: the definition tells then.
+            if err.kind not in ("missing", "denied"):
+                raise
+            return None
+
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Writes the inputs that are missing, and creates or updates the pipeline."""
         settings, aws, request = self._settings, self._aws, self._request(compiled)
         assert settings
-        missing = [uri for uri in sorted(compiled.uploads) if not aws.has_object(uri)]
+        missing = self.missing_inputs(compiled)
         # Before the definition: a run that a schedule starts in between finds them.
         for uri in missing:
             aws.write_object(uri, compiled.uploads[uri], kms_key=settings.output_kms_key)
@@ -242,6 +279,17 @@ class SageMakerClient(PipelineClient):
 
     def _find(self, name: str) -> dict[str, Json] | None:
         return self._aws.find("sagemaker", "DescribePipeline", PipelineName=name)
+
+
+def _version(document: Json, workload: bytes | None, code: bytes | None) -> PipelineVersion:
+    read: Json = None
+    with contextlib.suppress(ValueError):
+        read = json.loads(workload or b"null")
+    return PipelineVersion(
+        document=document,
+        workload=workload_with_defaults(read) if isinstance(read, dict) else {},
+        code=code_digests(code),
+    )
 
 
 def _state(run: str, status: Json, reason: Json, *, has_gate: bool = False) -> RunState:
