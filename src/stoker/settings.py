@@ -241,6 +241,8 @@ class RunEnvironment:
         literal_hyperparameters: Hyperparameters that are texts in quotes without JSON's escapes, as
             places among the sorted names, as JSON. A pipeline on SageMaker, which fills in their
             values, sets it.
+        more_hyperparameters: File with further hyperparameters, as JSON: those that leave the cost
+            of a step as it is, in a profile that may be used again.
         secret_names: Variables whose values are shown nowhere, as JSON.
     """
 
@@ -291,6 +293,7 @@ class RunEnvironment:
     literal_hyperparameters: Annotated[
         tuple[int, ...], Variable("STOKER_LITERAL_HYPERPARAMETERS")
     ] = ()
+    more_hyperparameters: Annotated[Path | None, Variable("STOKER_MORE_HYPERPARAMETERS")] = None
     secret_names: Annotated[tuple[str, ...], Variable("STOKER_SECRET_NAMES")] = ()
 
     @classmethod

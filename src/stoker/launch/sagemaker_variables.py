@@ -46,7 +46,9 @@ def hyperparameters(settings: RunEnvironment) -> dict[str, Json]:
     values = {
         name: literal(text) if name in literals else decoded(text) for name, text in given.items()
     }
-    return in_order(values, settings.hyperparameter_order)
+    ordered = in_order(values, settings.hyperparameter_order)
+    more = _read(settings.more_hyperparameters) if settings.more_hyperparameters else {}
+    return {**ordered, **more}
 
 
 def program(base_dir: Path, environ: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ from stoker.records.platforms import (
     bare_type,
 )
 from stoker.records.secrets import SecretArn, SecretSource, source_of
+from stoker.records.step_cost import SAME_COST
 
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
 # How a record is made again.
@@ -299,12 +300,21 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
             step; above it nothing is recommended.
         instance_type: Type of the profiled hosts if `cluster` does not name it; `auto` asks the
             cloud's metadata service.
+        same_cost: Hyperparameters, and options of the command, that do not change what a step
+            costs: a cached profile is used again whatever they are. `_` and `-` are one. None:
+            learning rates, weight decay, warm-up, epochs, seeds, names of the run.
     """
 
     # A day at most: waits on a thread cannot be longer than some years.
     budget_seconds: Annotated[float, msgspec.Meta(ge=5, le=86_400)] = 180.0
     max_unexplained: Fraction = 0.15
     instance_type: Name | None = None
+    same_cost: tuple[Name, ...] | None = None
+
+    @property
+    def free_names(self) -> tuple[str, ...]:
+        """`same_cost` with its default."""
+        return SAME_COST if self.same_cost is None else self.same_cost
 
 
 class TrackingSettings(Record, frozen=True, kw_only=True):

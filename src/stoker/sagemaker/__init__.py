@@ -443,7 +443,7 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     folder = f"{run.output_uri}/stoker/profiles/{run.workload.name}/"
     if not run.settings.cache_days:
         return text(folder, run.branch_id)
-    key = run.request.inputs_uri.rpartition("/")[2]
+    key = run.request.profile_key
     usual = PipelineRun(request=run.request)
     length = len(str(_profile_in(text(f"{folder}{key}/", *_profiled(usual, image=usual.image)))))
     if length > _MAX_URI:
@@ -456,11 +456,19 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
 
 def _profiled(run: PipelineRun, *, image: Text) -> Iterator[Text | int | float]:
     """Yields the parts of a folder's name: all that a run can change in its profile."""
-    yield from (run.value("instance_type"), "-", run.value("instance_count"), ",image=", image)
+    yield from (run.value("instance_type"), "-", run.value("instance_count"))
     if _has_address(run):
         yield from (",input_data=", run.value("input_data"))
-    for parameter in run.request.hyperparameters:
+    for parameter in _measured(run):
         yield from (f",{parameter.name}=", run.value(parameter.name))
+    # Last: an address of data may end with a slash, a folder of a file's name must not.
+    yield from (",image=", image)
+
+
+def _measured(run: PipelineRun) -> list[Parameter]:
+    """Returns the hyperparameters that a run may change and a profile is made with."""
+    same = run.request.same_cost
+    return [each for each in run.request.hyperparameters if each.hyperparameter not in same]
 
 
 def _profile_in(profile: RequestStep | Text) -> Text:
@@ -503,7 +511,7 @@ def _has_address(run: PipelineRun) -> bool:
 
 def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> StepRequest:
     """Returns the request's hyperparameters, with parameters for those that a run can change."""
-    known = {p.hyperparameter: _as_json(run, p) for p in run.request.hyperparameters}
+    known = {p.hyperparameter: _as_json(run, p) for p in _measured(run)}
     return {**mapping(request.get("HyperParameters") or {}), **known}
 
 

@@ -1,6 +1,7 @@
 """The compiler of a workload's pipeline on SageMaker: parameters, requests, the definition."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,9 @@ import msgspec
 
 from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.pipelines.base import (
+    CODE,
     Compiled,
+    Inputs,
     check_complete,
     pack_inputs,
     project_pipeline,
@@ -18,11 +21,15 @@ from stoker.pipelines.base import (
 from stoker.pipelines.sagemaker.limits import check_definition
 from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
+from stoker.platforms.imported import code_digest, files_of
 from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.platforms.sagemaker.places import check_places
-from stoker.records import Group, Json, Workload
+from stoker.records import Channel, Group, Json, Workload
+from stoker.records.hyperparameters import values_of
+from stoker.records.profile_key import profile_key, same_cost_names
+from stoker.records.step_cost import split_command
 
 # Limits of the service's model: a description, and an argument of a processing job, which is how
 # the steps get the parameters.
@@ -32,6 +39,9 @@ MAX_ARGUMENT = 256
 # Display name of the step that fails a run while another one is active.
 ONLY_RUN = "Only run"
 
+# Channel and file of hyperparameters that a cached profile does not depend on.
+_VALUES = "stoker_values"
+_VALUES_FILE = Path("/opt/ml/input/data", _VALUES, "hyperparameters.json")
 # The pipeline reads these itself; the others go to every step.
 _OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
 
@@ -47,6 +57,8 @@ class PipelineRequest:
         hyperparameters: Parameters that set a hyperparameter, of profile and training alone.
         profile: CreateTrainingJob of the profile on today's cluster.
         uploads: Address to content of what the steps read.
+        profile_key: Key of a profile that may be used again; empty: `sagemaker.cache_days` is 0.
+        same_cost: Hyperparameters whose values a cached profile does not depend on.
         code: The packed code, if there is any.
     """
 
@@ -57,6 +69,8 @@ class PipelineRequest:
     hyperparameters: tuple[Parameter, ...]
     profile: Mapping[str, Json]
     uploads: Mapping[str, bytes] = field(default_factory=dict)
+    profile_key: str = ""
+    same_cost: tuple[str, ...] = ()
     code: SourcePackage | None = None
 
 
@@ -104,8 +118,9 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     cluster = placed.cluster
     assert cluster
     # Nothing is written to the run's folder: only the request of the plan is taken.
+    cached = _cached_profile(inputs)
     profiled = JobSpec.of(
-        placed,
+        cached.workload,
         groups=[Group.of_today(cluster.dnn)],
         run_dir=Path("runs"),
         name=placed.name,
@@ -113,6 +128,9 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     )
     told = {"notify.secret_arn": workload.notify.secret_arn if workload.notify else None}
     check_places(profiled, sagemaker_of(placed), others=told)
+    if cached.has_values:
+        more = dataclasses.replace(profiled.settings, more_hyperparameters=_VALUES_FILE)
+        profiled = dataclasses.replace(profiled, settings=more)
     known = [_of_service(p) for p in parameters_of(placed)]
     main = main_channel(placed)
     if main and file_system(placed.channels[main].uri):
@@ -126,7 +144,12 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         passed=tuple(p.name for p in known if p.name not in _OF_THE_PIPELINE and p not in changing),
         hyperparameters=changing,
         profile=SageMakerPlatform().plan(profiled).body,
-        uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+        uploads={
+            **{f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+            **cached.uploads,
+        },
+        profile_key=cached.key,
+        same_cost=cached.same_cost,
         code=inputs.code,
     )
 
@@ -135,6 +158,55 @@ def for_steps(workload: Workload) -> Workload:
     """Returns the workload as steps read it: another schedule does not make another pipeline."""
     settings = msgspec.structs.replace(sagemaker_of(workload), schedule=None)
     return msgspec.structs.replace(workload, platform="sagemaker", sagemaker=settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CachedProfile:
+    """What the profile of a pipeline is made from, at addresses that name what it depends on.
+
+    Attributes:
+        workload: Without hyperparameters and options of the command that leave a step's cost as it
+            is: the service compares the requests of two runs.
+        same_cost: Names of these.
+        uploads: Address to content of their values, and of the code.
+    """
+
+    workload: Workload
+    key: str = ""
+    same_cost: tuple[str, ...] = ()
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def has_values(self) -> bool:
+        return bool(self.same_cost)
+
+
+def _cached_profile(inputs: Inputs) -> _CachedProfile:
+    """Returns the profile's own inputs; without `sagemaker.cache_days` those of all steps."""
+    workload, settings = inputs.workload, sagemaker_of(inputs.workload)
+    if not settings.cache_days:
+        return _CachedProfile(workload=workload)
+    packed = inputs.files.get(CODE)
+    code = code_digest(files_of(packed), workload.command) if packed is not None else ""
+    key = profile_key(workload, code=code)
+    folder = f"{settings.output_uri.rstrip('/')}/stoker/inputs/profile-{key}"
+    command, options = split_command(workload.command, workload.profile.free_names)
+    free = same_cost_names(workload)
+    values = values_of(workload.hyperparameters)
+    same = {**options, **{name: values[name] for name in free}}
+    uploads = {f"{folder}/values/{_VALUES_FILE.name}": json.dumps(same).encode()} if same else {}
+    channels = dict(workload.channels)
+    if same:
+        channels[_VALUES] = Channel(uri=f"{folder}/values/")
+    if packed is not None:
+        # Another run's code may differ in what the script does not import: the first one's stays.
+        settings = msgspec.structs.replace(settings, source=f"{folder}/{CODE}")
+        uploads[f"{folder}/{CODE}"] = packed
+    own = {name: each for name, each in workload.hyperparameters.items() if name not in free}
+    made = msgspec.structs.replace(
+        workload, command=command, hyperparameters=own, channels=channels, sagemaker=settings
+    )
+    return _CachedProfile(workload=made, key=key, same_cost=tuple(same), uploads=uploads)
 
 
 def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:

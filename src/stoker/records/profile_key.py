@@ -1,0 +1,105 @@
+"""What a profile depends on: the keys of a workload by which a cached one is found again.
+
+Each key of a workload either counts, or leaves a step's cost as it is. A test holds both lists
+against the schema: a new key has to be in one of them.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from stoker.records.base import Json, sha256_of, to_document
+from stoker.records.base import mapping as mapping_at
+from stoker.records.hyperparameters import values_of
+from stoker.records.step_cost import is_same_cost, split_command
+from stoker.records.workload import Workload
+
+# By section; "" is the top level. Of a section that is in no list here, all keys are one.
+COUNTS: Mapping[str, frozenset[str]] = {
+    "": frozenset(
+        (
+            *("name", "command", "image", "platform", "cluster", "channels", "hyperparameters"),
+            *("environment", "feed", "strategy", "engine", "profile", "not_numbers"),
+        )
+    ),
+    "sagemaker": frozenset(("source", "entrypoint", "request", "requirements")),
+    "kubernetes": frozenset(
+        (
+            *("entrypoint", "pools", "pools_file", "jobset", "dnn", "data", "cpu_limit", "shm"),
+            *("gpu_resource", "zone", "scratch", "api", "runtime"),
+        )
+    ),
+}
+# Bounds, gates, names of accounts, waits, reports, secrets' places: a step costs what it did.
+SAME: Mapping[str, frozenset[str]] = {
+    "": frozenset(
+        (
+            *("schema", "constraints", "training", "gate", "tracking", "notify", "watchdog"),
+            *("on_no_capacity", "secrets"),
+        )
+    ),
+    "sagemaker": frozenset(
+        (
+            *("role", "output_uri", "region", "max_run_seconds", "checkpoint_uri", "resume_from"),
+            *("control", "model", "pipeline_role", "schedule_role", "overlap", "cache_days"),
+            *("dead_letter_queue", "schedule", "elsewhere"),
+        )
+    ),
+    "kubernetes": frozenset(
+        (
+            *("namespace", "context", "strict_tls", "output", "champion", "image_pull_secrets"),
+            *("run_as", "max_restarts", "max_fresh_starts", "max_run_seconds", "kubeflow"),
+            *("follower_lease_minutes", "queue_wait_minutes", "dead_node", "dead_node_minutes"),
+            "control",
+        )
+    ),
+}
+# Of a request's patch: who pays, is told and may read is nothing that a step waits for.
+_SAME_IN_REQUEST = ("Tags", "StoppingCondition", "RetryStrategy", "OutputDataConfig")
+
+
+def same_cost_names(workload: Workload) -> tuple[str, ...]:
+    """Returns the hyperparameters of the workload that do not change what a step costs."""
+    names = workload.profile.free_names
+    return tuple(each for each in workload.hyperparameters if is_same_cost(each, names))
+
+
+def profiled(workload: Workload) -> dict[str, Json]:
+    """Returns the part of a workload's document that a profile depends on.
+
+    Names of hyperparameters that do not count are kept, with null for their values: the script may
+    need the option.
+    """
+    document = to_document(workload)
+    found = _counting(document, "")
+    for section in ("sagemaker", "kubernetes"):
+        if section in document:
+            found[section] = _counting(mapping_at(document, section), section)
+    request = mapping_at(found, "sagemaker", "request")
+    if request:
+        of_cost = {key: each for key, each in request.items() if key not in _SAME_IN_REQUEST}
+        found["sagemaker"] = {**mapping_at(found, "sagemaker"), "request": of_cost}
+    command, options = split_command(workload.command, workload.profile.free_names)
+    found["command"] = [*command, *sorted(options)]
+    free = same_cost_names(workload)
+    values = values_of(workload.hyperparameters).items()
+    found["hyperparameters"] = {name: None if name in free else each for name, each in values}
+    return found
+
+
+def _counting(document: Mapping[str, Json], section: str) -> dict[str, Json]:
+    return {key: value for key, value in document.items() if key in COUNTS[section]}
+
+
+def profile_key(workload: Workload, *, code: str = "") -> str:
+    """Returns the digest by which a profile is found again: 16 hexadecimal digits.
+
+    Args:
+        code: Digest of the code that counts (`platforms.imported`), in place of the
+            address in `sagemaker.source`.
+    """
+    settings = workload.sagemaker
+    if settings is not None and code:
+        placed = msgspec.structs.replace(settings, source=code)
+        workload = msgspec.structs.replace(workload, sagemaker=placed)
+    return sha256_of(profiled(workload))[:16]
