@@ -38,6 +38,7 @@ from stoker.text import aws_value
 # SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
 # Facts of a run's lineage in a model's metadata.
+_PROFILED_BUSY = "while it was profiled"
 _ORIGIN = (
     *("image_digest", "git", "code", "workload_sha256", "profile_sha256"),
     *("seeds", "packages"),
@@ -268,6 +269,7 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
         is_inside_band=band.holds(outcome.counted_seconds) if band else None,
         speedup=baseline.counted_seconds / outcome.counted_seconds,
         cost_change=change,
+        busy=training.busy or (_PROFILED_BUSY if decision.is_noisy else ""),
         is_helped=training.is_helped,
     )
 

@@ -29,7 +29,7 @@ from stoker.records import (
 )
 from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.records.training import NOT_COMPARABLE, UNHELPED
+from stoker.records.training import BUSY, NOT_COMPARABLE, UNHELPED
 from stoker.text import (
     ESTIMATE,
     Style,
@@ -322,6 +322,7 @@ def training_words(training: Training) -> str:
     told = (NOT_COMPARABLE, UNHELPED)
     more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(told))
     more += "".join(f"; {group.made_words}" for group in training.useless_groups)
+    more += f"; {BUSY} ({training.busy})" if training.busy else ""
     if measured is None:
         done = f", {training.steps} steps" if training.steps else ""
         return f"training succeeded{done}; no step was timed{more}"
@@ -486,7 +487,7 @@ def evaluation_table(evaluation: Evaluation) -> str:
             lines.append(f"  {name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
     speedup, *promise = _performance_words(performance)
     promise += _gpu_change(performance)
-    is_change = performance.action != "keep"
+    is_change = performance.action != "keep" and not performance.busy
     # CPU time does not measure accelerators that wait: the table has both.
     if performance.cost_change is not None and is_change and not has_accelerators:
         speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
@@ -496,6 +497,8 @@ def evaluation_table(evaluation: Evaluation) -> str:
 def _performance_words(performance: Performance | None) -> list[str]:
     if performance is None:
         return []
+    if performance.busy:
+        return [f"{BUSY} ({performance.busy})"]
     speedup = f"{performance.speedup:.2f} times as fast"
     if performance.action == "keep":
         is_same = abs(performance.speedup - 1) <= _SAME_HOSTS

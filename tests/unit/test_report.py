@@ -20,6 +20,7 @@ from stoker.records import (
     Event,
     Fix,
     GateResult,
+    OtherPrograms,
     Performance,
     ProfileState,
     StepCost,
@@ -191,6 +192,29 @@ def test_figures_of_a_busy_machine_are_no_gain(report):
     page = report(decision=kept)
     assert page.headline.startswith("Other programs kept the machine busy, so today's cluster")
     assert page.text.count(reason) == 1
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("step", [0.03, 0.036, 0.144])
+def test_programs_that_come_while_it_trains_are_not_stokers_doing(report, step, is_alone):
+    programs = OtherPrograms(host="d1", vcpus=1.0, others_vcpus=0.8)
+    measured = replace(training().measured, step_seconds=step)
+    disturbed = replace(training(), measured=measured, others=(programs,))
+    alone = {"profile": None, "evaluation": None} if is_alone else {}
+    page = report(training=disturbed, **alone)
+    assert page.headline == "The machine was busy with other programs: the figures do not count."
+    assert "did not help" not in page.text
+    assert "Other programs were using 0.8 of the 1 vCPU of d1." in page.text
+    assert '<span class="hero">' not in page.source
+
+
+def test_a_gate_that_failed_on_a_busy_machine_says_both(report):
+    gate = GateResult(metric="f1", min=0.9, passed=False)
+    programs = OtherPrograms(host="d1", vcpus=1.0, others_vcpus=0.8)
+    failed = evaluation(passed=False, gates=(gate,))
+    page = report(training=replace(training(), others=(programs,)), evaluation=failed)
+    assert "f1 was not reported" in page.headline
+    assert "the figures do not count (other programs were using 0.8" in page.text
 
 
 def fed(batches, *, of=1240, usd=3.1, **changes):

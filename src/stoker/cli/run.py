@@ -216,6 +216,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.profile import profile
     from stoker.records import Decision, Evaluation, Group, Profile, Training
     from stoker.records.outcome import outcome_of, training_exit_code
+    from stoker.records.training import BUSY
     from stoker.train import prepare
     from stoker.words import decision_words, evaluation_words, profile_words, training_words
 
@@ -309,9 +310,8 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         lambda: evaluate(workload=workload, profile=profiled, decision=decision, training=training),
         evaluation_words,
     )
-    if decision.is_noisy:
-        words = "other programs used the cores meanwhile: the figures do not count"
-        say(step_line("  busy", words, None), quiet=chain.quiet)
+    if decision.is_noisy or training.busy:
+        say(step_line("  busy", BUSY, None), quiet=chain.quiet)
     elif words := local_core_words(decision):
         say(step_line("  local", words, None), quiet=chain.quiet)
     return outcome_of(training, evaluation.gates).exit_code, evaluation

@@ -213,6 +213,12 @@ def machine_cpu_seconds() -> float:
     return sum(_busy(cpus[cpu]._asdict()) for cpu in _own_cpus(len(cpus)))
 
 
+def others_cpu_seconds() -> float:
+    """Returns CPU-seconds of programs on this process's vCPUs that are not below it."""
+    own = time.process_time() + children_cpu_seconds()
+    return machine_cpu_seconds() - own
+
+
 def elsewhere_cpu_seconds() -> float:
     """Returns CPU-seconds on the machine's vCPUs that this process may not use."""
     cpus = psutil.cpu_times(percpu=True)

@@ -42,6 +42,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.host.gpus import GpuState
+from stoker.launch.other_programs import OthersLog
 from stoker.launch.roster import Change, HostLeases
 from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, FeedSettings, GpuLoad
@@ -159,6 +160,8 @@ class Coordinator:
         self._launchers: dict[str, bytes] = {}
         self._ranks = Attendance()
         self._gpu_states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
+        # What other programs use of the hosts.
+        self.others = OthersLog()
         self._gpu_loads: dict[str, tuple[GpuLoad, ...]] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
@@ -406,6 +409,8 @@ class Coordinator:
                 self._note(socket, [change] if change else [])
             case Heartbeat():
                 if self._members.beat(message, now):
+                    if message.others is not None:
+                        self.others.add(message.host, message.others)
                     # A launcher that reconnected has a new routing id.
                     self._launchers[message.host] = sender
                     state = self._decided_for(message.host) or self._state()

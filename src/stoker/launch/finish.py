@@ -54,6 +54,7 @@ from stoker.records import (
     Job,
     Json,
     Measured,
+    OtherPrograms,
     Training,
     write_json,
     write_text,
@@ -125,6 +126,7 @@ def record_end(
     strategy: str,
     events: Sequence[Event],
     spending: Spending,
+    others: Sequence[OtherPrograms],
     gpus: Sequence[GpuLoad],
     inputs: Mapping[str, InputVersion],
 ) -> Training | None:
@@ -145,6 +147,7 @@ def record_end(
             strategy=strategy,
             events=events,
             spending=spending,
+            others=others,
             gpus=gpus,
             inputs=inputs,
         )
@@ -170,6 +173,7 @@ def _facts(
     strategy: str,
     events: Sequence[Event],
     spending: Spending,
+    others: Sequence[OtherPrograms],
     gpus: Sequence[GpuLoad],
     inputs: Mapping[str, InputVersion],
 ) -> TrainingFacts:
@@ -190,6 +194,7 @@ def _facts(
         engine=settings.engine.name,
         hyperparameters=_hyperparameters(settings, run.log),
         measured=measured,
+        others=tuple(others),
         gpus=(*gpus, *(coordinator.gpu_loads if coordinator else ())),
         steps=steps,
         spending=spending.of_groups(

@@ -44,6 +44,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
+from stoker.launch.other_programs import OthersWatch
 from stoker.launch.roster import LATE_BEATS, heartbeat_seconds
 from stoker.launch.supervise import Decided, Inbox, SignalReceived
 from stoker.launch.topology import Topology
@@ -182,6 +183,7 @@ class Membership:
         self._failed_since = self._failed_at = self._started_at
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._gpus: queue.SimpleQueue[GpuReport] = queue.SimpleQueue()
+        self._others = OthersWatch()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
         self.leader_ip: str | None = None
@@ -343,6 +345,7 @@ class Membership:
             stage=self._said_stage,
             has_start=self.start_order is not None,
             unfed_ranks=self._said_unfed_ranks,
+            others=self._others.look(),
         )
 
     def _received(self, connection: "zmq.Socket[bytes]") -> list[Message]:

@@ -46,6 +46,7 @@ from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
+from stoker.launch.other_programs import OthersLog, OthersWatch
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
 from stoker.launch.script_python import script_python
@@ -218,6 +219,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     engine = EngineCommands(run, lambda words: fail(left(reason=words)))
     inputs = _input_versions(run)
     gpus = _gpu_log(run)
+    others = coordinator.others if coordinator else OthersLog()
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -243,6 +245,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
                 lease=lease,
                 watchdog=watchdog,
                 spending=spending,
+                others=others,
             )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
@@ -286,13 +289,14 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         inputs=inputs,
     )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    written = record()
+    written = record(others=others.programs())
     for group in written.useless_groups if written else ():
         run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
     run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
-        record()
+        # Data hosts told more meanwhile.
+        record(others=others.programs())
     return code
 
 
@@ -491,6 +495,7 @@ def _train(
     lease: FollowerLease | None = None,
     watchdog: Watchdog | None = None,
     spending: Spending | None = None,
+    others: OthersLog | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
     discard_loadings(run.output)
@@ -544,6 +549,12 @@ def _train(
         all_ranks = ranks * len(run.topology.dnn_hosts)
         release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks, log=run.log)
     stacks, num_asked = RankStacks(run.log), 0
+    watch = OthersWatch()
+
+    def look(*, is_last: bool = False) -> None:
+        # A follower's go to the leader with its heartbeats.
+        if others is not None:
+            others.add(run.topology.host, watch.look(is_last=is_last))
 
     def end_the_run() -> None:
         if coordinator:
@@ -554,6 +565,7 @@ def _train(
         nonlocal num_asked
         for each in logs:
             each.tick()
+        look()
         if watchdog:
             watchdog.tick()
         elif membership and membership.stacks > num_asked:
@@ -605,6 +617,7 @@ def _train(
             others=engine.pids,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
         )
+        look(is_last=True)
         if mpi_host:
             ending = mpi_host.judged(ending)
     ending = _as_a_pod_ends(run, ending, counts=False)

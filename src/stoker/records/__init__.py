@@ -81,6 +81,7 @@ from stoker.records.training import Host as Host
 from stoker.records.training import Job as Job
 from stoker.records.training import LoaderCounts as LoaderCounts
 from stoker.records.training import Measured as Measured
+from stoker.records.training import OtherPrograms as OtherPrograms
 from stoker.records.training import Performance as Performance
 from stoker.records.training import StepCost as StepCost
 from stoker.records.training import Training as Training

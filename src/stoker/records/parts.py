@@ -433,6 +433,11 @@ def others_width(profile: Profile, *, vcpus: float) -> float:
     return _width(others_vcpus_of(profile), vcpus=vcpus)
 
 
+def is_beyond_telling(busy: float, *, vcpus: float) -> bool:
+    """Returns whether other programs on `busy` of the vCPUs make times meaningless."""
+    return _width(busy, vcpus=vcpus) > _BEYOND_TELLING
+
+
 def _width(busy: float, *, vcpus: float) -> float:
     # Never all of them: the rest is a divisor.
     others = min(busy, vcpus * (1 - LEAST_FREE))
@@ -465,14 +470,14 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
         vcpus: vCPUs of all hosts.
         machine_vcpus: vCPUs of the machine that all plans must share; None: hosts have their own.
     """
-    if others_width(profile, vcpus=vcpus) > _BEYOND_TELLING:
+    if is_beyond_telling(others_vcpus_of(profile), vcpus=vcpus):
         return (
             f"{OTHERS} {others_vcpus_of(profile):.1f} of the {vcpus_words(vcpus)}, so the "
             "measurement is not reliable"
         )
     elsewhere = (profile.observed.elsewhere_vcpus if profile.observed else None) or 0.0
     rest = (machine_vcpus or 0.0) - vcpus
-    if rest > 0 and _width(elsewhere, vcpus=rest) > _BEYOND_TELLING:
+    if rest > 0 and is_beyond_telling(elsewhere, vcpus=rest):
         other = "vCPU" if rest == 1 else vcpus_words(rest)
         return (
             f"{OTHERS} {elsewhere:.1f} of this machine's other {other}, so the "

@@ -31,19 +31,31 @@ from stoker.records.decision import Action, Group
 from stoker.records.epochs import EpochTimes
 from stoker.records.gpu import GpuLoad
 from stoker.records.hyperparameters import Hyperparameters, record_of, shown, values_of
+from stoker.records.parts import OTHERS, is_beyond_telling
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
-from stoker.text import usd, wait_share
+from stoker.text import usd, vcpus_words, wait_share
 
 # First event of the leader's record.
 STARTED = "training started"
 # Fields to which the leader's record contributes.
 _OF_LEADER = (
     *("status", "exit_code", "failure", "hosts", "strategy", "engine", "hyperparameters"),
-    *("measured", "gpus", "metrics", "steps", "is_unfed", "data_group_release_seconds", "events"),
+    *(
+        "measured",
+        "others",
+        "gpus",
+        "metrics",
+        "steps",
+        "is_unfed",
+        "data_group_release_seconds",
+        "events",
+    ),
 )
 # Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
+# What is said of times that other programs disturbed.
+BUSY = "the machine was busy with other programs: the figures do not count"
 # Of a run whose data hosts gave it nothing, though it may have succeeded.
 UNHELPED = "no batch came from its data hosts"
 # A group that made a smaller share of the batches makes no run 1.05 times as fast.
@@ -120,6 +132,25 @@ class GroupSpending(Record, frozen=True, kw_only=True):
         name = "data group" if self.group == "data" else f"data group {self.group}"
         cost = "" if self.usd is None else f", {usd(self.usd)}"
         return f"the {name} made {self.batches or 0:,} of {self.all_batches or 0:,} batches{cost}"
+
+
+class OtherPrograms(Record, frozen=True, kw_only=True):
+    """What other programs used of a host's vCPUs, in the busiest quarter of its time.
+
+    Attributes:
+        host: Name of the host.
+        vcpus: vCPUs that the host's processes may use.
+        others_vcpus: Of these, vCPUs that other programs kept busy.
+    """
+
+    host: Name
+    vcpus: PositiveFloat
+    others_vcpus: NonNegativeFloat
+
+    @property
+    def words(self) -> str:
+        used = min(self.others_vcpus, self.vcpus)
+        return f"{OTHERS} {used:.1f} of the {vcpus_words(self.vcpus)} of {self.host}"
 
 
 class InputVersion(Record, frozen=True, kw_only=True):
@@ -345,6 +376,7 @@ class Training(Record, frozen=True, kw_only=True):
         engine: What made data on the data group.
         hyperparameters: Values that the command got.
         measured: Measured steps. None: no step was timed.
+        others: What other programs used of the hosts meanwhile. Empty: it was not measured.
         gpus: Load of each GPU of the dnn hosts. Empty: there is none, or it was not read.
         metrics: Last reported value of each metric.
         model_uri: Location of the saved model.
@@ -384,6 +416,7 @@ class Training(Record, frozen=True, kw_only=True):
     engine: str = "feed"
     hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
     measured: Measured | None = None
+    others: tuple[OtherPrograms, ...] = ()
     gpus: tuple[GpuLoad, ...] = ()
     metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
@@ -411,6 +444,19 @@ class Training(Record, frozen=True, kw_only=True):
     def num_steps(self) -> int | None:
         """Steps that were counted; None: not known."""
         return self.measured.steps if self.steps is None and self.measured else self.steps
+
+    @property
+    def busy(self) -> str:
+        """Which programs make the run's times meaningless, by the profile's rule; empty: none."""
+        if any(event.what.startswith(NOT_COMPARABLE) for event in self.events):
+            # The run's own hosts share cores, which is said.
+            return ""
+        busy = (
+            each.words
+            for each in self.others
+            if is_beyond_telling(each.others_vcpus, vcpus=each.vcpus)
+        )
+        return ", ".join(busy)
 
     @property
     def useless_groups(self) -> tuple[GroupSpending, ...]:
@@ -541,6 +587,7 @@ class Performance(Record, frozen=True, kw_only=True):
         is_inside_band: Whether the measured step is in the band.
         speedup: Baseline over measured step: 2 is twice as fast.
         cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20 % cheaper.
+        busy: Why these figures do not count: other programs used the hosts. Empty: they did not.
         is_helped: False: the data hosts made next to no batch, so that these figures are no effect
             of theirs. None: there were none, or it is not known.
     """
@@ -554,6 +601,7 @@ class Performance(Record, frozen=True, kw_only=True):
     is_inside_band: bool | None = None
     speedup: PositiveFloat
     cost_change: float | None = None
+    busy: str = ""
     is_helped: bool | None = None
 
 
@@ -615,6 +663,7 @@ class TrainingFacts:
     engine: str = "feed"
     hyperparameters: Mapping[str, Json] = field(default_factory=dict)
     measured: Measured | None = None
+    others: tuple[OtherPrograms, ...] = ()
     gpus: tuple[GpuLoad, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
@@ -664,6 +713,7 @@ def training_record(facts: TrainingFacts) -> Training:
         engine=inside.engine,
         hyperparameters=record_of(given),
         measured=_measured(inside.measured, facts),
+        others=inside.others,
         gpus=inside.gpus,
         metrics=dict(inside.metrics),
         steps=inside.steps,

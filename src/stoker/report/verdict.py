@@ -20,6 +20,7 @@ from stoker.records import (
     TransformCost,
 )
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
+from stoker.records.training import BUSY
 from stoker.text import (
     TimeUnit,
     count,
@@ -392,6 +393,8 @@ def judge(
     useless = [_headline(_capital(each.made_words)) for each in _useless(training)]
     gain = _unhelped_gain(figures, unit) if is_useless else _gain(figures, unit, decision)
     promise = _promise(figures, unit)
+    busy = training.busy if training else ""
+    disturbed = [f"{_capital(BUSY)} ({busy})."] if busy else []
     lead = [*useless, *promise, *_cost(figures, nominal)]
     if decision and decision.kind == "probable":
         lead.append(probable_words(decision, has_run=training is not None))
@@ -405,27 +408,31 @@ def judge(
     broken = _broken(profile, decision, training, outcome, evaluation, failure)
     if broken:
         badge, headline, text = broken
-        return Verdict("bad", badge, headline, " ".join([*wait, *lead]), text)
+        return Verdict("bad", badge, headline, " ".join([*disturbed, *wait, *lead]), text)
     if outcome and outcome.state == "gate failed":
         failed = [f"{gate_words(gate, 'page')}." for gate in gates if not gate.passed]
         headline = " ".join(["The model missed its quality gate.", *failed])
-        return Verdict("bad", outcome.state, headline, " ".join([*gain, *lead]))
+        return Verdict("bad", outcome.state, headline, " ".join([*disturbed, *gain, *lead]))
     if is_useless and useless:
-        lead = [*gain, *wait, *lead[len(useless) :]]
+        lead = [*disturbed, *gain, *wait, *lead[len(useless) :]]
         headline = f"{' '.join(useless).removesuffix('.')}: data hosts did not help."
         return Verdict("mixed", f"data group idle{passed}", headline, " ".join(lead))
+    is_judged = figures.speedup is not None and not (decision and decision.action == "keep")
+    if busy and (is_judged or not profile):
+        text = " ".join([f"{_capital(busy)}.", *gain, *wait, *lead])
+        return Verdict("mixed", f"machine busy{passed}", f"{_capital(BUSY)}.", text)
     if training and not profile:
         return _trained_alone(figures, unit, decision, promise)
     if decision and decision.action == "keep":
         headline = " ".join([kept_words(decision, "page"), *wait])
-        return Verdict("mixed", f"kept as it is{passed}", headline, " ".join(lead))
+        text = " ".join([*disturbed, *lead])
+        return Verdict("mixed", f"kept as it is{passed}", headline, text)
     if figures.speedup is None:
         headline = " ".join(["The training ended, but its steps were not measured.", *wait])
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
     if decision and decision.is_noisy:
-        headline = "The machine was busy with other programs: the figures do not count."
         lead = [*gain, *wait, *lead]
-        return Verdict("mixed", f"machine busy{passed}", headline, " ".join(lead))
+        return Verdict("mixed", f"machine busy{passed}", f"{_capital(BUSY)}.", " ".join(lead))
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *gain])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*wait, *lead]))

@@ -36,7 +36,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -113,6 +113,14 @@ class Refused(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class OthersCpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """CPU-seconds of other programs on a launcher's vCPUs since its first look, `seconds` ago."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
+    cpu_seconds: Annotated[float, msgspec.Meta(ge=0)]
+    vcpus: Annotated[float, msgspec.Meta(gt=0)]
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews a launcher's lease; `unfed_ranks` of its host do not use the feed, and will not."""
 
@@ -121,6 +129,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     stage: HostStage = "begun"
     has_start: bool = False
     unfed_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    others: OthersCpu | None = None
 
 
 class Start(Message, frozen=True, kw_only=True):
