@@ -30,8 +30,8 @@ from support.warm_python import WarmProcess, clean_environ, warm_up
 
 SUPPORT = Path(__file__).parent
 # A lease that a starved machine does not end: a host that is lost by its lease leaves, and for the
-# next trainer it never was.
-FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0}
+# next trainer it never was. Data hosts make what they can, also of the shortest loaders.
+FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0, "until_ready": "wait"}
 # For hosts that are struck: long enough for the others, if the machine stands still for 2 s.
 SHORT_LEASE = {"lease_seconds": 5.0}
 # Variables that Python or torch read as they start, and those that a script is forked with.

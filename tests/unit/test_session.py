@@ -54,6 +54,19 @@ def test_an_epoch_that_was_left_frees_its_session_for_one_more(session):
     assert not session.is_idle()
 
 
+def test_a_session_opens_until_a_peer_has_credits_or_there_is_an_error_to_raise(session):
+    begin(session)
+    assert session.is_opening()
+    session.schedule.grant("host", 0)
+    assert session.is_opening()
+    session.schedule.grant("other", 2)
+    assert not session.is_opening()
+    session.schedule.mark_lost("other")
+    assert session.is_opening()
+    session.failure = RuntimeError("no host can make it")
+    assert not session.is_opening()
+
+
 def shared() -> SharedState:
     return SharedState(timeline=Timeline(None), log=Log(run="r", host="h", stream=sys.stderr))
 

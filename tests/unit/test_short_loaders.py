@@ -16,6 +16,7 @@ from stoker.feed.short_loaders import (
     Pace,
     made_here_words,
     pays,
+    start_share,
 )
 
 
@@ -121,6 +122,27 @@ def test_loaders_that_are_opened_together_do_not_all_start_on_data_hosts(length,
         found.append(line.place_of(life, length=length))
         line.opens(life, place=found[-1])
     assert found == ["fed"] * NUM_FED + [rest] * (40 - NUM_FED)
+
+
+@pytest.mark.parametrize(
+    ("num_meanwhile", "share"), [(0, 0.05), (10, 0.525), (20, 1.0)], ids=["none", "half", "all"]
+)
+def test_a_start_that_the_loop_did_not_wait_for_is_a_part_of_a_life(num_meanwhile, share):
+    line, world = LoaderLine(), World(fed_start=0.1 / 0.95 * 0.05, fed_batch=0.005)
+    life = LoaderLife()
+    read(line, world, life, batches=20, knows=True)
+    life.num_meanwhile = num_meanwhile
+    assert life.pace is not None
+    assert start_share(life.pace, batches=20) == pytest.approx(share)
+
+
+def test_loaders_that_end_before_a_data_host_is_ready_are_tried_here():
+    line, world, found = LoaderLine(), World(fed_start=0.001), []
+    for _ in range(10):
+        life = LoaderLife()
+        found.append(read(line, world, life, batches=20, knows=True))
+        life.num_meanwhile = 18 if found[-1] == "fed" else 0
+    assert found == ["fed"] + ["here"] * 9
 
 
 seconds = st.floats(min_value=0.0, max_value=10.0)

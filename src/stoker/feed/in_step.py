@@ -3,8 +3,9 @@
 torch makes nothing for them before it is asked, so each batch shows what the script has changed.
 The first batches are made here, one by one (for stoker's own class on data hosts), and dataset and
 sampler are compared before and after the script has control. If nothing changes, data hosts make
-batches ahead from then on, and the comparison goes on: after a change what was made ahead is
-discarded, and the trainer makes the rest of the epoch from the same indices.
+batches ahead from then on; until the first of them is ready the trainer makes them, as it does
+alone. The comparison goes on: after a change what was made ahead is discarded, and the trainer
+makes the rest of the epoch from the same indices.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from stoker.feed.changes import Depth, Watch, making
 from stoker.feed.iterators import TrainerMaker
 from stoker.feed.own_loaders import reach_of
 from stoker.feed.seeding import Numbered, Seeding
+from stoker.records import FeedSettings
 
 # A replay buffer, a curriculum, a sampler that follows the loss change with the first step.
 NUM_TRIED = 2
@@ -88,22 +90,47 @@ class InStep:
         return self._parts.changed(depth=depth) or self._sampler.changed(depth=depth)
 
     def was_fed(self) -> None:
-        """Notes that a batch came from data hosts, for which the sampler was asked."""
+        """Notes a batch for which the sampler was asked, and that is no trial."""
         self._books.num_tried += 1
         # torch's own samplers keep no state that moves.
         if not self._is_torchs and self._sampler.changed():
             self._sampler.rebase()
 
     def make(self, numbered: Numbered) -> object:
-        if self._maker is None:
-            self._maker = TrainerMaker(self._loader, self._seeding)
         if self.place == "here":
             with making():
-                return self._maker.make(numbered)
+                return self._made(numbered)
         with making(self._parts, self._sampler):
-            batch = self._maker.make(numbered)
+            batch = self._made(numbered)
         self._judge()
         return batch
+
+    def may_make_meanwhile(self, feed: FeedSettings) -> bool:
+        """Returns whether the trainer makes batches as long as no data host is ready.
+
+        Where a script asks for stoker's class, its data may be on the data hosts only.
+        """
+        is_stokers = reach_of(type(self._loader))[1] == "stoker"
+        may_make = feed.until_ready == "make" and feed.unshippable != "error"
+        return may_make and not is_stokers
+
+    def make_meanwhile(self, numbered: Numbered) -> object:
+        """Makes a batch of a loader whose first batches have shown that the script changes nothing.
+
+        What is filled or counted as it is made is no change of the script's.
+        """
+        with making(self._parts, self._sampler):
+            batch = self._made(numbered)
+        if self._parts.changed():
+            self._parts.rebase()
+        self._books.life.num_meanwhile += 1
+        self.was_fed()
+        return batch
+
+    def _made(self, numbered: Numbered) -> object:
+        if self._maker is None:
+            self._maker = TrainerMaker(self._loader, self._seeding)
+        return self._maker.make(numbered)
 
     def turn(self, path: str) -> None:
         """Makes the rest of the epoch here, as the script changed what is at `path`."""

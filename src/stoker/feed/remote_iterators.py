@@ -89,9 +89,14 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._num_before = 0
         self._indices: Iterator[Numbered] = iter(())
         self._in_step: InStep | None = None
+        # The script does not wait for data hosts until the first one is ready.
+        self._makes_meanwhile = False
         if stay_here is not None:
             self._in_step = InStep(loader, books, seeding=self._seeding, say=stay_here)
             self._in_step.begin(is_stream=self._spec.is_iterable)
+            # Those of a stream follow from each other: one process makes them.
+            may_make = self._in_step.may_make_meanwhile(process.settings.feed)
+            self._makes_meanwhile = may_make and not self._spec.is_iterable
         self._begin()
 
     def _new_schedule(self, max_bytes: int) -> Scheduler:
@@ -143,12 +148,20 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         path = self._in_step.change()
         if path:
             self._change_at(path, self._in_step)
-        if self._in_step.place == "fed":
-            try:
-                return self._fed_data()
-            finally:
-                self._in_step.was_fed()
-        return self._data_made_here(self._in_step)
+        if self._in_step.place != "fed":
+            return self._data_made_here(self._in_step.make)
+        if self._is_made_meanwhile():
+            return self._data_made_here(self._in_step.make_meanwhile)
+        try:
+            return self._fed_data()
+        finally:
+            self._in_step.was_fed()
+
+    def _is_made_meanwhile(self) -> bool:
+        """Returns whether the next batch is made here, as no data host was ready in this epoch."""
+        if self._makes_meanwhile:
+            self._makes_meanwhile = self._session.is_opening()
+        return self._makes_meanwhile
 
     def _change_at(self, path: str, in_step: InStep) -> None:
         """Sees to it that no batch is older than what the script changed at `path`."""
@@ -178,11 +191,12 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
         """Prepares making here what follows `num_taken` batches: of a map-style dataset nothing."""
 
-    def _data_made_here(self, in_step: InStep) -> object:
+    def _data_made_here(self, make: Callable[[Numbered], object]) -> object:
+        assert self._in_step is not None
         try:
-            batch = in_step.make(next(self._indices))
+            batch = make(next(self._indices))
         except StopIteration:
-            in_step.end()
+            self._in_step.end()
             self._session.cancel(self._epoch.id)
             raise
         self._num_before += 1

@@ -46,10 +46,13 @@ class Pace:
     Attributes:
         start_seconds: From iter() to the first batch.
         batch_seconds: Of each step.
+        unhelped_share: Of the batches that data hosts should make, 0..1: made here meanwhile, as
+            none of them was ready.
     """
 
     start_seconds: float
     batch_seconds: float
+    unhelped_share: float = 0.0
 
     def life_seconds(self, batches: float) -> float:
         return self.start_seconds + batches * self.batch_seconds
@@ -72,6 +75,8 @@ class LoaderLife:
 
     place: MadeIn = "fed"
     epochs: int = 0
+    # Batches that were made here because no data host was ready.
+    num_meanwhile: int = 0
     _before: _Sums = _NO_SUMS
     _last: Seconds | None = None
 
@@ -92,7 +97,11 @@ class LoaderLife:
         if not batches:
             return None
         # Later epochs wait for their first batches as well: a part of their steps.
-        return Pace(start_seconds=start, batch_seconds=seconds / batches)
+        return Pace(
+            start_seconds=start,
+            batch_seconds=seconds / batches,
+            unhelped_share=min(1.0, self.num_meanwhile / batches),
+        )
 
     def _sums(self) -> _Sums:
         before, last = self._before, self._last
@@ -111,9 +120,13 @@ def pays(*, batches: float, fed: Pace, here: Pace) -> bool:
 
 
 def start_share(pace: Pace, *, batches: float) -> float:
-    """Returns how much of a loader's life its start is, 0..1."""
+    """Returns how much of a loader's life its start is, 0..1.
+
+    A data host's start ends when it is ready, also where the loop did not wait for it.
+    """
     life = pace.life_seconds(batches)
-    return pace.start_seconds / life if life > 0 else 0.0
+    start = pace.start_seconds + pace.unhelped_share * batches * pace.batch_seconds
+    return start / life if life > 0 else 0.0
 
 
 @dataclass(slots=True, eq=False)

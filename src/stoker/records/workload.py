@@ -228,6 +228,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own
             loaders with `replace_dataloader: auto`; else error. A run whose data hosts could make
             no batch for it has failed (exit code 6), except with local, written down.
+        until_ready: What happens to a loader of PyTorch's own class without workers as long as no
+            data host is ready for its dataset. make: the trainer makes its batches, in order, as
+            without stoker; wait: it waits after the first two.
         shared_memory: What happens to a loader whose dataset, sampler or collate function holds
             something that processes share in memory (tensors after `share_memory_()`,
             multiprocessing's values, arrays, queues and locks, writable memory maps). auto: it is
@@ -262,6 +265,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     sample_timeout_seconds: PositiveFloat | None = None
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
+    until_ready: Literal["make", "wait"] = "make"
     shared_memory: Literal["auto", "copy"] = "auto"
     code_check: Literal["error", "warn", "off"] = "error"
     replace_dataloader: ReplaceDataLoader = "auto"

@@ -140,6 +140,12 @@ class FeedSession:
     def is_idle(self) -> bool:
         return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
 
+    def is_opening(self) -> bool:
+        """Returns whether no peer is ready yet; not where `next` would raise an error."""
+        with self._lock:
+            is_ready = any(state.credits for state in self.schedule.peers.values())
+            return not is_ready and self.failure is None
+
     def reserve(self) -> None:
         if self.is_busy:
             self._end_epoch()
