@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import random
 import select
 import socket
 import weakref
@@ -11,7 +12,13 @@ import pytest
 
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.pipe import Error, Pipe, Up, pack, to_worker
-from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerJob, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import (
+    DEPTH,
+    FIRST_OVERDUE_SECONDS,
+    WorkerJob,
+    WorkerPool,
+    WorkerRole,
+)
 
 
 class Child:
@@ -222,3 +229,48 @@ def test_the_job_of_a_worker_that_dies_begins_again_with_the_next_that_is_ready(
         assert children[1].numbers(1) == [0]
         now = 21.0
         assert [maker.seconds for maker in pool.makers(lambda each: True)] == [1.0]
+
+
+def handled(pool):
+    """Handles what is there, which may be nothing."""
+    ready, _, _ = select.select(list(pool.sockets()), [], [], 0.0)
+    for fileno in ready:
+        pool.handle(fileno)
+
+
+def counted(pool):
+    """Counts by looking at each worker."""
+    in_time = [each for each in pool._workers.values() if each.is_ready and not each.is_late]
+    num_jobs = [len(each.jobs) for each in in_time]
+    waiting = len(pool._retries)
+    idle, busy = num_jobs.count(0), sum(map(bool, num_jobs))
+    free = sum(DEPTH - count for count in num_jobs)
+    return max(0, idle - waiting), busy + waiting, max(0, free - waiting)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counts_are_those_of_all_workers_whatever_happens(children, seed):
+    now, draws = 0.0, random.Random(seed)
+    children.are_quick = seed % 2 == 0
+    with contextlib.closing(WorkerPool(children.start, num_workers=4, clock=lambda: now)) as pool:
+        for number in range(80):
+            living = [child for child in children if child.exitcode is None]
+            match draws.choice(["assign", "assign", "shard", "answer", "answer", "ready", "late"]):
+                case "assign" if pool.room:
+                    pool.assign(job(number))
+                case "shard":
+                    pool.assign(job(number, shard=number % 3))
+                case "answer" if living:
+                    draws.choice(living).answer()
+                case "ready" if living:
+                    draws.choice(living).be_ready()
+                case "late":
+                    now += draws.choice([1.0, 50.0])
+                    pool.give_late_jobs_again()
+            if draws.random() < 0.05 and living:
+                draws.choice(living).kill()
+            assert (pool.idle_count, pool.busy_count, pool.room) == counted(pool)
+            handled(pool)
+            assert (pool.idle_count, pool.busy_count, pool.room) == counted(pool)
+            sockets = {each.channel.fileno() for each in pool._all()}
+            assert set(pool.sockets()) == sockets == set(pool.among([*sockets, 9999]))

@@ -380,6 +380,8 @@ class Agent:
         self._drain_until: float | None = None
         self._workers = workers
         self._registered: dict[int, int] = {}
+        # What was registered last, with whether it is to be written to.
+        self._wanted: dict[int, bool] = {}
         self._assembly = Assembly(max_bytes=feed.max_dataset_bytes)
         self._next_tick = 0.0
         self._heard_at = -math.inf
@@ -558,6 +560,9 @@ class Agent:
 
     def _watch(self) -> None:
         wanted = self._specs.sockets() | dict.fromkeys(self._batches.filenos(), False)
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
         for fileno in self._registered.keys() - wanted.keys():
             self._poller.unregister(fileno)
         for fileno, wants_write in wanted.items():

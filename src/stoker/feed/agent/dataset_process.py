@@ -294,7 +294,7 @@ class HostedSpec:
             return []
         results: list[Result] = []
         for pool in self.pools.values():
-            for fileno in ready & pool.sockets().keys():
+            for fileno in pool.among(ready):
                 results.extend(pool.handle(fileno))
         return results
 

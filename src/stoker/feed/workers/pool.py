@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -246,6 +246,19 @@ class WorkerEnd:
         return Result(self.jobs.popleft(), self.number)
 
 
+class _Load(NamedTuple):
+    """Workers that are ready and in time, those without a job, and jobs that they can take."""
+
+    workers: list[WorkerEnd]
+    num_idle: int
+    num_free: int
+
+    @classmethod
+    def of(cls, workers: list[WorkerEnd]) -> "_Load":
+        jobs = [len(worker.jobs) for worker in workers]
+        return cls(workers, num_idle=jobs.count(0), num_free=DEPTH * len(jobs) - sum(jobs))
+
+
 class WorkerPool:
     """Workers for any job, and one for each shard that jobs are pinned to.
 
@@ -276,6 +289,8 @@ class WorkerPool:
         self._ended: dict[int, int] = {}
         self._tries: dict[tuple[object, ...], int] = {}
         self._retries: deque[WorkerJob] = deque()
+        # Of the workers as they are; None: they have changed since.
+        self._known_load: _Load | None = None
         # Jobs without a result, and how often each was late.
         self._open: dict[tuple[object, ...], int] = {}
         # Of the last jobs.
@@ -310,12 +325,13 @@ class WorkerPool:
 
     @property
     def idle_count(self) -> int:
-        return max(0, sum(not w.jobs for w in self._in_time()) - len(self._retries))
+        return max(0, self._load.num_idle - len(self._retries))
 
     @property
     def busy_count(self) -> int:
         """Workers for any job that are busy, or will be at once."""
-        return sum(bool(w.jobs) for w in self._in_time()) + len(self._retries)
+        load = self._load
+        return len(load.workers) - load.num_idle + len(self._retries)
 
     @property
     def room(self) -> int:
@@ -323,13 +339,20 @@ class WorkerPool:
 
         A worker that still starts takes none: others that are ready would idle meanwhile.
         """
-        free = sum(DEPTH - len(worker.jobs) for worker in self._in_time())
-        return max(0, free - len(self._retries))
+        return max(0, self._load.num_free - len(self._retries))
 
     def sockets(self) -> dict[int, bool]:
         """Returns the descriptors to poll for reading; True: for writing too."""
-        channels = [worker.channel for worker in self._all()]
-        return {channel.fileno(): channel.wants_write for channel in channels}
+        # At every turn, for all workers: without a call for each of them.
+        wanted = {fileno: each.channel.wants_write for fileno, each in self._workers.items()}
+        for worker in self._of_shard.values():
+            wanted[worker.channel.fileno()] = worker.channel.wants_write
+        return wanted
+
+    def among(self, filenos: Iterable[int]) -> list[int]:
+        """Returns those descriptors that are of this pool's workers."""
+        of_shard = {worker.channel.fileno() for worker in self._of_shard.values()}
+        return [each for each in filenos if each in self._workers or each in of_shard]
 
     def assign(self, job: WorkerJob) -> list[Result]:
         """Assigns `job` to the worker with the fewest; raises FeedLostError if there is no room.
@@ -338,7 +361,10 @@ class WorkerPool:
         """
         if job.order.stream is not None:
             return self._assign_pinned(job)
-        worker = min(self._in_time(), key=lambda w: len(w.jobs), default=None)
+        in_time = self._load.workers
+        # Nearly always one is idle: the first of them is the one with the fewest.
+        worker = next((each for each in in_time if not each.jobs), None)
+        worker = worker or min(in_time, key=lambda w: len(w.jobs), default=None)
         if worker is None or len(worker.jobs) >= DEPTH:
             raise FeedLostError(f"no worker for one more batch among {len(self._workers)}")
         self._give(job, worker)
@@ -351,6 +377,7 @@ class WorkerPool:
         if worker is None:
             return []
         worker.channel.flush()
+        self._known_load = None
         results: list[Result] = []
         failure = ""
         try:
@@ -380,7 +407,7 @@ class WorkerPool:
             worker, slot = self._returned.popleft()
             if not worker.channel.is_closed:
                 worker.channel.send(pipe.pack(pipe.Reuse(slot)))
-        while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
+        while self._retries and self._load.num_free > 0:
             job = self._retries.popleft()
             # A late worker may have answered it meanwhile, or another one may have it.
             if job.key in self._open and not self._is_in_hand(job):
@@ -391,12 +418,13 @@ class WorkerPool:
         for worker in self._workers.values():
             due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
             worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
+        self._known_load = None
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
         for job in late:
             if job.key not in self._open or self._is_in_hand(job):
                 continue
-            if all(len(worker.jobs) >= DEPTH for worker in self._in_time()):
+            if self._load.num_free <= 0:
                 break
             self._open[job.key] += 1
             self.assign(job)
@@ -441,7 +469,7 @@ class WorkerPool:
         """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
         self._is_closed = True
         workers = list(self._all())
-        self._workers, self._of_shard = {}, {}
+        self._workers, self._of_shard, self._known_load = {}, {}, None
         for worker in workers:
             worker.channel.close()
         self._returned.clear()
@@ -455,6 +483,7 @@ class WorkerPool:
         worker = self._started(WorkerRole(number))
         worker.deaths_in_a_row = deaths_in_a_row
         self._workers[worker.channel.fileno()] = worker
+        self._known_load = None
 
     def _started(self, role: WorkerRole) -> WorkerEnd:
         ours, theirs = channel_pair()
@@ -497,6 +526,7 @@ class WorkerPool:
         if not worker.jobs:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
+        self._known_load = None
         worker.channel.send(pipe.pack(job.order))
 
     def _due_seconds(self) -> float:
@@ -514,12 +544,17 @@ class WorkerPool:
         result.release()
         return False
 
-    def _in_time(self) -> list[WorkerEnd]:
-        workers = self._workers.values()
-        return [worker for worker in workers if worker.is_ready and not worker.is_late]
+    @property
+    def _load(self) -> _Load:
+        """What the workers in time have, looked up once between two changes: they may be many."""
+        if self._known_load is None:
+            workers = self._workers.values()
+            in_time = [worker for worker in workers if worker.is_ready and not worker.is_late]
+            self._known_load = _Load.of(in_time)
+        return self._known_load
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
-        return any(other.key == job.key for w in self._in_time() for other in w.jobs)
+        return any(other.key == job.key for w in self._load.workers for other in w.jobs)
 
     def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
         # By any thread, without a lock: added first, so of this and `close` the later one clears.
@@ -549,6 +584,7 @@ class WorkerPool:
         how = describe_exit(worker.process.exitcode)
         self.last_death = failure or f"data worker {worker.number} {how}"
         lost: list[WorkerJob]
+        self._known_load = None
         if worker.stream is None:
             del self._workers[fileno]
             lost = self._replace(worker)
