@@ -341,6 +341,10 @@ def append(path):
         file.write("x")
 
 
+def register(step):
+    OfRegistry.table[len(OfRegistry.table)] = step
+
+
 def set_environment(step):
     os.environ["CHANGING_LEVEL"] = str(step)
 
@@ -443,7 +447,7 @@ def cases():
     noted = OfFile()
     case("rewritten file", noted, lambda step, batch: append(noted.path))
     case("environment", OfEnvironment(), lambda step, batch: set_environment(step))
-    case("registry", OfRegistry(), lambda step, batch: OfRegistry.table.update({step: batch}))
+    case("registry", OfRegistry(), lambda step, batch: register(step))
     mapped = Mapped()
     case("memory map", mapped, write_ring(mapped))
     for name, losses in (("mined", np.ones(SAMPLES)), ("mined tensor", torch.ones(SAMPLES))):

@@ -132,6 +132,18 @@ def test_what_a_loop_changes_elsewhere_is_seen_now_and_then(kind):
     assert watch.changed().startswith("dataset.held")
 
 
+@pytest.mark.parametrize("size", [3, 1 << 20])
+def test_a_tensor_that_is_shared_meanwhile_is_no_change(size):
+    # As by spawned workers, for which torch moves its memory.
+    held = torch.zeros(size)
+    watch = Watch({"dataset": Samples(held)})
+    held.share_memory_()
+    for _ in range(2):
+        assert (watch.changed(), watch.changed(depth="all")) == ("", "")
+    held.data.add_(1)
+    assert watch.changed(depth="near" if size == 3 else "all") == "dataset.held"
+
+
 def test_a_variable_of_the_environment_that_a_function_reads_is_watched(monkeypatch):
     watch = Watch({"dataset": OfEnvironment()})
     monkeypatch.setenv("STOKER_TEST_OTHER", "1")

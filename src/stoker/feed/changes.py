@@ -256,9 +256,12 @@ class Watch:
             return True
         if [tensor._version for tensor in self._near_tensors] != self._versions:
             return True
-        for tensor, address, view, content in self._near_contents:
-            # Another storage by `.data`, and writes through `.data` or NumPy have no version.
-            if tensor.data_ptr() != address or (view is not None and view.tobytes() != content):
+        # What is written through `.data` or NumPy has no version.
+        for number, (tensor, address, view, content) in enumerate(self._near_contents):
+            if tensor.data_ptr() == address:
+                if view is not None and view.tobytes() != content:
+                    return True
+            elif self._differs_elsewhere(number):
                 return True
         for part, ends in self._long:
             if _references(part, "near") != ends:
@@ -266,6 +269,16 @@ class Watch:
         if any(_misses(leaf.value) < cast("int", leaf.mark) for leaf in self._caches):
             return True
         return any(_content(leaf.value) != leaf.mark for leaf in self._near_arrays)
+
+    def _differs_elsewhere(self, number: int) -> bool:
+        """Compares a tensor that has another storage now: `.data` was set, or it was shared."""
+        before = self._near_contents[number]
+        mark = _mark_of(before.tensor)
+        if not isinstance(mark, _TensorMark) or mark.content != before.content:
+            return True
+        leaf = _WatchedLeaf("", before.tensor, mark)
+        self._near_contents[number] = _watched_tensor(leaf)
+        return False
 
     def note(self) -> None:
         """Keeps whether something has changed, before another loader changes more."""
@@ -436,15 +449,19 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 class _TensorMark(NamedTuple):
-    """A tensor in the host's memory: its version, address, and bytes; of a large one, some."""
+    """A tensor in the host's memory: its version and bytes; of a large one, some."""
 
     version: int
-    address: int
     content: bytes
 
 
 class _WatchedTensor(NamedTuple):
-    """A tensor as it is compared before each batch; `view`: of its bytes, if these are few."""
+    """A tensor as it is compared before each batch.
+
+    Attributes:
+        address: Where its memory was; elsewhere now, `view` may not be read.
+        view: Of its bytes, if these are few.
+    """
 
     tensor: torch.Tensor
     address: int
@@ -461,7 +478,7 @@ def _mark_of(tensor: torch.Tensor) -> "_TensorMark | int":
     if len(numbers) > _MAX_ARRAY_BYTES:
         count = len(numbers) // size
         numbers = numbers.reshape(count, size)[:: max(1, count // _NUM_SAMPLED)]
-    return _TensorMark(version, tensor.data_ptr(), numbers.tobytes())
+    return _TensorMark(version, numbers.tobytes())
 
 
 def _watched_tensor(leaf: _WatchedLeaf) -> _WatchedTensor:
@@ -469,7 +486,7 @@ def _watched_tensor(leaf: _WatchedLeaf) -> _WatchedTensor:
     numbers = _bytes_of(tensor)
     is_small = numbers is not None and len(numbers) <= _MAX_ARRAY_BYTES
     view = numbers if is_small else None
-    return _WatchedTensor(tensor, mark.address, view, mark.content)
+    return _WatchedTensor(tensor, tensor.data_ptr(), view, mark.content)
 
 
 def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
