@@ -40,7 +40,7 @@ VERBS = {
     "schema": flags("debug"),
     "watch": flags("once json debug"),
     "doctor": EVERY | flags("peer cluster aws"),
-    "init": flags("script example platform from-training-job region debug"),
+    "init": flags("script example platform ci from-training-job region debug"),
     "compile": EVERY | flags("out components"),
     "upload": REACH | EVERY | flags("yes check"),
     "start": REACH | EVERY | flags("yes param wait"),

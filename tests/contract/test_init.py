@@ -1,16 +1,20 @@
 """`stoker init` writes what was asked for, and never over a file that exists."""
 
+import json
 import os
 import re
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from stoker.cli.ci_jobs import ci_file, ci_text
 from stoker.cli.init import write_project
 from stoker.cli.script_command import command_of
 from stoker.errors import UsageError
+from stoker.platforms.packing import package_of
 from stoker.settings import read_workload
 from support.command import process, stoker, succeeds
 
@@ -97,7 +101,7 @@ def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path):
     (tmp_path / "Train It.py").write_text("")
     (tmp_path / "mine").mkdir()
     done = succeeds("init", "--script", "Train It.py", cwd=tmp_path)
-    names = {".gitignore", "Train It.py", "mine", "train-it.yaml"}
+    names = {".gitignore", "Train It.py", "mine", "train-it.yaml", "workload.schema.json"}
     assert {path.name for path in tmp_path.iterdir()} == names
     workload = read_workload(tmp_path / "train-it.yaml")
     assert workload.command == ("python", "Train It.py")
@@ -290,6 +294,9 @@ def test_a_script_s_workload_compiles_once_its_names_are_written(tmp_path, platf
     job = yaml.safe_load((tmp_path / ".github" / "workflows" / "stoker.yml").read_text())
     assert job["jobs"]["compile"]["steps"][-1]["run"] == " ".join(["stoker", *words])
     assert "pip install stoker" not in str(job)
+    assert job["permissions"] == {"contents": "read"}
+    assert "p.json" in (tmp_path / ".gitignore").read_text()
+    assert json.loads((tmp_path / "workload.schema.json").read_text())["$defs"]
     file = tmp_path / "train.yaml"
     assert "replace the placeholder" in stoker(*words, cwd=tmp_path).stderr
     names = {"ACCOUNT": "123456789012", "REGION": "eu-west-1", "BUCKET": "mine", "REGISTRY": "r.io"}
@@ -298,3 +305,65 @@ def test_a_script_s_workload_compiles_once_its_names_are_written(tmp_path, platf
         text = text.replace(word, name)
     file.write_text(text)
     succeeds(*words, cwd=tmp_path)
+    if target == "sagemaker":
+        kept = {".gitignore", ".stokerignore", "train.py", "train.yaml"}
+        assert set(package_of(tmp_path).sizes) == kept
+        assert (tmp_path / "configs" / "sagemaker" / "stoker.yaml").is_file()
+
+
+@pytest.mark.parametrize("target", ["sagemaker", "kubeflow"])
+def test_jobs_of_github_check_a_pull_request_and_deploy_the_main_branch(target, tmp_path):
+    text = ci_text("github", target=target, file=Path("train.yaml"), out="p.json")
+    assert "@" not in re.sub(r"@v\d|@ git\+https|@REVISION", "", text)
+    jobs = yaml.safe_load(text)["jobs"]
+    assert list(jobs) == ["compile", "check", "deploy"]
+    is_aws = target == "sagemaker"
+    for name in ("check", "deploy"):
+        job = jobs[name]
+        assert job["permissions"].get("id-token") == ("write" if is_aws else None)
+        uses = [step.get("uses", "") for step in job["steps"]]
+        assert any("configure-aws-credentials" in each for each in uses) == is_aws
+        assert job["timeout-minutes"] > 0
+    assert "id-token" not in str(jobs["compile"])
+    assert "head.repo.full_name == github.repository" in jobs["check"]["if"]
+    assert jobs["deploy"]["if"] == "github.event_name == 'push'"
+    assert jobs["deploy"]["steps"][-1]["run"] == f"stoker upload {target} train.yaml --yes"
+    # No key of a cloud is stored.
+    assert "secrets.AWS" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "is_good"), [(0, True), (10, True), (11, True), (2, False), (4, False), (143, False)]
+)
+def test_the_check_s_job_fails_for_errors_and_not_for_changes(code, is_good):
+    text = ci_text("github", target="sagemaker", file=Path("train.yaml"), out="p.json")
+    line = yaml.safe_load(text)["jobs"]["check"]["steps"][-1]["run"]
+    script = f"stoker() {{ return {code}; }}\n{line}"
+    done = subprocess.run(["bash", "-e", "-c", script], check=False)
+    assert (done.returncode == 0) == is_good
+
+
+@pytest.mark.parametrize("target", ["sagemaker", "kubeflow"])
+def test_jobs_of_gitlab_check_a_merge_request_and_deploy_the_main_branch(target, tmp_path):
+    text = ci_text("gitlab", target=target, file=Path("train.yaml"), out="p.json")
+    jobs = yaml.safe_load(text)
+    assert jobs["stoker-check"]["allow_failure"] == {"exit_codes": [10, 11]}
+    assert jobs["stoker-check"]["script"] == [f"stoker upload {target} train.yaml --check"]
+    assert jobs["stoker-deploy"]["script"] == [f"stoker upload {target} train.yaml --yes"]
+    assert ("id_tokens" in jobs[".stoker-access"]) == (target == "sagemaker")
+    for name in ("stoker-check", "stoker-deploy"):
+        assert jobs[name]["extends"] == ".stoker-access"
+    # It is not written over a project's own.
+    assert ci_file("gitlab", tmp_path) == Path(".gitlab-ci.yml")
+    (tmp_path / ".gitlab-ci.yml").write_text("a: {script: [b]}\n")
+    assert ci_file("gitlab", tmp_path) == Path(".gitlab/stoker.yml")
+
+
+def test_a_project_of_gitlab_gets_its_jobs_beside_its_own(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / ".gitlab-ci.yml").write_text("a: {script: [b]}\n")
+    words = ("init", "--script", "train.py", "--platform", "sagemaker", "--ci", "gitlab")
+    done = succeeds(*words, cwd=tmp_path)
+    assert "include: [{local: .gitlab/stoker.yml}]" in done.stdout
+    assert (tmp_path / ".gitlab" / "stoker.yml").is_file()
+    assert not (tmp_path / ".github").exists()

@@ -1,14 +1,16 @@
 """`stoker init` makes a project of a script, a training job or an example."""
 
+import contextlib
 import json
 import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from stoker.cli.ci_jobs import CiHost, ci_file, ci_text
 from stoker.cli.options import PLATFORM_WORDS, platform_option
 from stoker.cli.progress import working
 from stoker.errors import UsageError
@@ -34,26 +36,22 @@ runs/
 /training-timeline.csv
 /evaluation.json
 /report.html
+/p.json
+/p.yaml
+.env
 __pycache__/
 """
-_CI_FILE = Path(".github/workflows/stoker.yml")
-_CI = """\
-# Compiles the pipeline, so that a wrong workload fails here and not when it runs.
-name: stoker
-on: [push, pull_request]
-jobs:
-  compile:
-    runs-on: ubuntu-latest
-    steps:
-    - uses: actions/checkout@v4
-    - uses: actions/setup-python@v5
-      with: {{python-version: "3.12"}}
-    # stoker is not on PyPI. Set the repository's variable STOKER to what pip installs: the address
-    # of a wheel, or of a repository: stoker[{target}] @ git+https://HOST/stoker@REVISION
-    - run: pip install "${{{{ vars.STOKER }}}}"
-    - run: stoker compile {target} {file} --out {out}
+# What hosts do not need of a project.
+_STOKERIGNORE = """\
+# Not packed and sent with sagemaker.source, as what git ignores; the form is .gitignore's.
+/workload.schema.json
+/configs/
+/.github/
+/.gitlab/
+/.gitlab-ci.yml
 """
 _WORKLOAD = """\
+# yaml-language-server: $schema=workload.schema.json
 # stoker schema workload lists all keys.
 name: {name}
 # Arguments go after the script: [python, train.py, --epochs, "3"]
@@ -80,7 +78,7 @@ channels:
   training: {{uri: s3://BUCKET/{name}}}
 sagemaker:
   region: REGION
-  # The roles of one stack: configs/sagemaker/stoker.yaml in stoker's checkout.
+  # The roles of one stack: configs/sagemaker/stoker.yaml.
   role: arn:aws:iam::ACCOUNT:role/stoker-training
   pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-pipeline
   schedule_role: arn:aws:iam::ACCOUNT:role/stoker-scheduler
@@ -121,6 +119,7 @@ def init_verb(
     platform: Annotated[
         str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
     ] = "local",
+    ci: Literal["github", "gitlab"] = "github",
     from_training_job: str | None = None,
     region: str | None = None,
 ) -> None:
@@ -131,12 +130,13 @@ def init_verb(
     Args:
         folder ([DIR]): Folder of the project, new or existing (with --script, default: this
             folder).
-        script (F): Make a workload for this training script, a .gitignore, and with --platform a CI
-            job that compiles the pipeline (default: copy an example). A Python or shell script, a
-            program, a module (-m package.module), or a whole line, such as
+        script (F): Make a workload for this training script, a .gitignore, and with --platform CI
+            jobs that compile, check and deploy the pipeline (default: copy an example). A Python or
+            shell script, a program, a module (-m package.module), or a whole line, such as
             "torchrun --nproc-per-node 4 train.py".
         example (NAME): Copy this workload of stoker's configs, and the files that it needs
             (default: mnist).
+        ci (C): With --platform: whose jobs, github or gitlab (default: github).
         from_training_job (NAME): Make a workload from this SageMaker training job (default: copy an
             example).
         region (R): AWS region of that job (default: as boto3 finds it).
@@ -168,7 +168,7 @@ def init_verb(
         )
     folder = folder or Path()
     if script:
-        files, commands = _of_script(script, folder, platform=platform)
+        files, commands = _of_script(script, folder, platform=platform, ci=ci)
     elif from_training_job:
         files, commands = _of_job(from_training_job, region=region)
     else:
@@ -191,7 +191,7 @@ def init_verb(
 _Made = tuple[dict[Path, Path | str], list[str]]
 
 
-def _of_script(script: str, folder: Path, *, platform: str) -> _Made:
+def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made:
     from stoker.cli.script_command import command_of
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
@@ -215,16 +215,44 @@ def _of_script(script: str, folder: Path, *, platform: str) -> _Made:
         hosts=command.hosts,
         processes=processes,
     )
+    files: dict[Path, Path | str] = {file: text, Path("workload.schema.json"): _schema()}
     if platform == "local":
-        return {file: text}, [
+        return files, [
             f"stoker profile {file}      measure what a step waits for; this runs the script",
             f"stoker run {file}          profile, decide, train, evaluate and write a report",
         ]
     target, out = _TARGETS[platform]
-    return {file: text, _CI_FILE: _CI.format(target=target, file=file, out=out)}, [
+    jobs = ci_file(ci, folder)
+    files[jobs] = ci_text(ci, target=target, file=file, out=out)
+    if platform == "sagemaker":
+        files |= _stack()
+        if not (folder / ".stokerignore").exists():
+            files[Path(".stokerignore")] = _STOKERIGNORE
+    commands = [
         f"put your names into {file} in place of the words in capital letters",
         f"stoker compile {target} {file} --out {out}      compile the pipeline",
     ]
+    if jobs.parts[0] == ".gitlab":
+        commands.append(f"add to .gitlab-ci.yml: include: [{{local: {jobs}}}]")
+    return files, commands
+
+
+def _schema() -> str:
+    """Returns the JSON Schema of workloads, with which editors complete and check keys."""
+    from stoker.records import RECORDS
+    from stoker.records.schema import schema_of
+
+    return json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
+
+
+def _stack() -> dict[Path, Path | str]:
+    """Returns the template of roles, if this installation has it."""
+    with contextlib.suppress(UsageError):
+        root = project_source()
+        name = Path("configs/sagemaker/stoker.yaml")
+        if (root / name).is_file():
+            return {name: root / name}
+    return {}
 
 
 def _of_job(name: str, *, region: str | None) -> _Made:
