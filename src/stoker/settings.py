@@ -49,6 +49,8 @@ PLACEHOLDERS = {
     "BUCKET": "the name of your S3 bucket",
     "REGISTRY": "the address of your image registry",
 }
+# In the path of a prices file.
+_REGION = "{region}"
 _PLACEHOLDER = re.compile(rf"(?<![\w ])(?:{'|'.join(PLACEHOLDERS)})(?![\w ])")
 # Keys with addresses, in which placeholders are refused; `*` is a user's name.
 ADDRESS_KEYS = (
@@ -509,7 +511,7 @@ def workload_from(
     _refuse_placeholders(changed, place)
     workload = convert(changed, Workload, place)
     _check_workload(workload, place)
-    return _with_pools_text(workload, place)
+    return _with_prices_text(_with_pools_text(workload, place), place)
 
 
 def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
@@ -575,6 +577,36 @@ def _with_pools_text(workload: Workload, place: Place) -> Workload:
         where = f"{place.at('kubernetes.pools_file')}, folder {Path.cwd()}"
         raise UsageError(err.what, where=where, fix="run stoker in the project's folder") from None
     return replace(workload, kubernetes=replace(kubernetes, pools_file=text))
+
+
+def _with_prices_text(workload: Workload, place: Place) -> Workload:
+    """Replaces the path of the prices file by its text, for other machines."""
+    named = workload.constraints.prices_file
+    if named is None or "\n" in named:
+        return workload
+    where = f"{place.at('constraints.prices_file')}, folder {Path.cwd()}"
+    path = named
+    if _REGION in named:
+        path = named.replace(_REGION, workload.named_region or cloud_region() or "")
+        if not Path(path).is_file():
+            # Prices of the catalog, which decisions report as those of another region.
+            return _with_prices(workload, None)
+    try:
+        text = read_text(path).rstrip("\n") + "\n"
+    except UsageError as err:
+        raise UsageError(err.what, where=where, fix="run stoker in the project's folder") from None
+    return _with_prices(workload, text)
+
+
+def _with_prices(workload: Workload, text: str | None) -> Workload:
+    return replace(workload, constraints=replace(workload.constraints, prices_file=text))
+
+
+def job_region(workload: Workload) -> str | None:
+    """Returns the AWS region of a job of SageMaker, also by the environment; None: not known."""
+    if not workload.platform_info.needs_training_enum:
+        return None
+    return workload.named_region or cloud_region()
 
 
 def _check_workload(workload: Workload, place: Place) -> None:

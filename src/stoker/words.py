@@ -198,11 +198,18 @@ def probable_words(decision: Decision, *, has_run: bool = False) -> str:
 
 
 def estimate_words(estimated: Mapping[str, str] | None) -> str:
-    """Returns how prices were estimated: `~ estimated: ml.c8i.8xlarge, EC2's $1.5 x 1.20.`"""
+    """Returns how prices were estimated: `~ estimated: ml.c8i.8xlarge: EC2's $1.5 x 1.20.`"""
     if not estimated:
         return ""
-    parts = [f"{name}, {how}" for name, how in sorted(estimated.items())]
-    return f"{ESTIMATE} estimated: {'; '.join(parts)}."
+    return f"{ESTIMATE} estimated: {estimates_in_words(estimated)}."
+
+
+def estimates_in_words(estimated: Mapping[str, str]) -> str:
+    """Returns the types with how their prices were estimated, those alike together."""
+    types: dict[str, list[str]] = {}
+    for name, how in sorted(estimated.items()):
+        types.setdefault(how, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {how}" for how, names in types.items())
 
 
 def trial_words(trial: Trial) -> str:

@@ -162,7 +162,10 @@ DECIDE = "decide --step-seconds 1 --instance-type"
         ("profile --platform lokal -- true", ["mean local?", "--platform\n"]),
         ("profile --set profile.budget_seconds=1 -- true", ["where: --set pr"]),
         (f"{DECIDE} local.c1 --objective fast", ["where: --objective\n", "cost, time"]),
-        (f"{DECIDE} ml.g5.2xlage", ["did you mean ml.g5.2xlarge? Or add it with --prices FILE."]),
+        (
+            f"{DECIDE} ml.g5.2xlage",
+            ["did you mean ml.g5.2xlarge? Or add it with constraints.prices_file or --prices"],
+        ),
         ("train --group dnn=local.c99:1 -- true", ["this machine has"]),
         ("train --group data=local.c1:1 -- true", ["--group data=local.c1:1:1"]),
         ("schema profil", ["did you mean profile?"]),

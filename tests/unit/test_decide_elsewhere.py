@@ -208,8 +208,6 @@ WITHOUT_A_STEP = builders.profile("local.c2", cpu_utilization=0.9)
 @pytest.mark.parametrize(
     "profile",
     [
-        # A price file gives the catalog a type that it lacks.
-        builders.profile("ml.new.large", vcpus=2, step_seconds=0.1),
         WITHOUT_A_STEP,
         WITH_DATA_HOSTS,
     ],
@@ -218,6 +216,16 @@ def test_error_for_what_cannot_be_taken_elsewhere_does_not_say_so(profile, folde
     write_json(folder / "profile.json", profile)
     assert run(["decide", "profile.json", "--platform", "sagemaker"]) == 2
     assert "--as" not in capsys.readouterr().err
+
+
+def test_a_profile_of_a_type_without_facts_is_no_error(folder, capsys):
+    # It was paid, and a price file gives the catalog a type that it lacks.
+    write_json(folder / "profile.json", builders.profile("ml.new.large", vcpus=2, step_seconds=0.1))
+    assert run(["decide", "profile.json", "--platform", "sagemaker"]) == 0
+    said = capsys.readouterr().out
+    assert "--as" not in said
+    assert "constraints.prices_file or --prices FILE" in " ".join(said.split())
+    assert read_json(folder / "decision.json", Decision).kind == "unknown"
 
 
 @pytest.mark.parametrize(

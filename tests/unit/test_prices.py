@@ -165,7 +165,7 @@ def test_a_decision_by_an_estimated_price_says_so_everywhere(tmp_path):
     text = explain(decision)
     row = next(line for line in text.splitlines() if line.startswith("*heterogeneous"))
     assert "~" in row
-    assert "~ estimated: ml.c8i.8xlarge, EC2's $1.49936 x 1.20" in " ".join(text.split())
+    assert "~ estimated: ml.c8i.8xlarge: EC2's $1.49936 x 1.20" in " ".join(text.split())
     assert "~" not in next(line for line in text.splitlines() if "today: " in line)
     file = tmp_path / "decision.json"
     write_json(file, decision)

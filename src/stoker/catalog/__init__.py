@@ -1,7 +1,7 @@
 """Instance types and dated prices, from which plans are made and paid."""
 
-from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance
-from stoker.catalog.pools import catalog_of, with_pools
+from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance, unknown_instance
+from stoker.catalog.pools import catalog_of, with_pools, with_short_prices
 from stoker.catalog.rules import is_burst_type
 
 __all__ = [
@@ -11,5 +11,7 @@ __all__ = [
     "is_burst_type",
     "load_catalog",
     "local_instance",
+    "unknown_instance",
     "with_pools",
+    "with_short_prices",
 ]

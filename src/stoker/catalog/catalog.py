@@ -85,7 +85,9 @@ class Instance:
         usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
         in_training_enum: Whether a SageMaker training job takes the type.
         estimate: How the price was estimated; empty: it is the payer's own price.
+        price_region: AWS region of the price, where the table names it.
         barred: Why no plan may have the type; empty: it may.
+        is_known: Whether more than its name is known.
         quota_vcpus: vCPUs of one host under a container's CPU quota, where that is no whole number.
     """
 
@@ -103,7 +105,9 @@ class Instance:
     priced_on: date | None = None
     in_training_enum: bool = True
     estimate: str = ""
+    price_region: str | None = None
     barred: str = ""
+    is_known: bool = True
     quota_vcpus: float | None = None
     cpu_model: str | None = None
 
@@ -133,6 +137,7 @@ class Catalog:
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: unlimited.
         added_by: Option or key that adds a type.
         has_pools: Its types are the node pools of a cluster, and no others.
+        hosts_region: AWS region of the hosts, if it is known and the prices are of another one.
     """
 
     def __init__(
@@ -145,8 +150,9 @@ class Catalog:
         purchase: str = "on-demand",
         max_total_vcpus: int | None = None,
         make: Callable[[str], Instance | None] | None = None,
-        added_by: str = "--prices FILE",
+        added_by: str = "constraints.prices_file or --prices FILE",
         has_pools: bool = False,
+        hosts_region: str | None = None,
     ) -> None:
         self.platform = platform
         self.info = PLATFORM_INFOS[platform]
@@ -158,7 +164,42 @@ class Catalog:
         self.max_total_vcpus = max_total_vcpus
         self.added_by = added_by
         self.has_pools = has_pools
+        self.hosts_region = hosts_region
         self._make = make
+
+    def with_type(self, instance: Instance) -> "Catalog":
+        """Returns the catalog with one type more."""
+        return self._changed(instances=(*self.instances, instance))
+
+    def with_names(self, make: Callable[[str], Instance | None]) -> "Catalog":
+        """Returns the catalog that makes other types of their names."""
+        return self._changed(instances=self.instances, make=make)
+
+    def for_hosts_in(self, region: str | None) -> "Catalog":
+        """Returns the catalog with prices of other regions as estimates, where hosts are there."""
+        instances = [_in_region(instance, region) for instance in self.instances]
+        is_other = region is not None and self.region not in (None, region)
+        return self._changed(instances=instances, hosts_region=region if is_other else None)
+
+    def _changed(
+        self,
+        *,
+        instances: Iterable[Instance],
+        make: Callable[[str], Instance | None] | None = None,
+        hosts_region: str | None = None,
+    ) -> "Catalog":
+        return Catalog(
+            platform=self.platform,
+            instances=instances,
+            source=self.source,
+            region=self.region,
+            purchase=self.purchase,
+            max_total_vcpus=self.max_total_vcpus,
+            make=make or self._make,
+            added_by=self.added_by,
+            has_pools=self.has_pools,
+            hosts_region=hosts_region or self.hosts_region,
+        )
 
     def get(self, instance_type: str) -> Instance:
         """Returns the type of that name, with or without `ml.`; else raises UsageError."""
@@ -264,6 +305,7 @@ class Catalog:
         oldest = min((d for d in dates if d is not None), default=None)
         return Prices(
             estimated={i.type: i.estimate for i in known if i.estimate} or None,
+            hosts_region=self.hosts_region,
             # With one price without a date, the date of all is unknown.
             date=oldest.isoformat() if oldest is not None and None not in dates else None,
             region=self.region,
@@ -326,8 +368,16 @@ class Row:
             raise self.error(column, f"expected {expected}, found {text!r}") from None
 
 
-def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
-    """Parses a CSV text. Raises UsageError with line and column where it is wrong."""
+def parse_table(
+    text: str, *, platform: PlatformName, source: str, region: str | None = None
+) -> Table:
+    """Parses a CSV text. Raises UsageError with line and column where it is wrong.
+
+    Args:
+        platform: Its payer's column of prices counts.
+        source: The file's name, for errors.
+        region: Whose column counts, where the table has columns of several regions.
+    """
     # Spreadsheet programs begin a CSV file with a byte order mark.
     lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
     header = tuple(cell.strip() for cell in next(_rows(lines, source), []))
@@ -354,10 +404,42 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
             raise row.error("instance_type", f"{name} is in line {seen[bare]}, too")
         seen[bare] = line
         rows.append(row)
-    column, region = _price_column(header, platform)
+    column, priced_region = _price_column(header, platform, region)
     return Table(
-        source=source, columns=header, rows=tuple(rows), price_column=column, region=region
+        source=source, columns=header, rows=tuple(rows), price_column=column, region=priced_region
     )
+
+
+def short_table(text: str) -> str:
+    """Returns a table without the columns that repeat the catalog's cells, as CSV text."""
+    table = parse_table(text, platform="sagemaker", source="prices")
+    shipped = {bare_type(row.cells["instance_type"]): row.cells for row in _shipped().rows}
+    kept = [name for name in table.columns if _says_more(name, table, shipped)]
+    written = io.StringIO()
+    writer = csv.DictWriter(written, kept, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.cells for row in table.rows)
+    return written.getvalue()
+
+
+def _says_more(column: str, table: Table, shipped: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a table's column is more than a repetition of the catalog's."""
+    if column in ("instance_type", "usd_per_hour", "priced_on") or _PRICE.match(column):
+        return True
+    if column == "source":
+        return any(_is_source_read(row.cells) for row in table.rows)
+    return any(
+        row.cells[column]
+        != shipped.get(bare_type(row.cells["instance_type"].strip()), {}).get(column)
+        for row in table.rows
+    )
+
+
+def _is_source_read(cells: Mapping[str, str]) -> bool:
+    """Whether a row's source changes a price's day, or makes it an estimate."""
+    match = _EC2_DATE.search(cells["source"])
+    is_other_day = match is not None and match[1] != cells.get("priced_on", "").strip()
+    return is_other_day or _ELSEWHERE in cells["source"]
 
 
 def to_instance(
@@ -404,6 +486,7 @@ def to_instance(
         usd_per_hour=price.usd_per_hour,
         priced_on=price.priced_on,
         estimate=price.estimate,
+        price_region=price.region,
         barred=why_barred(name) if is_aws else "",
         # Blank counts as yes: a row that a user adds is meant to be used.
         in_training_enum=cell("in_training_enum", may_train, "yes or no") is not False,
@@ -423,6 +506,7 @@ class _Price:
     usd_per_hour: float | None = None
     priced_on: date | None = None
     estimate: str = ""
+    region: str | None = None
 
 
 def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None) -> _Price:
@@ -431,7 +515,10 @@ def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None
         if base is None:
             return _Price()
         return _Price(
-            usd_per_hour=base.usd_per_hour, priced_on=base.priced_on, estimate=base.estimate
+            usd_per_hour=base.usd_per_hour,
+            priced_on=base.priced_on,
+            estimate=base.estimate,
+            region=base.price_region,
         )
     usd = row.value(table.price_column, _positive, _USD)
     is_ec2s = PLATFORM_INFOS[platform].payer == "ec2"
@@ -446,6 +533,7 @@ def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None
         usd_per_hour=usd,
         priced_on=date.fromisoformat(match.group(1)) if match else priced_on,
         estimate="SageMaker's price of another component or region" if is_quoted else "",
+        region=table.region,
     )
 
 
@@ -460,7 +548,10 @@ def _estimated(row: Row, table: Table) -> _Price:
     if usd is None or ratio is None:
         return _Price()
     return _Price(
-        usd_per_hour=usd * ratio, priced_on=priced_on, estimate=f"EC2's ${usd:g} x {ratio:.2f}"
+        usd_per_hour=usd * ratio,
+        priced_on=priced_on,
+        estimate=f"EC2's ${usd:g} x {ratio:.2f}",
+        region=table.region,
     )
 
 
@@ -487,15 +578,21 @@ def _check_header(header: Sequence[str], source: str) -> None:
         )
 
 
-def _price_column(header: Sequence[str], platform: PlatformName) -> tuple[str | None, str | None]:
+def _price_column(
+    header: Sequence[str], platform: PlatformName, region: str | None
+) -> tuple[str | None, str | None]:
     # A user's own column goes before those that name payer and region, which may be copied along.
     if "usd_per_hour" in header:
         return "usd_per_hour", None
-    for column in header:
-        match = _PRICE.match(column)
-        if match and match.group("payer") == PLATFORM_INFOS[platform].payer:
-            return column, match.group("region").replace("_", "-")
-    return None, None
+    payer = PLATFORM_INFOS[platform].payer
+    matches = [match for column in header if (match := _PRICE.match(column))]
+    columns = {
+        match["region"].replace("_", "-"): match[0] for match in matches if match["payer"] == payer
+    }
+    if not columns:
+        return None, None
+    priced_region = region if region in columns else next(iter(columns))
+    return columns[priced_region], priced_region
 
 
 def _positive(text: str) -> float:
@@ -573,9 +670,7 @@ def _local(platform: PlatformName, cores: int | None) -> Catalog:
 
 
 def _aws(platform: PlatformName) -> Catalog:
-    name = "aws_training_instances.csv"
-    text = resources.files("stoker.catalog").joinpath(name).read_text(encoding="utf-8")
-    table = parse_table(text, platform=platform, source=name)
+    table = _shipped(platform)
     return Catalog(
         platform=platform,
         instances=[to_instance(row, table, platform=platform, base=None) for row in table.rows],
@@ -584,12 +679,37 @@ def _aws(platform: PlatformName) -> Catalog:
     )
 
 
-def _of_region(instance: Instance, region: str) -> Instance:
-    """Returns the type with its price of another region as an estimate of this one's."""
-    if instance.usd_per_hour is None:
+def _in_region(instance: Instance, region: str | None) -> Instance:
+    """Returns the type for hosts in a region: there a price of another region is an estimate."""
+    other = instance.price_region
+    if region is None or other in (None, region) or instance.usd_per_hour is None:
+        return instance
+    words = f"the price of {other}"
+    if instance.estimate.startswith(words):
         return instance
     how = f", {instance.estimate}" if instance.estimate else ""
-    return replace(instance, estimate=f"the price of {region}{how}")
+    return replace(instance, estimate=f"{words}{how}")
+
+
+def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> Instance:
+    """Returns a type of which only the name is known, and perhaps the measured vCPUs.
+
+    Today's hosts may have it; no plan proposes it.
+    """
+    full_name = platform_name(name.strip(), platform)
+    return Instance(
+        type=full_name,
+        family=full_name.rpartition(".")[0] or full_name,
+        vcpus=vcpus,
+        barred=f"nothing is known of {full_name}: no price, no size",
+        is_known=False,
+    )
+
+
+def _shipped(platform: PlatformName = "sagemaker") -> Table:
+    name = "aws_training_instances.csv"
+    text = resources.files("stoker.catalog").joinpath(name).read_text(encoding="utf-8")
+    return parse_table(text, platform=platform, source=name)
 
 
 def extended(catalog: Catalog, table: Table) -> Catalog:
@@ -603,16 +723,14 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
             base = local_instance(name)
         instances[name] = to_instance(row, table, platform=platform, base=base)
     has_prices = table.price_column is not None
-    if table.region and catalog.region not in (None, table.region):
-        listed = {platform_name(row.cells["instance_type"].strip(), platform) for row in table.rows}
-        others = [instance for name, instance in instances.items() if name not in listed]
-        instances |= {each.type: _of_region(each, catalog.region or "") for each in others}
     return Catalog(
         platform=platform,
-        instances=instances.values(),
+        # The prices of types that the table lacks may be another region's.
+        instances=[_in_region(instance, table.region) for instance in instances.values()],
         source=f"{table.source}, else {catalog.source}" if has_prices else catalog.source,
         region=table.region or catalog.region,
         purchase="as in the price file" if has_prices else catalog.purchase,
         max_total_vcpus=catalog.max_total_vcpus,
         make=local_instance if catalog.info.is_this_machine else None,
+        hosts_region=catalog.hosts_region,
     )

@@ -9,8 +9,9 @@ less the share of daemons. Two more columns tell where the pods run:
 | taints | of the nodes, which its pods tolerate: KEY=VALUE:EFFECT or KEY:EFFECT, space-separated |
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from math import floor
 from pathlib import Path
 
@@ -24,29 +25,47 @@ from stoker.catalog.catalog import (
     extended,
     load_catalog,
     parse_table,
+    short_table,
+    unknown_instance,
 )
 from stoker.records import KubernetesSettings, NodePool, Workload, bare_type, read_text
 from stoker.records.base import Document
 from stoker.records.platforms import ObjectPatch, Patch, amount, lacks_arm_image
+from stoker.settings import job_region
 
 _SOURCE = "kubernetes.pools_file"
+_PRICES = "constraints.prices_file"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 
-def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
+def catalog_of(
+    workload: Workload,
+    prices: Path | None = None,
+    *,
+    is_service_type: Callable[[str], bool] = lambda name: False,
+) -> Catalog:
     """Returns the instance types that plans for `workload` can be made of.
 
-    On Kubernetes these are the node pools only, where the workload names some. `prices`, a CSV
-    file, goes before the pools file and the catalog. Raises UsageError if a table is wrong.
+    On Kubernetes these are the node pools only, where the workload names some.
+
+    Args:
+        prices: A CSV file that goes before `constraints.prices_file`, the pools file and the
+            catalog.
+        is_service_type: Whether SageMaker trains on a type; asked where the catalog lacks it.
+
+    Raises:
+        UsageError: If a table is wrong.
     """
     settings = workload.kubernetes or KubernetesSettings()
+    region = job_region(workload)
     if not workload.platform_info.has_node_pools or not (settings.pools or settings.pools_file):
-        return load_catalog(workload.platform, prices=prices)
+        catalog = _priced(load_catalog(workload.platform), workload, prices=prices, region=region)
+        if not catalog.info.needs_training_enum:
+            return catalog
+        return catalog.for_hosts_in(region).with_names(partial(_of_service, is_service_type))
     table = _table(settings)
     catalog = _with(load_catalog("kubernetes"), table)
-    if prices:
-        given = parse_table(read_text(prices), platform="kubernetes", source=str(prices))
-        catalog = extended(catalog, given)
+    catalog = _priced(catalog, workload, prices=prices, region=region)
     known = {instance.type: instance for instance in catalog.instances}
     names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
     names += [_bare(name) for name in settings.pools]
@@ -54,19 +73,40 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     today = _bare(workload.cluster.dnn.instance_type) if workload.cluster else ""
     pools = {_bare(name): pool for name, pool in settings.pools.items()}
     listed = (_instance(name, known.get(name), pools.get(name)) for name in dict.fromkeys(names))
+    has_prices = bool(prices or workload.constraints.prices_file)
     # A column of plain prices does not say of which region they are.
     is_plain = table is not None and table.price_column is not None and table.region is None
     return Catalog(
         platform="kubernetes",
         instances=[_barred(instance, merged) for instance in listed if instance is not None],
         source=catalog.source,
-        region=None if is_plain and not prices else catalog.region,
+        region=None if is_plain and not has_prices else catalog.region,
         purchase=catalog.purchase,
         # Not proposed, but today's hosts need a price and a speed to be compared with.
         make=lambda name: known.get(name) if _bare(name) == today else None,
         added_by="kubernetes.pools_file",
         has_pools=True,
     )
+
+
+def _priced(
+    catalog: Catalog, workload: Workload, *, prices: Path | None, region: str | None
+) -> Catalog:
+    """Returns the catalog with the workload's prices, then with those of the file `prices`."""
+    texts = {_PRICES: workload.constraints.prices_file}
+    if prices:
+        texts[str(prices)] = read_text(prices)
+    for source, text in texts.items():
+        if text is not None:
+            table = parse_table(text, platform=catalog.platform, source=source, region=region)
+            catalog = extended(catalog, table)
+    return catalog
+
+
+def _of_service(is_service_type: Callable[[str], bool], name: str) -> Instance | None:
+    """Returns a type that the service has and the catalog lacks."""
+    instance = unknown_instance(name, platform="sagemaker")
+    return instance if is_service_type(instance.type) else None
 
 
 def with_pools(workload: Workload) -> Workload:
@@ -86,6 +126,20 @@ def with_pools(workload: Workload) -> Workload:
         pools[name] = _merged(_pool(row, catalog.get(name)), pools.get(name))
     return msgspec.structs.replace(
         workload, kubernetes=msgspec.structs.replace(settings, pools=pools)
+    )
+
+
+def with_short_prices(workload: Workload) -> Workload:
+    """Returns the workload whose prices file has no columns that only repeat the catalog's.
+
+    A pipeline passes the text on; a table of all types would be too long for Kubeflow.
+    """
+    text = workload.constraints.prices_file
+    if text is None:
+        return workload
+    return msgspec.structs.replace(
+        workload,
+        constraints=msgspec.structs.replace(workload.constraints, prices_file=short_table(text)),
     )
 
 

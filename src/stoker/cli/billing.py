@@ -1,9 +1,11 @@
 """Cost and prediction of a job, printed before it starts, and the question whether to start it."""
 
 from collections.abc import Sequence
+from datetime import date
 
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
+from stoker.decide.advise import warnings_of_prices
 from stoker.decide.choose import own_storage_words, step_time_words
 from stoker.decide.pricing import break_even_words
 from stoker.errors import DeclinedError, UsageError
@@ -11,6 +13,9 @@ from stoker.records import Decision, Group, Predicted, Workload, bare_type, grou
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.settings import named_instance_type
 from stoker.text import apart, duration, usd
+from stoker.words import estimates_in_words
+
+_PRICES_FIX = "give prices: constraints.prices_file, or --prices FILE"
 
 
 def confirm(
@@ -34,6 +39,8 @@ def confirm(
         _check_run(workload, catalog.usd_per_hour(groups))
         _check_prediction(workload, groups, catalog=catalog, decision=decision)
     for line in bill(workload, groups, catalog=catalog, decision=decision):
+        say(line, quiet=quiet)
+    for line in price_words(groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
     if not is_profile and (words := limit_words(workload, groups, decision=decision)):
         say(words, quiet=quiet)
@@ -64,29 +71,70 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
     """Asks before a pipeline's run, which decides on its cluster later; raises DeclinedError."""
-    if workload.cluster:
-        today = Group.of_today(workload.cluster.dnn)
-        catalog = catalog_of(workload)
-        lines = bill(workload, [today], catalog=catalog, decision=None)
-        say(f"profile on {lines[0]}", quiet=quiet)
-    most, of_run = workload.known_constraints.max_usd_per_hour, workload.constraints.max_usd
-    limit = "without a limit per hour: set constraints.max_usd_per_hour"
-    if most:
-        limit = f"at most {usd(most)} per hour{_at_most(workload, most)}"
-    if of_run:
-        limit += f"; the run is ended at {usd(of_run)} (max_usd)"
-    elif words := limit_words(workload, (), decision=None):
-        limit += f"; {words}"
+    catalog = catalog_of(workload)
+    today = [Group.of_today(workload.cluster.dnn)] if workload.cluster else []
+    price = catalog.usd_per_hour(today)
+    if today:
+        line = bill(workload, today, catalog=catalog, decision=None)[0]
+        say(f"profile on {line}", quiet=quiet)
+        for words in price_words(today, catalog=catalog, decision=None):
+            say(words, quiet=quiet)
+    limit = _limit_of_run(workload, price, is_estimate=bool(catalog.estimates(today)))
     say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
 
 
-def _at_most(workload: Workload, usd_per_hour: float) -> str:
+def _limit_of_run(workload: Workload, price: float | None, *, is_estimate: bool) -> str:
+    """Returns what a run may cost; `price`: of today's hosts, in dollars an hour."""
+    most, of_run = workload.known_constraints.max_usd_per_hour, workload.constraints.max_usd
+    limit = "without a limit per hour: set constraints.max_usd_per_hour"
+    if most and price is None:
+        limit = f"today's price is not known, so that {usd(most)} per hour is no limit"
+    elif most and price is not None and price > most * (1 + 1e-9):
+        limit = f"other clusters at most {usd(most)} per hour, and today's costs more"
+    elif most:
+        limit = f"at most {usd(most)} per hour{_at_most(workload, most)}"
+    if of_run and price is None:
+        # Compiling, starting and the training refuse it; a bare command may come here all the same.
+        return f"{limit}; max_usd cannot be kept without a price: the training would be refused"
+    if of_run:
+        counted = ", counted by an estimated price" if is_estimate else ""
+        return f"{limit}; the run is ended at {usd(of_run)} (max_usd{counted})"
+    words = limit_words(workload, (), decision=None)
+    return f"{limit}; {words}" if words else limit
+
+
+def price_words(
+    groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
+) -> list[str]:
+    """Returns what is to be known of the hosts' prices: estimates, another region, their age."""
+    used = [catalog.get(group.instance_type) for group in groups if _is_known(group, catalog)]
+    priced = [instance for instance in used if instance.usd_per_hour is not None]
+    if not priced:
+        return []
+    prices = catalog.prices(priced, today=date.today())
+    words = warnings_of_prices(prices, platform=catalog.info)
+    if prices.estimated:
+        words.append(f"~ is by an estimated price: {estimates_in_words(prices.estimated)}")
+    # The decision has said so.
+    told = decision.warnings if decision else ()
+    return [f"note: {each}" for each in words if each not in told]
+
+
+def _is_known(group: Group, catalog: Catalog) -> bool:
+    try:
+        catalog.get(group.instance_type)
+    except UsageError:
+        return False
+    return True
+
+
+def _at_most(workload: Workload, usd_per_hour: float, *, is_estimate: bool = False) -> str:
     seconds = workload.max_run_seconds
     # Only where the platform ends it after a time.
     if seconds is None:
         return ""
-    most = usd(usd_per_hour * seconds / 3600)
+    most = usd(usd_per_hour * seconds / 3600, is_estimate=is_estimate)
     return f", at most {most} for this run (max_run_seconds {duration(seconds)})"
 
 
@@ -98,9 +146,14 @@ def limit_words(workload: Workload, groups: Sequence[Group], *, decision: Decisi
         words = f"the run has no limit: set {key} or constraints.max_usd"
         return "" if workload.max_run_seconds else words
     promise = predicted_of(groups, decision)
+    is_estimate = promise.is_estimate if promise else False
     run_usd = promise.run_usd if promise else None
     why = "the number of steps is not known (key training)" if promise else "without a decision"
-    known = f"not predicted: {why}" if run_usd is None else f"{usd(run_usd)} predicted"
+    known = (
+        f"not predicted: {why}"
+        if run_usd is None
+        else f"{usd(run_usd, is_estimate=is_estimate)} predicted"
+    )
     return (
         f"the run, with its start: {known}; retries are counted as they come; it is ended at "
         f"{usd(limit)} (max_usd)"
@@ -119,7 +172,7 @@ def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
             fix=f"set {workload.platform}.max_run_seconds",
         )
     if usd_per_hour is None:
-        raise UsageError("a price is unknown", where=where, fix="give prices: --prices FILE")
+        raise UsageError("a price is unknown", where=where, fix=_PRICES_FIX)
     most = usd_per_hour * seconds / 3600
     # A decision's plan may cost exactly the limit.
     if most > limit * (1 + 1e-9):
@@ -141,7 +194,7 @@ def _check_prediction(
         return
     where = f"constraints.max_usd: {limit:g}"
     if catalog.usd_per_hour(groups) is None:
-        raise UsageError("a price is unknown", where=where, fix="give prices: --prices FILE")
+        raise UsageError("a price is unknown", where=where, fix=_PRICES_FIX)
     promise = predicted_of(groups, decision)
     run_usd = promise.run_usd if promise else None
     if run_usd is not None and run_usd > limit * (1 + 1e-9):
@@ -163,8 +216,10 @@ def bill(
 ) -> list[str]:
     """Returns the lines on the job's cost per hour and to start, its prediction, and break-even."""
     price = catalog.usd_per_hour(groups)
+    is_estimate = bool(catalog.estimates(groups))
+    per_hour = usd(price, is_estimate=is_estimate)
     costs = (
-        f"{usd(price)} per hour in total{_at_most(workload, price)}"
+        f"{per_hour} per hour in total{_at_most(workload, price, is_estimate=is_estimate)}"
         if price is not None
         else "price unknown"
     )
@@ -181,7 +236,7 @@ def bill(
         start = price * START_UP_SECONDS / 3600
         lines.append(
             f"start-up: all hosts for about {START_UP_SECONDS / 60:.0f} min before the first step, "
-            f"{usd(start)} (an estimate)"
+            f"{usd(start, is_estimate=is_estimate)} (an estimate)"
         )
     if promise and keep and plan and plan.action != "keep":
         lines.append(break_even_words(promise, keep))
@@ -191,7 +246,8 @@ def bill(
 def _promise(promise: Predicted) -> str:
     total = ""
     if promise.total_hours is not None and promise.total_usd is not None:
-        total = f"; the whole training {promise.total_hours:.2f} h, {usd(promise.total_usd)}"
+        dollars = usd(promise.total_usd, is_estimate=promise.is_estimate)
+        total = f"; the whole training {promise.total_hours:.2f} h, {dollars}"
     return (
         f"predicted: {step_time_words(promise, has_band=True)}, "
         f"{promise.speedup:.2f} times as fast{own_storage_words(promise)}{total}"

@@ -107,6 +107,7 @@ def decide_verb(
     )
     from stoker.cli.workloads import parse_groups, read_with_params
     from stoker.decide import decide, explain, refuse_unfed
+    from stoker.platforms.service_limits import is_training_type
     from stoker.records.workload import own_keys, refuse_foreign
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
@@ -135,9 +136,12 @@ def decide_verb(
     with told_by_flag(flags):
         today = as_type or record.host.instance_type
         judged = named or _workload_of(today, record, overrides=sets)
-    catalog = catalog_of(judged, prices)
+    # Its profile was paid: a type that is allowed by a wrong name is told, and is no error then.
+    is_step = bool(named and (params or outputs.executor))
+    is_service_type = (lambda name: True) if is_step else is_training_type
+    catalog = catalog_of(judged, prices, is_service_type=is_service_type)
     if take_as is None and profile is not None:
-        _refuse_unknown_host(
+        catalog = _with_hosts_of(
             record, catalog, workload=judged, typed=context.obj or ["decide", str(profile)]
         )
     calibration = None
@@ -171,7 +175,7 @@ def decide_verb(
         as_json=as_json,
         told=told_of_decision(decision),
     )
-    if named and (params or outputs.executor):
+    if named and is_step:
         # A pipeline's next step rents hosts. The record is written all the same.
         refuse_unfed(record, named)
     if report:
@@ -241,17 +245,19 @@ def _take_as(
     )
 
 
-def _refuse_unknown_host(
+def _with_hosts_of(
     profile: "Profile", catalog: "Catalog", *, workload: "Workload", typed: list[str]
-) -> None:
-    """Raises UsageError where the platform has no hosts like the profiled ones.
+) -> "Catalog":
+    """Returns the catalog with the profiled hosts' types.
 
-    A profile from a workstation is for a cloud only where it is scaled.
+    Raises UsageError where the platform has no such hosts: a profile from a workstation is for a
+    cloud only where it is scaled.
     """
     from stoker.catalog import local_instance
+    from stoker.decide import with_profiled
 
     try:
-        catalog.get(profile.host.instance_type)
+        return with_profiled(profile, catalog)
     except UsageError as err:
         is_of_workstation = local_instance(profile.host.instance_type) is not None
         if profile.step is None or profile.data or not is_of_workstation:

@@ -53,10 +53,12 @@ def start_verb(
     """
     from stoker.cli.billing import confirm_run
     from stoker.cli.workloads import with_params
+    from stoker.pipelines.base import check_run_decidable
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value is reported without credentials.
     told = with_params(of, params or (), target=target)
+    check_run_decidable(of, told, target=target, parameters=params or ())
     client = client_of(target, of, reach)
     where = reach.words(workload if target == "kubeflow" else None)
     confirm_run(told, assume_yes=yes, quiet=as_json)

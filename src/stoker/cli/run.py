@@ -213,6 +213,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.decide import decide, followed, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
+    from stoker.platforms.service_limits import is_training_type
     from stoker.profile import profile
     from stoker.records import Decision, Evaluation, Group, Profile, Training
     from stoker.records.outcome import outcome_of, training_exit_code
@@ -223,7 +224,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     workload, run_dir = chain.workload, chain.run_dir
     platform = platform_named(workload.platform, settings=workload)
     # Once for all steps: prediction and bill have the same prices.
-    catalog = catalog_of(workload, chain.prices)
+    catalog = catalog_of(workload, chain.prices, is_service_type=is_training_type)
 
     def ask(
         groups: "Sequence[Group]", decision: "Decision | None" = None, *, is_profile: bool = False

@@ -90,11 +90,13 @@ def _told(
         is_whole: Whether nothing is kept of the schedule that is there.
     """
     from stoker.cli.workloads import with_params
+    from stoker.pipelines.base import check_run_decidable
     from stoker.pipelines.schedule_times import checked_times
     from stoker.pipelines.schedules import AskedSchedule, schedule_name
 
     full_name = schedule_name(workload, name)
-    with_params(workload, params, target=target)
+    judged = with_params(workload, params, target=target)
+    check_run_decidable(workload, judged, target=target, parameters=params)
     if cron or time_zone:
         # Any expression, to check the zone alone.
         any_cron = "rate(1 day)" if target == "sagemaker" else "@daily"
@@ -155,13 +157,15 @@ def planned_schedule(
 ) -> PlannedSchedule:
     """Compares the workload's schedule with the one that is there; changes nothing."""
     from stoker.cli.workloads import with_params
+    from stoker.pipelines.base import check_run_decidable
     from stoker.pipelines.schedules import asked_of, check_own
 
     check_own(workload, target=client.target)
     asked = asked_of(workload, target=client.target)
     if asked is None:
         return PlannedSchedule(asked=None, warning=_left_behind(client, workload))
-    with_params(workload, asked.parameters, target=client.target)
+    judged = with_params(workload, asked.parameters, target=client.target)
+    check_run_decidable(workload, judged, target=client.target, parameters=asked.parameters)
     change = client.plan_schedule(workload, asked, compiled=compiled)
     return PlannedSchedule(asked=asked, change=change)
 

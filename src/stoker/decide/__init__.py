@@ -5,6 +5,7 @@ from stoker.decide.choose import followed, local_core_words
 from stoker.decide.decide import decide, refuse_unfed
 from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
+from stoker.decide.pricing import refuse_undecidable, with_profiled
 from stoker.decide.ranking import pareto_front
 
 __all__ = [
@@ -16,5 +17,7 @@ __all__ = [
     "followed",
     "local_core_words",
     "pareto_front",
+    "refuse_undecidable",
     "refuse_unfed",
+    "with_profiled",
 ]

@@ -10,6 +10,7 @@ from stoker.decide.ranking import error_band
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
 from stoker.text import ms, percentage, usd
+from stoker.words import estimates_in_words
 
 IN_STEP_FIX = (
     "change it between epochs, or set num_workers in the script if batches may be some steps older "
@@ -299,7 +300,7 @@ def warnings_of(
         ("vCPUs", profile.host.capacity, listed.vcpus if listed else None),
         ("accelerators", profile.host.accelerators, listed.accelerators if listed else None),
     ):
-        if listed and measured is not None and measured != known:
+        if listed and listed.is_known and measured is not None and measured != known:
             warnings.append(
                 f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"
@@ -324,7 +325,8 @@ def warnings_of(
     if rules.constraints.deadline_hours and rules.total_steps is None:
         warnings.append("the deadline is not checked: the number of steps is not known")
     if rules.today.usd_per_hour is None:
-        warnings.append(f"{rules.today.type} has no price: give one with {rules.catalog.added_by}")
+        what = "has no price" if rules.today.is_known else "is not in the catalog"
+        warnings.append(f"{rules.today.type} {what}: give its price with {rules.catalog.added_by}")
     warnings += _unpriced_pools(rules)
     return tuple(warnings)
 
@@ -348,24 +350,28 @@ def _unpriced_pools(rules: Rules) -> list[str]:
 
 
 def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
+    """Returns that prices are old, of no date, or of another region than the hosts."""
+    refresh = "stoker catalog" if platform.is_this_machine else "python tools/refresh_prices.py"
+    warnings = []
+    if prices.hosts_region:
+        warnings.append(
+            f"the hosts are in {prices.hosts_region}, the prices are of {prices.region}: "
+            f"{refresh} --region {prices.hosts_region} > prices.csv, and constraints.prices_file"
+        )
     if prices.stale:
-        return [
-            f"the prices of {prices.date} are older than 90 days: "
-            + ("stoker catalog" if platform.is_this_machine else "python tools/refresh_prices.py")
-        ]
-    if prices.date is None and prices.is_billed:
-        return ["the date of the prices is not known"]
-    return []
+        warnings.append(f"the prices of {prices.date} are older than 90 days: {refresh}")
+    elif prices.date is None and prices.is_billed:
+        warnings.append("the date of the prices is not known")
+    return warnings
 
 
 def warnings_of_types(rules: Rules, used: Iterable[Instance]) -> Iterator[str]:
     """Yields what is to be known of the chosen plan's types, and of today's: prices, bursts."""
     types = {instance.type: instance for instance in used}
-    guessed = {name: i.estimate for name, i in sorted(types.items()) if i.estimate}
+    guessed = {name: instance.estimate for name, instance in types.items() if instance.estimate}
     if guessed and rules.ranking.is_billed:
-        parts = "; ".join(f"{name}, {how}" for name, how in guessed.items())
         yield (
-            f"no listed price, so its dollars are an estimate: {parts} "
+            f"dollars are by an estimated price: {estimates_in_words(guessed)} "
             f"({rules.catalog.added_by} replaces it)"
         )
     today = rules.today

@@ -57,6 +57,7 @@ from stoker.decide.pricing import (
     refuse_endless_search,
     refuse_foreign_prices,
     why_unusable,
+    with_profiled,
 )
 from stoker.decide.trial import trial_of
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
@@ -250,6 +251,7 @@ def decide(
     """
     refuse_foreign_prices(constraints, catalog)
     refuse_endless_search(constraints)
+    catalog = catalog if take_as else with_profiled(profile, catalog)
     if profile.step is None:
         if take_as is not None:
             what = "no step was timed: there is nothing to scale to another type"

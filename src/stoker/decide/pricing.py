@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from stoker.catalog import Catalog, Instance
+from stoker.catalog import Catalog, Instance, local_instance, unknown_instance
 from stoker.decide.candidates import Candidate
 from stoker.decide.epochs import Bounds, of_whole_epochs, planned_epochs
 from stoker.decide.model import ClusterShape, Estimate, Work
 from stoker.decide.ranking import Ranking
 from stoker.errors import UsageError
-from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile
+from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile, Workload
 from stoker.records.decision import NOMINAL, START_UP_SECONDS, UNPRICED
 from stoker.text import apart
 
@@ -327,6 +327,57 @@ def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
             f"{', '.join(regions) or 'no region'} is allowed",
             where="key constraints.regions",
             fix="--prices FILE with prices of an allowed region, or allow this one",
+        )
+
+
+def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:
+    """Returns the catalog with the measured hosts' types, where it has facts about others only.
+
+    A job ran on them, so that the types exist, and its profile was paid. Of hosts that nothing was
+    measured on, and of a workstation's, the catalog has to know the type: else UsageError is
+    raised.
+    """
+    measured = {data.instance_type: data.workers_per_host or 1 for data in profile.data}
+    measured[profile.host.instance_type] = profile.host.vcpus or 0
+    for name, vcpus in measured.items():
+        try:
+            catalog.get(name)
+        except UsageError:
+            if not vcpus or catalog.info.is_this_machine or local_instance(name):
+                raise
+            found = unknown_instance(name, platform=catalog.platform, vcpus=vcpus)
+            catalog = catalog.with_type(found)
+    return catalog
+
+
+def refuse_undecidable(workload: Workload, catalog: Catalog) -> None:
+    """Raises UsageError for what `decide` would refuse after a profile, or a training after it.
+
+    These are types that nobody knows, today's or allowed ones, prices of a region that is not
+    allowed, an endless search, and a limit in dollars where today's price is not known.
+    """
+    constraints = workload.known_constraints
+    refuse_foreign_prices(constraints, catalog)
+    refuse_endless_search(constraints)
+    allowed_types(constraints, catalog)
+    if workload.cluster is None:
+        return
+    name = workload.cluster.dnn.instance_type
+    try:
+        today = catalog.get(name)
+    except UsageError as err:
+        # Of EC2's types there is no list here: nodes of another type may exist.
+        if not catalog.info.needs_training_enum:
+            return
+        where = f"workload {workload.name}, key cluster.dnn.instance_type"
+        raise UsageError(err.what, where=where, fix=err.fix) from None
+    limits = {"max_usd": constraints.max_usd, "max_usd_per_run": constraints.max_usd_per_run}
+    limited = next((f"{key}: {usd:g}" for key, usd in limits.items() if usd is not None), None)
+    if limited and today.usd_per_hour is None:
+        raise UsageError(
+            f"the price of {today.type} is not known, so that this limit cannot be kept",
+            where=f"workload {workload.name}, key constraints.{limited}",
+            fix=f"give its price: {catalog.added_by}; or leave the limit out",
         )
 
 

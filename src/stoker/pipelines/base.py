@@ -15,6 +15,8 @@ from types import ModuleType
 
 import msgspec
 
+from stoker.catalog import Catalog, catalog_of
+from stoker.decide import refuse_undecidable
 from stoker.errors import (
     MissingExtraError,
     PlatformError,
@@ -25,7 +27,15 @@ from stoker.errors import (
 from stoker.parameters import Kind, Parameter
 from stoker.pipelines.schedules import AskedSchedule, Schedule, ScheduleChange, planned
 from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
-from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
+from stoker.platforms.service_limits import is_training_type
+from stoker.records import (
+    Json,
+    PlatformName,
+    SageMakerSettings,
+    Workload,
+    to_document,
+    to_json,
+)
 from stoker.records.hyperparameters import order_of, values_of
 
 CODE = "code.tar.gz"
@@ -224,6 +234,44 @@ def check_complete(workload: Workload, *, image: str, instance_type: str) -> Non
         if found is None:
             what = f"the pipeline needs the workload's {key}"
             raise UsageError(what, where=f"{where} {key}", fix=f"add {example}")
+
+
+def platform_of(target: str) -> PlatformName:
+    """Returns the platform of the jobs that a target's pipelines start."""
+    return "kubernetes" if target == "kubeflow" else "sagemaker"
+
+
+def check_decidable(workload: Workload, *, platform: PlatformName) -> Catalog:
+    """Refuses what *decide* and *train* would refuse in a run, after its profile was paid.
+
+    Returns:
+        The types that plans can be made of.
+    """
+    # Whatever platform the file names: the pipeline's steps run on this one.
+    placed = msgspec.structs.replace(workload, platform=platform)
+    catalog = catalog_of(placed, is_service_type=is_training_type)
+    refuse_undecidable(placed, catalog)
+    return catalog
+
+
+def check_run_decidable(
+    workload: Workload, run: Workload, *, target: str, parameters: Sequence[str]
+) -> None:
+    """Refuses parameters of a run, `NAME=VALUE`, that *decide* and *train* would refuse in it.
+
+    Args:
+        workload: As it was uploaded.
+        run: The workload with the parameters.
+        target: sagemaker or kubeflow.
+        parameters: For the error.
+    """
+    platform = platform_of(target)
+    check_decidable(workload, platform=platform)
+    try:
+        check_decidable(run, platform=platform)
+    except UsageError as err:
+        where = " ".join(f"--param {text}" for text in parameters)
+        raise UsageError(err.what, where=where, fix=err.fix) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

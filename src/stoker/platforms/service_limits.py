@@ -97,6 +97,15 @@ def service_model(service: str) -> "ServiceModel":
     return ServiceModel(Loader().load_service_model(service, "service-2"))
 
 
+def is_training_type(name: str) -> bool:
+    """Whether SageMaker trains on a type, by botocore's model; without botocore: no."""
+    try:
+        shape = service_model("sagemaker").shape_for("TrainingInstanceType")
+    except MissingExtraError:
+        return False
+    return name in getattr(shape, "enum", ())
+
+
 def input_shape(service: str, operation: str) -> ModelShape:
     return cast("ModelShape", service_model(service).operation_model(operation).input_shape)
 

@@ -225,6 +225,7 @@ class Prices(Record, frozen=True, kw_only=True):
             have no price, so that plans are not compared in money.
         source: The price list.
         stale: Whether the prices are older than 90 days.
+        hosts_region: AWS region of the hosts, if the prices are of another one.
         estimated: How a price was estimated, by type, where the payer's own is not known. None: no
             price was.
     """
@@ -234,6 +235,7 @@ class Prices(Record, frozen=True, kw_only=True):
     purchase: str = "on-demand"
     source: str
     stale: bool = False
+    hosts_region: str | None = None
     estimated: dict[str, str] | None = None
 
     @property

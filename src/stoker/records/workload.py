@@ -33,6 +33,7 @@ from stoker.records.secrets import SecretArn, SecretSource, source_of
 from stoker.records.step_cost import SAME_COST
 
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
+_REGISTRY = re.compile(r"[0-9]{12}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
 # How a record is made again.
 _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 # Of a pipeline's run id, in the names of the run's jobs.
@@ -119,6 +120,9 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_data_hosts: Maximum number of data hosts; 0: no data group.
         allowed_instance_types: Types that hosts may have, besides today's. None: the whole catalog.
         regions: AWS regions whose prices may be used. None: any.
+        prices_file: CSV file of prices, in the catalog's columns, or its text, which pipelines
+            get; `{region}` in its path stands for the job's AWS region, and a region without such
+            a file has the catalog's prices. `--prices` goes before it.
         follow: Which recommendations are followed unattended. sure: plans whose gain exceeds its
             error band; probable: also a plan that probably gains. None: probable on this machine,
             where a try is free, else sure.
@@ -134,6 +138,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     max_data_hosts: NonNegativeInt = 8
     allowed_instance_types: tuple[Name, ...] | None = None
     regions: tuple[Name, ...] | None = None
+    prices_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     follow: Followed | None = None
     storage: Storage | None = None
 
@@ -569,14 +574,26 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
     @property
     def known_constraints(self) -> Constraints:
-        """Constraints with the storage filled in, and max_usd_per_run as dollars per hour."""
-        known = msgspec.structs.replace(self.constraints, storage=self._storage())
+        """Constraints as decisions have them: no prices, which are in the catalog then.
+
+        The storage is filled in, and max_usd_per_run is also a limit of dollars per hour.
+        """
+        known = msgspec.structs.replace(self.constraints, storage=self._storage(), prices_file=None)
         if known.max_usd_per_run is None or self.max_run_seconds is None:
             return known
         most = known.max_usd_per_run / (self.max_run_seconds / 3600)
         return msgspec.structs.replace(
             known, max_usd_per_hour=min(most, known.max_usd_per_hour or most)
         )
+
+    @property
+    def named_region(self) -> str | None:
+        """AWS region of SageMaker's jobs, by the settings or the image; None: not said."""
+        if self.sagemaker and self.sagemaker.region:
+            return self.sagemaker.region
+        # A training job's image is in the job's region.
+        registry = _REGISTRY.match(self.image or "")
+        return registry["region"] if registry else None
 
     def _storage(self) -> Storage:
         if self.constraints.storage is not None:

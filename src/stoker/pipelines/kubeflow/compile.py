@@ -10,10 +10,17 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from stoker.catalog import with_pools
+from stoker.catalog import with_pools, with_short_prices
 from stoker.errors import UsageError
 from stoker.parameters import Parameter, parameters_of
-from stoker.pipelines.base import CARRIED, Compiled, check_complete, fixed, project_pipeline
+from stoker.pipelines.base import (
+    CARRIED,
+    Compiled,
+    check_complete,
+    check_decidable,
+    fixed,
+    project_pipeline,
+)
 from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.objects import claim_of, lay_out
@@ -112,6 +119,8 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     """Returns what the pipeline is built from; raises UsageError if anything is missing."""
     check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
     check_own(workload, target="kubeflow")
+    check_decidable(workload, platform="kubernetes")
+    workload = with_short_prices(workload)
     settings = workload.kubernetes or KubernetesSettings()
     # The connections of the user who compiles are not for pods.
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)

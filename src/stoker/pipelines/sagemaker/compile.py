@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.catalog import with_short_prices
 from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.pipelines.base import (
     CODE,
     Compiled,
     Inputs,
     check_complete,
+    check_decidable,
     pack_inputs,
     project_pipeline,
     sagemaker_of,
@@ -112,6 +114,8 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     check_own(workload, target="sagemaker")
     image = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"
     check_complete(workload, image=image, instance_type="ml.g5.xlarge")
+    check_decidable(workload, platform="sagemaker")
+    workload = with_short_prices(workload)
     # Whatever platform the file names: the pipeline's steps submit to this one.
     inputs = pack_inputs(for_steps(workload), folder=folder)
     placed = inputs.workload
