@@ -8,15 +8,16 @@ import json
 import keyword
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import yaml
 
 from stoker.errors import UsageError
 from stoker.records import Json, ModelSettings, Workload, nearest
-from stoker.records.hyperparameters import values_of
+from stoker.records.hyperparameters import OptionType, ScriptOption, argument, values_of
 
 Kind = Literal["string", "integer", "number", "boolean"]
 
@@ -26,6 +27,14 @@ HYPERPARAMETER_INPUT = "hyperparameter_"
 # Inputs that name one of a run's trainings: its branch, and the items of the loops around it.
 BRANCH_INPUT = "branch"
 BRANCH_ITEM_INPUT = "branch_item_"
+
+_KINDS: Mapping[OptionType, Kind] = {
+    "int": "integer",
+    "float": "number",
+    "flag": "boolean",
+    "switch": "boolean",
+    "bool": "boolean",
+}
 
 # Most that a run can change, and their length: a step of a pipeline on SageMaker takes 100
 # arguments of 256 characters.
@@ -49,6 +58,8 @@ class Parameter:
         text: What it does, in a sentence, with the meaning of an empty value.
         overrides: Returns `key.path=value` of a value; () where other code reads it.
         hyperparameter: Name of the hyperparameter that it sets; empty: it sets another key.
+        optional: Of a hyperparameter without a value: kind of the value that a run may give it.
+            Empty leaves it out of the command.
     """
 
     name: str
@@ -58,6 +69,7 @@ class Parameter:
     overrides: Callable[[str], tuple[str, ...]]
     choices: tuple[str, ...] = ()
     hyperparameter: str = ""
+    optional: Kind | None = None
 
     @property
     def camel_name(self) -> str:
@@ -66,22 +78,33 @@ class Parameter:
     def check(self, value: str | int | float) -> str:
         """Returns the value as components get it; raises UsageError for a wrong one."""
         text = str(value)
-        if self.kind != "string" or not self.hyperparameter:
+        kind = self.optional or self.kind
+        if kind != "string" or not self.hyperparameter:
             # Consoles of pipelines pass blanks on; in a hyperparameter they may be meant.
             text = text.strip()
+        if self.optional and not text:
+            return ""
         if "true" in self.choices:
             text = truth_value(text)
-        if self.choices and text not in self.choices:
+        if self.choices and not _is_one_of(text, self.choices):
             raise UsageError(
                 f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
             )
         explained = f"{self.name}: {self.text}"
-        if self.kind == "integer":
+        if kind == "integer":
             found = whole_number(text)
-            if found is None or (text.startswith("-") and not self.hyperparameter):
+            if found is None and self.hyperparameter and is_number(text):
+                explained = (
+                    f"the workload has a whole number: write 0.0 there, for 0, or options: "
+                    f"{{{self.hyperparameter}: {{type: float}}}}, and upload it"
+                )
+            if found is not None and text.startswith("-") and not self.hyperparameter:
+                what = f"{self.name}={text}: a negative number is not possible"
+                raise UsageError(what, fix=explained)
+            if found is None:
                 raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
             text = found
-        if self.kind == "number" and not is_number(text):
+        if kind == "number" and not is_number(text):
             raise UsageError(f"{self.name}={text}: expected a number", fix=explained)
         if self.hyperparameter and not _is_one_line(text):
             raise UsageError(
@@ -103,7 +126,8 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
     pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
-    return (*data, *_PARAMETERS, *pools, *_hyperparameters(workload))
+    fixed = [_epochs_of(workload) if p.name == "epochs" else p for p in _PARAMETERS]
+    return (*data, *fixed, *pools, *_hyperparameters(workload))
 
 
 def main_channel(workload: Workload) -> str | None:
@@ -211,7 +235,7 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
     values = {
         name: value
         for name, value in values_of(workload.hyperparameters).items()
-        if _is_changeable(name) and isinstance(value, str | int | float) and _fits(value)
+        if _is_changeable(name) and _can_change(value, workload.options.get(name))
     }
     found = {}
     # Of lr and LR, lr gets the name.
@@ -229,7 +253,10 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
         ):
             name = f"hyperparameter_{name}"
         names.add(camel(name))
-        found[hyperparameter] = _hyperparameter(name, hyperparameter, values[hyperparameter])
+        option = workload.options.get(hyperparameter)
+        found[hyperparameter] = _hyperparameter(
+            name, hyperparameter, values[hyperparameter], option=option
+        )
     return [found[name] for name in values if name in found]
 
 
@@ -254,17 +281,71 @@ def _snake(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
-def _hyperparameter(name: str, hyperparameter: str, value: str | bool | int | float) -> Parameter:
+def _can_change(value: Json, option: ScriptOption | None) -> bool:
+    """Whether a run can change a hyperparameter with this value."""
+    if option is not None and (value is None or option.type == "words"):
+        return _fits(_words_in(value))
+    return isinstance(value, str | int | float) and _fits(value)
+
+
+def _words_in(value: Json) -> str:
+    """Returns the value of an option of several words as a text."""
+    if isinstance(value, list | tuple):
+        return shlex.join(argument(each) for each in value)
+    return argument(value)
+
+
+def _hyperparameter(
+    name: str, hyperparameter: str, value: Json, *, option: ScriptOption | None
+) -> Parameter:
+    """Returns the parameter of a hyperparameter.
+
+    Args:
+        name: Name of the parameter.
+        hyperparameter: As the script spells it.
+        value: The workload's, of which `_can_change` is true.
+        option: What the script says about it.
+    """
     kinds: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    kind = kinds[type(value)]
+    is_words = option is not None and option.type == "words"
+    default: str | int | float = ""
+    if isinstance(value, str | int | float) and not is_words:
+        default = value
+    elif is_words:
+        default = _words_in(value)
+    kind = kinds[type(default)]
+    if option and option.type == "float" and kind == "integer":
+        default, kind = float(default), "number"
+    meant = _KINDS.get(option.type, "string") if option and value is None else None
+    choices: tuple[str, ...] = ("true", "false") if "boolean" in (kind, meant) else ()
+    if option and option.choices is not None:
+        choices = tuple(argument(choice) for choice in option.choices)
+    helped = " ".join(option.help.split()) if option else ""
+    text = helped or f"Hyperparameter {hyperparameter}, passed to the command."
     return Parameter(
         name=name,
         kind=kind,
-        text=f"Hyperparameter {hyperparameter}, passed to the command.",
-        default=lambda workload: value,
-        overrides=lambda text: (f"hyperparameters.{hyperparameter}={_in_yaml(kind, text)}",),
-        choices=("true", "false") if kind == "boolean" else (),
+        text=f"{text.rstrip('.;')}; empty: not passed." if meant else text,
+        default=lambda workload: default,
+        overrides=lambda told: _override_of(hyperparameter, meant or kind, told, meant is not None),
+        choices=choices,
         hyperparameter=hyperparameter,
+        optional=meant,
+    )
+
+
+def _override_of(name: str, kind: Kind, text: str, may_be_left_out: bool) -> tuple[str, ...]:
+    if may_be_left_out and not text:
+        return ()
+    return (f"hyperparameters.{name}={_in_yaml(kind, text)}",)
+
+
+def _is_one_of(text: str, choices: Sequence[str]) -> bool:
+    """Whether a text is a choice, also spelt as another number: 0.10 for 0.1."""
+    if text in choices:
+        return True
+    return is_number(text) and any(
+        is_number(choice) and float(choice) == float(text) for choice in choices
     )
 
 
@@ -317,6 +398,26 @@ def _epochs(value: str) -> tuple[str, ...]:
         return ()
     # Steps take precedence over epochs (`TrainingSize.total_steps`).
     return (f"training.epochs={value}", "training.steps=null", f"hyperparameters.epochs={value}")
+
+
+def _epochs_of(workload: Workload) -> Parameter:
+    """Returns the parameter with the workload's epochs, which as they are change nothing."""
+    own = str(_own_epochs(workload))
+    (epochs,) = (each for each in _PARAMETERS if each.name == "epochs")
+    return replace(
+        epochs,
+        default=_own_epochs,
+        overrides=lambda value: () if value == own else _epochs(value),
+    )
+
+
+def _own_epochs(workload: Workload) -> int:
+    """Returns the epochs that the workload names; 0: it names none."""
+    told = workload.hyperparameters.get("epochs")
+    is_whole = isinstance(told, int) and not isinstance(told, bool) and 0 < told < 10**18
+    if is_whole:
+        return int(str(told))
+    return 0 if "epochs" in workload.hyperparameters else workload.training.epochs or 0
 
 
 def _gate(value: str) -> tuple[str, ...]:
@@ -416,7 +517,8 @@ _PARAMETERS = (
     Parameter(
         name="epochs",
         kind="integer",
-        text="Epochs of the training, passed to the command as --epochs; 0: as the command says.",
+        text="Epochs of the training, passed to the command as --epochs; 0 or the workload's: as "
+        "the workload says.",
         default=lambda workload: 0,
         overrides=_epochs,
     ),

@@ -37,7 +37,12 @@ from stoker.records import (
 )
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
-from stoker.records.hyperparameters import check_hyperparameters, values_of
+from stoker.records.hyperparameters import (
+    check_hyperparameters,
+    check_options,
+    forms_of,
+    values_of,
+)
 from stoker.records.secrets import check_variables
 from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
@@ -240,6 +245,9 @@ class RunEnvironment:
         budget: Prices by group, limit and prediction of the run, as JSON.
         hyperparameter_order: Order of the hyperparameters: the place of each among their sorted
             names, as JSON, such as [1, 0]. Default: sorted.
+        hyperparameter_forms: How each hyperparameter is written into the command: a letter for each
+            of the sorted names, v: --name value; o: the same, unless it is empty; f: a flag; s:
+            --name or --no-name; w: several words. Default: all v.
         literal_hyperparameters: Hyperparameters that are texts in quotes without JSON's escapes, as
             places among the sorted names, as JSON. A pipeline on SageMaker, which fills in their
             values, sets it.
@@ -292,6 +300,7 @@ class RunEnvironment:
     )
     budget: Annotated[Budget | None, Variable("STOKER_BUDGET")] = None
     hyperparameter_order: Annotated[tuple[int, ...], Variable("STOKER_HYPERPARAMETER_ORDER")] = ()
+    hyperparameter_forms: Annotated[str, Variable("STOKER_HYPERPARAMETER_FORMS")] = ""
     literal_hyperparameters: Annotated[
         tuple[int, ...], Variable("STOKER_LITERAL_HYPERPARAMETERS")
     ] = ()
@@ -309,6 +318,7 @@ class RunEnvironment:
             strategy=workload.strategy_settings,
             engine=workload.engine_settings,
             workload_sha256=workload.digest(),
+            hyperparameter_forms=forms_of(values_of(workload.hyperparameters), workload.options),
             profile=profile,
             replace_dataloader=replaced,
             # A profile has its own limits of time.
@@ -618,6 +628,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
             what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
             raise UsageError(what, where=where)
     check_hyperparameters(values_of(workload.hyperparameters), place)
+    check_options(workload.options, values_of(workload.hyperparameters), place)
     check_variables(workload.environment, workload.secrets, place)
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)

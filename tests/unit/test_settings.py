@@ -257,6 +257,7 @@ FULL = ProcessSettings(
     watchdog=WatchdogSettings(then="stop"),
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
     hyperparameter_order=(1, 0),
+    hyperparameter_forms="vo",
     literal_hyperparameters=(1,),
     more_hyperparameters=Path("/opt/ml/more.json"),
     secret_names=("HF_TOKEN",),

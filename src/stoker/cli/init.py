@@ -193,6 +193,8 @@ _Made = tuple[dict[Path, Path | str], list[str]]
 
 def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made:
     from stoker.cli.script_command import command_of
+    from stoker.cli.script_options import options_of, sources_of
+    from stoker.cli.script_options_text import options_text
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
 
@@ -215,6 +217,8 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
         hosts=command.hosts,
         processes=processes,
     )
+    found = options_of(sources_of(command.words, folder), given=command.words[2:])
+    text += options_text(found)
     files: dict[Path, Path | str] = {file: text, Path("workload.schema.json"): _schema()}
     if platform == "local":
         return files, [

@@ -65,6 +65,7 @@ def environment(
     base_dir: Path,
     *,
     values: Mapping[str, Json],
+    forms: str = "",
     num_cpus: int,
     num_accelerators: int,
     environ: Mapping[str, str],
@@ -111,7 +112,7 @@ def environment(
     training_env["additional_framework_parameters"] = training_env.pop("framework_params")
     facts |= {
         "channels": list(channels),
-        "user_args": list(arguments(values)),
+        "user_args": list(arguments(values, forms)),
         "training_env": training_env,
         **{f"channel_{channel}": folder for channel, folder in folders.items()},
         **{f"hp_{name}": value for name, value in values.items()},

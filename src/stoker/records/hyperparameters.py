@@ -6,21 +6,45 @@ read JSON, gives a script the text "1.10" back as a text, and not as a number.
 """
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Annotated, cast
+from types import MappingProxyType
+from typing import Annotated, Literal, cast
 
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.records.base import Json, Place, Scalar
+from stoker.records.base import Json, Place, Record, Scalar, nearest
 
 _Nested = Annotated[object, msgspec.Meta(extra_json_schema={"title": "JSON"})]
 # As many characters as SageMaker allows.
-_HyperparameterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Hyperparameters = dict[_HyperparameterName, Scalar | list[_Nested] | dict[str, _Nested]]
+HyperparameterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Hyperparameters = dict[HyperparameterName, Scalar | list[_Nested] | dict[str, _Nested]]
 
 # What neither an argument of a command nor a variable can hold.
 _NUL = "\0"
+OptionType = Literal["str", "int", "float", "bool", "flag", "switch", "words"]
+# How each is written into a command, in the variable that tells the launcher: one letter for each
+# hyperparameter, as SageMaker allows 512 characters. `v` is what has no option.
+_FORMS: Mapping[OptionType, str] = MappingProxyType(
+    {"str": "o", "int": "o", "float": "o", "bool": "o", "flag": "f", "switch": "s", "words": "w"}
+)
+
+
+class ScriptOption(Record, frozen=True, kw_only=True):
+    """What the script says about one of its options, a hyperparameter; null leaves it out.
+
+    Attributes:
+        type: Its value. float: 0 is 0.0, so that a run may set 0.01; flag: true is --name, false
+            is nothing; switch: --name or --no-name; words: blanks part words, each of which is an
+            argument, as in --name 30 60 90; all others: --name value.
+        help: What it does, for consoles of pipelines.
+        choices: Values that the script takes. None: any.
+    """
+
+    type: OptionType = "str"
+    help: str = ""
+    choices: tuple[Scalar, ...] | None = None
 
 
 def encoded(values: Mapping[str, Json]) -> dict[str, str]:
@@ -56,15 +80,54 @@ def literal(text: Json) -> Json:
     return text[1:-1] if isinstance(text, str) else text
 
 
-def arguments(values: Mapping[str, Json]) -> list[str]:
+def arguments(values: Mapping[str, Json], forms: str = "") -> list[str]:
     """Returns hyperparameters as the toolkit's `mapping.to_cmd_args` writes them, in their order.
 
     A name of one letter is a short option: `-k 3`.
+
+    Args:
+        values: Decoded hyperparameters.
+        forms: As `forms_of` gives them; another length than the names': none is known.
     """
-    words = []
+    known = dict(zip(sorted(values), forms, strict=True)) if len(forms) == len(values) else {}
+    words: list[str] = []
     for name, value in values.items():
-        words += [f"--{name}" if len(name) > 1 else f"-{name}", argument(value)]
+        words += _words_of(name, value, known.get(name, "v"))
     return words
+
+
+def forms_of(values: Mapping[str, Json], options: Mapping[str, ScriptOption]) -> str:
+    """Returns a letter for each of the sorted names: how it is written; empty: as usual, all."""
+    if not options:
+        return ""
+    return "".join(
+        _FORMS[options[name].type] if name in options else "v" for name in sorted(values)
+    )
+
+
+def _words_of(name: str, value: Json, form: str) -> list[str]:
+    option = f"--{name}" if len(name) > 1 else f"-{name}"
+    if form == "v":
+        return [option, argument(value)]
+    if value is None or value == "":
+        return []
+    if form in ("f", "s"):
+        # Services may spell a truth value as Python does.
+        is_on = value is True or str(value).lower() in ("true", "1")
+        negative = [f"--no-{name}"] if form == "s" else []
+        return [option] if is_on else negative
+    if form == "w":
+        parts = value if isinstance(value, list | tuple) else _split(argument(value))
+        return [option, *(argument(part) for part in parts)] if parts else []
+    return [option, argument(value)]
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        # An open quote.
+        return text.split()
 
 
 def argument(value: Json) -> str:
@@ -116,6 +179,34 @@ def check_hyperparameters(values: Mapping[str, object], place: Place) -> None:
             what = f"the name {name!r} cannot be a variable: SM_HP_{name.upper()}"
             raise UsageError(what, where=place.at(path), fix="use letters, digits, - and _")
         _check_value(value, path, place)
+
+
+def check_options(
+    options: Mapping[str, ScriptOption], values: Mapping[str, Json], place: Place
+) -> None:
+    """Raises UsageError for an option without a hyperparameter, or whose value it cannot have."""
+    for name, option in options.items():
+        where = place.at(f"options.{name}")
+        if name not in values:
+            what = f"there is no hyperparameter {name}"
+            fix = f"{nearest(name, sorted(values))}; null leaves it out of the command"
+            raise UsageError(what, where=where, fix=fix)
+        value = values[name]
+        if value is None:
+            continue
+        at = place.at(f"hyperparameters.{name}")
+        if option.type in ("flag", "switch") and not isinstance(value, bool):
+            what = f"{name} is a {option.type}, and {shown(value)} is neither true nor false"
+            raise UsageError(what, where=at, fix="write true or false")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if option.type in ("int", "float") and not is_number:
+            what = f"{name} is a number ({option.type}), and {shown(value)} is none"
+            raise UsageError(what, where=at, fix="write a number")
+        if option.choices is not None and option.type != "words" and value not in option.choices:
+            known = ", ".join(shown(choice) for choice in option.choices)
+            raise UsageError(
+                f"{name}: {shown(value)} is not possible", where=at, fix=f"use {known}"
+            )
 
 
 def _check_value(value: object, path: str, place: Place) -> None:

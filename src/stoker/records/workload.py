@@ -21,7 +21,7 @@ from stoker.records.base import (
     sha256_of,
 )
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
-from stoker.records.hyperparameters import Hyperparameters
+from stoker.records.hyperparameters import HyperparameterName, Hyperparameters, ScriptOption
 from stoker.records.platforms import (
     PLATFORM_INFOS,
     PlatformInfo,
@@ -507,6 +507,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         secrets: Variables whose value is kept elsewhere, each with an ARN (Secrets Manager, SSM) or
             its place. The hosts that need them read them as they start; on this machine they are
             the caller's variables.
+        options: What the script says about them, as `stoker init --script` reads it: type, help,
+            choices.
         constraints: Limits that plans must respect, and what ranks them.
         training: Length of the training; needed for a plan's total time and cost.
         gate: Bounds on reported metrics; all must hold.
@@ -531,6 +533,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     cluster: Cluster | None = None
     channels: dict[Name, Channel] = msgspec.field(default_factory=dict)
     hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
+    options: dict[HyperparameterName, ScriptOption] = msgspec.field(default_factory=dict)
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
     secrets: dict[Name, SecretArn | SecretSource] = msgspec.field(default_factory=dict)
     constraints: Constraints = Constraints()

@@ -61,6 +61,7 @@ class Trainer:
             topology,
             settings.base_dir,
             values=values,
+            forms=settings.hyperparameter_forms,
             num_cpus=machine.usable_vcpus(),
             num_accelerators=num_accelerators,
             environ=environ,
@@ -97,7 +98,7 @@ class Trainer:
             strategy=strategy,
             settings=settings.strategy,
             processes_per_host=processes,
-            arguments=tuple(arguments(values)),
+            arguments=tuple(arguments(values, settings.hyperparameter_forms)),
             variables=variables,
         )
 
