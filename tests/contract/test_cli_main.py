@@ -15,11 +15,35 @@ from unittest.mock import Mock
 import pytest
 
 from stoker.cli.main import main, run
+from stoker.cli.run import reproducing
 from stoker.records import Training, read_json
 from support.command import process, stoker
 
 CLI = [sys.executable, "-m", "stoker.cli"]
 PROFILED = ["decide", "--instance-type", "ml.g5.xlarge", "--step-seconds", "1"]
+
+
+@pytest.mark.parametrize("verb", ["train", "profile", "run"])
+@pytest.mark.parametrize("value", ["--", "yes", "--yes", "w.yaml"])
+def test_an_option_that_needs_a_value_does_not_swallow_the_dashes(verb, value, capsys):
+    words = ["python", "train.py", "--epochs", "1"]
+    assert run([verb, "--replace-dataloader", value, *words]) == 2
+    said = capsys.readouterr().err
+    assert f"--replace-dataloader needs a value, not {value}" in said
+    assert "one of auto, true, false" in said
+
+
+def test_an_option_of_the_script_may_have_the_same_name(capsys):
+    run(["train", "--set", "nothing=1", "--", "python", "no.py", "--replace-dataloader", "x"])
+    assert "needs a value" not in capsys.readouterr().err
+
+
+def test_a_report_names_the_whole_command_that_makes_it_again():
+    typed = ["run", "a b.yaml", "--group", "dnn=local.c1:1", "--yes", "--from", "train", "--json"]
+    assert reproducing(typed) == "stoker run 'a b.yaml' --group dnn=local.c1:1"
+    assert reproducing(["run", "w.yaml", "--from=train", "--set", "a=1"]) == (
+        "stoker run w.yaml --set a=1"
+    )
 
 
 @pytest.mark.parametrize(

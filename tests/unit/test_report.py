@@ -259,6 +259,21 @@ def test_a_group_that_did_its_part_is_credited(report):
     assert "The data group cheap made 0 of 1,240 batches." in page.text
 
 
+def test_a_self_check_on_a_busy_machine_tells_nothing(report):
+    quiet, noisy = report(), report(decision=decision(is_noisy=True))
+    assert "explained." in quiet.text
+    assert "of no use, as other programs kept the machine busy." in noisy.text
+    assert "explained." not in noisy.text
+
+
+def test_no_accelerator_sets_a_pace_where_there_is_none(report):
+    assert {plan.predicted.accelerator_seconds for plan in decision().plans} == {0.0}
+    assert {plan.predicted.second_limit for plan in decision().plans} & {"accelerator"}
+    (plans,) = re.findall(r'(?s)<table class="plans">.*?</table>', report().source)[:1]
+    assert "computing" in plans
+    assert "accelerator" not in plans
+
+
 def test_failed_gate_comes_before_the_gain(report):
     gate = GateResult(metric="f1", min=0.9, passed=False)
     page = report(evaluation=evaluation(passed=False, gates=(gate,)))
@@ -351,7 +366,7 @@ def test_plan_table_shows_each_plan_as_predicted_and_one_as_chosen(report):
         "",
         "1.82",
         "0.0680 s+9.7 %",
-        "CPUaccelerator, at 22.0 ms",
+        "CPUcomputing, at 22.0 ms",
         "63 %",
     ]
     assert "71 % of batches made on data hosts" in chosen[0]

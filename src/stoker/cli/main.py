@@ -17,6 +17,7 @@ import signal
 import stat
 import sys
 import traceback
+from itertools import pairwise
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -71,6 +72,7 @@ def run(arguments: list[str]) -> int:
         arguments = [*arguments[1:2], "--help"]
     try:
         _refuse_unprintable(arguments)
+        _refuse_bare_choice(arguments)
         # The words that bash, or another shell, wants completed: they name the verb.
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         # As the object of the context: verbs print the command line that continues a run.
@@ -143,6 +145,19 @@ def _command_at(err: "ParserError", arguments: list[str]) -> int | None:
     # Anything else may be a misspelt name of a workload.
     is_script = any(word.endswith((".py", ".sh")) for word in command)
     return at if is_script or shutil.which(command[0]) else None
+
+
+def _refuse_bare_choice(arguments: list[str]) -> None:
+    """Raises UsageError for `--replace-dataloader -- CMD`, which the parser takes for its value."""
+    name, values = "--replace-dataloader", ("auto", "true", "false")
+    own = arguments[: arguments.index("--") + 1] if "--" in arguments else arguments
+    for word, value in pairwise(own):
+        if word == name and value not in values:
+            raise UsageError(
+                f"{name} needs a value, not {value}",
+                where="the command line",
+                fix=f"one of {', '.join(values)}: {name} true",
+            )
 
 
 def _refuse_unprintable(arguments: list[str]) -> None:

@@ -354,8 +354,20 @@ def forget_later(run_dir: Path, first: int) -> None:
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 
 
+def reproducing(arguments: Sequence[str]) -> str:
+    """Returns the command line that makes such a run again, with what it was given to train on."""
+    words, rest = ["stoker"], iter(arguments)
+    for word in rest:
+        if word == "--from":
+            # All steps are to be made again.
+            next(rest, None)
+        elif not word.startswith("--from=") and word not in ("--yes", "-y", "--json", "--debug"):
+            words.append(word)
+    return shlex.join(words)
+
+
 def report_of_chain(chain: Chain, *, failure: str | None = None) -> Path:
     from stoker.cli.report import report_of_run
 
-    command = f"stoker run {chain.source}"
+    command = reproducing(chain.arguments)
     return report_of_run(chain.run_dir, workload=chain.workload, command=command, failure=failure)

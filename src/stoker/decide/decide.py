@@ -47,7 +47,6 @@ from stoker.decide.elsewhere import (
 from stoker.decide.gpu_decoding import offload_plan
 from stoker.decide.model import ClusterShape, Hosts, parts_on
 from stoker.decide.pricing import (
-    ASKED_FOR,
     Rules,
     allowed_types,
     measured,
@@ -373,7 +372,7 @@ def decide(
     if fallback and chosen.action == "keep" and (busy or work.machine_width):
         plan = _plan(site, named(site, fallback), rules)
         if plan.feasible and plan.predicted and not _is_same(plan, chosen):
-            reason = f"{ASKED_FOR}, as {chosen.reason}"
+            reason = f"the plan of --group, as {chosen.reason}"
             chosen = msgspec.structs.replace(plan, reason=reason)
             is_noisy = is_noisy or chosen.action != "keep"
     rest: list[Plan] = []

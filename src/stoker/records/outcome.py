@@ -103,4 +103,8 @@ def _words_of(gate: GateResult) -> str:
         return f"{gate.metric} {value}, and the model in use has not reported it"
     held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
     asked = " and ".join(bounds) or "a value"
-    return f"{gate.metric} {value}, asked for {asked}{held}"
+    # An unchanged script knows nothing of gates: what it prints is not read.
+    name = gate.metric if gate.metric.isidentifier() else f"**{{'{gate.metric}': value}}"
+    call = f"{name}=value" if gate.metric.isidentifier() else name
+    how = f" (in the script: stoker.log_metrics({call}), or the JSON file $STOKER_METRICS)"
+    return f"{gate.metric} {value}, asked for {asked}{held}{how if gate.value is None else ''}"

@@ -67,7 +67,8 @@ _BEYOND_TELLING = 0.6
 # If cold reads took longer than the step by this factor, the step reads from memory.
 _IN_MEMORY = 1.15
 
-# Start of the reason if other programs make a profile too noisy.
+_UNRELIABLE = "the measurement is not reliable"
+# Start of what is said of other programs, with how many vCPUs they used.
 OTHERS = "other programs were using"
 AGAIN = "profile again on a quiet machine"
 
@@ -471,18 +472,12 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
         machine_vcpus: vCPUs of the machine that all plans must share; None: hosts have their own.
     """
     if is_beyond_telling(others_vcpus_of(profile), vcpus=vcpus):
-        return (
-            f"{OTHERS} {others_vcpus_of(profile):.1f} of the {vcpus_words(vcpus)}, so the "
-            "measurement is not reliable"
-        )
+        return f"{_UNRELIABLE}: {OTHERS} {others_vcpus_of(profile):.1f} of the {vcpus_words(vcpus)}"
     elsewhere = (profile.observed.elsewhere_vcpus if profile.observed else None) or 0.0
     rest = (machine_vcpus or 0.0) - vcpus
     if rest > 0 and is_beyond_telling(elsewhere, vcpus=rest):
         other = "vCPU" if rest == 1 else vcpus_words(rest)
-        return (
-            f"{OTHERS} {elsewhere:.1f} of this machine's other {other}, so the "
-            "measurement is not reliable"
-        )
+        return f"{_UNRELIABLE}: {OTHERS} {elsewhere:.1f} of this machine's other {other}"
     return ""
 
 

@@ -49,6 +49,12 @@ class FeedStory:
     wait_share: float | None = None
 
     @property
+    def told_limit(self) -> FeedBottleneck:
+        """The limit that the text names first: of the whole run, unless it changed at its end."""
+        is_same = self.limit.limit == self.present_limit.limit
+        return self.limit if is_same else self.present_limit
+
+    @property
     def rows(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
         """Name of each host with its cells: head of the column, text, style."""
         return [(_name(host, self.names), _cells(host)) for host in self.whole.hosts]
@@ -108,7 +114,7 @@ def draw_feed(story: FeedStory, *, width: float, name: str) -> Drawing:
         height=len(tracks) * _ROW + 26,
         title="The feed over the run",
         description=" ".join(f"{track.name}: {track.right}." for track in tracks)
-        + f" Limit: {story.present_limit.words}.",
+        + f" Limit: {story.told_limit.words}.",
     )
     wait = drawing.hatch("wait")
     start = intervals[0].start_seconds

@@ -22,7 +22,9 @@ from stoker.profile.explain import TERMS, term
 from stoker.records import (
     Decision,
     Evaluation,
+    Limit,
     Plan,
+    Predicted,
     Profile,
     Training,
     Workload,
@@ -310,10 +312,17 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         size=size,
         cpu_seconds=_cpu_seconds,
         cores=lambda outcome: f"{cores(outcome):.3g}",
-        limit=LIMIT_NAMES.__getitem__,
+        limit=_limit_name,
         longer=lambda error: longer(error, "page"),
     )
     return filled
+
+
+def _limit_name(promise: Predicted, limit: Limit) -> str:
+    # Where no host has an accelerator, the step's own computing is what would come next.
+    if limit == "accelerator" and promise.accelerator_seconds == 0:
+        return "computing"
+    return LIMIT_NAMES[limit]
 
 
 def does_loading_wait(profile: Profile | None) -> bool | None:
