@@ -46,7 +46,7 @@ VERBS = {
     "start": REACH | EVERY | flags("yes param wait"),
     "schedule": REACH | EVERY | flags("cron name time-zone param fresh"),
     "status": REACH | flags("besides workload json debug"),
-    "stop": REACH | flags("workload json debug"),
+    "stop": REACH | flags("workload json yes debug"),
     "prune": EVERY | flags("older-than-days delete"),
     "launch": set(),
 }

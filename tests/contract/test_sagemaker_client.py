@@ -541,7 +541,7 @@ def test_a_run_is_shown_with_its_steps_and_the_jobs_that_they_started(answers, c
         ("Succeeded", {}, 0),
         ("Stopped", {}, 4),
         ("Failed", {"FailureReason": "ClientError: no image"}, 4),
-        ("Failed", {"FailureReason": "AlgorithmError: , exit code: 6"}, 4),
+        ("Failed", {"FailureReason": "AlgorithmError: , exit code: 6"}, 6),
         ("Failed", {"FailureReason": "AlgorithmError: , exit code: 3"}, 3),
         ("Failed", {"Metadata": {"Fail": {"ErrorMessage": "accuracy is 0.61"}}}, 3),
     ],
@@ -573,7 +573,8 @@ def test_waiting_tells_each_change_of_a_step_once_and_outlasts_an_outage(answers
     answers.add_state("Succeeded", DONE)
     lines = list[str]()
     assert client.wait(RUN, show=lines.append).exit_code == 0
-    assert [line.split() for line in lines] == [["Train", "Executing"], ["Train", "Succeeded"]]
+    words = [line.split() for line in lines]
+    assert words == [["Train", "Executing"], ["Train", "Succeeded", "480", "s"]]
 
 
 def test_waiting_ends_if_the_service_stays_away():

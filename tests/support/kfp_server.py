@@ -1,5 +1,6 @@
 """A double of Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
 
+import base64
 import contextlib
 import email.parser
 import email.policy
@@ -78,6 +79,8 @@ class KfpServer:
     script: list[Callable[[], None]] = field(default_factory=list)
     kept: dict[str, list[Document]] = field(default_factory=dict)
     versions: dict[str, list[Document]] = field(default_factory=dict)
+    nodes: dict[str, Document] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> "KfpServer":
         self.kept = {name: [] for name in _IDS}
@@ -118,8 +121,20 @@ class KfpServer:
         self.run().update(state=state, finished_at=self._now(), **fields)
 
     def tell(self, *nodes: Document) -> None:
-        """Gives the newest run a Workflow's nodes, as 2.17.0's api_converter.go shows them."""
+        """Gives the newest run a Workflow's nodes, as 2.17.0's api_converter.go shows them.
+
+        It shows no error of any node, whatever the node's message says. `logs` are those that the
+        workflow controller has archived (archiveLogs), by the id of the pod's node.
+        """
+        self.nodes = {str(node["id"]): node for node in nodes}
         self.run()["run_details"] = {"task_details": [_task_detail(node) for node in nodes]}
+
+    def _log(self, node: str, depth: int = 3) -> str:
+        """Returns a node's log as findArtifactKeyRecursive of 2.17 finds it: or a child's."""
+        if node in self.logs or not depth:
+            return self.logs.get(node, "")
+        found = (self._log(each, depth - 1) for each in self.nodes[node].get("children", []))
+        return next((log for log in found if log), "")
 
     # The service.
 
@@ -152,6 +167,13 @@ class KfpServer:
     def _checked(self, request: Request) -> Any:
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             raise RefusedError(401, "Request header error: there is no user identity header.")
+        # Served beside the published API (main.go).
+        read = re.fullmatch(rf"{_ROOT}/runs/(.+)/nodes/(.+)/artifacts/main-logs:read", request.path)
+        if read:
+            self._get("runs", read[1])
+            if read[2] not in self.nodes or not (log := self._log(read[2])):
+                raise RefusedError(404, "artifact not found")
+            return {"data": base64.b64encode(log.encode()).decode()}
         operation = operation_at(request.method, request.path)
         if operation is None:
             self.problems.append(f"no such operation: {request.line}")

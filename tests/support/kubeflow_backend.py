@@ -490,6 +490,8 @@ class KubeflowRun:
 
         def execute(each: str) -> str:
             name, retry = f"{each}.executor", task.get("retryPolicy")
+            # A task that waits for no other is a child of its group (connectDependencies).
+            self.nodes[each].children.append(self._id(name))
             if driven["is_cached"]:
                 self._skip(name, each, "Skipped")
                 return "Succeeded"
@@ -539,12 +541,15 @@ class KubeflowRun:
         raise AssertionError("retries without an end")
 
     def _node(self, name: str, boundary: str) -> Node:
-        node_id = name if name == self.workflow else f"{self.workflow}-{_fnv(name)}"
+        node_id = self._id(name)
         # A retry's parent and child have the same boundary.
         shown = name.removeprefix(boundary).removeprefix(".") if boundary else name
         assert name not in self.nodes, f"node {name} already initialized"
         self.nodes[name] = Node(id=node_id, name=name, shown=shown, began=self.clock.seconds)
         return self.nodes[name]
+
+    def _id(self, name: str) -> str:
+        return name if name == self.workflow else f"{self.workflow}-{_fnv(name)}"
 
     def _end(self, node: Node, phase: str, message: str = "") -> str:
         node.phase, node.message, node.ended = phase, message, self.clock.seconds

@@ -200,3 +200,21 @@ def test_an_event_of_another_run_is_text_that_the_script_prints():
     view.take(parse_line("stoker 2026-11-20T08:00:00Z run=x host=h host_role role=dnn"))
     view.take(parse_line(forged))
     assert (view.run, view.status) == ("x", "failed")
+
+
+def test_lines_of_something_else_are_told_once_with_the_log_that_is_needed(monkeypatch, capsys):
+    monkeypatch.setattr(watch, "FOREIGN_SECONDS", 0.0)
+    foreign = watch.ForeignLog()
+    for _ in range(3):
+        foreign.tell_if_of_no_run(watch.RunView())
+    said = capsys.readouterr().err
+    assert said.count("no line of a run has come yet") == 1
+    assert "kubectl logs -f DNN_POD -c dnn | stoker watch -" in said
+
+
+def test_a_log_of_a_run_is_never_called_another_ones(monkeypatch, capsys):
+    monkeypatch.setattr(watch, "FOREIGN_SECONDS", 0.0)
+    view = watch.RunView()
+    view.run = "mnist-1"
+    watch.ForeignLog().tell_if_of_no_run(view)
+    assert capsys.readouterr().err == ""

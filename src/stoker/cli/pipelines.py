@@ -18,11 +18,12 @@ from stoker.cli.options import (
     WorkloadFile,
     Yes,
 )
-from stoker.cli.progress import say, working
+from stoker.cli.progress import ask, say, working
 from stoker.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     TerminatedError,
+    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def start_verb(
             run = client.wait(run.run, show=partial(say, quiet=as_json))
         if as_json:
             print(json.dumps(asdict(run), indent=2))
-        say(f"{run.run} has ended: {run.status}\n{run.note}", quiet=as_json)
-        return run.exit_code
+        say(ending_text(run), quiet=as_json)
+        return run.exit_code or 0
     except (KeyboardInterrupt, TerminatedError) as err:
         name = run.run if run else of.name
         words = "stopped waiting; the run continues" if run else "a run may have started"
@@ -97,6 +98,10 @@ def status_verb(
     as_json: AsJson = False,
 ) -> int:
     """Show the steps of a run; exit with 3 if its gate failed.
+
+    A failed step is shown with its reason and its last lines. The exit code is 0 for a run that
+    succeeded or has not ended, 3 if the model missed its gate, 6 if the training failed, and 4 for
+    any other end.
 
     Args:
         run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
@@ -118,10 +123,12 @@ def status_verb(
     _show(state, as_json=as_json)
     if not state.has_ended:
         say(f"stop: stoker stop {target} {state.run}{reach.words(None)}", quiet=as_json)
-    return state.exit_code if state.has_ended else 0
+    return state.exit_code or 0
 
 
-def stop_verb(target: TargetName, run: str, *, reach: RunReach, as_json: AsJson = False) -> None:
+def stop_verb(
+    target: TargetName, run: str, *, reach: RunReach, as_json: AsJson = False, yes: Yes = False
+) -> None:
     """Stop a run and its jobs, and wait until they have ended.
 
     Args:
@@ -131,16 +138,25 @@ def stop_verb(target: TargetName, run: str, *, reach: RunReach, as_json: AsJson 
         stoker stop sagemaker RUN
     """
     client = client_of(target, None, reach, run=run)
+    refused = UsageError("not stopped", fix="use --yes to stop without asking")
+    ask(f"stop {run}", assume_yes=yes or as_json, refused=refused)
     with working(f"waiting until {run} has ended", quiet=as_json):
         state = client.stop(run)
     _show(state, as_json=as_json)
 
 
+def ending_text(run: "RunState") -> str:
+    """Returns how a run has ended, with the reason and the failed step's own last lines."""
+    reason = f": {run.reason}" if run.reason else ""
+    told = [f"    {line}" for step in run.steps for line in step.lines]
+    return "\n".join(filter(None, (f"{run.run} has ended: {run.status}{reason}", *told, run.note)))
+
+
 def _show(run: "RunState", *, as_json: bool) -> None:
+    from stoker.pipelines.base import step_text
+
     lines = [f"{run.run}  {run.status}" + (f": {run.reason}" if run.reason else "")]
-    lines += [
-        f"{step.name:<24} {step.status}" + (f": {step.reason}" if step.reason else "")
-        for step in run.steps
-    ]
+    for step in run.steps:
+        lines += [step_text(step), *(f"    {line}" for line in step.lines)]
     lines += filter(None, (run.url, run.note))
     print(json.dumps(asdict(run), indent=2) if as_json else "\n".join(lines))

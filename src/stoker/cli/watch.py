@@ -65,6 +65,9 @@ _COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked",
 POLL_SECONDS = 0.25
 # Without a line for so long the run or its log is gone: as long as hosts wait for each other.
 SILENCE_SECONDS = 1800.0
+_OF_A_HOST = "kubectl logs -f DNN_POD -c dnn | stoker watch -"
+# After lines of something else on standard input, such as a pipeline's step.
+FOREIGN_SECONDS = 20.0
 _CHUNK_BYTES = 1 << 16
 _LINES_LOOKED_AT = 100_000
 
@@ -85,7 +88,7 @@ def watch_verb(
 
     Examples:
         stoker watch runs/ID
-        kubectl logs -f POD -c main | stoker watch -
+        kubectl logs -f DNN_POD -c dnn | stoker watch -
     """
     with closing(source_of(run)) as source, ExitStack() as stack:
         follow(source, shower(stack, as_json=as_json, once=once), once=once)
@@ -316,7 +319,7 @@ class LogOfRun:
 
 
 class StandardInput:
-    """The log that another command pipes in: `kubectl logs -f POD -c main | stoker watch -`."""
+    """The log that another command pipes in: `kubectl logs -f DNN_POD -c dnn | stoker watch -`."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -381,6 +384,22 @@ def _why_not_watched(path: Path) -> str:
     return "" if is_empty else f"{path} is not the log of a run: stoker wrote no line of it"
 
 
+class ForeignLog:
+    """A log on standard input in which a run's lines are awaited; says once that none came."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + FOREIGN_SECONDS
+        self._is_told = False
+
+    def tell_if_of_no_run(self, view: RunView) -> None:
+        """Prints which log is needed, if FOREIGN_SECONDS have brought lines, and none of a run."""
+        if view.run or self._is_told or time.monotonic() < self._until:
+            return
+        self._is_told = True
+        what = "no line of a run has come yet: the log of a pipeline's step has none"
+        print(f"{what}; try {_OF_A_HOST}", file=sys.stderr, flush=True)
+
+
 def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) -> None:
     """Shows the run until it ends; `once`: what the source has now, or all of standard input.
 
@@ -389,9 +408,12 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
     view = RunView()
     is_stream = isinstance(source, StandardInput)
     began = heard_at = time.monotonic()
+    foreign = ForeignLog() if is_stream else None
     while True:
         # Before reading, so that lines written before the end are read in this round.
         has_ended = source.has_ended()
+        if foreign and heard_at > began:
+            foreign.tell_if_of_no_run(view)
         # A stream is read to its end with `once`, too: at first it may be empty.
         is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
         is_new = False
@@ -409,7 +431,7 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
                 raise UsageError(
                     "no line of a run's log came in",
                     where="stdin",
-                    fix="kubectl logs -f POD -c main | stoker watch -",
+                    fix=_OF_A_HOST,
                 )
             view.status = view.status or ("ended" if has_ended else "")
             show(view)

@@ -53,11 +53,28 @@ _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep:
-    """A step of a run; status and reason are the service's."""
+    """A step of a run; its status is the service's, or *cached* or *not run*.
+
+    Attributes:
+        seconds: How long it took; None if it has not ended, or ran in no pod.
+        reason: Why it failed.
+        lines: Its own last lines, if it failed.
+        log: Command that prints its log; empty if there is none.
+    """
 
     name: str
     status: str
     reason: str = ""
+    seconds: float | None = None
+    lines: tuple[str, ...] = ()
+    log: str = ""
+
+
+def step_text(step: RunStep) -> str:
+    """Returns a step in one line: name, status, seconds, reason."""
+    seconds = "" if step.seconds is None else f"{step.seconds:.0f} s"
+    line = f"{step.name:<24} {step.status:<10} {seconds:>8}".rstrip()
+    return f"{line}  {step.reason}" if step.reason else line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +83,14 @@ class RunState:
 
     Attributes:
         run: What `stoker status` and `stoker stop` take.
-        exit_code: 0, 3 if a gate failed, 4 for any other end; only if it has ended.
+        exit_code: 0, 3 if a gate failed, 6 if the training did, 4 for any other end; None before.
         url: Its page; empty if unknown.
     """
 
     run: str
     status: str
     has_ended: bool
-    exit_code: int
+    exit_code: int | None
     url: str = ""
     reason: str = ""
     steps: tuple[RunStep, ...] = ()
@@ -129,10 +146,11 @@ class PipelineClient(ABC):
                     raise
             else:
                 heard = self.clock()
-                for step in state.steps:
+                begun = [step for step in state.steps if step.status != "PENDING"]
+                for step in begun:
                     if (step.name, step.status) not in shown:
                         shown.add((step.name, step.status))
-                        show(f"{step.name:<24} {step.status}")
+                        show(step_text(step))
                 if state.has_ended:
                     return state
             self.sleep(WAIT_SECONDS)

@@ -18,6 +18,17 @@ _ERROR_OF_THE_FEED = re.compile(
 )
 
 
+# How the words of outcomes begin, with their codes; `stopped` is an end of the platform's.
+_OUTCOME_CODES = {
+    "gate failed: ": GateError.exit_code,
+    "the training did no step": GateError.exit_code,
+    "the training failed": WorkloadError.exit_code,
+    "the training was stopped": PlatformError.exit_code,
+    "the training succeeded, but its outputs could not be read": PlatformError.exit_code,
+}
+_OUTCOME_WORDS = re.compile("|".join(map(re.escape, _OUTCOME_CODES)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Result of a run.
@@ -88,6 +99,17 @@ def training_exit_code(training: Training) -> int:
         return FeedError.exit_code
     codes = {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}
     return codes[training.status]
+
+
+def exit_code_of_words(words: str, *, default: int) -> int:
+    """Returns the exit code of a run by the words of its gate (`Outcome.words`).
+
+    Args:
+        words: A step's reason, in which these words may stand.
+        default: For words that are not stoker's.
+    """
+    found = _OUTCOME_WORDS.search(words)
+    return _OUTCOME_CODES[found[0]] if found else default
 
 
 def _in_brackets(training: Training) -> str:

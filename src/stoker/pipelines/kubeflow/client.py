@@ -9,7 +9,7 @@ import secrets
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +25,12 @@ from stoker.errors import (
     UsageError,
 )
 from stoker.parameters import Kind
-from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.base import Compiled, PipelineClient, RunState
 from stoker.pipelines.changes import PipelineVersion, workload_with_defaults
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
+from stoker.pipelines.kubeflow.run_steps import exit_code_of, steps_of_run, tasks_of
 from stoker.pipelines.kubeflow.schedule import kinds_of, schedule_of, schedule_request, typed
+from stoker.pipelines.kubeflow.step_logs import StepLogs
 from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.schedules import Schedule
 from stoker.platforms.kubernetes.api import ClusterApi
@@ -41,9 +43,6 @@ from stoker.settings import kubeflow_environment
 TIMEOUT_SECONDS = (10.0, 60.0)
 # Some of the service's databases refuse a longer one.
 _MAX_DESCRIPTION = 255
-# The pipeline's own tasks: Argo adds drivers, executors and attempts NAME(0).
-_TASK = re.compile(r"(?!root$|executor$)[a-z0-9-]+(?<!-driver)")
-_GATE = re.compile(r"gate(-\d+)?")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LOGIN = (
     "kubectl create token default-editor -n NAMESPACE --audience pipelines.kubeflow.org > F, then "
@@ -71,8 +70,20 @@ class KubeflowClient(PipelineClient):
             kubernetes.context,
             kubeflow_environment(),
         )
+        self._specs: dict[str, Json] = {}
+        self._logs = StepLogs(
+            self._sent,
+            client=lambda: self._kfp._run_api.api_client,  # type: ignore[attr-defined]
+            cluster=lambda: ClusterApi(context=self._context, namespace=self._home),
+            namespace=lambda: self._home,
+        )
         self._token, named = of_host.token, settings.namespace or kubernetes.namespace
         self._namespace = named or of_host.namespace
+
+    @property
+    def _home(self) -> str:
+        """The namespace of a run's pods."""
+        return self._namespace or "kubeflow"
 
     @cached_property
     def namespace(self) -> str | None:
@@ -253,26 +264,45 @@ class KubeflowClient(PipelineClient):
 
     def _run(self, document: Document) -> RunState:
         id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
-        details = mappings(document, "run_details", "task_details")
-        steps = tuple(
-            RunStep(name=str(each.get("display_name")), status=str(each.get("state") or "PENDING"))
-            for each in sorted(details, key=lambda each: str(each.get("start_time")))
-            if _TASK.fullmatch(str(each.get("display_name")))
-        )
-        has_gate = any(_GATE.fullmatch(s.name) and s.status == "FAILED" for s in steps)
+        has_ended = state in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
+        found = steps_of_run(document, tasks_of(self._spec_of(document)))
+        steps = tuple(self._logs.explained(step, document) for step in found)
+        failed = next((step for step in steps if step.status == "FAILED"), None)
         said = [document, *reversed(mappings(document, "state_history"))]
-        reasons = (str(mapping(each, "error").get("message") or "") for each in said)
+        reasons = [str(mapping(each, "error").get("message") or "") for each in said]
+        reasons += [f"{failed.name}: {failed.reason}"] if failed and failed.reason else []
+        shown = failed or next((step for step in steps if step.status == "RUNNING"), None)
         return RunState(
             run=id,
             status=state,
-            has_ended=state in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED"),
-            exit_code=0 if state == "SUCCEEDED" else 3 if has_gate else 4,
+            has_ended=has_ended,
+            exit_code=exit_code_of(state, steps) if has_ended else None,
             url=self._page(f"runs/details/{id}"),
             reason=next((text for text in reasons if text), ""),
             steps=steps,
-            note=f"logs: kubectl logs -n {self._namespace or 'kubeflow'} -l pipeline/runid={id} "
-            "-c main --prefix --tail=-1",
+            note=f"log of {shown.name}: {shown.log}" if shown else "",
         )
+
+    def _spec_of(self, run: Document) -> Json:
+        """Returns the spec that a run runs; None if the service does not show it."""
+        told = spec_of_answer(run.get("pipeline_spec"))
+        reference = mapping(run, "pipeline_version_reference")
+        version = str(reference.get("pipeline_version_id") or "")
+        if told is not None or not version:
+            return told
+        if version not in self._specs:
+            try:
+                asked = {"pipeline_id": reference.get("pipeline_id")}
+                answer = self.call(
+                    "pipelines", "get_pipeline_version", pipeline_version_id=version, **asked
+                )
+            except ServiceError as err:
+                if err.kind != "missing":
+                    raise
+                # It was deleted since.
+                return None
+            self._specs[version] = spec_of_answer(answer.get("pipeline_spec"))
+        return self._specs[version]
 
     def _page(self, path: str) -> str:
         # kfp reads KF_PIPELINES_UI_ENDPOINT; with a kube config it knows no address of pages.
@@ -292,12 +322,22 @@ class KubeflowClient(PipelineClient):
         prefix = {"upload": "", "pipelines": "pipeline_service_"}.get(api, f"{api}_service_")
         send = getattr(getattr(self._kfp, f"_{api}_api"), f"{prefix}{operation}")
         given = {key: _without_none(value) for key, value in arguments.items() if value is not None}
+        return self._sent(lambda options: send(**options), action=operation, given=given)
+
+    def _sent(
+        self,
+        send: Callable[[Mapping[str, object]], object],
+        *,
+        action: str,
+        given: Mapping[str, object],
+    ) -> dict[str, Json]:
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
         try:
-            answer = send(**given, _preload_content=False, _request_timeout=TIMEOUT_SECONDS)
-            status, body = 200, bytes(answer.data).decode(errors="replace")
+            options = {"_preload_content": False, "_request_timeout": TIMEOUT_SECONDS}
+            answer = send({**given, **options})
+            status, body = 200, bytes(getattr(answer, "data", b"")).decode(errors="replace")
         except refused as err:
             status, body = int(err.status or 0), str(err.body or err.reason or "")
         except (HTTPError, OSError) as err:
@@ -318,7 +358,7 @@ class KubeflowClient(PipelineClient):
             where=self._place,
             fix=_LOGIN if kind == "denied" else _REACH if status in (0, 404) else "",
             code=str(status or ""),
-            action=operation,
+            action=action,
             kind=kind,
         )
 

@@ -21,6 +21,7 @@ from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
+from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, step_names
 from stoker.pipelines.sagemaker.schedule import (
     as_sent,
     declared_in,
@@ -205,21 +206,26 @@ class SageMakerClient(PipelineClient):
         arn = f"{found['PipelineArn']}/execution/{id}"
         answer = self._aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=arn)
         steps, status = steps_of(self._aws, arn), answer["PipelineExecutionStatus"]
-        # A Fail step is what a gate's condition leads to; 3 is stoker's exit code of a gate.
-        has_gate = any(
-            mapping(step, "Metadata").get("Fail")
-            or re.search(r"(?i)exit code:? 3\b", str(step.get("FailureReason")))
-            for step in steps
-            if step.get("StepStatus") == "Failed"
-        )
         # The names of a run's jobs, of all attempts, contain its id.
         asked = {"items": "TrainingJobSummaries", "NameContains": id}
         jobs = self._aws.pages("sagemaker", "ListTrainingJobs", **asked)
-        shown = [(s.get("StepName"), s.get("StepStatus"), s.get("FailureReason")) for s in steps]
-        shown += [(f"{_JOB}{j['TrainingJobName']}", j.get("TrainingJobStatus"), "") for j in jobs]
-        state = _state(f"{name}/{id}", status, answer.get("FailureReason"), has_gate=has_gate)
-        told = tuple(RunStep(name=str(s), status=str(t), reason=str(r or "")) for s, t, r in shown)
-        return dataclasses.replace(state, steps=told, note="page: SageMaker Studio, Pipelines")
+        begun = [run_step(step, aws=self._aws, is_over=status not in ACTIVE) for step in steps]
+        state = _state(f"{name}/{id}", status, answer.get("FailureReason"), steps=steps)
+        there = {step.name for step in begun}
+        left = [
+            each for each in step_names(str(found.get("PipelineDefinition"))) if each not in there
+        ]
+        begun += [RunStep(name=each, status="not run") for each in left if state.has_ended]
+        begun += [
+            RunStep(name=f"{_JOB}{job['TrainingJobName']}", status=str(job["TrainingJobStatus"]))
+            for job in jobs
+        ]
+        failed = next((step for step in begun if step.status == "Failed"), None)
+        if failed and failed.reason and not state.reason:
+            state = dataclasses.replace(state, reason=f"{failed.name}: {failed.reason}")
+        log = f"log of {failed.name}: {failed.log}; " if failed and failed.log else ""
+        note = f"{log}page: SageMaker Studio, Pipelines"
+        return dataclasses.replace(state, steps=tuple(begun), note=note)
 
     def stop(self, run: str) -> RunState:
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""
@@ -292,12 +298,15 @@ def _version(document: Json, workload: bytes | None, code: bytes | None) -> Pipe
     )
 
 
-def _state(run: str, status: Json, reason: Json, *, has_gate: bool = False) -> RunState:
-    code, is_good = 3 if has_gate else 4, status in ("Succeeded", "Completed")
+def _state(
+    run: str, status: Json, reason: Json, *, steps: Sequence[Mapping[str, Json]] = ()
+) -> RunState:
+    has_ended = status not in ACTIVE
+    code = 0 if status in ("Succeeded", "Completed") else exit_code_of(steps)
     return RunState(
         run=run,
         status=str(status),
-        has_ended=status not in ACTIVE,
-        exit_code=0 if is_good else code,
+        has_ended=has_ended,
+        exit_code=code if has_ended else None,
         reason=str(reason or ""),
     )

@@ -1,0 +1,126 @@
+"""Logs of a run's steps: the command that prints one, and a failed step's own last lines.
+
+The lines are those that Argo has archived, which the API server reads; else those of the step's
+pod, while it is there. Kubeflow's own copy (`executor-logs`) has an address in ML Metadata only.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from stoker.errors import ServiceError, StokerError
+from stoker.pipelines.base import RunStep
+from stoker.pipelines.kubeflow.run_steps import node_of, own_lines, reason_in, text_of_artifact
+from stoker.platforms.kubernetes.api import PODS, ClusterApi, name_of
+from stoker.platforms.kubernetes.objects import STEP_LABEL
+from stoker.records import Json
+from stoker.records.base import Document, mapping
+
+_SELDOM = ("not run", "PENDING", "cached")
+_READ_SECONDS = 20.0
+_TAIL_LINES = "200"
+
+
+class Sent(Protocol):
+    """Sends a request of kfp's generated client, and returns its answer as JSON."""
+
+    def __call__(
+        self,
+        send: Callable[[Mapping[str, object]], object],
+        *,
+        action: str,
+        given: Mapping[str, object],
+    ) -> dict[str, Json]: ...
+
+
+class ApiClient(Protocol):
+    """kfp's generated client, for a path without a function of its own."""
+
+    def call_api(self, path: str, method: str, **options: object) -> object: ...
+
+
+class StepLogs:
+    """Reads the logs of failed steps, once each: a run that is waited for is read again and again.
+
+    Args:
+        sent: Sends a request, and raises ServiceError if it is refused.
+        client: Returns kfp's generated client.
+        cluster: Returns the cluster where steps run.
+        namespace: Returns the namespace of the steps' pods.
+    """
+
+    def __init__(
+        self,
+        sent: Sent,
+        *,
+        client: Callable[[], ApiClient],
+        cluster: Callable[[], ClusterApi],
+        namespace: Callable[[], str],
+    ) -> None:
+        self._sent = sent
+        self._client = client
+        self._cluster = cluster
+        self._namespace = namespace
+        self._lines: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def explained(self, step: RunStep, run: Document) -> RunStep:
+        """Adds the command for a step's log and, if it failed, why and its own last lines."""
+        if step.status in _SELDOM:
+            return step
+        selected = _selector(str(run.get("run_id")), step.name)
+        log = f"kubectl logs -n {self._namespace()} -l {selected} -c main --prefix --tail=-1"
+        step = dataclasses.replace(step, log=log)
+        if step.status != "FAILED":
+            return step
+        lines = self._lines_of(run, step.name)
+        return dataclasses.replace(step, lines=lines, reason=reason_in(lines))
+
+    def _lines_of(self, run: Document, step: str) -> tuple[str, ...]:
+        id = str(run.get("run_id"))
+        lines = self._lines.get((id, step), ())
+        if not lines:
+            log = self._archived(id, node_of(run, step)) or self._of_pod(id, step)
+            lines = self._lines[id, step] = own_lines(log)
+        return lines
+
+    def _archived(self, run_id: str, node: str) -> str:
+        """Returns a node's log; empty: not kept, as of a killed pod, or where archiving is off."""
+        path = f"/apis/v2beta1/runs/{run_id}/nodes/{node}/artifacts/main-logs:read"
+
+        def send(options: Mapping[str, object]) -> object:
+            asked = {"header_params": {"Accept": "application/json"}, "auth_settings": ["Bearer"]}
+            return self._client().call_api(path, "GET", **asked, **options)
+
+        given: dict[str, object] = {"_return_http_data_only": True}
+        try:
+            answer = self._sent(send, action="read_artifact", given=given) if node else {}
+        except ServiceError:
+            return ""
+        return text_of_artifact(answer)
+
+    def _of_pod(self, run_id: str, step: str) -> str:
+        """Returns the log of a step's newest pod; empty if the cluster does not show one."""
+        try:
+            cluster = self._cluster()
+            pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
+            newest = max(pods, key=_created_at, default=None)
+            if newest is None:
+                return ""
+            asked = {"container": "main", "tailLines": _TAIL_LINES}
+            name = name_of(newest)
+            log = cluster.open(PODS, name, part="log", query=asked, read_seconds=_READ_SECONDS)
+            try:
+                return "\n".join(line for line, _ in log.lines())
+            finally:
+                log.release()
+        except StokerError:
+            # The status is shown without it.
+            return ""
+
+
+def _selector(run_id: str, step: str) -> str:
+    return f"pipeline/runid={run_id},{STEP_LABEL}={step.partition('[')[0]}"
+
+
+def _created_at(document: Document) -> str:
+    return str(mapping(document, "metadata").get("creationTimestamp") or "")

@@ -1,0 +1,139 @@
+"""The steps of a run of SageMaker Pipelines: seconds, cache, reason, log; and its exit code."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+from stoker.errors import GateError, PlatformError, ServiceError, WorkloadError
+from stoker.pipelines.base import RunStep
+from stoker.platforms.aws import Aws
+from stoker.records import Json
+from stoker.records.base import mapping, mappings
+from stoker.records.outcome import exit_code_of_words
+
+_EXIT_CODE = re.compile(r"(?i)exit code:? (\d+)\b")
+_LAST_LINES = 20
+_CODES = (GateError.exit_code, WorkloadError.exit_code)
+# Where the service keeps the lines of a step's job, by the name of its ARN.
+_LOG_GROUPS = {
+    "ProcessingJob": ("processing-job", "/aws/sagemaker/ProcessingJobs"),
+    "TrainingJob": ("training-job", "/aws/sagemaker/TrainingJobs"),
+}
+
+
+def exit_code_of(steps: Sequence[Mapping[str, Json]]) -> int:
+    """Returns the exit code of a run that did not succeed: 3 a gate, 6 the training, else 4.
+
+    A Fail step is what a gate's condition leads to; it also ends the run of a training that
+    crashed, and only the words tell the two apart.
+    """
+    failed = [step for step in steps if step.get("StepStatus") == "Failed"]
+    codes = {_code_of(step) for step in failed}
+    return next((code for code in _CODES if code in codes), PlatformError.exit_code)
+
+
+def _code_of(step: Mapping[str, Json]) -> int:
+    reason = _reason_of(step)
+    if mapping(step, "Metadata").get("Fail"):
+        return exit_code_of_words(reason, default=GateError.exit_code)
+    found = _EXIT_CODE.search(reason)
+    code = int(found[1]) if found else 0
+    return code if code in _CODES else PlatformError.exit_code
+
+
+def _reason_of(step: Mapping[str, Json]) -> str:
+    told = mapping(step, "Metadata", "Fail").get("ErrorMessage")
+    return str(step.get("FailureReason") or told or "")
+
+
+def run_step(step: Mapping[str, Json], *, aws: Aws, is_over: bool) -> RunStep:
+    """Returns a step as `stoker status` shows it, a failed one of an ended run with its lines.
+
+    Args:
+        step: As ListPipelineExecutionSteps lists it.
+        aws: Where its log is.
+        is_over: Whether the run has ended.
+    """
+    status = str(step.get("StepStatus") or "")
+    is_cached = bool(mapping(step, "CacheHitResult").get("SourcePipelineExecutionArn"))
+    return RunStep(
+        name=str(step.get("StepName")),
+        status="cached" if is_cached and status == "Succeeded" else status,
+        reason=_reason_of(step) if status == "Failed" else "",
+        seconds=None if is_cached else _seconds(step),
+        lines=last_lines(aws, step) if status == "Failed" and is_over else (),
+        log="" if is_cached else _log_of(step, region=aws.region),
+    )
+
+
+def _seconds(step: Mapping[str, Json]) -> float | None:
+    times = [_time(step.get(key)) for key in ("StartTime", "EndTime")]
+    began, ended = times
+    return max((ended - began).total_seconds(), 0.0) if began and ended else None
+
+
+def _time(value: object) -> datetime | None:
+    if isinstance(value, datetime):
+        return value
+    try:
+        return datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+
+
+def _log_of(step: Mapping[str, Json], *, region: str | None) -> str:
+    """Returns the command that prints the log of a step's job; empty for a step without one."""
+    group, name = log_place(step)
+    if not name:
+        return ""
+    place = f" --region {region}" if region else ""
+    return (
+        f"aws logs filter-log-events --log-group-name {group} --log-stream-name-prefix {name}/ "
+        f"--query 'events[].[message]' --output text{place}"
+    )
+
+
+def log_place(step: Mapping[str, Json]) -> tuple[str, str]:
+    """Returns the log group and the name of a step's job; empty texts for a step without one."""
+    for kind, (word, group) in _LOG_GROUPS.items():
+        arn = str(mapping(step, "Metadata", kind).get("Arn") or "")
+        if f":{word}/" in arn:
+            return group, arn.rpartition("/")[2]
+    return "", ""
+
+
+def last_lines(aws: Aws, step: Mapping[str, Json]) -> tuple[str, ...]:
+    """Returns the last lines of a step's job; () if it has none, or they may not be read."""
+    group, name = log_place(step)
+    if not name:
+        return ()
+    asked = {"logGroupName": group, "logStreamNamePrefix": f"{name}/"}
+    try:
+        streams = mappings(aws.call("logs", "DescribeLogStreams", **asked), "logStreams")
+        if not streams:
+            return ()
+        stream = streams[-1].get("logStreamName")
+        of_stream = {"logGroupName": group, "logStreamName": stream, "limit": _LAST_LINES}
+        answer = aws.call("logs", "GetLogEvents", **of_stream, startFromHead=False)
+    except ServiceError:
+        # The status is shown without them.
+        return ()
+    messages = [str(event.get("message") or "").rstrip() for event in mappings(answer, "events")]
+    return tuple(message for message in messages if message)
+
+
+def step_names(definition: str) -> tuple[str, ...]:
+    """Returns the names of a definition's steps in their order; () if it is none."""
+    try:
+        document: Json = json.loads(definition)
+    except ValueError:
+        return ()
+    return tuple(_names(mappings(mapping(document), "Steps")))
+
+
+def _names(steps: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+    for step in steps:
+        yield str(step.get("Name"))
+        for side in ("IfSteps", "ElseSteps"):
+            yield from _names(mappings(mapping(step, "Arguments"), side))
