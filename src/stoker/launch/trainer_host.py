@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import http.client
 import os
+import re
 import ssl
 import threading
 import time
@@ -82,6 +83,10 @@ FAILED = 1
 FOLLOWERS_CAUSE_SECONDS = 3.0
 # And a follower's failure may only say that the leader's rank is gone.
 OWN_CAUSE_SECONDS = 3.0
+# How a data host's own failure begins, and the feed's error without any.
+_FAILED = "failed: "
+_WITHOUT_WORKERS = re.compile(r"no data worker came|lost all data workers|FeedLostError")
+_MAX_FAILED = 3
 # Beyond a lease, for the news that a peer was lost.
 NEWS_SECONDS = 5.0
 
@@ -250,6 +255,9 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
+        if outcome.failure and coordinator:
+            failure = with_failed_hosts(outcome.failure, coordinator.gone_agents)
+            outcome = dataclasses.replace(outcome, failure=failure)
         if outcome.status == "succeeded" and _is_fed(run) and coordinator:
             outcome, why = _judge_feed(run, outcome, coordinator.progress)
             if why:
@@ -398,6 +406,22 @@ def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
         told=(lambda: coordinator.progress) if coordinator else dict,
         ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
     )
+
+
+def with_failed_hosts(failure: str, gone: Mapping[str, str]) -> str:
+    """Returns the failure of a training, with the reasons of data hosts that failed before it.
+
+    Only for a training whose feed has no workers: in other failures they have no part.
+
+    Args:
+        gone: Why each data host left, by its name.
+    """
+    reasons = {host: reason.partition("\n")[0] for host, reason in sorted(gone.items())}
+    failed = [f"{host} {reason}" for host, reason in reasons.items() if _FAILED in reason]
+    if not failed or not _WITHOUT_WORKERS.search(failure):
+        return failure
+    head, newline, rest = failure.partition("\n")
+    return f"{head} (data hosts: {'; '.join(failed[:_MAX_FAILED])}){newline}{rest}"
 
 
 def _as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Ending:
