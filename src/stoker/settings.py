@@ -90,6 +90,8 @@ MAX_NODES = 100_000
 PROFILE_ENDED_FILE = "profile-ended"
 # In STOKER_OUTPUT: the data hosts were released, because no rank takes batches from them.
 RELEASED_FILE = "data-hosts-released"
+# Variable of a pipeline's step: the whole workload, of which its input is a part.
+STEP_WORKLOAD = "STOKER_STEP_WORKLOAD"
 # Lease of a job's follower on Kubernetes: time of renewal, and duration (0: forever).
 LEASE_RENEWED_FILE = "renewed"
 LEASE_MINUTES_FILE = "minutes"
@@ -439,6 +441,11 @@ class OwnPod:
     uid: str
     namespace: str | None
     run_id: str = ""
+
+
+def step_workload(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Returns the workload of this pipeline's step, as JSON, if its pod has it."""
+    return environ.get(STEP_WORKLOAD) or None
 
 
 def own_pod(environ: Mapping[str, str] = os.environ) -> OwnPod | None:

@@ -96,11 +96,18 @@ def test_a_notebook_shows_what_a_component_takes_and_says(name):
 
 def test_a_runs_hyperparameters_are_inputs_of_profile_and_training():
     """No word of the command names one: the verbs find them among the step's inputs."""
-    declared = {"epochs": 10, "lr": 0.1, "batch-size": 64, "model": "resnet", "amp": True}
+    declared = {
+        "epochs": 10,
+        "lr": 0.1,
+        "drop": 0.2,
+        "batch-size": 64,
+        "model": "resnet",
+        "amp": True,
+    }
     workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
     pipeline, _ = sample.read(compile_kubeflow(workload, folder=sample.ROOT).definition)
     found = sample.tasks(pipeline)
-    kinds = {"lr": "NUMBER_DOUBLE", "batch_size": "NUMBER_INTEGER"}
+    kinds = {"drop": "NUMBER_DOUBLE", "batch_size": "NUMBER_INTEGER"}
     kinds |= {"model": "STRING", "amp": "BOOLEAN"}
     for task in ("profile", "train"):
         component = pipeline["components"][found[task]["componentRef"]["name"]]
@@ -110,23 +117,26 @@ def test_a_runs_hyperparameters_are_inputs_of_profile_and_training():
             given = found[task]["inputs"]["parameters"][f"hyperparameter_{name}"]
             assert given["componentInputParameter"].endswith(name)
         assert "hyperparameter_" not in str(sample.executor(pipeline, task))
-    assert "hyperparameter_lr" not in found["decide"]["inputs"]["parameters"]
+    assert "hyperparameter_drop" not in found["decide"]["inputs"]["parameters"]
+    # A rate leaves a step's cost as it is: a profile is found again whatever a run's is.
+    assert "hyperparameter_lr" in found["train"]["inputs"]["parameters"]
+    assert "hyperparameter_lr" not in found["profile"]["inputs"]["parameters"]
 
 
 def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given():
-    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1})
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"drop": 0.1})
 
     @dsl.pipeline(name="mine")
-    def mine(lr: float = 0.2) -> None:
-        run = PipelineRun.of(workload, lr=lr)
+    def mine(drop: float = 0.2) -> None:
+        run = PipelineRun.of(workload, drop=drop)
         kubeflow.profile(**run.inputs(kubeflow.profile))
         other = run.branch("other")
-        kubeflow.profile(**other.inputs(kubeflow.profile, hyperparameters={"lr": 0.3}))
+        kubeflow.profile(**other.inputs(kubeflow.profile, hyperparameters={"drop": 0.3}))
 
     (pipeline,) = sample.parsed(compiled(mine))
     first, second = (task["inputs"]["parameters"] for task in sample.tasks(pipeline).values())
-    assert first["hyperparameter_lr"] == {"componentInputParameter": "lr"}
-    assert second["hyperparameter_lr"] == {"runtimeValue": {"constant": 0.3}}
+    assert first["hyperparameter_drop"] == {"componentInputParameter": "drop"}
+    assert second["hyperparameter_drop"] == {"runtimeValue": {"constant": 0.3}}
 
 
 def test_steps_get_the_secrets_that_they_have_a_use_for_and_no_others():

@@ -34,6 +34,8 @@ from stoker.records import (
 )
 from stoker.records.base import Record, RecordT, mapping
 from stoker.records.gpu import busy_share
+from stoker.records.profile_key import PARTIAL_SCHEMA
+from stoker.settings import step_workload
 from stoker.words import free_words, whole_step_of
 
 # The size that Kubeflow and its database accept.
@@ -133,8 +135,13 @@ def step_inputs(files: OutputFiles) -> StepInputs:
         given.pop(name, None)
     if "job_image" in given:
         given["image"] = given.pop("job_image")
+    told = given.pop("workload", None)
+    if not step_workload() and PARTIAL_SCHEMA in (told or ""):
+        what = "this step's pod does not have the workload, only what its cache is looked up by"
+        fix = "in the pipeline: follower(profile(**run.inputs(profile)), run, name='Profile')"
+        raise UsageError(what, where=_WHERE, fix=fix)
     return StepInputs(
-        workload=given.pop("workload", None),
+        workload=step_workload() or told,
         run_id=given.pop("run_id", None),
         branch=_branch_of(given),
         training=given.pop("training", None),

@@ -34,11 +34,14 @@ from stoker.pipelines.kubeflow.compile import (
     CHAMPIONS_FOLDER,
     KubeflowRequest,
     kubeflow_request,
+    workload_text,
 )
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL
 from stoker.records import Workload, nearest
 from stoker.records.platforms import amount
+from stoker.records.profile_key import same_cost_names
+from stoker.settings import STEP_WORKLOAD
 
 # Stands for the run's id, but only as the whole value of an input.
 RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
@@ -46,6 +49,8 @@ RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 # Steps that write to MLflow, and the variables of its login.
 _TRACKED = ("train", "evaluate")
 MLFLOW_SECRETS = tuple(f"MLFLOW_TRACKING_{key}" for key in ("TOKEN", "USERNAME", "PASSWORD"))
+_PROFILE = "profile"
+_WORKLOAD_ANNOTATION = "stoker/step-workload"
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 _RETRY_SECONDS = 60
 # Of a small step, whose failure may also be an honest one, such as the gate's.
@@ -142,9 +147,17 @@ class PipelineRun:
         known = {name: self.value(name) for name in named if name in self._known}
         if isinstance(component, TrainingComponent):
             changes = [name for name, each in self._known.items() if each.hyperparameter]
+            if component.component_spec.name == _PROFILE:
+                # What Kubeflow compares: `follower` gives the pod the whole workload.
+                known["workload"] = self.request.profiled
+                changes = [name for name in changes if not self._is_same_cost(name)]
             known["hyperparameters"] = {name: self.value(name) for name in changes}
             known[BRANCH_INPUT] = self.branches
         return {**known, **{n: v for n, v in shared.items() if n in named}, **own}
+
+    def _is_same_cost(self, name: str) -> bool:
+        hyperparameter = self._known[name].hyperparameter
+        return hyperparameter in same_cost_names(self.request.workload)
 
     @property
     def _known(self) -> dict[str, Parameter]:
@@ -223,6 +236,12 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
     for key, text in STAY_ANNOTATIONS.items():
         kubernetes.add_pod_annotation(task, key, text)
+    if task.component_spec.name == _PROFILE:
+        # Not an input: a profile is found again whatever its gate or learning rate.
+        text = workload_text(run.request.workload)
+        kubernetes.add_pod_annotation(task, _WORKLOAD_ANNOTATION, text)
+        path = f"metadata.annotations['{_WORKLOAD_ANNOTATION}']"
+        kubernetes.use_field_path_as_env(task, STEP_WORKLOAD, path)
     for key, text in FOLLOWER_LABELS.items():
         kubernetes.add_pod_label(task, key, text)
     return task

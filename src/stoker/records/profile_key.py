@@ -14,6 +14,7 @@ from stoker.records.hyperparameters import values_of
 from stoker.records.step_cost import is_same_cost, split_command
 from stoker.records.workload import Workload
 
+PARTIAL_SCHEMA = "stoker.profiled/v1"
 # By section; "" is the top level. Of a section that is in no list here, all keys are one.
 COUNTS: Mapping[str, frozenset[str]] = {
     "": frozenset(
@@ -80,6 +81,8 @@ def profiled(workload: Workload) -> dict[str, Json]:
         of_cost = {key: each for key, each in request.items() if key not in _SAME_IN_REQUEST}
         found["sagemaker"] = {**mapping_at(found, "sagemaker"), "request": of_cost}
     command, options = split_command(workload.command, workload.profile.free_names)
+    # No step can take it for the whole workload.
+    found["schema"] = PARTIAL_SCHEMA
     found["command"] = [*command, *sorted(options)]
     free = same_cost_names(workload)
     values = values_of(workload.hyperparameters).items()

@@ -33,6 +33,7 @@ from stoker.records import (
     to_document,
 )
 from stoker.records.base import mapping
+from stoker.records.profile_key import profiled
 
 # Of SageMaker's model registry.
 _NOT_HERE = ("model_group", "approval")
@@ -77,6 +78,11 @@ class KubeflowRequest:
     def image(self) -> str:
         assert self.workload.image
         return self.workload.image
+
+    @property
+    def profiled(self) -> str:
+        """The workload as far as a profile depends on it, by which Kubeflow finds one again."""
+        return json.dumps(profiled(self.workload), separators=(",", ":"))
 
     @property
     def champions(self) -> tuple[str, str] | None:
