@@ -101,6 +101,29 @@ def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(projec
     assert project.packages() == []
 
 
+def test_a_training_that_no_data_host_could_feed_ends_the_run_with_what_it_cost(project):
+    held = "    held = __import__('socket').socket()\n    def __init__(self):\n"
+    held += "        self.held = self.held"
+    script = TRAIN.replace(
+        "from stoker import DataLoader", "from torch.utils.data import DataLoader"
+    )
+    script = script.replace("class Numbers(Dataset):", f"class Numbers(Dataset):\n{held}")
+    project.upload(script=script)
+    run = project.execution(Epochs="2", ReuseProfile=project.profile()).run()
+    training = project.record(run, "training/training.json", Training)
+    assert "data" in [group.role for group in training.groups]
+    assert (training.status, training.is_unfed) == ("failed", True)
+    (group,) = training.useless_groups
+    assert (group.batches, group.all_batches, group.idle_share) == (0, 24, 1.0)
+    assert group.idle_usd == pytest.approx(group.usd)
+    evaluation = project.record(run, "evaluation/evaluation.json", Evaluation)
+    assert evaluation.warnings == (group.made_words,)
+    assert "made 0 of 24 batches, $" in group.made_words
+    assert run.status == "Failed"
+    assert "no batch came from its data hosts" in run.reason
+    assert project.packages() == []
+
+
 @pytest.mark.soak
 def test_a_challenger_is_held_against_the_last_approved_model(project):
     project.upload()
