@@ -168,6 +168,7 @@ def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | Non
         max=bound.max,
         min_champion=gate.min_champion,
         max_champion=gate.max_champion,
+        regex=gate.regex,
         champion=theirs,
         passed=False,
     )

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import yaml
@@ -126,7 +127,8 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
     pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
-    fixed = [_epochs_of(workload) if p.name == "epochs" else p for p in _PARAMETERS]
+    own = {"epochs": _epochs_of, "gate": _gate_of}
+    fixed = [own[p.name](workload) if p.name in own else p for p in _PARAMETERS]
     return (*data, *fixed, *pools, *_hyperparameters(workload))
 
 
@@ -420,7 +422,13 @@ def _own_epochs(workload: Workload) -> int:
     return 0 if "epochs" in workload.hyperparameters else workload.training.epochs or 0
 
 
-def _gate(value: str) -> tuple[str, ...]:
+def _gate_of(workload: Workload) -> Parameter:
+    """Returns the parameter of the gates, whose metrics keep the workload's patterns."""
+    (gate,) = (each for each in _PARAMETERS if each.name == "gate")
+    return replace(gate, overrides=lambda value: _gate(value, patterns=workload.metric_patterns))
+
+
+def _gate(value: str, *, patterns: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
     """Returns the override for `accuracy>=0.94, loss<=0.2`."""
     gates: list[Mapping[str, Json]] = []
     for text in filter(None, (part.strip() for part in value.split(","))):
@@ -439,7 +447,9 @@ def _gate(value: str) -> tuple[str, ...]:
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
                 fix="for example accuracy>=0.94, or accuracy>=champion-0.005",
             )
-        gates.append({"metric": metric.strip(), key: number})
+        name = metric.strip()
+        pattern = {"regex": patterns[name]} if name in patterns else {}
+        gates.append({"metric": name, key: number, **pattern})
     # One line: an override is one word of a command line.
     return (f"gate={yaml.safe_dump(gates, default_flow_style=True, width=4096).strip()}",)
 

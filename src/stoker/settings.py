@@ -108,6 +108,8 @@ SCALARS = {
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
     ),
 }
+# Characters of all patterns of metrics together.
+_MAX_PATTERNS = 500
 # Folder of a pod's service account.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -250,6 +252,7 @@ class RunEnvironment:
         hyperparameter_forms: How each hyperparameter is written into the command: a letter for each
             of the sorted names, v: --name value; o: the same, unless it is empty; f: a flag; s:
             --name or --no-name; w: several words. Default: all v.
+        metric_patterns: Patterns of the metrics that the script only prints, by name, as JSON.
         literal_hyperparameters: Hyperparameters that are texts in quotes without JSON's escapes, as
             places among the sorted names, as JSON. A pipeline on SageMaker, which fills in their
             values, sets it.
@@ -303,6 +306,9 @@ class RunEnvironment:
     budget: Annotated[Budget | None, Variable("STOKER_BUDGET")] = None
     hyperparameter_order: Annotated[tuple[int, ...], Variable("STOKER_HYPERPARAMETER_ORDER")] = ()
     hyperparameter_forms: Annotated[str, Variable("STOKER_HYPERPARAMETER_FORMS")] = ""
+    metric_patterns: Annotated[Mapping[str, str], Variable("STOKER_METRIC_PATTERNS")] = field(
+        default_factory=dict
+    )
     literal_hyperparameters: Annotated[
         tuple[int, ...], Variable("STOKER_LITERAL_HYPERPARAMETERS")
     ] = ()
@@ -321,6 +327,7 @@ class RunEnvironment:
             engine=workload.engine_settings,
             workload_sha256=workload.digest(),
             hyperparameter_forms=forms_of(values_of(workload.hyperparameters), workload.options),
+            metric_patterns=workload.metric_patterns,
             profile=profile,
             replace_dataloader=replaced,
             # A profile has its own limits of time.
@@ -634,6 +641,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
         if gate.min is not None and gate.max is not None and gate.min > gate.max:
             what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
             raise UsageError(what, where=where)
+    _check_patterns(workload, place)
     check_hyperparameters(values_of(workload.hyperparameters), place)
     check_options(workload.options, values_of(workload.hyperparameters), place)
     check_variables(workload.environment, workload.secrets, place)
@@ -647,6 +655,30 @@ def _check_workload(workload: Workload, place: Place) -> None:
             where=place.at("constraints.deadline_hours"),
             fix="set training.steps, or epochs, samples_per_epoch and global_batch_size",
         )
+
+
+def _check_patterns(workload: Workload, place: Place) -> None:
+    example = "for example regex: 'accuracy ([0-9.]+)'"
+    for index, gate in enumerate(workload.gate):
+        where = place.at(f"gate[{index}].regex")
+        if gate.regex is None:
+            continue
+        try:
+            groups = re.compile(gate.regex).groups
+        except (re.error, RecursionError, OverflowError) as err:
+            what = f"gate {gate.metric}: {gate.regex!r} is no pattern of Python: {err}"
+            raise UsageError(what, where=where, fix=example) from None
+        if groups != 1:
+            what = f"gate {gate.metric}: {gate.regex!r} has {groups} groups, and one is the value"
+            fix = f"put the number into ( ), others into (?: ); {example}"
+            raise UsageError(what, where=where, fix=fix)
+        if workload.metric_patterns[gate.metric] != gate.regex:
+            what = f"two gates have different patterns for {gate.metric}"
+            raise UsageError(what, where=where, fix="one metric has one pattern")
+    # A variable of a job on SageMaker.
+    if len(json.dumps(workload.metric_patterns)) > _MAX_PATTERNS:
+        what = f"the gates' patterns have more than {_MAX_PATTERNS} characters together"
+        raise UsageError(what, where=place.at("gate"), fix="shorten them")
 
 
 def _check_mlflow(address: str, place: Place) -> None:

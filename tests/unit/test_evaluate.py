@@ -355,7 +355,8 @@ def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
     assert evaluation.reason == (
         "gate failed: accuracy is 0.95, asked for at least 0.99; "
         "f1 was not reported, asked for at least 0.5 (in the script: "
-        "stoker.log_metrics(f1=value), or the JSON file $STOKER_METRICS)"
+        "stoker.log_metrics(f1=value), or the JSON file $STOKER_METRICS; or regex in the gate, "
+        "for a line that it prints)"
     )
 
 

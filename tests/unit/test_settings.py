@@ -258,6 +258,7 @@ FULL = ProcessSettings(
     budget=Budget(usd_per_hour={"dnn": 1.5}, max_usd=9.0, predicted_usd=3.0),
     hyperparameter_order=(1, 0),
     hyperparameter_forms="vo",
+    metric_patterns={"accuracy": "accuracy ([0-9.]+)"},
     literal_hyperparameters=(1,),
     more_hyperparameters=Path("/opt/ml/more.json"),
     secret_names=("HF_TOKEN",),

@@ -56,9 +56,11 @@ _WORKLOAD = """\
 name: {name}
 # Arguments go after the script: [python, train.py, --epochs, "3"]
 command: {command}
-# What the model must reach; the script reports it by stoker.log_metrics(accuracy=0.97).
+# What the model must reach; the script reports it by stoker.log_metrics(accuracy=0.97), or prints
+# it: then the gate has a pattern, and the last match counts.
 # gate:
 # - {{metric: accuracy, min: 0.95}}
+# - {{metric: accuracy, min: 0.95, regex: 'accuracy ([0-9.]+)'}}
 """
 # The keys of each platform; words in capital letters are the user's to replace.
 _PLATFORMS = {

@@ -29,6 +29,7 @@ from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.leader_connection import HostRun
+from stoker.launch.log_metrics import metrics_in_log
 from stoker.launch.passive_profile import (
     FILE,
     is_elsewhere,
@@ -320,6 +321,21 @@ def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Json]:
 
 
 def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, float]:
+    """Returns the script's metrics: what it reported, and what a gate's pattern found in its log.
+
+    A pattern comes first: the gate names it.
+    """
+    metrics = _reported(settings, output, log)
+    for name, text in metrics_in_log(output).items():
+        try:
+            metrics[name] = float(text)
+        except ValueError:
+            reason = f"not a number: {text!r}"
+            log.event(EventName.METRIC_READ_FAILED, metric=name, reason=reason)
+    return metrics
+
+
+def _reported(settings: ProcessSettings, output: Path, log: Log) -> dict[str, float]:
     path = settings.metrics or output / "metrics.json"
     try:
         document = json.loads(_bounded(path))

@@ -67,7 +67,11 @@ class OutputTail:
 
 
 def forward(
-    source: int, target: int, tail: OutputTail | None, hidden: Sequence[bytes] = ()
+    source: int,
+    target: int,
+    tail: OutputTail | None,
+    hidden: Sequence[bytes] = (),
+    read: Callable[[bytes], None] | None = None,
 ) -> None:
     """Copies a stream to its end by whole lines, as others often write to the same file.
 
@@ -77,6 +81,7 @@ def forward(
 
     Args:
         hidden: Texts that are shown as ***, also in `tail`.
+        read: Gets what is shown.
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
@@ -101,6 +106,8 @@ def forward(
                 shown = shown.replace(text, HIDDEN.encode())
             if tail:
                 tail.add(shown)
+            if read:
+                read(shown)
             # Lost output must neither end nor block the command.
             with contextlib.suppress(OSError):
                 view = memoryview(shown)
@@ -186,6 +193,7 @@ def supervise(
     asks_children: bool = False,
     takes_input: bool = False,
     hidden: Sequence[str] = (),
+    read: Callable[[bytes], None] | None = None,
 ) -> Ending:
     """Runs `command` to its end, then ends its leftover processes, but no earlier child.
 
@@ -199,6 +207,7 @@ def supervise(
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
         hidden: Texts that its output must not show.
+        read: Gets its output and errors, whole lines, in two threads.
     """
     spawn.adopt_orphans()
     # The kernel's count is per cgroup: only the difference is this command's.
@@ -225,8 +234,8 @@ def supervise(
     tail = OutputTail()
     texts = [text.encode() for text in hidden]
     pumps = [
-        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None, texts)),
-        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail, texts)),
+        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None, texts, read)),
+        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail, texts, read)),
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
     signals, decided = _follow(

@@ -47,6 +47,7 @@ from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
+from stoker.launch.log_metrics import LogMetrics
 from stoker.launch.other_programs import OthersLog, OthersWatch
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
@@ -628,6 +629,8 @@ def _train(
             return line
         gpus.start()
         closed.callback(gpus.close)
+        patterns = run.settings.metric_patterns if run.topology.is_leader else {}
+        printed = LogMetrics(patterns) if patterns else None
         ending = supervise(
             line,
             environ=environ,
@@ -640,7 +643,12 @@ def _train(
             takes_input=trainer.strategy == "none" and membership is None,
             others=engine.pids,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
+            read=printed.read if printed else None,
         )
+        if printed:
+            printed.write(run.output)
+            for name in patterns.keys() - printed.values.keys():
+                run.log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=patterns[name])
         look(is_last=True)
         if mpi_host:
             ending = mpi_host.judged(ending)

@@ -118,15 +118,23 @@ def _in_brackets(training: Training) -> str:
 
 
 def _words_of(gate: GateResult) -> str:
-    value = "was not reported" if gate.value is None else f"is {figure(gate.value)}"
+    value = f"is {figure(gate.value)}" if gate.value is not None else "was not reported"
     bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
     bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
     if gate.is_inside:
         return f"{gate.metric} {value}, and the model in use has not reported it"
     held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
     asked = " and ".join(bounds) or "a value"
-    # An unchanged script knows nothing of gates: what it prints is not read.
+    found = f"{gate.metric} {value}, asked for {asked}{held}"
+    return f"{found} ({_how_to_report(gate)})" if gate.value is None else found
+
+
+def _how_to_report(gate: GateResult) -> str:
+    if gate.regex is not None:
+        return f"no number in the log by the pattern {gate.regex}"
     name = gate.metric if gate.metric.isidentifier() else f"**{{'{gate.metric}': value}}"
     call = f"{name}=value" if gate.metric.isidentifier() else name
-    how = f" (in the script: stoker.log_metrics({call}), or the JSON file $STOKER_METRICS)"
-    return f"{gate.metric} {value}, asked for {asked}{held}{how if gate.value is None else ''}"
+    return (
+        f"in the script: stoker.log_metrics({call}), or the JSON file $STOKER_METRICS; or regex in "
+        "the gate, for a line that it prints"
+    )

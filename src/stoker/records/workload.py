@@ -171,12 +171,16 @@ class Gate(Record, frozen=True, kw_only=True):
     """Bounds on a reported metric; the stricter of two lower or upper bounds applies.
 
     Attributes:
-        metric: Name in `stoker.log_metrics(NAME=VALUE)`. A metric that was not reported fails.
+        metric: Name in `stoker.log_metrics(NAME=VALUE)`, or any with `regex`. A metric that was
+            not reported fails.
         min: Minimum that passes.
         max: Maximum that passes.
         min_champion: Minimum relative to the model in use (the champion), such as -0.005. The first
             model has no champion, and passes.
         max_champion: Maximum relative to the champion.
+        regex: Pattern of Python with a group for the value, such as accuracy ([0-9.]+), for a
+            script that only prints it: the last match in the output of the first dnn host counts,
+            line by line, 1,000 characters of each.
     """
 
     metric: Name
@@ -184,6 +188,7 @@ class Gate(Record, frozen=True, kw_only=True):
     max: float | None = None
     min_champion: float | None = None
     max_champion: float | None = None
+    regex: Annotated[str, msgspec.Meta(min_length=1, max_length=400)] | None = None
 
     @property
     def needs_champion(self) -> bool:
@@ -547,6 +552,11 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     notify: NotifySettings | None = None
     watchdog: WatchdogSettings = WatchdogSettings()
     not_numbers: dict[str, str] | None = None
+
+    @property
+    def metric_patterns(self) -> dict[str, str]:
+        """The patterns of the gates' metrics that the script only prints."""
+        return {gate.metric: gate.regex for gate in self.gate if gate.regex is not None}
 
     @property
     def platform_info(self) -> PlatformInfo:
