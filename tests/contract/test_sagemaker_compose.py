@@ -212,6 +212,34 @@ def test_two_trainings_of_one_run_share_no_job_folder_or_model():
     assert len(set(written)) == len(written) == 9
 
 
+def test_a_search_over_values_is_a_branch_for_each():
+    """Numbers, texts and what another step has found: each training has its own job."""
+    from sagemaker.core.workflow.properties import Properties
+
+    # As a TuningStep's: the SDK wants its step among the others.
+    tuned = Properties(step_name="Train0a", shape_name="DescribeHyperParameterTuningJobResponse")
+    best = tuned.BestTrainingJob.TunedHyperParameters["lr"]
+    run = run_of()
+    values = {"a": 0.1, "b": 0.01, "c": 1e-05, "tuned": best}
+    runs = [run.branch(name).given(lr=value) for name, value in values.items()]
+    found = defined(run, *trainings(*runs))
+    jobs = set()
+    for number, name in enumerate(values):
+        words = found[f"Train{number}{name}"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+        jobs.add(json.dumps(words[words.index("--name") + 1]))
+    assert len(jobs) == len(values)
+    assert "Steps.Train0a.BestTrainingJob.TunedHyperParameters" in json.dumps(found["Train3tuned"])
+
+
+def test_a_tuning_step_over_a_training_of_stokers_is_refused_with_a_word():
+    from sagemaker.mlops.workflow.steps import TuningStep
+
+    run = run_of()
+    trained = sagemaker.train_step(run, decision=sagemaker.decide_step(run, profile="s3://b/p"))
+    with pytest.raises((TypeError, ValueError), match=r"tuner\.tune\(\)"):
+        TuningStep(name="Tune", step_args=trained)
+
+
 @pytest.mark.parametrize("second", ["same", "other values"])
 def test_two_trainings_under_one_name_are_refused(second):
     def body(run: "sagemaker.PipelineRun") -> list["sagemaker.RequestStep"]:
