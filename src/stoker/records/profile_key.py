@@ -20,7 +20,7 @@ COUNTS: Mapping[str, frozenset[str]] = {
     "": frozenset(
         (
             *("name", "command", "image", "platform", "cluster", "channels", "hyperparameters"),
-            *("environment", "feed", "strategy", "engine", "profile", "not_numbers"),
+            *("environment", "feed", "strategy", "engine", "profile", "not_numbers", "options"),
         )
     ),
     "sagemaker": frozenset(("source", "entrypoint", "request", "requirements")),

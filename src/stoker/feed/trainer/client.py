@@ -2,6 +2,7 @@
 
 import atexit
 import dataclasses
+import errno
 import functools
 import os
 import secrets
@@ -272,6 +273,15 @@ _ChildSessions = dict[int, tuple[FeedSession, int]]
 _Polled = tuple[list[Link], list[tuple[int, ...]], _ChildSessions]
 
 
+def fix_of_crash(err: BaseException) -> str:
+    """Returns what to do about an error that ended the feed's thread: a limit's, or a bug's."""
+    if getattr(err, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        return "raise the limit of open files (ulimit -n 65536)"
+    if "can't start new thread" in str(err):
+        return "raise the limit of tasks (ulimit -u, a pod's pids limit): a trainer needs about 20"
+    return "this is a bug in stoker; please report it with the traceback above"
+
+
 class IoThread:
     """Asks agents and local workers for batches, and takes answers; `run` blocks its thread."""
 
@@ -319,7 +329,7 @@ class IoThread:
             failure = FeedError(
                 f"the feed's thread failed: {type(err).__name__}: {err}",
                 where=f"rank {self._settings.rank}, host {self._settings.host}",
-                fix="this is a bug in stoker; please report it with the traceback above",
+                fix=fix_of_crash(err),
             )
             failure.__cause__ = err
             shared.mark_failed(failure)

@@ -155,7 +155,8 @@ class AgentLink(Link):
             f"data host {self.member.host} delivers no batches: its connection for them was lost "
             f"{self._fruitless} times in a row, at last {receiver.words()}",
             where=f"port {self.member.batch_port} of {self.name}",
-            fix="open port feed.port + 1 of data hosts to the trainers; see the log of the host",
+            fix="open port feed.port + 1 of data hosts to the trainers; if it is open, large "
+            "packets may be lost (the network's MTU); see the log of the host",
         )
 
     def close_session(self, session: str) -> None:
