@@ -1,7 +1,8 @@
 """Libraries with native threads are read on data hosts without a hang, however workers start.
 
 As a script it makes many runs, and prints a table: `python tests/libraries/test_native_threads.py
---runs 25` makes 25 of each library under fork and 25 under spawn (9 libraries: 225 and 225).
+--runs 200 --at-once 6` makes 200 of each library under fork and 200 under spawn, each a loader with
+fresh workers, in one cluster and one process of a library and start method.
 """
 
 import argparse
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--libraries", default=",".join(LIBRARIES))
     parser.add_argument("--starts", default="fork,spawn")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=1, help="loaders that are read together")
     given = parser.parse_args()
     with Cluster(agents=1, workers=given.workers) as cluster:
         cluster.wait_for_agents()
@@ -72,7 +74,12 @@ def main() -> None:
                 began = time.monotonic()
                 with tempfile.TemporaryDirectory() as folder:
                     found = totals(
-                        cluster, Path(folder), library=library, start=start, runs=given.runs
+                        cluster,
+                        Path(folder),
+                        library=library,
+                        start=start,
+                        runs=given.runs,
+                        at_once=given.at_once,
                     )
                 good = found.count(expected(library))
                 seconds = time.monotonic() - began

@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from stoker.feed.replace import install
 
 DEFAULTS = {"library": "polars", "runs": 1, "start": "fork", "folder": "/tmp", "num_workers": 1}
+# Loaders that are read at the same time, each by a thread: most of a run is waiting.
+DEFAULTS |= {"at_once": 1}
 ROWS = 16
 
 
@@ -258,17 +260,24 @@ def main() -> None:
     install(DataLoader)
     kind, make = LIBRARIES[given["library"]]
     place = make(Path(given["folder"]))
-    start = given["start"]
-    for run in range(given["runs"]):
+
+    def total_of(run: int) -> dict[str, int]:
         # Another spec each time: another dataset process, and other workers.
         dataset = kind(place, salt=os.getpid() * 1000 + run)
         # And of another line: loaders of one that live short are not fed for long.
         line = compile("\n" * run + "DataLoader(dataset, **options)", "runs", "eval")
         options = {"batch_size": 4, "num_workers": given["num_workers"]}
-        options["multiprocessing_context"] = start
+        options["multiprocessing_context"] = given["start"]
         loader = eval(line, {"DataLoader": DataLoader, "dataset": dataset, "options": options})
-        total = sum(int(batch.sum()) for batch in loader)
-        print(json.dumps({"run": run, "total": total}), flush=True)
+        return {"run": run, "total": sum(int(batch.sum()) for batch in loader)}
+
+    if given["at_once"] == 1:
+        for run in range(given["runs"]):
+            print(json.dumps(total_of(run)), flush=True)
+        return
+    with futures.ThreadPoolExecutor(given["at_once"]) as pool:
+        for found in pool.map(total_of, range(given["runs"])):
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

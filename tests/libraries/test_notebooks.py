@@ -1,0 +1,34 @@
+"""A notebook's loaders are fed: what its cells define is there on data hosts, also redefined."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+import stoker
+from support.cluster import Cluster, run_script
+
+pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "notebook_cells.py")
+STARTUP = Path(stoker.__file__).parent / "startup"
+LAUNCHED = {
+    "STOKER_LAUNCHER_PID": str(os.getpid()),
+    "PYTHONPATH": str(STARTUP),
+    "STOKER_REPLACE_DATALOADER": "auto",
+}
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_what_cells_define_is_there_on_data_hosts(tmp_path, agents):
+    if importlib.util.find_spec("nbclient") is None:
+        pytest.skip("no nbclient here: make test-libraries")
+    quiet = {"IPYTHONDIR": str(tmp_path / ".ipython"), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    plain = run_script({}, script=SCRIPT, env=quiet).finish()
+    with Cluster(agents=agents, feed={"start_deadline_seconds": 120.0}) as cluster:
+        cluster.wait_for_agents()
+        fed = cluster.train(script=SCRIPT, workers=0, env=quiet | LAUNCHED).finish()
+    assert fed[:-1] == plain[:-1]
+    # Data hosts made all of them.
+    assert (plain[-1], fed[-1]) == ({"plain": 8.0}, {"local": 0.0})
