@@ -33,11 +33,10 @@ is_ours = all(side in Side for batch in batches for side in batch)
 print(json.dumps({"run": [[side.name for side in batch] for batch in batches], "ours": is_ours}))
 """
 DEFINED = """
-import dataclasses, enum, json, os, typing
+import dataclasses, enum, json, typing
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-KERNEL = os.getpid()
 SCALE = 10
 
 class Kind(enum.Enum):
@@ -107,23 +106,13 @@ try:
 except BadSample as err:
     print(json.dumps({"failed": type(err).__name__, "is_ours": type(err) is BadSample}))
 """
-MADE_BY = """
-class Makers(Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return float(os.getppid() == KERNEL or os.getpid() == KERNEL)
-
-local = sum(float(batch.sum()) for batch in DataLoader(Makers(), 4, num_workers=1))
-print(json.dumps({"local" if "STOKER_COORDINATOR" in os.environ else "plain": local}))
-"""
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "other.py").write_text(OTHER)
-        cells = [DEFINED, TRAINED, TRAINED, REDEFINED, TRAINED, FAILED, "%run other.py", MADE_BY]
+        cells = [DEFINED, TRAINED, TRAINED, REDEFINED, TRAINED, FAILED, "%run other.py"]
         notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
         resources = {"metadata": {"path": name}}
         client = nbclient.NotebookClient(notebook, timeout=120, resources=resources)
