@@ -1,11 +1,12 @@
 """The table of instance types with today's prices of an AWS region.
 
     python tools/refresh_prices.py --region eu-west-1 > prices.csv
-    stoker decide profile.json --prices prices.csv
+    stoker decide profile.json --prices prices.csv      or constraints.prices_file: prices.csv
 
 It takes pricing:GetProducts and ec2:DescribeInstanceTypes, and about a minute. Types and CPU speeds
 are those of the table that comes with stoker. A type whose price AWS does not list, or lists twice,
-has a blank one: no plan uses it. Own prices (contracts, spot, savings plans) go into the same file.
+has a blank one: it is estimated by EC2's, or in no plan. Own prices (contracts, spot, savings
+plans) go into the same file.
 """
 
 import argparse

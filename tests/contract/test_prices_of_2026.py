@@ -333,6 +333,14 @@ def test_old_prices_are_told_before_a_job_and_in_its_decision(server, project):
     assert decision.prices.stale
 
 
+def test_compile_and_upload_tell_another_region_in_one_line(server, project):
+    for verb, *more in (("compile", "--out", "p.json"), ("upload", "--yes")):
+        done = succeeds(verb, "sagemaker", "w.yaml", *more)
+        (line,) = told_regions(done)
+        assert "the hosts are in eu-central-1, the prices are of us-east-1" in line
+        assert told_regions(succeeds(verb, "sagemaker", "w.yaml", *HERE, *more)) == []
+
+
 def test_an_hourly_limit_is_not_promised_without_a_price(server, project):
     limit = (*on(UNPRICED), "--set", "constraints.max_usd_per_hour=6")
     succeeds("upload", "sagemaker", "w.yaml", *limit, "--yes")

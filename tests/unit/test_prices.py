@@ -1,19 +1,28 @@
 """Prices of the catalog: estimated ones are marked, and rules bar what would not hold its speed."""
 
 import csv
+import io
+import itertools
 import json
 from datetime import date
 from importlib import resources
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
 from stoker.catalog.rules import price_ratio
 from stoker.decide import decide, explain
+from stoker.launch.spending import Spending
+from stoker.logs import Log
+from stoker.platforms.base import JobSpec
 from stoker.records import Constraints, Group, TrainingSize, read_json, to_document, write_json
 from stoker.records.decision import Decision
-from support import builders
+from stoker.records.training import TrainingFacts, training_record
+from stoker.train import budget_of
+from stoker.words import training_words
+from support import builders, sample_records
 
 TODAY = date(2026, 11, 26)
 TABLE = "aws_training_instances.csv"
@@ -202,3 +211,38 @@ def test_the_price_of_a_cluster_says_which_part_is_estimated():
     assert catalog.estimates(groups) == {"ml.p5en.48xlarge": "EC2's $63.296 x 1.15"}
     unknown = [Group(name="dnn", role="dnn", instance_type="ml.trn2.48xlarge", count=1)]
     assert catalog.estimates(unknown) == {}
+
+
+@pytest.mark.parametrize("is_estimate", [True, False])
+def test_the_dollars_of_a_run_are_marked_from_its_leader_to_its_record(tmp_path, is_estimate):
+    (dnn,) = builders.clusters("ml.p5en.48xlarge" if is_estimate else "ml.p4d.24xlarge")
+    job = JobSpec(name="run", command=("true",), groups=(dnn,), run_dir=tmp_path)
+    budget = budget_of(job, catalog=load_catalog("sagemaker"), decision=None)
+    assert budget.estimated == (("dnn",) if is_estimate else ())
+    now = itertools.chain([0.0], itertools.repeat(3600.0))
+    limited = msgspec.structs.replace(budget, max_usd=1.0)
+    log = Log(run="r", host="h", stream=io.StringIO())
+    spending = Spending(limited, hosts={"dnn": 1}, log=log, clock=now.__next__)
+    assert spending.tick()
+    assert ("~$" in spending.failure) == is_estimate
+
+    facts = TrainingFacts(
+        job=sample_records.training().job,
+        status="succeeded",
+        groups=(dnn,),
+        budget=budget,
+        host_seconds={"dnn": 3600.0},
+    )
+    record = training_record(facts)
+    assert record.is_estimate == is_estimate
+    assert ("~$" in training_words(record)) == is_estimate
+
+
+def test_the_report_marks_dollars_of_an_estimated_price(tmp_path):
+    listed = sample_records.write_page(tmp_path)
+    guessed = msgspec.structs.replace(sample_records.training(), is_estimate=True, spent_usd=3.0)
+    decision = starved("p4d.24xlarge", allowed=["c8i.8xlarge"])
+    page = sample_records.write_page(tmp_path, training=guessed, decision=decision)
+    assert "~$" not in listed
+    assert "~$" in page
+    assert "EC2&#39;s $1.49936 x 1.20" in page

@@ -3,13 +3,23 @@
 from collections.abc import Sequence
 from datetime import date
 
+import msgspec
+
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
 from stoker.decide.advise import warnings_of_prices
 from stoker.decide.choose import own_storage_words, step_time_words
 from stoker.decide.pricing import break_even_words
 from stoker.errors import DeclinedError, UsageError
-from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
+from stoker.records import (
+    Decision,
+    Group,
+    PlatformName,
+    Predicted,
+    Workload,
+    bare_type,
+    groups_in_words,
+)
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.settings import named_instance_type
 from stoker.text import apart, duration, usd
@@ -119,6 +129,14 @@ def price_words(
     # The decision has said so.
     told = decision.warnings if decision else ()
     return [f"note: {each}" for each in words if each not in told]
+
+
+def say_prices(workload: Workload, *, platform: PlatformName, quiet: bool) -> None:
+    """Prints what is to be known of the prices that a pipeline will count by."""
+    placed = msgspec.structs.replace(workload, platform=platform)
+    today = [Group.of_today(placed.cluster.dnn)] if placed.cluster else []
+    for words in price_words(today, catalog=catalog_of(placed), decision=None):
+        say(words, quiet=quiet)
 
 
 def _is_known(group: Group, catalog: Catalog) -> bool:

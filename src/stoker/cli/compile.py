@@ -44,6 +44,8 @@ def compile_verb(
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
         stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
     """
+    from stoker.cli.billing import say_prices
+    from stoker.pipelines.base import platform_of
     from stoker.records import write_text
     from stoker.settings import read_workload
 
@@ -84,6 +86,7 @@ def compile_verb(
         say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
     for file in files:
         say(f"component: {file}", quiet=False)
+    say_prices(record, platform=platform_of(target), quiet=False)
     again = again_words(overrides or ())
     say(f"next:      stoker upload {target} {workload}{again}", quiet=False)
 

@@ -42,8 +42,10 @@ def upload_verb(
         stoker upload kubeflow configs/mnist-kubeflow.yaml
         stoker upload sagemaker workload.yaml --values prod.yaml --check
     """
+    from stoker.cli.billing import say_prices
     from stoker.cli.compile import again_words, compiled_for
     from stoker.cli.schedule import planned_schedule
+    from stoker.pipelines.base import platform_of
 
     of = workload_of(workload, overrides=overrides or ())
     client = client_of(target, of, reach)
@@ -53,6 +55,7 @@ def upload_verb(
         changes = _changes(client, compiled, deployed=deployed, wanted=wanted)
         planned = planned_schedule(client, of, compiled)
         missing = client.missing_inputs(compiled) if check else []
+    say_prices(of, platform=platform_of(target), quiet=as_json)
     if compiled.code:
         say(f"code: {compiled.code.words()}", quiet=as_json)
     if deployed is None or not changes:

@@ -161,7 +161,8 @@ class RunView:
         busy = f", {self.gpus.words}" if self.gpus and self.gpus.words else ""
         if progress is None:
             return f"no step yet{busy}"
-        spent = "" if progress.spent_usd is None else f", {usd(progress.spent_usd)} spent"
+        dollars = usd(progress.spent_usd, is_estimate=progress.is_estimate)
+        spent = "" if progress.spent_usd is None else f", {dollars} spent"
         return f"step {progress.steps}, {progress.words}{busy}{spent}"
 
 

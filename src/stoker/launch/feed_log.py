@@ -540,6 +540,7 @@ class StepProgress:
         least_wait_share: Wait share of the rank that waits least; None: there is one rank.
         whole_step_seconds: All time since the third step, over the steps; None: not known.
         whole_wait_seconds: Likewise all waits, those for epochs' first batches included.
+        is_estimate: `spent_usd` is by an estimated price.
         is_between_epochs: All steps of an epoch are done, and no step of the next one is.
     """
 
@@ -549,6 +550,7 @@ class StepProgress:
     rank: Annotated[int, msgspec.Meta(ge=0)] = 0
     least_wait_share: _Figure | None = None
     spent_usd: _Figure | None = None
+    is_estimate: bool = False
     whole_step_seconds: _Figure | None = None
     whole_wait_seconds: _Figure | None = None
     is_between_epochs: bool = False
@@ -700,6 +702,7 @@ class ProgressLog:
     _: KW_ONLY
     progress: Callable[[], Mapping[int, Progress]] = dict
     spent_usd: Callable[[], float | None] = lambda: None
+    is_estimate: bool = False
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -749,6 +752,8 @@ class ProgressLog:
             more = {"rank": rank, "least_wait_share": min(shares.values())}
         if (spent := self.spent_usd()) is not None:
             more["spent_usd"] = spent
+            # By an estimated price.
+            more |= {"is_estimate": 1} if self.is_estimate else {}
         known = [steps for steps in self._ranks.values() if steps.whole_seconds]
         if known:
             # All ranks take as long; the one that waits longest says how much of it is waiting.

@@ -562,7 +562,10 @@ def _train(
     if run.topology.is_leader:
         told = (lambda: coordinator.progress) if coordinator else dict
         spent = (lambda: spending.usd) if spending else (lambda: None)
-        logs.append(ProgressLog(run.output, run.log, progress=told, spent_usd=spent))
+        guessed = spending.is_estimate if spending else False
+        logs.append(
+            ProgressLog(run.output, run.log, progress=told, spent_usd=spent, is_estimate=guessed)
+        )
         logs.append(GpuLines(run.log, hosts=partial(_gpus_of_all, run, gpus, coordinator)))
     if coordinator:
         file = run.output / "feed.csv"
