@@ -45,6 +45,7 @@ def compile_verb(
         stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
     """
     from stoker.cli.billing import say_prices
+    from stoker.cli.unreported import unreported_words
     from stoker.pipelines.base import platform_of
     from stoker.records import write_text
     from stoker.settings import read_workload
@@ -87,6 +88,10 @@ def compile_verb(
     for file in files:
         say(f"component: {file}", quiet=False)
     say_prices(record, platform=platform_of(target), quiet=False)
+    settings = record.sagemaker if target == "sagemaker" else None
+    folder = Path(settings.source) if settings and settings.source else Path()
+    if warning := unreported_words(record, folder=folder):
+        say(f"warning: {warning}", quiet=False)
     again = again_words(overrides or ())
     say(f"next:      stoker upload {target} {workload}{again}", quiet=False)
 

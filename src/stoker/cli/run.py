@@ -66,6 +66,7 @@ def run_verb(
     from stoker.cli.billing import say_unused_types
     from stoker.cli.champions import champion_metrics
     from stoker.cli.notify import telling
+    from stoker.cli.unreported import unreported_words
     from stoker.cli.workloads import groups_of, latest_run_dir, new_run_dir, resolve, todays_cluster
     from stoker.records import Group, Training, nearest, read_json, to_json, write_json
     from stoker.records.outcome import outcome_of
@@ -73,6 +74,8 @@ def run_verb(
     sets = [*(overrides or ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
     record = resolve([workload], overrides=sets)
+    if warning := unreported_words(record, folder=Path()):
+        say(f"warning: {warning}", quiet=as_json)
     # Before anything runs: no champion is configured here, so a gate that needs one is refused.
     champion_metrics("", workload=record, region=None)
     today = todays_cluster(record).dnn
