@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.errors import UsageError
 from stoker.launch.sagemaker_variables import hyperparameters
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.platforms.imported import code_digest, counted_files
 from stoker.records import KubernetesSettings, SageMakerSettings, Workload
 from stoker.records.profile_key import COUNTS, SAME, profile_key
 from stoker.records.step_cost import split_command
+from stoker.records.workload import refuse_foreign
 from stoker.settings import RunEnvironment
 from support import sagemaker_pipeline as sample
 from support.builders import workload
@@ -273,3 +275,21 @@ def test_a_launcher_adds_the_values_that_the_request_does_not_have(tmp_path):
         ("lr", "1e-3"),
         ("seed", 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_same"),
+    [
+        (["python", "train.py", "--width", "32", "--lr=0.3"], True),
+        (["python", "train.py", "--lr", "0.1", "--width", "64"], False),
+        (["python", "other.py", "--lr", "0.1", "--width", "32"], False),
+    ],
+)
+def test_a_reused_profile_is_foreign_only_if_its_command_may_cost_otherwise(command, is_same):
+    first, later = workload("mnist", **BASE), changed("command", command)
+    told = {"keys": first.profile_keys(), "digest": first.digest(), "workload": later}
+    if is_same:
+        refuse_foreign("profile", **told)
+    else:
+        with pytest.raises(UsageError, match="another workload"):
+            refuse_foreign("profile", **told)

@@ -30,7 +30,7 @@ from stoker.records.platforms import (
     bare_type,
 )
 from stoker.records.secrets import SecretArn, SecretSource, source_of
-from stoker.records.step_cost import SAME_COST
+from stoker.records.step_cost import SAME_COST, split_command
 
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
 _REGISTRY = re.compile(r"[0-9]{12}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com")
@@ -461,8 +461,8 @@ def refuse_foreign(
         UsageError: With each key that differs, and both values.
     """
     # An equal digest wins over the command's text, which hosts write with its arguments.
-    is_same = digest in (None, workload.digest())
     keys = keys or {}
+    is_same = digest in (None, workload.digest()) or _costs_the_same(keys, workload)
     differing = [
         f"{key}: {keys[key]} -> {value}"
         for key, value in workload.profile_keys().items()
@@ -484,6 +484,17 @@ def branch_name(branch: str, *, most: int) -> str:
         return plain
     digest = hashlib.sha256(branch.encode()).hexdigest()[:_BRANCH_DIGEST]
     return f"{plain[: max(most - _BRANCH_DIGEST - 1, 0)].rstrip('-')}-{digest}".strip("-")
+
+
+def _costs_the_same(keys: Mapping[str, str], workload: "Workload") -> bool:
+    """Whether a record's command differs only in options that leave a step's cost as it is."""
+    own = workload.profile_keys()
+    names = workload.profile.free_names
+    if any(keys.get(key) != own[key] for key in ("strategy", "engine")) or "command" not in keys:
+        return False
+    theirs, _ = split_command(shlex.split(keys["command"]), names)
+    kept, _ = split_command(workload.command, names)
+    return theirs == kept
 
 
 def _short_id(run_id: str) -> str:
