@@ -290,6 +290,8 @@ def test_a_reused_profile_is_foreign_only_if_its_command_may_cost_otherwise(comm
     told = {"keys": first.profile_keys(), "digest": first.digest(), "workload": later}
     if is_same:
         refuse_foreign("profile", **told)
+        # It has the profile's digest, and is what train follows.
+        refuse_foreign("decision", **told)
         with pytest.raises(UsageError, match="another workload"):
             refuse_foreign("training", **told)
     else:

@@ -463,8 +463,8 @@ def refuse_foreign(
     # An equal digest wins over the command's text, which hosts write with its arguments.
     keys = keys or {}
     is_same = digest in (None, workload.digest())
-    # Of a profile only: a training with another learning rate is another training.
-    is_same = is_same or (kind == "profile" and _costs_the_same(keys, workload))
+    # Of profile and decision only: a training with another learning rate is another training.
+    is_same = is_same or (kind != "training" and _costs_the_same(keys, workload))
     differing = [
         f"{key}: {keys[key]} -> {value}"
         for key, value in workload.profile_keys().items()
