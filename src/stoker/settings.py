@@ -43,6 +43,7 @@ from stoker.records.hyperparameters import (
     forms_of,
     values_of,
 )
+from stoker.records.platforms import NAME_END
 from stoker.records.secrets import check_variables
 from stoker.records.training import Budget
 from stoker.records.workload import ReplaceDataLoader
@@ -634,6 +635,12 @@ def job_region(workload: Workload) -> str | None:
 
 
 def _check_workload(workload: Workload, place: Place) -> None:
+    if workload.sagemaker and NAME_END in workload.name:
+        raise UsageError(
+            f"{workload.name} has two dashes, after which policies take a job's name to go on",
+            where=place.at("name"),
+            fix="write one dash",
+        )
     for index, gate in enumerate(workload.gate):
         where = place.at(f"gate[{index}]")
         if gate.min is None and gate.max is None and not gate.needs_champion:

@@ -1,6 +1,7 @@
 """configs/sagemaker/stoker.yaml gives the rights that are used, and no others."""
 
 import ast
+import fnmatch
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
+from stoker.cli.workloads import run_base
 from stoker.pipelines.sagemaker.client import SCHEDULE_GROUP, SageMakerClient
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.pipelines.sagemaker.schedule import RETRY_POLICY
@@ -210,7 +212,7 @@ def test_the_training_job_may_read_its_channels(tmp_path):
     workload = example()
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)
-    spec = JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist-4xk2")
+    spec = JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist--4xk2")
     body: dict[str, Any] = dict(SageMakerPlatform().plan(spec).body)
     objects = {"stoker_token": "token", "stoker_code": "code.tar.gz"}
     for channel in body["InputDataConfig"]:
@@ -222,15 +224,15 @@ def test_the_training_job_may_read_its_channels(tmp_path):
 OWN = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
 JOB, LINE, MODELS = f"{OWN}:training-job", f"{OWN}:pipeline", f"{OWN}:model-package-group"
 SCHEDULE = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default/stoker-mnist"
-RUN, OTHER = (s3_arn(f"s3://bucket/stoker/{name}-4xk2") for name in ("mnist", "other"))
+RUN, OTHER = (s3_arn(f"s3://bucket/stoker/{name}--4xk2") for name in ("mnist", "other"))
 TOKEN = "stoker_token/token"
 
 
 @pytest.mark.parametrize(
     ("policies", "action", "allowed", "refused"),
     [
-        ("step caller", "sagemaker:CreateTrainingJob", f"{JOB}/mnist-1", f"{JOB}/other-1"),
-        ("execution scheduler starter", "sagemaker:CreateTrainingJob", "", f"{JOB}/mnist-1"),
+        ("step caller", "sagemaker:CreateTrainingJob", f"{JOB}/mnist--1", f"{JOB}/other-1"),
+        ("execution scheduler starter", "sagemaker:CreateTrainingJob", "", f"{JOB}/mnist--1"),
         ("execution step", "s3:GetObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
         ("step caller", "s3:PutObject", f"{RUN}/{TOKEN}", f"{OTHER}/{TOKEN}"),
         ("step caller", "s3:DeleteObject", f"{RUN}/{TOKEN}", f"{RUN}/output/model.tar.gz"),
@@ -238,7 +240,7 @@ TOKEN = "stoker_token/token"
         ("execution", "s3:DeleteObject", "", f"{RUN}/{TOKEN}"),
         ("scheduler", "sagemaker:StartPipelineExecution", f"{LINE}/mnist", f"{LINE}/other"),
         ("pipeline", "sagemaker:CreateModelPackage", f"{MODELS}/mnist", f"{MODELS}/other"),
-        ("caller", "scheduler:DeleteSchedule", f"{SCHEDULE}-weekly", f"{SCHEDULE}2"),
+        ("caller", "scheduler:DeleteSchedule", f"{SCHEDULE}--weekly", f"{SCHEDULE}2"),
         ("prune", "s3:DeleteObject", f"{RUN}/output/model.tar.gz", f"{OTHER}/output/model.tar.gz"),
     ],
 )
@@ -349,3 +351,25 @@ def test_the_template_is_what_cloudformation_takes():
     assert [str(match) for match in lint(text, rules, [REGION])] == []
     assert lint("Resources: {R: {Type: AWS::IAM::Role, Properties: {Rolename: r}}}", rules)
     assert len(text.encode()) < 51200, "a longer one has to be put into S3"
+
+
+@pytest.mark.parametrize("other", ["mnist-stage", "mnist-2", "mnist-stage-eu", "mnist-a"])
+@pytest.mark.parametrize("policy", ["caller", "step", "execution", "pipeline"])
+def test_the_rights_of_a_workload_never_reach_one_whose_name_begins_alike(policy, other):
+    run = run_base(example())
+    assert run == "mnist-"
+    own, foreign = f"{run}-20261126-1", f"{other}--20261126-1"
+    earlier = f"{other}-20261126-1"
+    for action, statement in actions(rendered(is_all=True)[policy]):
+        for resource in resources(statement):
+            if "--" not in resource:
+                continue
+            for name in (foreign, earlier):
+                asked = resource.replace("mnist--*", name).replace("*", "x")
+                assert not is_allowed(policy, action, asked), (action, asked)
+            # Its own jobs and folders are reached.
+            assert fnmatch.fnmatchcase(resource.replace("mnist--*", own), resource), resource
+
+
+def test_no_pattern_of_the_stack_continues_a_name_by_one_dash():
+    assert not re.search(r"\$\{Name\}(-(?!-)|\*)", TEMPLATE.read_text())

@@ -347,7 +347,7 @@ def test_a_schedule_holds_its_parameters_and_replaces_the_one_of_its_name(server
         "DeadLetterConfig": {"Arn": queue},
     }
     succeeds(*words, "rate(7 days)", "--name", "weekly")
-    assert scheduled("stoker-mnist-weekly")["ScheduleExpression"] == "rate(7 days)"
+    assert scheduled("stoker-mnist--weekly")["ScheduleExpression"] == "rate(7 days)"
     assert scheduled() == found
 
 

@@ -51,7 +51,7 @@ def test_the_last_step_knows_of_which_run_it_tells_mlflow_and_the_webhook():
     told = TrackingSettings(mlflow=mlflow, tensorboard=True)
     found = steps_of(changed(tracking=told, notify=NotifySettings()))
     assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(found["Profile"]["Arguments"])
-    named = {"Std:Join": {"On": "", "Values": ["mnist-", EXECUTION]}}
+    named = {"Std:Join": {"On": "", "Values": ["mnist--", EXECUTION]}}
     for step in ("Train", "Evaluate"):
         assert found[step]["Arguments"]["Environment"]["STOKER_PIPELINE_RUN"] == named
 

@@ -244,7 +244,7 @@ def test_a_model_that_cannot_be_copied_fails_the_step_with_its_address(
 
 
 def test_a_job_of_another_workload_or_with_other_code_is_not_adopted(platform, aws, job, tmp_path):
-    submit(platform, dataclasses.replace(job, command=("python", "other.py")))
+    submit(platform, dataclasses.replace(job, command=("python", "-m", "other")))
     assert submit(platform, job)[1].name == f"{NAME}-2"
     (tmp_path / "source" / "train.py").write_text("print('better')\n")
     assert submit(platform, job)[1].name == f"{NAME}-3"
@@ -256,16 +256,16 @@ def test_a_second_training_of_a_pipelines_run_is_refused_under_the_firsts_name(
     platform, aws, answers, job, monkeypatch, status
 ):
     monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", EXECUTION)
-    submit(platform, dataclasses.replace(job, command=("python", "other.py")))
+    submit(platform, dataclasses.replace(job, command=("python", "-m", "other")))
     changes(answers, NAME, TrainingJobStatus=status)
     with pytest.raises(PlatformError, match=f"{NAME} is another training of this pipeline"):
         submit(platform, job)
     assert created(aws) == [NAME]
 
 
-@pytest.mark.parametrize(("command", "name"), [("train.py", NAME), ("other.py", f"{NAME}-2")])
+@pytest.mark.parametrize(("command", "name"), [("train.py", NAME), ("-m other", f"{NAME}-2")])
 def test_where_tags_may_not_be_read_the_job_says_whose_it_is(platform, answers, job, command, name):
-    body = submit(platform, dataclasses.replace(job, command=("python", command)))[0].body
+    body = submit(platform, dataclasses.replace(job, command=("python", *command.split())))[0].body
     # moto forgets the environment, and has metrics of its own.
     sent = {key: body[key] for key in ("Environment", "AlgorithmSpecification")}
     changes(answers, NAME, **sent)

@@ -41,7 +41,7 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
         "sagemaker", "DescribeModelPackage", ModelPackageName=package["ModelPackageArn"]
     )
     metadata = described["CustomerMetadataProperties"]
-    assert metadata["stoker-training-job"] == training.lineage.job_id == job_arn(f"mnist-{run.id}")
+    assert metadata["stoker-training-job"] == training.lineage.job_id == job_arn(f"mnist--{run.id}")
     version = training.lineage.inputs["training"].version
     assert version
     assert metadata["stoker-packages"] == training.lineage.facts()["packages"]
@@ -51,7 +51,7 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
     assert training.spent_usd
     assert metadata["stoker-input-training"] == f"s3://{BUCKET}/data/ {version}"
     assert decision.plan.action in str(metadata["stoker-decided"])
-    assert f"mnist-{run.id}" in json.dumps(described["InferenceSpecification"])
+    assert f"mnist--{run.id}" in json.dumps(described["InferenceSpecification"])
     # What the pipeline relies on, and AWS's documentation does not say: docs/sagemaker.md does.
     assert run.undocumented == {
         "a condition on the boolean of a JSON file",

@@ -57,11 +57,11 @@ def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains
     expected = dict.fromkeys(("NeedsProfile", *again), "Succeeded")
     assert statuses(run) == expected, project.told(run)
     assert {host.group for host in runs.training(run).hosts} == {"dnn", "data"}
-    job = project.account.jobs[f"mnist-{run.id}"]
+    job = project.account.jobs[f"mnist--{run.id}"]
     assert job["TrainingJobStatus"] == "Completed"
     # The token was read by the hosts, and is gone.
-    assert "stoker_token" in project.account.containers.read[f"mnist-{run.id}"]
-    assert not project.aws.has_object(f"{OUT}/mnist-{run.id}/stoker_token/token")
+    assert "stoker_token" in project.account.containers.read[f"mnist--{run.id}"]
+    assert not project.aws.has_object(f"{OUT}/mnist--{run.id}/stoker_token/token")
 
 
 def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs):
@@ -72,7 +72,7 @@ def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs):
 def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs):
     project, run = runs.project, runs.first
     assert run.status == "Succeeded", project.told(run)
-    assert runs.jobs(run) == [f"mnist-{run.id}"]
+    assert runs.jobs(run) == [f"mnist--{run.id}"]
     # None was asked for twice, in neither run.
     assert project.account.calls.count("CreateTrainingJob") == len(project.account.jobs)
     assert "job_resumed" in project.log(run, "TrainAgain")
@@ -84,7 +84,7 @@ def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_
     assert run.status == "Succeeded", project.told(run)
     assert run.steps["TrainAgain"].waits == [120]
     first, second = runs.jobs(run)
-    assert first == f"mnist-{run.id}"
+    assert first == f"mnist--{run.id}"
     assert second.startswith(f"{first}-plan")
     jobs = project.account.jobs
     assert [jobs[name]["TrainingJobStatus"] for name in (first, second)] == ["Failed", "Completed"]

@@ -196,7 +196,7 @@ class Project:
         log = self.account.containers.log
 
         def num_begun() -> int:
-            return log(f"mnist-{run.id}*").count("begins at epoch")
+            return log(f"mnist--{run.id}*").count("begins at epoch")
 
         self.account.lose_host_of["TrainAgain"] = lambda: num_begun() > 0
         # Also when a second job began in place of the adoption, so that the test fails at once.

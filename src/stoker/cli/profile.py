@@ -100,6 +100,7 @@ def profile_verb(
         new_run_dir,
         resolve,
         reused_profile,
+        run_base,
         todays_cluster,
     )
     from stoker.platforms import platform_named
@@ -165,7 +166,7 @@ def profile_verb(
     is_step = pod and pod.run_id and not is_here
     branch = given.branch
     name = f"{workload.run_name(pod.run_id, branch=branch)}-profile" if pod and is_step else None
-    run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
+    run_dir = named_run_dir(name) if name else new_run_dir(run_base(workload, kind="profile"))
     folder: AbstractContextManager[object] = nullcontext()
     how = " and writes its files"
     how += "; --copy runs it in a copy of this folder" if is_here else ""

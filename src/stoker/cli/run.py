@@ -67,7 +67,14 @@ def run_verb(
     from stoker.cli.champions import champion_metrics
     from stoker.cli.notify import telling
     from stoker.cli.unreported import unreported_words
-    from stoker.cli.workloads import groups_of, latest_run_dir, new_run_dir, resolve, todays_cluster
+    from stoker.cli.workloads import (
+        groups_of,
+        latest_run_dir,
+        new_run_dir,
+        resolve,
+        run_base,
+        todays_cluster,
+    )
     from stoker.records import Group, Training, nearest, read_json, to_json, write_json
     from stoker.records.outcome import outcome_of
 
@@ -85,7 +92,7 @@ def run_verb(
     first = STEPS.index(from_step) if from_step else 0
     fallback = groups_of(record, groups) if groups else ()
     needs = [f"{_RECORD_OF[step]}.json" for step in STEPS[:first]]
-    run_dir = latest_run_dir(record, needs=needs) if first else new_run_dir(record.name)
+    run_dir = latest_run_dir(record, needs=needs) if first else new_run_dir(run_base(record))
     if not first:
         # By it `--from` finds the run.
         write_json(run_dir / "workload.json", record)

@@ -93,8 +93,9 @@ def _told(
     from stoker.pipelines.base import check_run_decidable
     from stoker.pipelines.schedule_times import checked_times
     from stoker.pipelines.schedules import AskedSchedule, schedule_name
+    from stoker.records.platforms import NAME_END
 
-    full_name = schedule_name(workload, name)
+    full_name = schedule_name(workload, name, end=NAME_END if target == "sagemaker" else "-")
     judged = with_params(workload, params, target=target)
     check_run_decidable(workload, judged, target=target, parameters=params)
     if cron or time_zone:

@@ -106,6 +106,7 @@ def train_verb(
         new_run_dir,
         read_with_params,
         resolve,
+        run_base,
     )
     from stoker.decide import followed
     from stoker.platforms import platform_named
@@ -165,7 +166,7 @@ def train_verb(
         return 0
     catalog = catalog_of(workload, prices)
     confirm(workload, chosen, catalog=catalog, decision=decided, assume_yes=yes, quiet=as_json)
-    run_dir = named_run_dir(name) if name else new_run_dir(workload.name)
+    run_dir = named_run_dir(name) if name else new_run_dir(run_base(workload))
     job = prepared(run_dir)
     # Before anything starts: a wrong request is refused here, with its key.
     runs_on.plan(job)

@@ -32,6 +32,7 @@ from stoker.records import (
     read_json,
     to_document,
 )
+from stoker.records.platforms import NAME_END
 from stoker.records.workload import refuse_foreign
 from stoker.settings import read_workload, workload_from
 
@@ -234,6 +235,19 @@ def named_run_dir(name: str) -> Path:
 
     check_run_name(name, most=63)
     return _made(name, may_exist=True)
+
+
+def run_base(workload: Workload, *, kind: str = "") -> str:
+    """Returns how the names of a workload's runs begin, for `new_run_dir`.
+
+    Args:
+        workload: Its name comes first; on SageMaker no other workload's runs begin alike.
+        kind: What follows, such as profile; empty: nothing.
+    """
+    if workload.platform == "sagemaker":
+        # `new_run_dir` adds a dash.
+        return f"{workload.name}{NAME_END}{kind}" if kind else f"{workload.name}{NAME_END[1:]}"
+    return f"{workload.name}-{kind}" if kind else workload.name
 
 
 def new_run_dir(name: str) -> Path:

@@ -113,13 +113,19 @@ class ScheduleChange:
         }
 
 
-def schedule_name(workload: Workload, name: str | None) -> str:
-    """Returns the full name of a schedule, from --name or None."""
+def schedule_name(workload: Workload, name: str | None, *, end: str = "-") -> str:
+    """Returns the full name of a schedule, from --name or None.
+
+    Args:
+        workload: Whose schedule it is.
+        name: As typed; a full name stays as it is.
+        end: What stands between the workload's name and the schedule's.
+    """
     # Schedules of all pipelines are in one list: the name tells whose this one is.
     base = f"stoker-{workload.name}"
     if name is None or name in (base, workload.name):
         return base
-    full = name if name.startswith(f"{base}-") else f"{base}-{name}"
+    full = name if name.startswith(f"{base}-") else f"{base}{end}{name}"
     if not _NAME.fullmatch(full):
         raise UsageError(
             f"invalid name of a schedule: {full!r}",

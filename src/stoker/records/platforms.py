@@ -28,6 +28,10 @@ from stoker.records.base import (
 # What auto of sagemaker.requirements looks for, as SageMaker's own images do.
 REQUIREMENTS_FILE = "requirements.txt"
 
+# On SageMaker, between a workload's name and what follows it: `mnist--` begins no name of
+# `mnist-stage`, so that a policy for one workload never matches another one's jobs and folders.
+NAME_END = "--"
+
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
 # AWS's types with arm64: a `g` after the generation, as in c7g, m7gd, c6gn; g5 and g6 have GPUs.

@@ -33,6 +33,7 @@ from stoker.pipelines.sagemaker.compile import (
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.submit import MAX_NAME_LENGTH
 from stoker.records import SageMakerSettings, Workload, nearest
+from stoker.records.platforms import NAME_END
 
 # The SDK makes AWS clients while it is imported. Without a region that is an error, without keys it
 # searches for them on the network. These are used during the import only, and sign no request.
@@ -56,7 +57,7 @@ WORKLOAD = f"{INPUT}/workload/workload.json"
 _SMALL_STEP_SECONDS = 3600
 _MAX_ARGUMENTS = 100
 # An execution's id has 12 characters; a further attempt's job has "-2" at its end.
-_LONGEST_ENDS = len("-123456789012-2")
+_LONGEST_ENDS = len(f"{NAME_END}123456789012-2")
 _BRANCH = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9])*")
 _BODY = "pipelines/, the function that makes the steps"
 # Small hosts are rarely unavailable. The job that waits for GPUs is another one.
@@ -338,7 +339,8 @@ class SageMakerPipelineRun:
         variant = f"{self.variant}-{suffix}"
         room = MAX_NAME_LENGTH - _LONGEST_ENDS - len(self.workload.name)
         if not _BRANCH.fullmatch(suffix) or len(variant) > room:
-            what = f"a training job cannot be named {self.workload.name}-EXECUTION{variant}"
+            name = f"{self.workload.name}{NAME_END}EXECUTION{variant}"
+            what = f"a training job cannot be named {name}"
             fix = f"letters, digits and single dashes, with the dash {room} characters at most"
             raise UsageError(what, where=f"branch({suffix!r})", fix=fix)
         return dataclasses.replace(self, suffix=self.suffix + suffix, variant=variant)
@@ -373,7 +375,7 @@ class SageMakerPipelineRun:
     @property
     def job_name(self) -> Text:
         """Name of the training job that the train step starts or adopts."""
-        return text(f"{self.workload.name}-", self.branch_id)
+        return text(f"{self.workload.name}{NAME_END}", self.branch_id)
 
     @property
     def reused_profile(self) -> Text:

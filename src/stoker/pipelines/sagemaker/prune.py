@@ -16,6 +16,7 @@ from stoker.pipelines.sagemaker.overlap import ACTIVE
 from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Json, Workload
 from stoker.records.base import mapping, mappings
+from stoker.records.platforms import NAME_END
 
 # DeleteObjects takes so many keys.
 _MAX_KEYS = 1000
@@ -111,8 +112,10 @@ def _places(aws: Aws, bucket: str, key: str, *, name: str) -> Iterator[_MaybeLef
         yield _MaybeLeft("run", prefix, run_id)
     for run_id in sorted(run_ids):
         # The jobs of a run, of its branches and attempts, have its id in their names.
-        for prefix in _subfolders(aws, bucket, f"{key}{name}-{run_id}"):
-            yield _MaybeLeft("run", prefix, run_id)
+        # With one dash they are an earlier version's.
+        for end in (NAME_END, "-"):
+            for prefix in _subfolders(aws, bucket, f"{key}{name}{end}{run_id}"):
+                yield _MaybeLeft("run", prefix, run_id)
 
 
 class _Named:
