@@ -43,6 +43,11 @@ def type_all(shell: GuideShell, guide: str) -> None:
     for title, lines in steps((ROOT / "docs" / guide).read_text()):
         for line in lines:
             done = shell.type(line)
+            if line.startswith("stoker doctor --aws"):
+                # moto has no quotas of SageMaker.
+                failed = [words for words in done.stdout.splitlines() if words.startswith("fail")]
+                assert [words.split()[1] for words in failed] == ["quota"], done.stdout
+                continue
             assert done.returncode == 0, f"{title}: {line}\n{done.stdout}{done.stderr}"
 
 
