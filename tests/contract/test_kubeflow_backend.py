@@ -30,7 +30,13 @@ POOL = "{cpu: 3, memory: 12Gi, gpus: 1}"
 SHIPPED = {
     "claim": ("mnist-kubeflow",),
     "no claim": ("mnist-kubeflow", WITHOUT_CLAIM),
-    "sagemaker": ("mnist-sagemaker", WITHOUT_CLAIM, f"kubernetes.pools={{g5.xlarge: {POOL}}}"),
+    "sagemaker": (
+        "mnist-sagemaker",
+        WITHOUT_CLAIM,
+        f"kubernetes.pools={{g5.xlarge: {POOL}}}",
+        # The other types of SageMaker are no pools.
+        "constraints.allowed_instance_types=[ml.g5.xlarge]",
+    ),
 }
 
 

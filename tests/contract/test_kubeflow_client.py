@@ -74,8 +74,10 @@ def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(server, 
     assert again.stdout.startswith("unchanged: ")
     changed = succeeds("upload", "kubeflow", "w.yaml", "--set", "feed.credits=5")
     # The workload is text in the pipeline, and compared by its keys.
-    (line,) = [line for line in changed.stderr.splitlines() if line.startswith("  ")]
-    assert re.fullmatch(r"  feed\.credits: \S+ -> 5", line)
+    key, steps = [line for line in changed.stderr.splitlines() if line.startswith("  ")]
+    assert re.fullmatch(r"  feed\.credits: \S+ -> 5", key)
+    # Whose pod carries the digest of what its figures depend on.
+    assert steps == "  steps that change: profile"
     assert "next:    stoker start kubeflow w.yaml --set feed.credits=5\n" in changed.stdout
     assert server.sent().count("POST /pipelines") == 1
     # A content that comes back is another version.

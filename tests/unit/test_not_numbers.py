@@ -177,6 +177,7 @@ def test_a_record_that_cannot_be_made_is_a_line_and_no_end_of_the_launcher(tmp_p
         strategy="none",
         events=(),
         spending=None,
+        others=(),
         gpus=(),
         inputs={},
     )

@@ -180,7 +180,7 @@ def test_what_others_took_of_the_cpus_is_accounted_for_and_said():
     profile = profile_of(changed(ONE_CORE, step_seconds=at(0.126), others_vcpus=0.5))
     assert profile.check.explained
     said = words_of(profile)
-    assert said.count("ther programs were using 0.5 of the 1 vCPU, so the measurement") == 1
+    assert said.count("not reliable: other programs were using 0.5 of the 1 vCPU") == 1
     assert "kept 0.5" not in said
     # Another rank of the training is no other program.
     first = changed(ONE_CORE, world_size=2, vcpus=2, others_vcpus=1.0)

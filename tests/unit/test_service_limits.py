@@ -38,16 +38,24 @@ REFUSED = [
     ({"environment": {"A": LONG}}, "key environment.A", "at most 512"),
     ({"environment": {"MY-NAME": "x"}}, "key environment.MY-NAME", "the name does not match"),
     ({"environment": {f"E{n}": "x" for n in range(101)}}, "environment", "entries, at most 100"),
-    ({"channels": {"a b": Channel(uri="s3://b/x")}}, "key channels.a b", "invalid channel name"),
-    ({"channels": {"c" * 65: Channel(uri="s3://b/x")}}, "key channels.c", "at most 64"),
-    ({"channels": {"c": Channel(uri=f"s3://b/{LONG}")}}, "key channels.c.uri", "at most 1024"),
     (
-        {"channels": {f"c{n}": Channel(uri="s3://b/x") for n in range(21)}},
+        {"channels": {"a b": Channel(uri="s3://bkt/x")}},
+        "key channels.a b",
+        "invalid channel name",
+    ),
+    ({"channels": {"c" * 65: Channel(uri="s3://bkt/x")}}, "key channels.c", "at most 64"),
+    ({"channels": {"c": Channel(uri=f"s3://bkt/{LONG}")}}, "key channels.c.uri", "at most 1024"),
+    (
+        {"channels": {f"c{n}": Channel(uri="s3://bkt/x") for n in range(21)}},
         "key sagemaker.request.InputDataConfig",
         "at most 20",
     ),
     ({"sagemaker": settings(role="arn:aws:iam::12:role/x-y-z")}, "key sagemaker.role", "match"),
-    ({"sagemaker": settings(output_uri=f"s3://b/{LONG}")}, "sagemaker.output_uri", "at most 1024"),
+    (
+        {"sagemaker": settings(output_uri=f"s3://bkt/{LONG}")},
+        "sagemaker.output_uri",
+        "at most 1024",
+    ),
     ({"sagemaker": settings(max_run_seconds=29 * 86400)}, "sagemaker.max_run_seconds", "28 days"),
     ({"sagemaker": asked(ResourceConfig={"VolumeSizeInGB": 20000})}, "VolumeSizeInGB", "16384"),
     ({"sagemaker": asked(ResourceConfig={"VolumeKmsKeyId": "a key"})}, "KmsKeyId", "match"),
@@ -85,7 +93,7 @@ def test_a_job_over_a_limit_is_refused_at_the_users_key(changes, where, words):
 
 
 TAKEN = [
-    {"channels": {"c": Channel(uri="s3://b/a b/ü+{x}%20/(1).tar=~")}},
+    {"channels": {"c": Channel(uri="s3://bkt/a b/ü+{x}%20/(1).tar=~")}},
     {"channels": {"c-1.x_y": Channel(uri="s3://arn:aws:s3:eu-west-1:1:accesspoint/p/k")}},
     {"hyperparameters": {"prompt": "Grüße, 世界 🎉", "spec": '{"a": [1, 2]}', "no": ""}},
     {"environment": {"TEXT": "two\nlines\tand 世界", "_x9": ""}},
@@ -100,13 +108,23 @@ def test_what_the_service_takes_is_not_refused(changes):
     plan_body(job(DNN, **changes))
 
 
-@pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-eusc"])
-def test_arns_of_all_partitions_are_taken(partition):
+@pytest.mark.parametrize(
+    ("partition", "region"),
+    [
+        ("aws", "eu-west-1"),
+        ("aws-cn", "cn-north-1"),
+        ("aws-us-gov", "us-gov-west-1"),
+        ("aws-iso", "eu-west-1"),
+        ("aws-eusc", "eu-west-1"),
+    ],
+)
+def test_arns_of_all_partitions_are_taken(partition, region):
     role = f"arn:{partition}:iam::123456789012:role/a/path/My.Role_1+x=y@z-,"
-    key = f"arn:{partition}:kms:eu-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-    plan_body(
-        job(DNN, sagemaker=settings(role=role, request={"OutputDataConfig": {"KmsKeyId": key}}))
-    )
+    key = f"arn:{partition}:kms:{region}:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    request = {"OutputDataConfig": {"KmsKeyId": key}}
+    image = f"123456789012.dkr.ecr.{region}.amazonaws.com/stoker:1"
+    own = settings(role=role, region=region, request=request)
+    plan_body(job(DNN, image=image, sagemaker=own))
 
 
 def test_a_type_newer_than_the_model_is_a_note_and_a_misspelt_one_is_refused():
@@ -246,7 +264,7 @@ def test_an_object_with_too_long_a_key_is_not_written():
     # Bytes count, not characters.
     for write in (aws.write_object, aws.create_object):
         with pytest.raises(UsageError, match="1026 bytes, at most 1024"):
-            write(f"s3://bucket/{'ä' * 513}", b"")
+            write(f"s3://bkt/{'ä' * 513}", b"")
 
 
 def pipeline(*steps):

@@ -131,7 +131,9 @@ def _places_in(key: str, text: str) -> Iterator[NamedPlace]:
 
 def _own(settings: SageMakerSettings, named: list[NamedPlace]) -> NamedPlace:
     """Returns the place of the workload: its role's account, its region."""
-    role = next(place for place in named if place.key == "sagemaker.role")
+    roles = (place for place in named if place.key == "sagemaker.role")
+    # The service's model refuses a role that is no ARN, with the key.
+    role = next(roles, NamedPlace(key="sagemaker.role", kind="role"))
     if settings.region:
         key, region = "sagemaker.region", settings.region
     else:
@@ -146,7 +148,8 @@ def _own(settings: SageMakerSettings, named: list[NamedPlace]) -> NamedPlace:
 
 def _check_bucket_name(key: str, address: str) -> None:
     found = _BUCKET.match(address)
-    if found is None or _BUCKET_NAME.fullmatch(found[1]):
+    # An access point stands where a bucket does.
+    if found is None or found[1].startswith("arn:") or _BUCKET_NAME.fullmatch(found[1]):
         return
     raise UsageError(
         f"{found[1]} is no name of a bucket",
@@ -186,7 +189,7 @@ def _known_regions() -> tuple[str, ...]:
 
 
 def _check_account(place: NamedPlace, own: NamedPlace, settings: SageMakerSettings) -> None:
-    if not place.account or place.account == own.account:
+    if not place.account or not own.account or place.account == own.account:
         return
     is_role = place.kind == "role"
     if place.account in settings.elsewhere and not is_role:
