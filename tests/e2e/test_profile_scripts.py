@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stoker.profile.rank_results import read_ranks
-from stoker.records import Decision, Profile, ProfiledLoader, read_json
+from stoker.records import Decision, Profile, ProfiledLoader, Shippable, read_json
 from support.command import stoker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -200,6 +200,7 @@ def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(tmp_path, h
         iterable=True,
         shards=2,
         divides=True,
+        shippable=Shippable(ok=True),
     )
     assert "over a stream of 2 shards" in " ".join(found.words.split())
 

@@ -158,7 +158,7 @@ def test_a_host_that_cannot_read_it_does_not_start_the_training_and_says_why(tmp
 def test_no_request_has_the_value_though_the_caller_has_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", VALUE)
     settings = {"role": ROLE, "output_uri": "s3://bucket/out"}
-    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:1.0"
+    image = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/stoker:1.0"
     told = described("train.py", image=image, platform="sagemaker", sagemaker=settings)
     groups = [group("dnn", "ml.g5.2xlarge")]
     job = JobSpec.of(workload_from(told), groups=groups, run_dir=tmp_path / "digits-1")
