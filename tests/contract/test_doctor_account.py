@@ -263,5 +263,5 @@ def test_a_command_that_makes_no_sense_says_so(words, expected):
 def test_a_workload_for_another_platform_is_refused(tmp_path):
     file = tmp_path / "workload.yaml"
     file.write_text("name: a\ncommand: [python, a.py]\n")
-    with pytest.raises(UsageError, match="no key sagemaker"):
+    with pytest.raises(UsageError, match="the workload has no settings for SageMaker"):
         list(examine_account(read_workload(file)))

@@ -72,7 +72,8 @@ def _findings(
 ) -> Iterator["Finding"]:
     if file is None and (place != "host" or overrides):
         flag = "--set" if place == "host" else f"--{place}"
-        raise UsageError(f"{flag} needs a workload", fix="stoker doctor --cluster FILE")
+        checked = "aws" if place == "aws" else "cluster"
+        raise UsageError(f"{flag} needs a workload", fix=f"stoker doctor --{checked} FILE")
     if file is not None and place == "host":
         fix = f"stoker doctor --cluster {file}, or stoker doctor --aws {file}"
         raise UsageError("a workload needs --cluster or --aws", fix=fix)

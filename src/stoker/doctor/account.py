@@ -10,7 +10,8 @@ from functools import partial
 
 from stoker.catalog import load_catalog
 from stoker.doctor import Finding
-from stoker.errors import ServiceError, StokerError, UsageError
+from stoker.errors import ServiceError, StokerError
+from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Channel, Json, SageMakerSettings, Workload
 from stoker.records.base import mapping, mappings
@@ -37,9 +38,7 @@ def examine_account(workload: Workload, *, aws: Aws | None = None) -> Iterator[F
     Raises:
         UsageError: If the workload is not one for SageMaker.
     """
-    settings = workload.sagemaker
-    if settings is None:
-        raise UsageError("the workload has no key sagemaker", fix="stoker doctor --cluster FILE")
+    settings = sagemaker_of(workload)
     aws = aws or Aws(region=settings.region)
     try:
         identity = aws.call("sts", "GetCallerIdentity")
