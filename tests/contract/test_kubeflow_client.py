@@ -16,7 +16,13 @@ from stoker.records import Json
 from support.command import stoker, succeeds
 from support.kfp_server import KfpServer
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
-from support.kubeflow_uploads import ROOT, WORKLOAD, client_at, compiled, upload, workload
+from support.kubeflow_uploads import (
+    client_at,
+    compiled,
+    upload,
+    workload,
+    write_project,
+)
 from support.kubernetes_api import NAMESPACE, kube_config, kubernetes_api
 from support.kubernetes_jobs import job as kubernetes_job
 from support.platform_jobs import use_kube_config
@@ -35,9 +41,7 @@ def server():
 
 @pytest.fixture
 def project(tmp_path, server, monkeypatch):
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    kubernetes = {**WORKLOAD["kubernetes"], "kubeflow": {"host": server.url}}
-    (tmp_path / "w.yaml").write_text(yaml.safe_dump({**WORKLOAD, "kubernetes": kubernetes}))
+    write_project(tmp_path, host=server.url)
     monkeypatch.chdir(tmp_path)
 
 

@@ -21,7 +21,13 @@ from stoker.platforms.aws import Aws
 from support.command import stoker
 from support.kfp_server import KfpServer
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
-from support.kubeflow_uploads import ROOT, WORKLOAD, client_at, compiled, upload, workload
+from support.kubeflow_uploads import (
+    client_at,
+    compiled,
+    upload,
+    workload,
+    write_project,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -41,9 +47,7 @@ def server():
 
 @pytest.fixture
 def project(tmp_path, server, monkeypatch):
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    kubernetes = {**WORKLOAD["kubernetes"], "kubeflow": {"host": server.url}}
-    (tmp_path / "w.yaml").write_text(yaml.safe_dump({**WORKLOAD, "kubernetes": kubernetes}))
+    write_project(tmp_path, host=server.url)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.pipelines.kubeflow.compile import compile_kubeflow
@@ -48,3 +50,10 @@ def upload(server: KfpServer, *overrides: str) -> dict[str, Json]:
     client = client_at(server)
     there, wanted = client.compared(compiled(*overrides))
     return client.upload(compiled(*overrides), is_changed=there != wanted)
+
+
+def write_project(folder: Path, *, host: str) -> None:
+    """Makes a folder one with the project's pipelines, and w.yaml for the server at `host`."""
+    (folder / "pipelines").symlink_to(ROOT / "pipelines")
+    kubernetes = {**WORKLOAD["kubernetes"], "kubeflow": {"host": host}}
+    (folder / "w.yaml").write_text(yaml.safe_dump({**WORKLOAD, "kubernetes": kubernetes}))
