@@ -115,6 +115,40 @@ def test_numpys_state_is_the_scripts_after_each_batch_whatever_it_draws(before, 
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
+# What changes the cached draw, and not the 624 numbers.
+CACHED_DRAWS = {
+    "set_state": lambda state: np.random.set_state({**state, "has_gauss": 1, "gauss": 0.25}),
+    "another one": lambda state: np.random.set_state({**state, "has_gauss": 1, "gauss": 0.5}),
+    "used": lambda state: np.random.normal() if state["has_gauss"] else None,
+    "dropped": lambda state: np.random.set_state({**state, "has_gauss": 0, "gauss": 0.0}),
+    "legacy tuple": lambda state: np.random.set_state((*np.random.get_state()[:3], 1, 0.75)),
+    "of the object": lambda state: np.random.mtrand._rand.__setstate__(
+        {**state, "has_gauss": 1, "gauss": 0.125}
+    ),
+}
+
+
+@pytest.mark.parametrize("after", CACHED_DRAWS.values(), ids=CACHED_DRAWS)
+@pytest.mark.parametrize("before", CACHED_DRAWS.values(), ids=CACHED_DRAWS)
+@pytest.mark.parametrize("is_half_used", [False, True])
+def test_a_cached_normal_draw_that_a_script_restores_is_kept(is_half_used, before, after):
+    kept = NumpyState()
+    np.random.seed(11)
+    if is_half_used:
+        np.random.normal()
+    for change in (lambda _: None, before, after, before):
+        change(np.random.get_state(legacy=False))
+        expected = np.random.get_state()
+        with seeding.preserved_random_state(kept):
+            draws_of_batch((1, 2))
+        found = np.random.get_state()
+        assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_the_cached_normal_draw_is_found_in_this_numpy():
+    assert seeding._normal_place() is not None
+
+
 def test_numpys_state_of_another_bit_generator_is_kept():
     kept, bits = NumpyState(), np.random.mtrand._rand._bit_generator
     np.random.set_bit_generator(np.random.PCG64(5))

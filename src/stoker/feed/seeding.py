@@ -10,6 +10,7 @@ script's `num_workers`, as with torch. So a dataset that makes a generator from
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import random
 import struct
@@ -46,6 +47,8 @@ _MASK = (1 << 64) - 1
 Seeding = Literal["batch", "sample", "torch"]
 # Of a Mersenne Twister: 624 words of 4 bytes, and the place among them.
 _MT19937_BYTES = 2500
+# Of a `RandomState`: whether it holds the second of two normal draws, and that draw.
+_NORMAL = struct.Struct("@id")
 # How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
@@ -139,17 +142,17 @@ def seed_as_torch(base_seed: int, worker_id: int) -> int:
 class NumpyState:
     """NumPy's global random state, read in 1 us while it stays as it was, and set in 4.
 
-    NumPy's own functions take 50 us each: they copy 624 numbers one by one. So the generator's
-    memory is compared with what it was at the last reading; it is never written to.
+    NumPy's own functions take 50 us each: they copy 624 numbers one by one. So the memory of
+    generator and cached normal draw is compared with what it was at the last reading; it is never
+    written to.
     """
 
     def __init__(self) -> None:
         self._bits: np.random.BitGenerator | None = None
-        self._address = 0
+        self._address = self._normal_address = 0
         # What the memory held when the state was read; empty: it does not show the whole state.
         self._memory = b""
         self._state: dict[str, object] = {}
-        self._shows_all = True
 
     def read(self) -> dict[str, object]:
         """Returns a state for `write`; not to be changed."""
@@ -166,21 +169,66 @@ class NumpyState:
         bits = np.random.mtrand._rand._bit_generator
         if bits is not self._bits:
             self._bits, self._address, self._memory = bits, 0, b""
-            if type(bits) is np.random.MT19937:
+            place = _normal_place()
+            if type(bits) is np.random.MT19937 and place is not None:
                 self._address = bits.ctypes.state_address
-        return ctypes.string_at(self._address, _MT19937_BYTES) if self._address else b""
+                self._normal_address = id(np.random.mtrand._rand) + place
+        if not self._address:
+            return b""
+        numbers = ctypes.string_at(self._address, _MT19937_BYTES)
+        return numbers + ctypes.string_at(self._normal_address, _NORMAL.size)
 
     def _note(self, memory: bytes) -> bytes:
         """Prepares a state that was just read for `write`; returns the memory that shows it."""
         words = self._state["state"]
         if not memory or not isinstance(words, dict) or "key" not in words:
             return b""
-        is_known = memory == words["key"].tobytes() + words["pos"].to_bytes(4, sys.byteorder)
-        # The second of two normal draws is elsewhere; a script may go back and forth between both.
-        self._shows_all = self._shows_all and not self._state["has_gauss"]
+        numbers = words["key"].tobytes() + words["pos"].to_bytes(4, sys.byteorder)
         # As Python's integers, which NumPy takes ten times as fast as its own.
         self._state["state"] = {"key": words["key"].tolist(), "pos": words["pos"]}
-        return memory if is_known and self._shows_all else b""
+        normal = memory[_MT19937_BYTES:]
+        is_known = memory == numbers + normal and self._shows_normal(normal)
+        return memory if is_known else b""
+
+    def _shows_normal(self, memory: bytes) -> bool:
+        has_normal, normal = _NORMAL.unpack(memory)
+        known = (bool(self._state["has_gauss"]), self._state["gauss"])
+        return (bool(has_normal), normal) == known or not (has_normal or known[0])
+
+
+@functools.cache
+def _normal_place() -> int | None:
+    """Returns where a `RandomState` keeps the second of two normal draws, in bytes from its start.
+
+    It follows the only pointer of the object into itself (legacy-distributions.h: `aug_bitgen_t`).
+    None: this NumPy keeps it elsewhere.
+    """
+    kind = np.random.RandomState
+    samples = [kind(number) for number in range(2)]
+    places = set(range(0, kind.__basicsize__ - _NORMAL.size - 8, 8))
+    for sample in samples:
+        start = id(sample)
+        memory = ctypes.string_at(start, kind.__basicsize__)
+        pointers = {at: int.from_bytes(memory[at : at + 8], sys.byteorder) for at in places}
+        inside = range(start, start + kind.__basicsize__)
+        places = {at for at, pointer in pointers.items() if pointer in inside}
+    found = [at + 8 for at in places if all(_is_normal(sample, at + 8) for sample in samples)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_normal(sample: np.random.RandomState, place: int) -> bool:
+    """Returns whether `place` of the object is 0, and then the second draw of a pair."""
+
+    def read() -> tuple[int, float]:
+        has_normal, normal = _NORMAL.unpack(ctypes.string_at(id(sample) + place, _NORMAL.size))
+        return has_normal, normal
+
+    sample.seed(5)
+    if read()[0] != 0:
+        return False
+    sample.standard_normal()
+    state = sample.get_state(legacy=False)
+    return read() == (1, state["gauss"]) and bool(state["has_gauss"])
 
 
 @contextmanager
