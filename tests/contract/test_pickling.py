@@ -105,6 +105,17 @@ SCRIPT = """
     print(json.dumps({name: each.digest for name, each in packed.items()}))
 """
 
+TWO_LOCALS = """
+import sys
+from pathlib import Path
+
+from stoker.feed.wire.dataset import unpack_spec
+
+first, second = unpack_spec(Path(sys.argv[1]).read_bytes()).dataset
+assert first is not second
+assert first.__name__ == second.__name__ == "Local"
+"""
+
 
 def test_all_processes_of_a_script_give_a_spec_one_name_and_classes_of_one_name_stay_two(tmp_path):
     script, spec = tmp_path / "script.py", tmp_path / "spec"
@@ -117,9 +128,9 @@ def test_all_processes_of_a_script_give_a_spec_one_name_and_classes_of_one_name_
     said = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
     assert said[0] == said[1]
     assert len(set(said[0].values())) == len(said[0])
-    first, second = unpack_spec(spec.read_bytes()).dataset
-    assert first is not second
-    assert first.__name__ == second.__name__ == "Local"
+    # In a process of its own, as on a data host: this one would become the script's.
+    words = [sys.executable, "-c", TWO_LOCALS, str(spec)]
+    subprocess.run(words, check=True, timeout=60)
 
 
 def local(value):

@@ -1,7 +1,9 @@
 """A cluster on loopback: coordinator, agents and trainers, all real, each to be struck."""
 
 import contextlib
+import fcntl
 import functools
+import itertools
 import json
 import os
 import re
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
@@ -40,17 +42,38 @@ _FORKED_WITH = os.environ | {"OMP_NUM_THREADS": "1"}
 # Torch sets it for itself, in a process of tests that imports Lightning: all but the quickest runs.
 _SET_BY_TORCH = {"TORCHINDUCTOR_CACHE_DIR"}
 
+_PORTS_OF_A_PROCESS = 200
+
 Line = dict[str, object]
 
 
 def free_port() -> int:
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+    """Returns the first of two free neighbouring ports, of this process of tests alone.
+
+    Below those that the system gives to outgoing connections: one of these would take the second
+    port, or a port of a host that is not up yet.
+    """
+    for first in itertools.islice(_own_ports(), _PORTS_OF_A_PROCESS // 2):
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", first))
+            other.bind(("127.0.0.1", first + 1))
+            return first
+    raise AssertionError("no free ports")
+
+
+@functools.cache
+def _own_ports() -> Iterator[int]:
+    """Returns the first ports of pairs, again and again: of a slice that no other process has."""
+    for first in range(10_000, 20_000, _PORTS_OF_A_PROCESS):
+        # Held until this process has ended.
+        lock = os.open(Path(tempfile.gettempdir()) / f"stoker-test-ports-{first}", os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        return itertools.cycle(range(first, first + _PORTS_OF_A_PROCESS, 2))
+    raise AssertionError("all ports of tests are taken by other processes of tests")
 
 
 class Trainer:
@@ -366,5 +389,9 @@ def _processes_of(run: str) -> list[psutil.Process]:
 
 
 def _sockets() -> int:
-    found = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    return sum(os.readlink(path).startswith("socket:") for path in found if os.path.islink(path))
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        # One that another thread closes meanwhile is gone.
+        with contextlib.suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return count

@@ -9,7 +9,7 @@ import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +68,12 @@ def test_no_name_of_a_class_or_of_an_alias_occurs_twice():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_name_of_a_file_of_tests_occurs_twice():
+    """Pytest imports them by this name alone: the second one would not be collected."""
+    counts = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def constants_below_definitions(tree: ast.Module) -> Iterator[str]:

@@ -1,4 +1,4 @@
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -52,7 +52,10 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline):
     steps = training_steps(read_timeline(timeline))
     assert len(steps) == 120
     assert [step.epoch for step in steps] == [epoch for epoch in range(6) for _ in range(20)]
-    assert len(steady(steps)) == 6 * 18
+    # Of each epoch's 20 not the first two, nor a last one that is unlike the one before it.
+    batches = [step.batch for step in steady(steps)]
+    assert set(batches) in ({*range(2, 19)}, {*range(2, 20)})
+    assert Counter(batches)[18] == 6
     measured = measure(read_timelines(timeline.parent), {})
     assert (measured.steps, measured.spread["step_seconds"].samples) == (120, 6)
 
