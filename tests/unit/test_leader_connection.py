@@ -4,6 +4,8 @@ import queue
 from math import inf
 from pathlib import Path
 
+import pytest
+
 from stoker.feed.wire.crypto import Keys
 from stoker.launch.engines.data_host import exit_code_of
 from stoker.launch.leader_connection import (
@@ -118,3 +120,20 @@ def test_a_membership_without_open_files_fails_with_words_and_a_code(monkeypatch
     membership.close()
     assert "ulimit -n" in found[0].reason
     assert exit_code_of(run, found[0], is_asked=False) == 5
+
+
+@pytest.mark.parametrize(
+    ("advertised", "listens_on"),
+    [("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("[::1]", "[::1]"), ("fd00::7", "*")],
+)
+def test_a_host_that_others_reach_by_loopback_alone_listens_there(advertised, listens_on):
+    run = HostRun(
+        settings=from_environment({"STOKER_ADVERTISE": advertised}),
+        topology=None,  # type: ignore[arg-type]
+        environ={},
+        output=Path(),
+        log=Log(run="r", host="data-1", stream=io.StringIO()),
+        inbox=queue.SimpleQueue(),
+        keys=None,
+    )
+    assert run.listen_address == listens_on

@@ -23,6 +23,7 @@ from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import machine
 from stoker.host.gpus import GpuReader, GpuState, GpusUnreadError
+from stoker.host.processes import loopback
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.repeat import within
 from stoker.settings import from_environment
@@ -290,7 +291,7 @@ def port_check(port: int, token_file: Path | None) -> Finding:
             taken = f"{port}: {err.strerror}"
         else:
             return Finding("port", "ok", f"{port} is free")
-    if shakes_hands("127.0.0.1", port, token_file):
+    if shakes_hands(loopback(), port, token_file):
         return Finding("port", "ok", f"{port} is used by this run's launcher")
     fix = "end the process that uses it, or set feed.port in the workload"
     return Finding("port", "fail", taken, fix)

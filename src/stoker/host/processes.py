@@ -166,6 +166,21 @@ def kill_all(session: int, marker: bytes) -> bool:
         time.sleep(0.02)
 
 
+def loopback() -> str:
+    """Returns the address of this machine for its own processes: ::1 where it has IPv6 alone."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError:
+            return "::1"
+    return "127.0.0.1"
+
+
+def with_port(address: str, port: int) -> str:
+    """Returns address:port, an address of IPv6 in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
     """Returns the first of `count` free neighbouring ports, added to `taken`, or raises OSError."""
     # At random: nothing reserves a port until it is used, and two runs may begin at once.
@@ -174,15 +189,17 @@ def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
         if not ports & taken and all(_is_free(port) for port in ports):
             taken |= ports
             return first
-    raise OSError("no free ports between 20000 and 30000")
+    raise OSError(f"no free ports of {loopback()} between {PORTS.start} and {PORTS.stop}")
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+    address = loopback()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
         # A port whose last connections are in TIME_WAIT is free for a server.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -498,8 +498,16 @@ class HostRun:
     @property
     def listen_address(self) -> str:
         """Interface to listen on: all, or loopback if that is what others connect to."""
-        advertised = self.settings.advertise or ""
+        advertised = self._advertised or ""
+        if advertised == "::1":
+            return "[::1]"
         return advertised if advertised.startswith("127.") else "*"
+
+    @property
+    def _advertised(self) -> str | None:
+        # In brackets it is an address with a port's colon, and no name that a resolver knows.
+        named = self.settings.advertise
+        return named.strip("[]") if named else None
 
     def tell_ranks_to_save(self) -> None:
         """Ends the training as SIGTERM to this host does; callable from any thread."""
@@ -512,7 +520,7 @@ class HostRun:
             kind="agent" if self.topology.role == "data" else "follower",
             host=self.topology.host,
             group=self.topology.group.name,
-            address=self.settings.advertise or self.topology.host,
+            address=self._advertised or self.topology.host,
             port=port,
             batch_port=batch_port,
             workers=workers,

@@ -19,6 +19,7 @@ import msgspec
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.host.gpus import THROTTLE_REASONS, GpuSample, GpuState
+from stoker.host.processes import loopback
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.spending import Spending
 from stoker.launch.watchdog import Watchdog
@@ -28,7 +29,6 @@ from stoker.records import FeedSettings
 REQUEST_SECONDS = 10.0
 # Connections, each with a thread; one more replaces the oldest.
 MAX_CONNECTIONS = 16
-LOOPBACK = "127.0.0.1"
 _GPU_LABELS = ("gpu", "UUID", "modelName")
 _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Progress: ("run", "rank"),
@@ -255,7 +255,7 @@ def metrics_served(
     if feed.metrics_port is None:
         yield
         return
-    address, started = feed.metrics_address or LOOPBACK, None
+    address, started = feed.metrics_address or loopback(), None
     try:
         started = _start(
             Metrics(coordinator, spending=spending, watchdog=watchdog, gpus=gpus, run_id=run_id),

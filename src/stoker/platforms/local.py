@@ -29,7 +29,14 @@ from typing import Literal
 
 from stoker.errors import PlatformError, UsageError
 from stoker.host import spawn
-from stoker.host.processes import KILL_SECONDS, ended_words, free_ports, kill_all
+from stoker.host.processes import (
+    KILL_SECONDS,
+    ended_words,
+    free_ports,
+    kill_all,
+    loopback,
+    with_port,
+)
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import (
     PLAIN_CHANNEL,
@@ -48,7 +55,6 @@ from stoker.records.engine import EngineHost, completed
 from stoker.records.hyperparameters import encoded
 from stoker.records.training import NOT_COMPARABLE
 
-LOOPBACK = "127.0.0.1"
 # Variables of an outer job, if this process is part of one.
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -278,9 +284,9 @@ def host_variables(
         run_id=job.name,
         base_dir=request.base_dir(host),
         token_file=token_file,
-        advertise=LOOPBACK,
+        advertise=loopback(),
         port=ports[host.name],
-        coordinator=f"{LOOPBACK}:{ports[request.leader.name]}",
+        coordinator=with_port(loopback(), ports[request.leader.name]),
         host=host.name,
         group=host.group,
         engine_hosts=engine,
@@ -318,7 +324,7 @@ def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost
     for host in request.hosts if names else ():
         first = free_ports(taken, count=len(names))
         numbers = {name: first + index for index, name in enumerate(names)}
-        found[host.name] = EngineHost(address=LOOPBACK, ports=numbers)
+        found[host.name] = EngineHost(address=loopback(), ports=numbers)
     return found
 
 

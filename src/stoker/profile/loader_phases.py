@@ -36,6 +36,7 @@ from stoker.host.counters import (
     threads_cpu_seconds,
 )
 from stoker.host.machine import limit_bytes, process_clock
+from stoker.host.processes import loopback
 from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
@@ -683,8 +684,10 @@ def _measure_receive(batch: object, *, seconds: float) -> Receive | None:
     received: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
     is_over = threading.Event()
     # Real sockets and real keys: a shortcut would leave out what receiving costs.
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        sink = socket.create_connection(listener.getsockname())
+    address = loopback()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
+        sink = socket.create_connection(listener.getsockname()[:2])
         source, _ = listener.accept()
     with source, sink:
         tune(source)

@@ -22,7 +22,7 @@ import psutil
 
 from stoker.errors import UsageError
 from stoker.host import machine, spawn
-from stoker.host.processes import is_running, signal_all
+from stoker.host.processes import is_running, signal_all, with_port
 from stoker.launch import sagemaker_variables
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import (
@@ -198,7 +198,7 @@ class _KnownProcess:
         if not port:
             return address
         number = self._port(host, port)
-        return f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
+        return with_port(address, number)
 
     def _address(self, host: str) -> str:
         known = self._run.settings.engine_hosts.get(host)

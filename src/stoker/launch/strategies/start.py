@@ -8,6 +8,7 @@ from pathlib import Path
 
 import stoker
 from stoker.host import machine
+from stoker.host.processes import loopback
 from stoker.launch import sagemaker_variables
 from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
@@ -161,7 +162,7 @@ class Trainer:
     ) -> tuple[str, ...]:
         nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
         if nodes == 1:
-            return "--standalone", "--local-addr=127.0.0.1"
+            return "--standalone", f"--local-addr={loopback()}"
         if not self.settings.max_restarts:
             return (
                 f"--nnodes={nodes}",
