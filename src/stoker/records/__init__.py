@@ -27,6 +27,7 @@ from stoker.records.decision import Group as Group
 from stoker.records.decision import Limit as Limit
 from stoker.records.decision import Plan as Plan
 from stoker.records.decision import Predicted as Predicted
+from stoker.records.decision import PreviousDecision as PreviousDecision
 from stoker.records.decision import Prices as Prices
 from stoker.records.decision import Role as Role
 from stoker.records.decision import TakenElsewhere as TakenElsewhere

@@ -306,6 +306,39 @@ class Trial(Record, frozen=True, kw_only=True):
     is_estimate: bool = False
 
 
+class PreviousDecision(Record, frozen=True, kw_only=True):
+    """The plan of the workload's last run, and whether this decision keeps to it.
+
+    Attributes:
+        run: Name of that run.
+        date: Day on which it trained, ISO 8601. None: not known.
+        action: Action of its plan.
+        groups: Instance groups of its plan.
+        is_changed: Whether this decision's plan is another one.
+        is_held: Whether today's figures alone would have chosen another plan, whose gain does not
+            reach `margin`.
+        gain: Share of the objective that today's best plan saves over that plan. None: they are
+            the same, or were not compared.
+        margin: What `gain` has to exceed: both error bands together, 5 % at least and 40 % at most.
+        forgotten: Why that plan was not compared. Empty: it was.
+    """
+
+    run: Name
+    date: str | None = None
+    action: Action
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
+    is_changed: bool = False
+    is_held: bool = False
+    gain: float | None = None
+    margin: NonNegativeFloat | None = None
+    forgotten: str = ""
+
+    @property
+    def words(self) -> str:
+        """The run with its day: `mnist-20261119-060000 of 2026-11-19`."""
+        return f"{self.run} of {self.date}" if self.date else self.run
+
+
 class Decision(Record, frozen=True, kw_only=True):
     """Ranked plans, the chosen one, and why.
 
@@ -319,7 +352,8 @@ class Decision(Record, frozen=True, kw_only=True):
             not known.
         action: Action of the chosen plan.
         plan: The chosen plan, on whose hosts `stoker train` trains.
-        verdict: What is recommended. sure: `plan`, whose gain exceeds its error band; probable:
+        verdict: What is recommended. sure: `plan`, whose gain exceeds its error band, or did in an
+            earlier run (`previous`); probable:
             `probable`, which is also `plan` where `constraints.follow` allows it; none: nothing
             gains; unknown: the figures do not tell. None: an early version wrote the record.
         probable: A plan that probably gains more than today's cluster (after `sure`: than `plan`),
@@ -336,6 +370,7 @@ class Decision(Record, frozen=True, kw_only=True):
         others_vcpus: vCPUs of the profiled hosts that other programs used, which widens the bands.
         taken_elsewhere: How the profile was scaled to another instance type.
         is_noisy: Whether other programs disturbed the profile too much to choose a plan.
+        previous: Plan of the workload's last run. None: there is none, or it was not looked for.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
@@ -359,6 +394,7 @@ class Decision(Record, frozen=True, kw_only=True):
     others_vcpus: NonNegativeFloat | None = None
     taken_elsewhere: TakenElsewhere | None = None
     is_noisy: bool = False
+    previous: PreviousDecision | None = None
 
     @property
     def kind(self) -> VerdictKind:
