@@ -125,6 +125,7 @@ class EventName(StrEnum):
     MESSAGE_SEND_FAILED = auto()  # A message could not be sent.
     METRIC_NOT_A_NUMBER = auto()  # A metric of the script is NaN, infinite or no number.
     METRIC_NOT_IN_LOG = auto()  # No line that the script printed matches a gate's pattern.
+    METRIC_PATTERN_SLOW = auto()  # A gate's pattern took over 0.25 s of CPU on a line.
     METRIC_READ_FAILED = auto()  # A metric of the script's file is no number.
     METRICS = auto()  # Figures of one epoch.
     METRICS_READ_FAILED = auto()  # The script's metrics file could not be read.

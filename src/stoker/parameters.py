@@ -25,6 +25,8 @@ Kind = Literal["string", "integer", "number", "boolean"]
 # Prefix of hyperparameters that are inputs of a step: components have inputs and outputs with other
 # meanings, such as model.
 HYPERPARAMETER_INPUT = "hyperparameter_"
+# The input of compiled components with such values of any workload, as a JSON object.
+HYPERPARAMETERS_INPUT = "hyperparameters"
 # Inputs that name one of a run's trainings: its branch, and the items of the loops around it.
 BRANCH_INPUT = "branch"
 BRANCH_ITEM_INPUT = "branch_item_"

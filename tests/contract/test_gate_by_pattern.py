@@ -2,8 +2,10 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stoker.errors import UsageError
@@ -19,6 +21,7 @@ for epoch in range(3):
     print(f"epoch {epoch}: loss {1 / (epoch + 1):.3f} accuracy 0.{epoch + 7}", flush=True)
 print("INFO validation {'f1': 0.875}", file=sys.stderr, flush=True)
 print("best so far: accuracy=none", flush=True)
+print("x" * 500, flush=True)
 """
 
 
@@ -71,8 +74,52 @@ def test_the_last_match_counts(pattern, lines, expected, tmp_path):
     read = LogMetrics({"m": pattern})
     for line in lines:
         read.read(f"{line}\n".encode("latin-1"))
+    read.close()
     read.write(tmp_path)
     assert metrics_in_log(tmp_path).get("m") == expected
+
+
+# Each takes minutes to for ever on its line: a repetition of repetitions, of alternatives that
+# begin alike, of what may be empty, and many that match the same letters.
+SLOW = {
+    "(a+)+b": "a" * 900,
+    "(?:a|a)*b(x)": "a" * 900,
+    r"(\w+\s*)*=": "word " * 150,
+    r"(?:.*,){40}(\d+)": "," * 900,
+    "(?:a?){60}a{60}(b)": "a" * 90,
+    r"(\S*\S*\S*\S*\S*\S*)!": "x" * 900,
+}
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_a_pattern_that_takes_for_ever_on_a_line_holds_up_nothing(pattern):
+    read = LogMetrics({"m": pattern, "accuracy": "accuracy ([0-9.]+)"})
+    is_over = threading.Event()
+    ticking = threading.Thread(target=lambda: [*iter(lambda: is_over.wait(0.01), True)])
+    ticking.start()
+    for _ in range(4):
+        read.read(f"{SLOW[pattern]}\n".encode())
+    read.read(b"accuracy 0.9\n")
+    # Other threads of the launcher run while a line is searched.
+    is_over.set()
+    ticking.join(10)
+    assert not ticking.is_alive()
+    read.close()
+    read.close()
+    assert (read.values, read.slow) == ({"accuracy": "0.9"}, ("m",))
+    read.read(b"accuracy 0.1\n")
+    assert read.values == {"accuracy": "0.9"}
+
+
+def test_a_search_whose_process_was_killed_finds_nothing_and_raises_nothing():
+    read = LogMetrics({"m": "m ([0-9]+)"})
+    (child,) = (c for c in psutil.Process().children() if "match_patterns.py" in str(c.cmdline()))
+    child.kill()
+    child.wait(10)
+    for number in range(3):
+        read.read(f"m {number}\n".encode())
+    read.close()
+    assert read.values == {}
 
 
 def test_a_service_s_launcher_is_told_the_patterns_and_a_run_s_gate_keeps_them():
@@ -93,6 +140,7 @@ GATES = """
 - {metric: f1, min: 0.8, regex: "'f1': ([0-9.]+)"}
 - {metric: recall, min: 0.5, regex: 'recall ([0-9.]+)'}
 - {metric: best, min: 0.5, regex: 'best so far: accuracy=(.*)'}
+- {metric: slow, min: 0.5, regex: '(?:[a-z]+)+!(.*)'}
 """
 
 
@@ -110,3 +158,4 @@ def test_a_script_that_only_prints_is_judged(tmp_path, ranks):
     logs = "".join(file.read_text() for file in tmp_path.glob("runs/*/logs/*.log"))
     assert "metric_not_in_log metric=recall" in logs
     assert "metric_read_failed metric=best" in logs
+    assert "metric_pattern_slow metric=slow" in logs

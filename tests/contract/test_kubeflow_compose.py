@@ -89,7 +89,6 @@ def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest():
 def test_a_notebook_shows_what_a_component_takes_and_says(name):
     component = getattr(kubeflow, name)
     taken = set(component.component_spec.inputs) - {"outcome"}
-    taken |= {"hyperparameters"} if name in ("profile", "train") else set()
     assert set(inspect.signature(component).parameters) == taken
     assert all(f"{parameter}: " in inspect.getdoc(component) for parameter in taken)
 
@@ -132,9 +131,14 @@ def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given():
         kubeflow.profile(**run.inputs(kubeflow.profile))
         other = run.branch("other")
         kubeflow.profile(**other.inputs(kubeflow.profile, hyperparameters={"drop": 0.3}))
+        third = run.branch("third")
+        kubeflow.profile(**third.inputs(kubeflow.profile, hyperparameters='{"drop": 0.4}'))
 
     (pipeline,) = sample.parsed(compiled(mine))
-    first, second = (task["inputs"]["parameters"] for task in sample.tasks(pipeline).values())
+    found = [task["inputs"]["parameters"] for task in sample.tasks(pipeline).values()]
+    first, second, third = found
+    assert third["hyperparameters"] == {"runtimeValue": {"constant": '{"drop": 0.4}'}}
+    assert "hyperparameter_drop" not in third
     assert first["hyperparameter_drop"] == {"componentInputParameter": "drop"}
     assert second["hyperparameter_drop"] == {"runtimeValue": {"constant": 0.3}}
 

@@ -23,6 +23,7 @@ pytest.importorskip("kfp")
 from stoker.cli.app import VERBS, app_for
 from stoker.cli.outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
 from stoker.errors import UsageError
+from stoker.kubeflow import compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
 from stoker.records import Gate, TrackingSettings
 from stoker.settings import workload_from
@@ -218,6 +219,38 @@ def test_a_shared_component_is_loaded_into_other_pipelines(name):
     assert {key for key, about in spec.inputs.items() if not about.optional} == REQUIRED[name]
     texts = {key for key, about in (spec.outputs or {}).items() if about.type == "String"}
     assert texts <= {"number", *DECIDE_PARAMETERS, *TRAIN_PARAMETERS, *EVALUATE_PARAMETERS}
+
+
+@pytest.mark.parametrize("name", ["profile", "train"])
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_a_shared_component_changes_hyperparameters_of_any_workload(name, is_parameter):
+    from kfp import components, dsl
+
+    text = '{"lr": 0.1, "batch-size": 128}'
+    component = components.load_component_from_text(sample.shared()[name])
+    paths = {"profile": "gs://p.json", "decision": "gs://d.json"}
+
+    @dsl.pipeline(name="theirs")
+    def theirs(tuned: str = text) -> None:
+        artifacts = {
+            key: dsl.importer(artifact_uri=uri, artifact_class=dsl.Artifact).output
+            for key, uri in paths.items()
+            if name == "train"
+        }
+        run = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER} if name == "train" else {}
+        component(
+            image="i:1",
+            workload="{}",
+            hyperparameters=tuned if is_parameter else text,
+            **artifacts,
+            **run,
+        )
+
+    (pipeline,) = sample.parsed(compiled(theirs))
+    given = sample.tasks(pipeline)[name]["inputs"]["parameters"]["hyperparameters"]
+    constant = {"runtimeValue": {"constant": text}}
+    assert given == ({"componentInputParameter": "tuned"} if is_parameter else constant)
+    assert "hyperparameters" not in str(sample.executor(pipeline, name))
 
 
 CHILD = """

@@ -106,9 +106,9 @@ def scrape(port):
         return answer.read().decode()
 
 
-def served(port, coordinator=None, *, stream=None):
+def served(port, coordinator=None, *, stream=None, spending=SPENDING):
     log = Log(run="run", host="gpu-1", stream=stream or StringIO())
-    about = {"spending": SPENDING, "watchdog": Waiting(), "run_id": "r", "log": log}
+    about = {"spending": spending, "watchdog": Waiting(), "run_id": "r", "log": log}
     about["gpus"] = lambda: {"gpu-1": GPUS, "gpu-2": ()}
     return metrics_served(FeedSettings(metrics_port=port), coordinator, **about)
 
@@ -216,6 +216,22 @@ def test_a_run_of_one_host_has_its_dollars():
         lines = scrape(port).splitlines()
     assert 'stoker_spent_usd{run="r"} 2.0' in lines
     assert not [line for line in lines if line.startswith(("stoker_steps", "stoker_data_host"))]
+
+
+def test_dollars_by_an_estimated_price_say_so_in_their_help():
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    budget = Budget(usd_per_hour={"dnn": 3600.0}, estimated=("dnn",))
+    log = Log(run="run", host="gpu-1", stream=StringIO())
+    spending = Spending(budget, hosts={"dnn": 1}, log=log)
+    with served(port, spending=spending):
+        helps = [line for line in scrape(port).splitlines() if line.startswith("# HELP")]
+    dollars = [line for line in helps if "_usd " in line]
+    assert len(dollars) == 3
+    assert all(line.endswith(" ~ An estimate: the price of dnn is one.") for line in dollars)
+    assert not [line for line in helps if "~" in line and line not in dollars]
+    with served(port):
+        assert "~" not in scrape(port)
 
 
 def expressions():

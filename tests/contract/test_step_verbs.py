@@ -9,6 +9,7 @@ import pytest
 
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import step_inputs
+from stoker.errors import UsageError
 from stoker.records import (
     Decision,
     Evaluation,
@@ -172,6 +173,30 @@ def test_a_verb_takes_inputs_as_kubeflow_writes_them():
     texts = ["amp=true", "epochs=3", "gate=", "gate=x", "image=job:1", "lr=0.5"]
     assert sorted(found.params) == texts
     assert step_inputs(OutputFiles()).params == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        ("", []),
+        ("{}", []),
+        ('{"lr": 1e-4, "batch-size": 128}', ["batch-size=128", "lr=0.0001"]),
+        ('{"amp": true, "note": "a b", "resume": null}', ["amp=true", "note=a b", "resume="]),
+        ('{"milestones": [30, 60], "names": ["a b"]}', ["milestones=30 60", "names='a b'"]),
+        ('{"image": "x", "branch": "y"}', ["branch=y", "image=x"]),
+    ],
+)
+def test_hyperparameters_of_any_workload_come_as_one_json_object(text, params):
+    told_it = executor_input(Path(), workload="{}", image="i:1", hyperparameters=text)
+    assert sorted(step_inputs(OutputFiles(executor_input=told_it)).params) == params
+
+
+@pytest.mark.parametrize("text", ["lr=0.1", "[1]", "0.1", "{", "lr: 0.1"])
+def test_hyperparameters_in_another_form_are_refused_with_the_form(text):
+    told_it = executor_input(Path(), workload="{}", hyperparameters=text)
+    with pytest.raises(UsageError, match="the input hyperparameters") as raised:
+        step_inputs(OutputFiles(executor_input=told_it))
+    assert '{"batch-size": 128' in raised.value.fix
 
 
 @pytest.mark.parametrize("left_out", ["missing", "null"])

@@ -331,6 +331,17 @@ def test_a_size_with_an_unpriced_run_has_no_price():
     assert "not known" in scaling.table()[1]
 
 
+def test_dollars_by_an_estimated_price_are_marked_in_the_table_of_sizes():
+    runs = {"a": run(100), "b": run(190, hosts=2, is_estimate=True), "c": run(195, hosts=2)}
+    _, listed, estimated, note = scaling_of_runs(runs).table()
+    assert "~" not in listed
+    assert " ~" in estimated
+    assert note == "~ is by an estimated price."
+    # Of what is not known there is no estimate.
+    unknown = {"a": run(100), "b": run(190, hosts=2, usd=None, is_estimate=True)}
+    assert "~" not in "".join(scaling_of_runs(unknown).table())
+
+
 def test_what_makes_runs_hard_to_compare_is_said():
     runs = {"a": run(100, workload_sha256="0" * 64), "b": run(190, hosts=2, data=1)}
     scaling = scaling_of_runs(runs)

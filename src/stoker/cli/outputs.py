@@ -7,6 +7,7 @@ component sets output parameters and metrics only by writing the file `outputs.o
 
 import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,12 @@ import msgspec
 
 from stoker.cli.options import OutputFiles
 from stoker.errors import UsageError
-from stoker.parameters import BRANCH_INPUT, BRANCH_ITEM_INPUT, HYPERPARAMETER_INPUT
+from stoker.parameters import (
+    BRANCH_INPUT,
+    BRANCH_ITEM_INPUT,
+    HYPERPARAMETER_INPUT,
+    HYPERPARAMETERS_INPUT,
+)
 from stoker.reasons import shortened
 from stoker.records import (
     Decision,
@@ -34,6 +40,7 @@ from stoker.records import (
 )
 from stoker.records.base import Record, RecordT, mapping
 from stoker.records.gpu import busy_share
+from stoker.records.hyperparameters import argument
 from stoker.records.profile_key import PARTIAL_SCHEMA
 from stoker.settings import step_workload
 from stoker.words import free_words, whole_step_of
@@ -140,6 +147,7 @@ def step_inputs(files: OutputFiles) -> StepInputs:
         what = "this step's pod does not have the workload, only what its cache is looked up by"
         fix = "in the pipeline: follower(profile(**run.inputs(profile)), run, name='Profile')"
         raise UsageError(what, where=_WHERE, fix=fix)
+    given |= _hyperparameters_of(given.pop(HYPERPARAMETERS_INPUT, ""))
     return StepInputs(
         workload=step_workload() or told,
         run_id=given.pop("run_id", None),
@@ -157,6 +165,36 @@ def _branch_of(given: dict[str, str]) -> str:
     items = sorted(name for name in given if name.startswith(BRANCH_ITEM_INPUT))
     parts = [given.pop(name, "") for name in (BRANCH_INPUT, *items)]
     return "-".join(part for part in parts if part)
+
+
+def _hyperparameters_of(text: str) -> dict[str, str]:
+    """Returns inputs of the hyperparameters that a step got as one JSON object; empty: none.
+
+    Raises:
+        UsageError: If the text is something else.
+    """
+    try:
+        values: Json = json.loads(text or "{}")
+    except ValueError as err:
+        raise _no_hyperparameters(f"is not JSON: {err}") from None
+    if not isinstance(values, dict):
+        raise _no_hyperparameters("is no object of JSON")
+    return {f"{HYPERPARAMETER_INPUT}{name}": _value_text(each) for name, each in values.items()}
+
+
+def _value_text(value: Json) -> str:
+    """Returns a hyperparameter's value as `--param` takes it: null is empty, a list its words."""
+    if isinstance(value, list):
+        return shlex.join(argument(each) for each in value)
+    return "" if value is None else _text_of(value)
+
+
+def _no_hyperparameters(what: str) -> UsageError:
+    return UsageError(
+        f"the input {HYPERPARAMETERS_INPUT} {what}",
+        where=_WHERE,
+        fix='write an object, such as {"batch-size": 128, "lr": 0.1}',
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

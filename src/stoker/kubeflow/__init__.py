@@ -102,10 +102,12 @@ def _training_component(function: Callable[P, ContainerSpec]) -> Component:
     plain = _component(function)
     made = TrainingComponent(plain.component_spec, function)
     shown = plain.__signature__
-    kind, changed = inspect.Parameter.KEYWORD_ONLY, Mapping[str, object] | None
-    further = inspect.Parameter("hyperparameters", kind, default=None, annotation=changed)
+    changed = shown.parameters["hyperparameters"].replace(
+        annotation=Mapping[str, object] | str | None
+    )
     made.__doc__ = plain.__doc__
-    made.__signature__ = shown.replace(parameters=[*shown.parameters.values(), further])
+    parameters = {**shown.parameters, "hyperparameters": changed}
+    made.__signature__ = shown.replace(parameters=list(parameters.values()))
     return made
 
 
@@ -148,6 +150,7 @@ def profile(
     reuse_profile: str | None = None,
     cache_key: str | None = None,
     branch: str | None = None,
+    hyperparameters: str | None = None,
 ) -> ContainerSpec:
     """Runs the unchanged command for a few minutes, and measures what a training step waits for.
 
@@ -165,7 +168,8 @@ def profile(
         reuse_profile: A profile.json, as text, to use instead of a new one; empty: a new one.
         cache_key: Any text. Kubeflow reuses only profiles that were made with the same text.
         branch: Part of the job's name, for a run that profiles more than once.
-        hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
+        hyperparameters: Values that replace the workload's, by parameter, as JSON:
+            {"batch_size": 128}. In Python a mapping, too.
         profile: profile.json.
         metrics: Seconds per step, in total and for each part.
         summary: The verdict in words.
@@ -248,6 +252,7 @@ def train(
     epochs: int | None = None,
     pools_file: str | None = None,
     branch: str | None = None,
+    hyperparameters: str | None = None,
 ) -> ContainerSpec:
     """Trains on the chosen cluster, as a job that this step creates and follows.
 
@@ -268,7 +273,8 @@ def train(
         epochs: Number of training epochs.
         pools_file: The CSV file of node pools, as text.
         branch: Part of the job's name, for a run that trains more than once.
-        hyperparameters: Values that replace the workload's, by parameter: {"batch_size": 128}.
+        hyperparameters: Values that replace the workload's, by parameter, as JSON:
+            {"batch_size": 128}. In Python a mapping, too.
         record: training.json.
         metrics: Metrics that the script reported, and seconds per step.
         summary: The training in words.

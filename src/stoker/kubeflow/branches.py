@@ -18,7 +18,12 @@ from kfp.dsl.structures import InputSpec
 from kfp.dsl.tasks_group import TasksGroup, TasksGroupType
 
 from stoker.errors import UsageError
-from stoker.parameters import BRANCH_INPUT, BRANCH_ITEM_INPUT, HYPERPARAMETER_INPUT
+from stoker.parameters import (
+    BRANCH_INPUT,
+    BRANCH_ITEM_INPUT,
+    HYPERPARAMETER_INPUT,
+    HYPERPARAMETERS_INPUT,
+)
 
 _BRANCH = re.compile(r"[a-zA-Z0-9](-?[a-zA-Z0-9])*")
 _BODY = "the function that makes the steps"
@@ -41,21 +46,23 @@ def checked_branch(name: object) -> object:
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
     """A component whose step makes a job of its own name.
 
-    It has a typed input for each hyperparameter that a run may change, and one for each value in
-    the branch. The verb reads them from the step's inputs; the command names none.
+    It has a typed input for each hyperparameter of a mapping, and one for each value in the branch.
+    The verb reads them from the step's inputs; the command names none. The compiled component, the
+    same for all workloads, has one input `hyperparameters`, a JSON object as text.
     """
 
     def __call__(
         self,
         *,
-        hyperparameters: Mapping[str, object] | None = None,
+        hyperparameters: object = None,
         branch: object = (),
         **inputs: object,
     ) -> Task:
         """Makes the step.
 
         Args:
-            hyperparameters: Values by the names of the workload's parameters.
+            hyperparameters: Values by the names of the workload's parameters; or one text, also of
+                the pipeline, that is such a JSON object.
             branch: What tells its job from the run's others: a text, a value, or several.
             inputs: The component's inputs.
 
@@ -65,9 +72,10 @@ class TrainingComponent(ContainerComponent):  # type: ignore[misc]
         parts = branch if isinstance(branch, tuple) else (branch,)
         texts = [str(part) for part in parts if part and not isinstance(part, PipelineChannel)]
         items = _values_of(parts)
-        given = {
-            f"{HYPERPARAMETER_INPUT}{n}": _typed(v) for n, v in (hyperparameters or {}).items()
-        }
+        named = hyperparameters if isinstance(hyperparameters, Mapping) else {}
+        if hyperparameters is not None and hyperparameters is not named:
+            inputs[HYPERPARAMETERS_INPUT] = hyperparameters
+        given = {f"{HYPERPARAMETER_INPUT}{n}": _typed(v) for n, v in named.items()}
         given |= {f"{BRANCH_ITEM_INPUT}{at}": item for at, item in enumerate(items)}
         further = {name: InputSpec(type=_type_of(value)) for name, value in given.items()}
         spec = dataclasses.replace(

@@ -179,6 +179,8 @@ class Metrics:
             up.add_metric((self.run_id, name), float(name in live))
         yield up
         budget = self.spending.budget
+        groups = ", ".join(budget.estimated)
+        estimate = f" ~ An estimate: the price of {groups} is one." if groups else ""
         for kind, name, text, value in (
             (
                 "gauge",
@@ -196,19 +198,19 @@ class Metrics:
             (
                 "gauge",
                 "stoker_spent_usd",
-                "Dollars of the run so far: hosts x price x time.",
+                f"Dollars of the run so far: hosts x price x time.{estimate}",
                 self.spending.usd,
             ),
             (
                 "gauge",
                 "stoker_predicted_usd",
-                "Dollars that the decision predicted for the run.",
+                f"Dollars that the decision predicted for the run.{estimate}",
                 budget.predicted_usd,
             ),
             (
                 "gauge",
                 "stoker_max_usd",
-                "Dollars at which the run is ended (constraints.max_usd).",
+                f"Dollars at which the run is ended (constraints.max_usd).{estimate}",
                 budget.max_usd,
             ),
         ):

@@ -634,6 +634,8 @@ def _train(
         closed.callback(gpus.close)
         patterns = run.settings.metric_patterns if run.topology.is_leader else {}
         printed = LogMetrics(patterns) if patterns else None
+        if printed:
+            closed.callback(printed.close)
         ending = supervise(
             line,
             environ=environ,
@@ -649,7 +651,10 @@ def _train(
             read=printed.read if printed else None,
         )
         if printed:
+            printed.close()
             printed.write(run.output)
+            for name in printed.slow:
+                run.log.event(EventName.METRIC_PATTERN_SLOW, metric=name, pattern=patterns[name])
             for name in patterns.keys() - printed.values.keys():
                 run.log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=patterns[name])
         look(is_last=True)

@@ -180,7 +180,7 @@ class Gate(Record, frozen=True, kw_only=True):
         max_champion: Maximum relative to the champion.
         regex: Pattern of Python with a group for the value, such as accuracy ([0-9.]+), for a
             script that only prints it: the last match in the output of the first dnn host counts,
-            line by line, 1,000 characters of each.
+            line by line, 1,000 characters of each, and 0.25 s of CPU.
     """
 
     metric: Name

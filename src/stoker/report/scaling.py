@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.errors import UsageError
 from stoker.records import Measured, Training
-from stoker.text import percentage
+from stoker.text import ESTIMATE, percentage
 
 _COLUMNS = "{:<18} {:>12} {:>13} {:>13} {:>5}"
 
@@ -19,6 +19,7 @@ class Point:
         efficiency: Throughput over `size` times the throughput of one unit of the smallest size;
             None where the size is 0 (no data hosts).
         usd_per_million_samples: None where a price is not known.
+        is_estimate: Whether a price of one of the runs is an estimate.
     """
 
     size: int
@@ -26,6 +27,7 @@ class Point:
     efficiency: float | None
     usd_per_million_samples: float | None
     runs: int
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class ScalingOfRuns:
         for point in self.points:
             ideal = "" if point.efficiency is None else percentage(point.efficiency)
             usd = point.usd_per_million_samples
-            price = "not known" if usd is None else f"{usd:.4g}"
+            mark = ESTIMATE if point.is_estimate else ""
+            price = "not known" if usd is None else f"{mark}{usd:.4g}"
             rate = f"{point.samples_per_second:.1f}"
             lines.append(_COLUMNS.format(point.size, rate, ideal, price, point.runs))
         return [*lines, *self.notes]
@@ -77,9 +80,12 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
         )
     what = differ[0]
     by_size: dict[int, list[Measured]] = {}
+    estimated: set[int] = set()
     for each, training in zip(sizes, runs.values(), strict=True):
         if training.measured:
             by_size.setdefault(each[what], []).append(training.measured)
+        if training.is_estimate and training.measured and training.measured.usd_per_1000_steps:
+            estimated.add(each[what])
     # Not size 0 (no data hosts): nothing is a multiple of it.
     first = min(size for size in by_size if size)
     ideal = statistics.median(run.samples_per_second for run in by_size[first]) / first
@@ -91,11 +97,16 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
         types = sorted({group.instance_type for group in groups if group.role == role})
         if len(types) > 1:
             notes.append(f"The {role} hosts are of different types: {', '.join(types)}.")
+    if estimated:
+        notes.append(f"{ESTIMATE} is by an estimated price.")
     if "data hosts" in differ[1:]:
         notes.append("The runs also differ in their number of data hosts.")
     return ScalingOfRuns(
         what=what,
-        points=tuple(_point(size, by_size[size], ideal=ideal) for size in sorted(by_size)),
+        points=tuple(
+            replace(_point(size, by_size[size], ideal=ideal), is_estimate=size in estimated)
+            for size in sorted(by_size)
+        ),
         notes=tuple(notes),
     )
 
