@@ -8,9 +8,9 @@ import pytest
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.records import Json
 from support import sagemaker_pipeline as sample
-from support.policies import ROOT, example, is_allowed, s3_arn
+from support.policies import ROOT, example, is_allowed, role_name, s3_arn
 
-POLICIES = {"stoker-step": "step", "stoker-training": "execution"}
+POLICIES = {role_name("step"): "step", role_name("training"): "execution"}
 READS = ("ProcessingInputs", "InputDataConfig")
 WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
 

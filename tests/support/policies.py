@@ -37,6 +37,11 @@ ROLES = {part: f"{part.capitalize()}Role" for part in PARTS}
 POLICIES = ("caller", "prune", *PARTS)
 
 
+def role_name(part: str) -> str:
+    """Returns how the example's stack calls a role: training, step ..."""
+    return f"stoker-mnist-{REGION}-{part}"
+
+
 class _Loader(yaml.SafeLoader):
     """Reads CloudFormation's short forms as its long ones."""
 

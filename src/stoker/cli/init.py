@@ -81,15 +81,15 @@ channels:
 sagemaker:
   region: REGION
   # The roles of one stack: configs/sagemaker/stoker.yaml.
-  role: arn:aws:iam::ACCOUNT:role/stoker-training
-  pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-pipeline
-  schedule_role: arn:aws:iam::ACCOUNT:role/stoker-scheduler
+  role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-training
+  pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-pipeline
+  schedule_role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-scheduler
   output_uri: s3://BUCKET/stoker
   # This folder is packed and handed to all hosts.
   source: .
   max_run_seconds: 7200
   control:
-    role: arn:aws:iam::ACCOUNT:role/stoker-step
+    role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-step
 """,
     "kubernetes": """\
 platform: kubernetes
@@ -252,12 +252,11 @@ def _schema() -> str:
 
 
 def _stack() -> dict[Path, Path | str]:
-    """Returns the template of roles, if this installation has it."""
+    """Returns the templates of bucket and roles, if this installation has them."""
+    names = (Path("configs/sagemaker/shared.yaml"), Path("configs/sagemaker/stoker.yaml"))
     with contextlib.suppress(UsageError):
         root = project_source()
-        name = Path("configs/sagemaker/stoker.yaml")
-        if (root / name).is_file():
-            return {name: root / name}
+        return {name: root / name for name in names if (root / name).is_file()}
     return {}
 
 
