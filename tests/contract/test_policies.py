@@ -241,6 +241,8 @@ TOKEN = "stoker_token/token"
         ("execution", "s3:DeleteObject", "", f"{RUN}/{TOKEN}"),
         ("scheduler", "sagemaker:StartPipelineExecution", f"{LINE}/mnist", f"{LINE}/other"),
         ("pipeline", "sagemaker:CreateModelPackage", f"{MODELS}/mnist", f"{MODELS}/other"),
+        ("caller", "sagemaker:ListPipelineVersions", f"{LINE}/mnist", f"{LINE}/other"),
+        ("caller", "sagemaker:UpdatePipelineVersion", f"{LINE}/mnist", f"{LINE}/other"),
         ("caller", "scheduler:DeleteSchedule", f"{SCHEDULE}--weekly", f"{SCHEDULE}2"),
         ("prune", "s3:DeleteObject", f"{RUN}/output/model.tar.gz", f"{OTHER}/output/model.tar.gz"),
     ],

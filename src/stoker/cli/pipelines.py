@@ -19,6 +19,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import ask, say, working
+from stoker.cli.versions import chosen_version
 from stoker.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -35,6 +36,7 @@ def start_verb(
     workload: WorkloadFile,
     *,
     params: Annotated[list[str] | None, typer.Option("--param")] = None,
+    version: str | None = None,
     wait: bool = False,
     reach: Reach,
     overrides: Overrides = None,
@@ -46,6 +48,8 @@ def start_verb(
     Args:
         params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
             repeated.
+        version (VERSION): Run this version of the pipeline, by its number, name or alias (default:
+            the newest).
         wait: Wait until the run has ended; Ctrl-C does not stop the run.
 
     Examples:
@@ -66,7 +70,7 @@ def start_verb(
     run: RunState | None = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
-            run = client.start(of, params or ())
+            run = client.start(of, params or (), version=chosen_version(client, of, version))
         # For scripts: run=$(stoker start ...). With --wait and --json only the end is printed.
         if not (as_json and wait):
             print(json.dumps(asdict(run), indent=2) if as_json else run.run, flush=True)

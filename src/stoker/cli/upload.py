@@ -5,11 +5,14 @@ import json
 import sys
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile, Yes
 from stoker.cli.progress import ask, say, working
+from stoker.cli.versions import check_version_options, done_text, go_back, show_versions
 from stoker.errors import EXIT_CHANGED, EXIT_NEW, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ def upload_verb(
     workload: WorkloadFile,
     *,
     check: bool = False,
+    versions: bool = False,
+    back_to: Annotated[str | None, typer.Option("--back-to")] = None,
+    alias: str | None = None,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -37,18 +43,31 @@ def upload_verb(
     Args:
         check: Send nothing, and exit with 0 if nothing would change, 10 if the pipeline, its inputs
             or its schedule would, 11 if there is no pipeline yet.
+        versions: List the versions of the uploaded pipeline, the newest first, and send nothing.
+        back_to (VERSION): Make an earlier version, by its number, name or alias, the one that
+            starts and schedules take; the workload names the pipeline alone.
+        alias (NAME): SageMaker: give the version that is there in the end this name, which another
+            version may have had.
 
     Examples:
         stoker upload kubeflow configs/mnist-kubeflow.yaml
         stoker upload sagemaker workload.yaml --values prod.yaml --check
+        stoker upload sagemaker workload.yaml --back-to 3
     """
     from stoker.cli.billing import say_prices
     from stoker.cli.compile import again_words, compiled_for
     from stoker.cli.schedule import planned_schedule
     from stoker.pipelines.base import platform_of
 
+    check_version_options(
+        target=target, check=check, versions=versions, back_to=back_to, alias=alias
+    )
     of = workload_of(workload, overrides=overrides or ())
     client = client_of(target, of, reach)
+    if versions:
+        return show_versions(client, of, as_json=as_json)
+    if back_to is not None:
+        return go_back(client, of, back_to, alias=alias, as_json=as_json, yes=yes)
     with working(f"comparing {of.name} with what is there", quiet=as_json):
         compiled = compiled_for(target, of)
         deployed, wanted = client.compared(compiled)
@@ -77,6 +96,7 @@ def upload_verb(
     with working(f"uploading {of.name}", quiet=as_json):
         done = client.upload(compiled, is_changed=bool(changes))
         done |= planned.applied(client, of)
+        done |= client.history(of).move_alias(alias) if alias else {}
     if as_json:
         shown = {"changes": changes, "diff": _diff(deployed, wanted)}
         print(json.dumps({"name": of.name, **done, **shown}, indent=2))
@@ -84,8 +104,7 @@ def upload_verb(
     warnings = done.get("warnings")
     for words in warnings if isinstance(warnings, list) else ():
         print(f"warning: {words}", file=sys.stderr)
-    print(f"{done['action']}: {done['id']}")
-    print("\n".join(f"{key + ':':<9}{done[key]}" for key in ("version", "url") if done[key]))
+    print(done_text(done))
     if planned.done_words:
         print(planned.done_words)
     if planned.warning:

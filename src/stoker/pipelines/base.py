@@ -26,6 +26,7 @@ from stoker.errors import (
 )
 from stoker.parameters import Kind, Parameter
 from stoker.pipelines.schedules import AskedSchedule, Schedule, ScheduleChange, planned
+from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
 from stoker.platforms.service_limits import is_training_type
 from stoker.records import (
@@ -154,6 +155,18 @@ class PipelineClient(ABC):
                 if state.has_ended:
                     return state
             self.sleep(WAIT_SECONDS)
+
+    @abstractmethod
+    def history(self, workload: Workload) -> VersionHistory:
+        """Returns the versions of the workload's pipeline; UsageError if it is not uploaded."""
+
+    def declared_of(
+        self, workload: Workload, version: UploadedVersion | None
+    ) -> Mapping[str, Kind]:
+        """Returns names and kinds of the parameters of a version; None: of the newest."""
+        if version:
+            return self.history(workload).declared(version)
+        return self.declared(workload, None)
 
     @abstractmethod
     def declared(self, workload: Workload, compiled: Compiled | None) -> Mapping[str, Kind]:

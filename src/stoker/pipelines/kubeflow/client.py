@@ -5,12 +5,9 @@ import dataclasses
 import importlib
 import json
 import re
-import secrets
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +23,20 @@ from stoker.errors import (
 )
 from stoker.parameters import Kind
 from stoker.pipelines.base import Compiled, PipelineClient, RunState
-from stoker.pipelines.changes import PipelineVersion, workload_with_defaults
+from stoker.pipelines.changes import PipelineVersion
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
 from stoker.pipelines.kubeflow.run_steps import exit_code_of, steps_of_run, tasks_of
 from stoker.pipelines.kubeflow.schedule import kinds_of, schedule_of, schedule_request, typed
 from stoker.pipelines.kubeflow.step_logs import StepLogs
+from stoker.pipelines.kubeflow.versions import (
+    KubeflowVersions,
+    add_version,
+    told_version,
+    version_of,
+)
 from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.schedules import Schedule
+from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
@@ -110,7 +114,7 @@ class KubeflowClient(PipelineClient):
     ) -> tuple[PipelineVersion, PipelineVersion]:
         """Returns both pipelines with their workloads."""
         names = frozenset(parameter.name for parameter in compiled.parameters)
-        was, now = (_version(spec) for spec in (deployed, wanted))
+        was, now = (version_of(spec) for spec in (deployed, wanted))
         return was, dataclasses.replace(now, derived=names)
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
@@ -126,21 +130,28 @@ class KubeflowClient(PipelineClient):
         if version and not is_changed:
             action = "unchanged"
         else:
-            # The service takes a version's name once.
-            now = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-            with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-                file = Path(folder, "pipeline.yaml")
-                file.write_text(compiled.definition, encoding="utf-8")
-                made = {"uploadfile": str(file), "pipelineid": id, "name": f"{name}-{now}", **about}
-                version = self.call("upload", "upload_pipeline_version", **made)
+            words, text = about["description"], compiled.definition
+            version = add_version(self.call, name, id=id, definition=text, about=words)
         page = self._page(f"pipelines/details/{id}/version/{version.get('pipeline_version_id')}")
-        version_name = version.get("name") or version.get("display_name")
-        return {"action": action, "id": id, "version": version_name, "url": page}
+        return {**told_version(version), "action": action, "id": id, "url": page}
 
-    def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
-        """Starts a run of the latest version."""
+    def history(self, workload: Workload) -> KubeflowVersions:
+        id, newest = self._uploaded(workload)
+        return KubeflowVersions(self.call, pipeline=workload.name, id=id, newest=newest)
+
+    def start(
+        self,
+        workload: Workload,
+        parameters: Sequence[str],
+        *,
+        version: UploadedVersion | None = None,
+    ) -> RunState:
+        """Starts a run of a version, by default of the latest."""
         _, run = self._request(workload)
-        declared = self.declared(workload, None)
+        declared = self.declared_of(workload, version)
+        if version:
+            reference = mapping(run, "pipeline_version_reference")
+            run["pipeline_version_reference"] = {**reference, "pipeline_version_id": version.id}
         values = self.run_values(workload, parameters, declared=declared)
         run["runtime_config"] = {"parameters": values}
         run["display_name"] = f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
@@ -405,11 +416,6 @@ class KubeflowClient(PipelineClient):
 
         config.refresh_api_key_hook = renew_token if renew else None
         return client
-
-
-def _version(spec: Json) -> PipelineVersion:
-    told = mapping(mapping(inputs_of(spec).get("workload")).get("defaultValue"))
-    return PipelineVersion(document=spec, workload=workload_with_defaults(told) if told else {})
 
 
 def _without_none(value: object) -> object:

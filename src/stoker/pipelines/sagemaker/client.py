@@ -1,6 +1,5 @@
 """Pipelines, runs and schedules of SageMaker, through boto3."""
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -10,13 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from stoker.errors import ServiceError, UsageError
 from stoker.parameters import Kind
-from stoker.pipelines.base import CODE, WORKLOAD, Compiled, PipelineClient, RunState, RunStep
-from stoker.pipelines.changes import (
-    PipelineVersion,
-    code_digests,
-    inputs_of_definition,
-    workload_with_defaults,
-)
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.changes import PipelineVersion
 from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
@@ -29,7 +23,9 @@ from stoker.pipelines.sagemaker.schedule import (
     schedule_of,
     schedule_request,
 )
+from stoker.pipelines.sagemaker.versions import SageMakerVersions, compared_versions
 from stoker.pipelines.schedules import Schedule
+from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.registry import tag_group
@@ -41,8 +37,6 @@ SCHEDULE_GROUP = "default"
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _JOB = "job "
-# Of the inputs of a deployed pipeline.
-_READ = (WORKLOAD, CODE)
 
 
 class SageMakerClient(PipelineClient):
@@ -82,25 +76,7 @@ class SageMakerClient(PipelineClient):
         self, compiled: Compiled, *, deployed: Json, wanted: Json
     ) -> tuple[PipelineVersion, PipelineVersion]:
         """Returns both pipelines with what their steps read; the deployed one's is fetched."""
-        folder = inputs_of_definition(deployed)
-        there = {name: self._read(f"{folder}/{name}") if folder else None for name in _READ}
-        ours = {uri.rpartition("/")[2]: content for uri, content in compiled.uploads.items()}
-        names = frozenset(parameter.camel_name for parameter in compiled.parameters)
-        return (
-            _version(deployed, there.get(WORKLOAD), there.get(CODE)),
-            dataclasses.replace(
-                _version(wanted, ours.get(WORKLOAD), ours.get(CODE)), derived=names
-            ),
-        )
-
-    def _read(self, uri: str) -> bytes | None:
-        try:
-            return self._aws.read_object(uri)
-        except ServiceError as err:
-            # It was pruned, or this caller may not read it: the definition tells then.
-            if err.kind not in ("missing", "denied"):
-                raise
-            return None
+        return compared_versions(self._aws, compiled, deployed=deployed, wanted=wanted)
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Writes the inputs that are missing, and creates or updates the pipeline."""
@@ -143,8 +119,20 @@ class SageMakerClient(PipelineClient):
             "Tags": [{"Key": k, "Value": v} for k, v in sorted(self._settings.tags.items())],
         }
 
-    def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
-        name, declared = workload.name, self.declared(workload, None)
+    def history(self, workload: Workload) -> SageMakerVersions:
+        arn = str(self._uploaded(workload)["PipelineArn"])
+        return SageMakerVersions(self._aws, pipeline=workload.name, arn=arn)
+
+    def start(
+        self,
+        workload: Workload,
+        parameters: Sequence[str],
+        *,
+        version: UploadedVersion | None = None,
+    ) -> RunState:
+        name = workload.name
+        chosen = {"PipelineVersionId": int(version.id)} if version else {}
+        declared = self.declared_of(workload, version)
         given = self.run_values(workload, parameters, declared=declared)
         values = [{"Name": key, "Value": value} for key, value in given.items()]
         answer = self._aws.call(
@@ -154,6 +142,7 @@ class SageMakerClient(PipelineClient):
             PipelineExecutionDisplayName=f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
             PipelineParameters=values,
             ClientRequestToken=secrets.token_hex(16),
+            **chosen,
         )
         run = f"{name}/{str(answer['PipelineExecutionArn']).rpartition('/')[2]}"
         return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
@@ -285,17 +274,6 @@ class SageMakerClient(PipelineClient):
 
     def _find(self, name: str) -> dict[str, Json] | None:
         return self._aws.find("sagemaker", "DescribePipeline", PipelineName=name)
-
-
-def _version(document: Json, workload: bytes | None, code: bytes | None) -> PipelineVersion:
-    read: Json = None
-    with contextlib.suppress(ValueError):
-        read = json.loads(workload or b"null")
-    return PipelineVersion(
-        document=document,
-        workload=workload_with_defaults(read) if isinstance(read, dict) else {},
-        code=code_digests(code),
-    )
 
 
 def _state(

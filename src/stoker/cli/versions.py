@@ -1,0 +1,137 @@
+"""Versions of an uploaded pipeline: `stoker upload --versions`, `--back-to` and `--alias`."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from stoker.cli.progress import ask, say, working
+from stoker.errors import ServiceError, UsageError
+
+if TYPE_CHECKING:
+    from stoker.pipelines.base import PipelineClient
+    from stoker.pipelines.versions import UploadedVersion
+    from stoker.records import Json, Workload
+
+
+def check_version_options(
+    *, target: str, check: bool, versions: bool, back_to: str | None, alias: str | None
+) -> None:
+    """Refuses options of `stoker upload` that do not fit together; asks no service.
+
+    Args:
+        target: sagemaker or kubeflow.
+        check: --check.
+        versions: --versions.
+        back_to: --back-to.
+        alias: --alias.
+    """
+    from stoker.pipelines.versions import check_alias
+
+    alone = {"--check": check, "--versions": versions, "--back-to": back_to is not None}
+    given = [name for name, is_given in alone.items() if is_given]
+    if alias is not None and (check or versions):
+        given.insert(0, "--alias")
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} cannot be used with {given[1]}", fix=f"leave {given[0]} out")
+    if alias is None:
+        return
+    if target == "kubeflow":
+        what = "Kubeflow's versions have no aliases"
+        raise UsageError(what, where="--alias", fix="--back-to takes a version's name")
+    check_alias(alias)
+
+
+def show_versions(client: "PipelineClient", workload: "Workload", *, as_json: bool) -> int:
+    """Prints the versions of the workload's pipeline, the newest first."""
+    from stoker.pipelines.versions import version_text
+
+    with working(f"reading the versions of {workload.name}", quiet=as_json):
+        versions = client.history(workload).listed()
+    lines = [version_text(version) for version in versions]
+    told = [asdict(version) for version in versions]
+    print(json.dumps(told, indent=2) if as_json else "\n".join(lines))
+    return 0
+
+
+def go_back(
+    client: "PipelineClient",
+    workload: "Workload",
+    word: str,
+    *,
+    alias: str | None,
+    as_json: bool,
+    yes: bool,
+) -> int:
+    """Makes an earlier version the one that starts and schedules take, after showing what changes.
+
+    Args:
+        client: Of the pipeline's service.
+        workload: Names the pipeline.
+        word: Number, name or alias of the version.
+        alias: A name for the version that is made.
+        as_json: Whether JSON is printed.
+        yes: Whether nobody is asked.
+    """
+    from stoker.pipelines.changes import changed_lines
+    from stoker.pipelines.versions import version_named
+
+    with working(f"reading the versions of {workload.name}", quiet=as_json):
+        history = client.history(workload)
+        versions = history.listed()
+        version = version_named(versions, word, pipeline=workload.name, option="--back-to")
+        history.check(version)
+        _check_schedule(client, workload, version)
+        now = next(each for each in versions if each.is_latest)
+        changes = changed_lines(history.read(now), history.read(version))
+    if not version.is_latest:
+        lines = [f"pipeline {workload.name} goes back to version {version.name}:", *changes]
+        say("\n  ".join(lines), quiet=as_json)
+        refused = UsageError("not gone back", fix="use --yes to go back without asking")
+        ask(f"go back to version {version.name}", assume_yes=yes or as_json, refused=refused)
+    with working(f"going back to version {version.name}", quiet=as_json):
+        done = history.set_again(version)
+        done |= history.move_alias(alias) if alias else {}
+    if as_json:
+        print(json.dumps({"name": workload.name, **done, "changes": changes}, indent=2))
+    else:
+        print(done_text(done))
+    return 0
+
+
+def chosen_version(
+    client: "PipelineClient", workload: "Workload", word: str | None
+) -> "UploadedVersion | None":
+    """Returns the version that --version of a start names; None: the newest."""
+    from stoker.pipelines.versions import version_named
+
+    if word is None:
+        return None
+    versions = client.history(workload).listed()
+    return version_named(versions, word, pipeline=workload.name, option="--version")
+
+
+def done_text(done: "dict[str, Json]") -> str:
+    """Returns what an upload has done: action, version, page and alias."""
+    keys = [key for key in ("version", "url", "alias") if done.get(key)]
+    lines = [f"{key + ':':<9}{done[key]}" for key in keys]
+    return "\n".join([f"{done['action']}: {done['id']}", *lines])
+
+
+def _check_schedule(
+    client: "PipelineClient", workload: "Workload", version: "UploadedVersion"
+) -> None:
+    """Refuses a version without a parameter that the schedule sets: its starts would fail."""
+    from stoker.pipelines.schedules import schedule_name
+
+    name = schedule_name(workload, None)
+    try:
+        schedule = client.find_schedule(workload, name)
+    except (ServiceError, UsageError):
+        # Who uploads needs no right to see schedules, and the name may be somebody else's.
+        return
+    declared = client.declared_of(workload, version) if schedule else {}
+    for parameter in schedule.parameters if schedule else ():
+        if parameter not in declared:
+            what = f"the schedule sets {parameter}, which version {version.name} does not have"
+            fix = "stoker schedule --fresh, with the parameters that both versions have"
+            raise UsageError(what, where=f"schedule {name}", fix=fix)
