@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 
 import msgspec
 
@@ -30,6 +31,7 @@ from stoker.records import (
 from stoker.records.base import sha256_of
 from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import shown, values_of
+from stoker.records.notices import notices_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
@@ -37,6 +39,7 @@ from stoker.text import aws_value
 
 # SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
+_PENDING = "PendingManualApproval"
 # Facts of a run's lineage in a model's metadata.
 _PROFILED_BUSY = "while it was profiled"
 _ORIGIN = (
@@ -52,6 +55,8 @@ def evaluate(
     decision: Decision,
     training: Training,
     champion: Mapping[str, float] | None = None,
+    today: date | None = None,
+    is_registered: bool = False,
 ) -> Evaluation:
     """Judges the run by its status, its gates and its prediction. Pure.
 
@@ -61,6 +66,8 @@ def evaluate(
     Args:
         champion: Metrics of the model in use, for gates that name it; a missing metric fails its
             gate. None: no model is in use yet, and such gates hold.
+        today: Day on which the profile's age counts. None: its age is not told.
+        is_registered: Whether a model that passes is registered next.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -82,6 +89,15 @@ def evaluate(
         _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
     )
     outcome = outcome_of(training, gates)
+    performance = _performance(profile, decision, training)
+    notices = notices_of(
+        profile=profile,
+        decision=decision,
+        training=training,
+        performance=performance,
+        today=today,
+        waits_in=_waits_in(workload) if is_registered and outcome.is_good else "",
+    )
     return Evaluation(
         workload_sha256=workload.digest(),
         passed=outcome.is_good,
@@ -89,9 +105,19 @@ def evaluate(
         metrics=dict(sorted(training.metrics.items())),
         model_uri=training.model_uri,
         gates=gates,
-        warnings=tuple(each.made_words for each in training.useless_groups),
-        performance=_performance(profile, decision, training),
+        warnings=tuple(notice.text for notice in notices),
+        notices=notices,
+        performance=performance,
     )
+
+
+def _waits_in(workload: Workload) -> str:
+    """Returns the group in which a registered model waits for a person; empty: it does not."""
+    settings = workload.sagemaker
+    has_registry = workload.platform_info.has_model_registry
+    if settings is None or not has_registry or settings.model.approval != _PENDING:
+        return ""
+    return settings.model.group or workload.name
 
 
 def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Evaluation:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from stoker.errors import ServiceError
 from stoker.logs import now_utc, printable
-from stoker.records import Json
+from stoker.records import Json, Notice
 from stoker.repeat import MAX_PAUSE_SECONDS, may_pass, repeated, within
 
 ATTEMPTS = 3
@@ -30,6 +30,7 @@ class RunEnding:
 
     Attributes:
         warnings: What went wrong though the run may have succeeded; it is sent for these, too.
+        notices: The same with their kinds, where they are of an evaluation.
     """
 
     workload: str
@@ -39,7 +40,13 @@ class RunEnding:
     exit_code: int | None = None
     error: str = ""
     warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
+
+    def tells(self, notices: tuple[Notice, ...]) -> None:
+        """Adds what an evaluation tells."""
+        self.notices = notices
+        self.warnings = tuple(notice.text for notice in notices)
 
     def failed(self, error: str, *, exit_code: int | None = None) -> None:
         self.status, self.error, self.exit_code = "failed", error, exit_code
@@ -47,12 +54,12 @@ class RunEnding:
 
 def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str, Json]:
     """Returns what is sent. Pure but for the time."""
-    error = printable(" ".join(ending.error.split()))[:_MAX_ERROR]
+    error = _line(ending.error)
     how = f" in {ending.step}" if ending.status != "succeeded" and ending.step else ""
     code = f" (exit code {ending.exit_code})" if ending.exit_code else ""
     head = f"stoker: run {ending.run} of {ending.workload} {ending.status}{how}{code}"
     lines = [f"{head}: {error}" if error else head]
-    warnings = [printable(" ".join(text.split()))[:_MAX_ERROR] for text in ending.warnings]
+    warnings = [_line(text) for text in ending.warnings]
     lines += [f"warning: {text}" for text in warnings]
     lines += [f"{name}: {address}" for name, address in ending.links.items()]
     if format == "teams":
@@ -72,10 +79,15 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
         "exit_code": ending.exit_code,
         "error": error,
         "warnings": [*warnings],
+        "notices": [{"kind": each.kind, "text": _line(each.text)} for each in ending.notices],
         "links": {**ending.links},
         "when": now_utc(),
     }
     return {"text": "\n".join(lines), "stoker": facts}
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))[:_MAX_ERROR]
 
 
 def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:

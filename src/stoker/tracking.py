@@ -29,6 +29,7 @@ from stoker.records import Evaluation, TrackingSettings, Training
 from stoker.records.base import word_of
 from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import shown, values_of
+from stoker.records.notices import notice_figures
 from stoker.records.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
     found["stoker_gpu_utilization"] = busy_share(training.gpus) if training else None
     if evaluation:
         found["stoker_passed"] = float(evaluation.passed)
+        found |= {f"stoker_{name}": v for name, v in notice_figures(evaluation.notices).items()}
         found |= {each.metric: each.value for each in evaluation.gates}
         if performance := evaluation.performance:
             results = ("speedup", "prediction_error", "cost_change")

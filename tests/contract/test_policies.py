@@ -57,7 +57,7 @@ OF_MLFLOW = {
 # What no source calls, by who does, under the role or with the policy.
 OF_OTHERS = {
     # The service, of a job's hosts and lines.
-    *("cloudwatch:PutMetricData", "logs:CreateLogGroup", "logs:CreateLogStream"),
+    *("logs:CreateLogGroup", "logs:CreateLogStream"),
     "logs:PutLogEvents",
     # The service, in a VPC.
     *("ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission"),
@@ -144,8 +144,9 @@ def test_statements_are_named_once_and_fit_into_a_policy(name):
 
 
 def test_a_role_is_trusted_to_one_service_that_works_for_this_account():
-    made = stack(EXAMPLE)
-    services = dict.fromkeys(ROLES, "sagemaker") | {"scheduler": "scheduler", "starter": "lambda"}
+    made = stack(EVERYTHING)
+    services = dict.fromkeys(ROLES, "sagemaker") | {"scheduler": "scheduler"}
+    services |= dict.fromkeys(("starter", "heartbeat"), "lambda")
     for part, service in services.items():
         properties = made[ROLES[part]]["Properties"]
         (statement,) = statements(properties["AssumeRolePolicyDocument"])
@@ -323,7 +324,10 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights():
 
 def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
-    mail = {"ScheduleAlarm", "HeartbeatAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
+    mail = {"ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule", "ApprovalRule"}
+    mail |= {"DataGroupIdleAlarm", "DriftAlarm"}
+    heart = {"Role", "Policy", "Function", "Rule", "Permission", "Alarm"}
+    mail |= {f"Heartbeat{part}" for part in heart}
     policies = {
         f"{name}Policy" for name in ("Network", "Mlflow", "Key", "Webhook", "Queue", "Secrets")
     }

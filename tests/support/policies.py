@@ -31,7 +31,7 @@ EVERYTHING = {
     "HeartbeatHours": "30",
 }
 # By the part of the work.
-PARTS = ("execution", "step", "pipeline", "scheduler", "starter")
+PARTS = ("execution", "step", "pipeline", "scheduler", "starter", "heartbeat")
 ROLES = {part: f"{part.capitalize()}Role" for part in PARTS}
 # Those of people and CI are managed policies, not roles'.
 POLICIES = ("caller", "prune", *PARTS)
@@ -91,8 +91,7 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
             case {"Fn::Sub": str(text)}:
                 return re.sub(r"\$\{([\w:]+)\}", lambda found: names[found[1]], text)
             case {"Fn::GetAtt": str(text)}:
-                role = named[text.removesuffix(".Arn")]["Properties"]["RoleName"]
-                return f"arn:aws:iam::{ACCOUNT}:role/{filled(role)}"
+                return arn_of(text.removesuffix(".Arn"))
             case {"Fn::If": [name, then, other]}:
                 return filled(then if is_so(str(name)) else other)
             case dict():
@@ -100,6 +99,12 @@ def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
             case list():
                 return [each for each in map(filled, value) if each is not None]
         return value
+
+    def arn_of(resource: str) -> str:
+        properties = named[resource].get("Properties", {})
+        if "RoleName" in properties:
+            return f"arn:aws:iam::{ACCOUNT}:role/{filled(properties['RoleName'])}"
+        return f"arn:aws:other:{REGION}:{ACCOUNT}:{resource}"
 
     def is_so(condition: str) -> bool:
         ((equals,),) = whole["Conditions"][condition].values()

@@ -27,10 +27,8 @@ from stoker.records import (
     read_text,
 )
 from stoker.records.decision import NOMINAL
+from stoker.records.notices import STALE_DAYS
 from stoker.text import ESTIMATE
-
-# Older prices count as stale.
-STALE_DAYS = 90
 
 # AWS's baseline behind an "up to" figure is at least this for c, m and p types (c5.xlarge: 1.25
 # of "up to 10" for 4 vCPUs); beyond it the network runs on credits, which a training uses up.

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +59,7 @@ def evaluate_verb(
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
         stoker evaluate --profile p.json --decision d.json --training t.json
     """
+    from stoker.cli.cloudwatch_metrics import publish
     from stoker.cli.notify import telling
     from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params, workload_of_records
@@ -111,7 +113,9 @@ def evaluate_verb(
         ending.run = run or trained.job.name
         ending.links |= {"job": trained.job.url} if trained.job.url else {}
         outcome = outcome_of(trained, record.gates)
-        ending.warnings = record.warnings
+        ending.tells(record.notices)
+        if run and of.platform_info.has_model_registry:
+            publish(of, record.notices, quiet=as_json)
         if not outcome.is_good:
             ending.failed(outcome.words, exit_code=outcome.exit_code)
         if outcome.state == "stopped":
@@ -159,6 +163,8 @@ def judged(
         decision=decided,
         training=trained,
         champion=champion_metrics(champion or "", workload=workload, region=region_of(workload)),
+        today=date.today(),
+        is_registered=bool(pipeline_run()),
     )
     deliver(
         record,

@@ -41,6 +41,7 @@ from stoker.records import (
 from stoker.records.base import Record, RecordT, mapping
 from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import argument
+from stoker.records.notices import notice_figures
 from stoker.records.profile_key import PARTIAL_SCHEMA
 from stoker.settings import step_workload
 from stoker.words import free_words, whole_step_of
@@ -347,6 +348,7 @@ def told_of_evaluation(record: Evaluation) -> Told:
             **_values(performance and performance.measured, _OF_STEP),
             **_values(performance, ("speedup", "prediction_error", "cost_change")),
             "passed": float(record.passed),
+            **notice_figures(record.notices),
         },
     )
 

@@ -133,7 +133,7 @@ def run_verb(
             raise
         report = report_of_chain(chain)
         ending.step, ending.links["report"] = chain.doing, str(report)
-        ending.warnings = evaluation.warnings if evaluation else ()
+        ending.tells(evaluation.notices if evaluation else ())
         if page := track(chain, report):
             ending.links["mlflow"] = page
         if code:
@@ -318,7 +318,13 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     evaluation = chain.step(
         "evaluate",
         Evaluation,
-        lambda: evaluate(workload=workload, profile=profiled, decision=decision, training=training),
+        lambda: evaluate(
+            workload=workload,
+            profile=profiled,
+            decision=decision,
+            training=training,
+            today=date.today(),
+        ),
         evaluation_words,
     )
     if decision.is_noisy or training.busy:

@@ -8,6 +8,7 @@ from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loa
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.decide.ranking import error_band
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
+from stoker.records.notices import STALE_DAYS
 from stoker.records.parts import WAITS
 from stoker.text import ms, percentage, usd
 from stoker.words import estimates_in_words
@@ -359,7 +360,7 @@ def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
             f"{refresh} --region {prices.hosts_region} > prices.csv, and constraints.prices_file"
         )
     if prices.stale:
-        warnings.append(f"the prices of {prices.date} are older than 90 days: {refresh}")
+        warnings.append(f"the prices of {prices.date} are older than {STALE_DAYS} days: {refresh}")
     elif prices.date is None and prices.is_billed:
         warnings.append("the date of the prices is not known")
     return warnings

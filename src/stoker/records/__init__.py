@@ -82,6 +82,8 @@ from stoker.records.training import Host as Host
 from stoker.records.training import Job as Job
 from stoker.records.training import LoaderCounts as LoaderCounts
 from stoker.records.training import Measured as Measured
+from stoker.records.training import Notice as Notice
+from stoker.records.training import NoticeKind as NoticeKind
 from stoker.records.training import OtherPrograms as OtherPrograms
 from stoker.records.training import Performance as Performance
 from stoker.records.training import StepCost as StepCost

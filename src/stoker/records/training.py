@@ -605,6 +605,28 @@ class Performance(Record, frozen=True, kw_only=True):
     is_helped: bool | None = None
 
 
+NoticeKind = Literal[
+    "prediction_outside",
+    "data_group_idle",
+    "decision_changed",
+    "prices_stale",
+    "profile_old",
+    "approval_pending",
+]
+
+
+class Notice(Record, frozen=True, kw_only=True):
+    """Something a person should know about a run that may have passed.
+
+    Attributes:
+        kind: What it is about; a metric of this name is 1 in such a run.
+        text: The words that terminal, webhook, summary and report have in common.
+    """
+
+    kind: NoticeKind
+    text: str
+
+
 class Evaluation(Record, frozen=True, kw_only=True):
     """Whether a training passed its gates, and whether its prediction held.
 
@@ -615,6 +637,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
         reason: Why it did not pass; empty if it did.
         gates: Result of each gate.
         warnings: What went wrong though the run may have passed, such as hosts that did nothing.
+        notices: The warnings with their kinds; empty in a record of an early version.
         performance: Measured step against the profiled and the predicted one. None: one is missing.
         metrics: Reported metrics; a later model is compared with these.
         model_uri: Location of the model.
@@ -632,6 +655,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     model_uri: str | None = None
     gates: tuple[GateResult, ...] = ()
     warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     performance: Performance | None = None
     not_numbers: dict[str, str] | None = None
 

@@ -285,6 +285,7 @@ def evaluate_step(
             *("--out", f"{OUTPUT}/evaluation/evaluation.json"),
             *("--report", f"{OUTPUT}/evaluation/report.html"),
             *("--champion", text("registry:", run.value("model_group"))),
+            *("--set", text("sagemaker.model.approval=", run.value("approval"))),
             "--always",
             *run.words(),
         ],
@@ -296,7 +297,7 @@ def evaluate_step(
             "Evaluation": "evaluation/evaluation.json",
             "Metadata": "evaluation/model-metadata.json",
         },
-        environment=run.told_run,
+        environment={"STOKER_PIPELINE_RUN": run.job_name},
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
         # Never isolated: a run's gate may ask the registry for the champion.
         description="Checks the gates and the prediction; writes the report.",
