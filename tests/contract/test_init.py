@@ -309,6 +309,13 @@ def test_a_script_s_workload_compiles_once_its_names_are_written(tmp_path, platf
         kept = {".gitignore", ".stokerignore", "train.py", "train.yaml"}
         assert set(package_of(tmp_path).sizes) == kept
         assert (tmp_path / "configs" / "sagemaker" / "stoker.yaml").is_file()
+        # Hints name it.
+        assert (tmp_path / "tools" / "refresh_prices.py").is_file()
+    else:
+        rights = tmp_path / "configs" / "kubernetes" / "kustomization.yaml"
+        for name in yaml.safe_load(rights.read_text())["resources"]:
+            assert (rights.parent / name).is_file()
+        assert (tmp_path / "tools" / "node_pools.py").is_file()
 
 
 @pytest.mark.parametrize("target", ["sagemaker", "kubeflow"])

@@ -267,6 +267,17 @@ def test_parameters_arrive_under_the_services_names(server, project):
     assert {each["Name"]: each["Value"] for each in answer["PipelineParameters"]} == given
 
 
+@pytest.mark.parametrize("name", ["learning-rate", "--learning-rate", "LearningRate"])
+def test_the_scripts_own_spelling_of_an_option_arrives(server, project, name):
+    given = "hyperparameters={learning-rate: 0.1}"
+    upload(given)
+    words = ("--set", given, "--param", f"{name}=1e-3", "--json")
+    run = json.loads(succeeds("start", "sagemaker", "w.yaml", *words).stdout)["run"]
+    arn = f"{PIPELINE}/execution/{run.partition('/')[2]}"
+    answer = call("sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=arn)
+    assert answer["PipelineParameters"] == [{"Name": "LearningRate", "Value": "1e-3"}]
+
+
 @pytest.mark.parametrize(
     ("parameter", "words"),
     [

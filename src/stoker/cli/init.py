@@ -24,6 +24,20 @@ _OF_PLATFORM = {
     "sagemaker": ("pipelines/sagemaker.py", "configs/sagemaker", "tools/refresh_prices.py"),
     "kubernetes": ("pipelines/kubeflow.py", "configs/kubernetes", "tools/node_pools.py"),
 }
+# What a project of a script gets of it: what roles and messages name.
+_OF_SCRIPT = {
+    "sagemaker": (
+        "configs/sagemaker/shared.yaml",
+        "configs/sagemaker/stoker.yaml",
+        "tools/refresh_prices.py",
+    ),
+    "kubernetes": (
+        "configs/kubernetes/kustomization.yaml",
+        "configs/kubernetes/rbac.yaml",
+        "configs/kubernetes/network-policy.yaml",
+        "tools/node_pools.py",
+    ),
+}
 # The pipeline service of a platform, and the file that is compiled for it.
 _TARGETS = {"sagemaker": ("sagemaker", "p.json"), "kubernetes": ("kubeflow", "p.yaml")}
 
@@ -46,6 +60,7 @@ _STOKERIGNORE = """\
 # Not packed and sent with sagemaker.source, as what git ignores; the form is .gitignore's.
 /workload.schema.json
 /configs/
+/tools/refresh_prices.py
 /.github/
 /.gitlab/
 /.gitlab-ci.yml
@@ -230,10 +245,9 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
     target, out = _TARGETS[platform]
     jobs = ci_file(ci, folder)
     files[jobs] = ci_text(ci, target=target, file=file, out=out)
-    if platform == "sagemaker":
-        files |= _stack()
-        if not (folder / ".stokerignore").exists():
-            files[Path(".stokerignore")] = _STOKERIGNORE
+    files |= _of_platform(platform)
+    if platform == "sagemaker" and not (folder / ".stokerignore").exists():
+        files[Path(".stokerignore")] = _STOKERIGNORE
     commands = [
         f"put your names into {file} in place of the words in capital letters",
         f"stoker compile {target} {file} --out {out}      compile the pipeline",
@@ -251,11 +265,11 @@ def _schema() -> str:
     return json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
 
 
-def _stack() -> dict[Path, Path | str]:
-    """Returns the templates of bucket and roles, if this installation has them."""
-    names = (Path("configs/sagemaker/shared.yaml"), Path("configs/sagemaker/stoker.yaml"))
+def _of_platform(platform: str) -> dict[Path, Path | str]:
+    """Returns roles or rights, and the tool for prices, as far as this installation has them."""
     with contextlib.suppress(UsageError):
         root = project_source()
+        names = [Path(name) for name in _OF_SCRIPT[platform]]
         return {name: root / name for name in names if (root / name).is_file()}
     return {}
 

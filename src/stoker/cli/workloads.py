@@ -17,7 +17,7 @@ from stoker.errors import UsageError
 from stoker.host.machine import usable_vcpus
 from stoker.host.processes import why_not_found
 from stoker.logs import printable
-from stoker.parameters import overrides_of, parameters_of, parse
+from stoker.parameters import overrides_of, parameter_named, parameters_of, parse
 from stoker.records import (
     Cluster,
     Group,
@@ -59,7 +59,7 @@ def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Wo
     for text in params:
         name = text.partition("=")[0].strip()
         close = close_match(name, sorted(known))
-        if name in known:
+        if parameter_named(name, workload=workload):
             own.append(text)
         elif close and not has_parameter(target, workload, name):
             raise UsageError(
