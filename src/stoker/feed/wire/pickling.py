@@ -185,7 +185,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: object) -> object:
-        kind = type(obj)
+        kind: type = type(obj)
         if issubclass(kind, DatasetFactory):
             # Not by cloudpickle, which inspects its attributes.
             return obj.__reduce_ex__(5)
@@ -205,9 +205,11 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return stored
         if is_proxy(obj):
             raise pickle.PicklingError("its object is in another process on this host")
-        inner = getattr(obj, "_datapipe", None)
-        if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
-            return (kind, (inner,))
+        # By its class first: another object's `__getattr__` may raise anything.
+        if kind.__name__ in _PIPE_WRAPPERS:
+            inner = getattr(obj, "_datapipe", None)
+            if inner is not None:
+                return (kind, (inner,))
         # The fork server imports them once for all workers, before the spec is unpickled.
         if issubclass(kind, (FunctionType, type, CachedFunction)):
             if is_by_name(obj):
@@ -226,6 +228,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         known: object = reduced(obj) or reopened.reduction(obj)
         if known is None:
             known = super().reducer_override(obj)
+            if known is NotImplemented and _asks_its_attributes(kind):
+                return _with_state_setter(obj)
         else:
             self.has_handles = self.has_handles or reopened.is_handle(obj)
         if issubclass(kind, (FunctionType, type, CachedFunction)):
@@ -348,6 +352,39 @@ def _annotated_names(obj: "type | FunctionType") -> Iterable[str]:
     for each in found.values() if isinstance(found, dict) else ():
         if isinstance(each, str):
             yield from _WORD.findall(each)
+
+
+@functools.lru_cache(maxsize=1024)
+def _asks_its_attributes(kind: type) -> bool:
+    """Returns whether a class looks attributes up in its own Python code, and is pickled as usual.
+
+    Pickle asks an object for `__setstate__` before it has a state. A wrapper whose `__getattr__`
+    asks `self.inner` would then ask for `inner` without an end.
+    """
+    ways = {name: getattr(kind, name) for name in ("__reduce__", "__reduce_ex__")}
+    is_usual = all(way is getattr(object, name) for name, way in ways.items())
+    lookups = (getattr(kind, "__getattr__", None), kind.__getattribute__)
+    return (
+        is_usual
+        and not issubclass(kind, type)
+        and not hasattr(kind, "__setstate__")
+        and any(isinstance(lookup, FunctionType) for lookup in lookups)
+    )
+
+
+def _with_state_setter(obj: object) -> tuple[object, ...]:
+    made = cast("tuple[object, ...]", obj.__reduce_ex__(5))
+    padded = (*made, None, None, None)[:5]
+    return padded if padded[2] is None else (*padded, _set_state)
+
+
+def _set_state(obj: object, state: object) -> None:
+    """Sets attributes and slots as pickle does, without asking the object for anything."""
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    if attributes:
+        object.__getattribute__(obj, "__dict__").update(attributes)
+    for name, value in (slots or {}).items():
+        object.__setattr__(obj, name, value)
 
 
 def is_proxy(obj: object) -> bool:
