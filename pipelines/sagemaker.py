@@ -43,6 +43,6 @@ def after(run: PipelineRun, profile: RequestStep | Text) -> list[Step]:
     """Returns the steps that follow a profile, new or re-used."""
     decided = decide_step(run, profile=profile)
     trained = train_step(run, decision=decided)
-    judged = evaluate_step(run, profile=profile, training=trained)
+    judged = evaluate_step(run, profile=profile, training=trained, refused_expires=True)
     registered = register_step(run, training=trained, evaluation=judged)
     return [decided, trained, judged, gate_step(run, evaluation=judged, passed=[registered])]

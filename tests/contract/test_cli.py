@@ -34,7 +34,8 @@ VERBS = {
     "train": OF_STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
     | flags("evaluation report always model prices max-usd yes"),
-    "evaluate": OF_STEP | flags("profile decision training champion promote gate-of report always"),
+    "evaluate": OF_STEP
+    | flags("profile decision training champion promote gate-of report always expires"),
     "report": flags("scaling compare json debug"),
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
@@ -56,7 +57,7 @@ HIDDEN = {
     "profile": STEP,
     "decide": STEP,
     "train": STEP | flags("run-id profile finish always evaluation report"),
-    "evaluate": STEP | {"--always"},
+    "evaluate": STEP | {"--always", "--expires"},
     "status": {"--besides"},
 }
 

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from stoker.platforms.sagemaker.registry import mark_model
 from stoker.records import Decision, Evaluation, Profile, Training
 from support.sagemaker_containers import job_arn
 from support.sagemaker_execution import DefinitionError, Execution, account
@@ -137,6 +138,10 @@ def test_a_challenger_is_held_against_the_last_approved_model(project):
         assert run.status == status, project.told(run)
         if status == "Failed":
             assert "accuracy is 0.95, asked for at least 0.96" in run.reason
+        # The bucket's rule deletes what has the tag: no registered model.
+        training = project.record(run, "training/training.json", Training)
+        is_refused = mark_model(project.aws, str(training.model_uri), is_refused=False)
+        assert is_refused == (status == "Failed")
     assert len(project.packages()) == 2
 
 

@@ -28,6 +28,7 @@ def evaluate_verb(
     gate_of: Path | None = None,
     promote: bool = False,
     always: Annotated[bool, HIDDEN] = False,
+    expires: Annotated[bool, HIDDEN] = False,
     files: OutputFiles,
     report: OutFile = None,
     params: StepParams = None,
@@ -53,6 +54,7 @@ def evaluate_verb(
         promote: With --gate-of: make a model that passed the champion, in the folder of --champion.
         always: Exit with 0, and also judge a training whose record is lost; see passed in the
             record.
+        expires: Tag a model that was refused, in S3: a rule of the bucket deletes it.
         report (F): Also write an HTML report to this file (default: none).
 
     Examples:
@@ -110,6 +112,8 @@ def evaluate_verb(
             links=ending.links,
             as_json=as_json,
         )
+        if expires:
+            _mark(trained, record, workload=of, quiet=as_json)
         ending.run = run or trained.job.name
         ending.links |= {"job": trained.job.url} if trained.job.url else {}
         outcome = outcome_of(trained, record.gates)
@@ -121,6 +125,28 @@ def evaluate_verb(
         if outcome.state == "stopped":
             ending.status = "stopped"
     return 0 if always else outcome.exit_code
+
+
+def _mark(training: "Training", record: "Evaluation", *, workload: "Workload", quiet: bool) -> None:
+    """Tags a model that was refused; what cannot be tagged stays, and a line says so."""
+    from stoker.cli.workloads import region_of
+    from stoker.errors import ServiceError
+    from stoker.platforms.aws import Aws
+    from stoker.platforms.sagemaker.registry import keep_registered, mark_model
+
+    settings = workload.sagemaker
+    uri = training.model_uri or ""
+    if not (settings and uri.startswith("s3://")):
+        return
+    aws = Aws(region=region_of(workload))
+    try:
+        if mark_model(aws, uri, is_refused=not record.passed):
+            say(f"model:   {uri} was refused, and expires by the bucket's rule", quiet=quiet)
+        group, below = settings.model.group or workload.name, f"{settings.output_uri.rstrip('/')}/"
+        for kept in keep_registered(aws, group, below=below):
+            say(f"model:   {kept} is registered, and expires no more", quiet=quiet)
+    except ServiceError as err:
+        say(f"model:   not tagged, so it stays until stoker prune: {err.what}", quiet=quiet)
 
 
 def judged(

@@ -258,6 +258,7 @@ def evaluate_step(
     *,
     profile: RequestStep | Text,
     training: RequestStep,
+    refused_expires: bool = False,
     image: Text | None = None,
     depends_on: Waits = (),
     name: str = "Evaluate",
@@ -269,6 +270,8 @@ def evaluate_step(
 
     Args:
         profile: The profile step, or a folder with profile.json.
+        refused_expires: Whether a model that this evaluation refuses is tagged, so that the
+            bucket's rule deletes it. Not where another step decides what is registered.
 
     Returns:
         The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
@@ -287,6 +290,7 @@ def evaluate_step(
             *("--champion", text("registry:", run.value("model_group"))),
             *("--set", text("sagemaker.model.approval=", run.value("approval"))),
             "--always",
+            *(("--expires",) if refused_expires else ()),
             *run.words(),
         ],
         image=image,
