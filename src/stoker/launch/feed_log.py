@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -23,7 +22,7 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from stoker.feed.epoch_times import WholeRun
+from stoker.feed.epoch_times import WholeRun, WholeStep
 from stoker.feed.timeline import (
     FILE,
     SKIPPED_STEPS,
@@ -538,7 +537,8 @@ class StepProgress:
         step_seconds: Of steps within epochs: without an epoch's first one, and what is between.
         rank: The one that waits longest, whose steps these are.
         least_wait_share: Wait share of the rank that waits least; None: there is one rank.
-        whole_step_seconds: All time since the third step, over the steps; None: not known.
+        whole_step_seconds: All time over the steps, up to the start of the latest epoch; in the
+            first epoch since the third step. None: not known.
         whole_wait_seconds: Likewise all waits, those for epochs' first batches included.
         is_estimate: `spent_usd` is by an estimated price.
         is_between_epochs: All steps of an epoch are done, and no step of the next one is.
@@ -597,17 +597,30 @@ def progress_in(event: LogEvent) -> StepProgress | None:
         return None
 
 
+class _Held(NamedTuple):
+    """A step unlike those before it, until the next one says whether it was its epoch's last."""
+
+    row: MeasuredStep
+    after: MeasuredStep
+
+
 class _RankSteps:
-    """Steps of one rank that runs, from the rows of its timeline."""
+    """Steps of one rank that runs, from the rows of its timeline.
+
+    All figures come from one division of the rows: what is usual, and what ends or begins an epoch.
+    """
 
     def __init__(self) -> None:
         self._shares = LoaderShares()
-        self._new: list[MeasuredStep] = []
+        self._usual: list[MeasuredStep] = []
+        self._first: list[MeasuredStep] = []
+        self._held: _Held | None = None
         self._last: MeasuredStep | None = None
+        self._last_usual: MeasuredStep | None = None
         self._epoch_steps = 0
         self._is_whole = False
         self._followed = 0
-        self._whole = WholeRun()
+        self._epochs = _EpochMeans()
 
     @property
     def count(self) -> int:
@@ -616,14 +629,8 @@ class _RankSteps:
         return self._shares.steps.total() if main is None else self._shares.steps[main]
 
     @property
-    def whole_seconds(self) -> float | None:
-        """Seconds of all time since the third step, over the steps; None: not known."""
-        return self._whole.mean_step_seconds if self._whole.steps else None
-
-    @property
-    def whole_wait_seconds(self) -> float:
-        """Seconds of all waits since the third step, over the steps."""
-        return self._whole.wait_seconds / max(1, self._whole.steps)
+    def whole(self) -> WholeStep | None:
+        return self._epochs.mean
 
     def is_between(self, *, idle_seconds: float) -> bool:
         """Whether the epoch has as many steps as the one before it, which is known.
@@ -639,54 +646,122 @@ class _RankSteps:
 
     def add(self, rows: Sequence[MeasuredStep]) -> bool:
         """Takes new rows; returns whether one is the training's."""
-        before = len(self._new)
         self._shares.add(rows)
         main = self._shares.main
         self._is_whole = main is None
+        has_new = False
         for row in apart(rows) if main is None else rows:
             if main in (None, row.loader):
                 self._follow(row)
-                self._new.append(row)
-        return len(self._new) > before
+                has_new = True
+        return has_new
 
     def take(self) -> tuple[float, float] | None:
         """Returns the mean step and wait since the last call, within epochs; None: no step was.
 
-        An epoch's first step waits for its workers: it is no step like the others.
+        Neither an epoch's first step, which waits for its workers, nor a last one that validates
+        is a step like the others.
         """
-        rows, self._new = self._new, []
-        steps, wait, compute = 0, 0.0, 0.0
-        for before, row in pairwise((None, *rows)):
-            assert row is not None
-            is_last = row.batch + row.steps == self._epoch_steps and not self._is_whole
-            if before is not None and is_last and is_unlike(row, before):
-                # It validates: see `steady`.
-                continue
-            begins = row.begins if row.weight == 0 else int(row.batch == 0)
-            first_wait = row.first_wait_seconds if row.weight == 0 else begins * row.wait_seconds
-            usual = row.steps - begins
-            steps += usual
-            wait += row.wait_seconds - first_wait
-            compute += row.compute_seconds * usual / row.steps
-        if steps:
-            return (wait + compute) / steps, max(0.0, wait) / steps
-        # At the very beginning, and in epochs of one step, there are no others.
-        if self._epoch_steps > 1 or not rows or self.count > len(rows):
+        usual, self._usual = self._usual, []
+        first, self._first = self._first, []
+        # In rows of several steps epochs may begin everywhere, and with epochs of one step.
+        rows = usual or [row for row in first if row.weight == 0]
+        if not rows and self._last_usual is None and self._epoch_steps <= 1:
+            rows = first
+        if not rows:
             return None
         count = steps_in(rows)
-        seconds = sum(row.seconds for row in rows)
-        return seconds / count, sum(row.wait_seconds for row in rows) / count
+        wait = sum(row.wait_seconds - row.first_wait_seconds for row in rows)
+        compute = sum(row.compute_seconds for row in rows)
+        return (max(0.0, wait) + compute) / count, max(0.0, wait) / count
 
     def _follow(self, row: MeasuredStep) -> None:
         last = self._last
         is_same_process = last is not None and row.start_seconds >= last.start_seconds
-        if last is not None and is_same_process:
-            if self._followed >= SKIPPED_STEPS:
-                self._whole.add(row, after=last)
-            if row.epoch != last.epoch and last.begins <= 1:
-                self._epoch_steps = last.batch + last.steps
+        if not is_same_process:
+            # A restarted process has a clock that begins again.
+            self._held = None
+            last = None
+        self._release(row)
+        if last is not None and row.epoch != last.epoch and last.begins <= 1:
+            self._epoch_steps = last.batch + last.steps
+        if row.batch == 0 or row.begins:
+            self._first.append(row)
+        elif last is not None and self._is_odd(row):
+            self._held = _Held(row, last)
+        else:
+            self._counts(row)
+        if last is not None and self._held is None and self._followed >= SKIPPED_STEPS:
+            self._epochs.add(row, after=last)
         self._followed += row.steps
         self._last = row
+
+    def _is_odd(self, row: MeasuredStep) -> bool:
+        # Of several loaders, steps differ anyway.
+        before = self._last_usual
+        return before is not None and not self._is_whole and is_unlike(row, before)
+
+    def _release(self, following: MeasuredStep) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        if self._followed >= SKIPPED_STEPS:
+            self._epochs.add(held.row, after=held.after)
+        # Before another epoch's first step it was the last one, which validates: see `steady`.
+        if following.epoch == held.row.epoch:
+            self._counts(held.row)
+
+    def _counts(self, row: MeasuredStep) -> None:
+        self._usual.append(row)
+        self._last_usual = row
+
+
+class _EpochMeans:
+    """The mean step over whole epochs: from one epoch's start to a later one's.
+
+    It changes where an epoch starts, and nowhere else, so that neither a pause nor its lack moves
+    it. Until the first one it is the mean of all steps since the third; until the second one the
+    first epoch's, which lacks its start.
+    """
+
+    def __init__(self) -> None:
+        self._all = WholeRun()
+        self._first: _EpochSums | None = None
+        self._latest: WholeStep | None = None
+
+    @property
+    def mean(self) -> WholeStep | None:
+        """Seconds over steps, and those that wait; None: not known."""
+        if self._latest is None and self._all.steps:
+            return _EpochSums.of(self._all).since(_NO_SUMS)
+        return self._latest
+
+    def add(self, row: MeasuredStep, *, after: MeasuredStep) -> None:
+        """Adds a row that followed the row `after`."""
+        self._all.add(row, after=after)
+        if row.epoch == after.epoch and not row.begins:
+            return
+        now = _EpochSums.of(self._all)
+        self._latest = now.since(self._first or _NO_SUMS)
+        self._first = self._first or now
+
+
+class _EpochSums(NamedTuple):
+    steps: int
+    seconds: float
+    wait_seconds: float
+
+    @classmethod
+    def of(cls, run: WholeRun) -> "_EpochSums":
+        return cls(run.steps, run.seconds, run.wait_seconds)
+
+    def since(self, before: "_EpochSums") -> WholeStep:
+        steps = self.steps - before.steps
+        waits = self.wait_seconds - before.wait_seconds
+        return WholeStep((self.seconds - before.seconds) / steps, waits / steps)
+
+
+_NO_SUMS = _EpochSums(0, 0.0, 0.0)
 
 
 @dataclass(eq=False)
@@ -754,11 +829,11 @@ class ProgressLog:
             more["spent_usd"] = spent
             # By an estimated price.
             more |= {"is_estimate": 1} if self.is_estimate else {}
-        known = [steps for steps in self._ranks.values() if steps.whole_seconds]
-        if known:
+        wholes = [steps.whole for steps in self._ranks.values() if steps.whole]
+        if wholes:
             # All ranks take as long; the one that waits longest says how much of it is waiting.
-            more["whole_step_seconds"] = max(steps.whole_seconds or 0.0 for steps in known)
-            more["whole_wait_seconds"] = max(steps.whole_wait_seconds for steps in known)
+            more["whole_step_seconds"] = max(whole.seconds for whole in wholes)
+            more["whole_wait_seconds"] = max(whole.wait_seconds for whole in wholes)
         if is_between:
             more["is_between_epochs"] = 1
         self.log.event(
