@@ -500,6 +500,56 @@ def test_a_pod_has_a_minute_to_end_after_its_grace():
     assert trouble.is_dead_node
 
 
+@pytest.mark.parametrize(
+    ("settings", "then"),
+    [
+        ({}, "the run waits 30 min more, and then fails"),
+        ({"dead_node_minutes": 5}, "the run waits 5 min more, and then fails"),
+        ({"dead_node": "fail"}, "the run fails"),
+    ],
+)
+def test_a_node_that_is_not_ready_is_told_at_once_with_what_happens_and_when(settings, then):
+    unready = dataclasses.replace(STUCK, is_node_unready=True)
+    (trouble,) = troubles(unready, pod("data", node="n-2"), seconds=0.0, **settings)
+    for words in (STUCK.name, "node-1 is not ready", "180 s after its deletion", then, "$0.71 an"):
+        assert words in trouble.what
+    assert "kubectl delete node node-1" in trouble.fix
+    assert (trouble.told_after, trouble.fatal_after, trouble.is_dead_node) == (0.0, None, False)
+    # Then the same trouble as of a node of which nothing was told.
+    after = troubles(unready, pod("data", node="n-2"), seconds=OVERDUE, **settings)
+    assert after == troubles(STUCK, pod("data", node="n-2"), seconds=OVERDUE, **settings)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        # Drained: its kubelet ends it.
+        [dataclasses.replace(STUCK)],
+        # Not deleted: the node may come back.
+        [dataclasses.replace(STUCK, is_node_unready=True, deleted_at="")],
+        [dataclasses.replace(STUCK, is_node_unready=True, is_final=True)],
+        # Its place is taken, or it has none of its own.
+        [dataclasses.replace(STUCK, is_node_unready=True), pod(uid="new")],
+        [dataclasses.replace(STUCK, is_node_unready=True, group="data", role="data")],
+    ],
+    ids=["drained", "not deleted", "ended", "replaced", "data host"],
+)
+def test_other_pods_on_their_way_out_are_not_told_of_a_node(others):
+    assert troubles(*others, seconds=1.0) == []
+
+
+def test_the_node_controllers_mark_is_told_apart_from_a_kubelets():
+    def is_unready(*conditions):
+        labels = {"jobset.sigs.k8s.io/replicatedjob-name": LAYOUT.dnn.job}
+        document = {"metadata": {"labels": labels}, "status": {"conditions": [*conditions]}}
+        return pod_state(document, by_job(LAYOUT.groups), run=RUN).is_node_unready
+
+    assert is_unready({"type": "Ready", "status": "False"})
+    probe = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
+    for others in ([], [{"type": "Ready", "status": "True"}], [probe]):
+        assert not is_unready(*others)
+
+
 def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs():
     data = [pod("data", index, node=f"node-{index + 2}", is_running=True) for index in range(2)]
     (trouble,) = troubles(STUCK, *data, seconds=OVERDUE)

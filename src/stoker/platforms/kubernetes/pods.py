@@ -40,6 +40,7 @@ class PodState:
         unschedulable: Why no node can run it; empty if one does.
         lost: Why it was lost: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
+        is_node_unready: Whether the node controller has marked it unready, as its node is.
         deleted_at: When it should be gone, ISO 8601; empty unless it is deleted.
         grace_seconds: Time from its deletion to `deleted_at`.
         gates: Names of the scheduling gates that hold it.
@@ -65,6 +66,7 @@ class PodState:
     unschedulable: str
     lost: str
     is_final: bool
+    is_node_unready: bool
     deleted_at: str
     grace_seconds: float
     gates: tuple[str, ...]
@@ -112,6 +114,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         unschedulable=_unschedulable(status),
         lost=_lost(status),
         is_final=phase in ("Succeeded", "Failed"),
+        is_node_unready=_is_node_unready(status),
         deleted_at=text(described, "deletionTimestamp"),
         grace_seconds=number(described, "deletionGracePeriodSeconds"),
         gates=tuple(text(gate, "name") for gate in gates),
@@ -155,6 +158,13 @@ def _unschedulable(status: Document) -> str:
     if text(found, "reason") != "Unschedulable":
         return ""
     return text(found, "message") or "no node can run it"
+
+
+def _is_node_unready(status: Document) -> bool:
+    # The node controller sets the status alone (MarkPodsNotReady); a kubelet gives a reason, such
+    # as ContainersNotReady.
+    found = _condition(status, "Ready", "False")
+    return bool(found) and not text(found, "reason")
 
 
 def _lost(status: Document) -> str:

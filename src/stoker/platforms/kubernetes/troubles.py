@@ -280,32 +280,76 @@ def _dead_nodes(
 ) -> Iterator[Trouble]:
     """Yields the pods that cannot end until their kubelet answers: one for a group and node."""
     replaced = {pod.host for pod in alive}
-    held = {
+    leaving = {
         (pod.group, pod.node): pod
         for pod in reversed(pods)
         if pod.node and pod.deleted_at and not pod.is_final
-        if deleted_seconds.get(pod.uid, 0.0) >= pod.grace_seconds + DEAD_SECONDS
     }
-    for pod in reversed(held.values()):
-        what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
-        what += f"{pod.node} has not confirmed it"
-        fatal_after = None
-        # A data host's pod is replaced without waiting for that.
-        if pod.role == "dnn" and pod.host not in replaced:
-            what += f"; until then no other pod takes its place{_bill(alive, layout, 'other ')}"
-            is_waiting = layout.settings.dead_node == "wait"
-            fatal_after = 60.0 * layout.settings.dead_node_minutes if is_waiting else 0.0
-        yield Trouble(
-            key=f"dead node {pod.group} {pod.node}",
-            group=pod.group,
-            what=what,
-            hosts=1,
-            fix=f"if that node is down: kubectl taint nodes {pod.node} {OUT_OF_SERVICE}, or "
-            f"kubectl delete node {pod.node}; if only the pod's processes have certainly ended: "
-            f"kubectl delete pod {pod.name} -n {namespace} --force --grace-period=0",
-            fatal_after=fatal_after,
-            is_dead_node=True,
-        )
+    for pod in reversed(leaving.values()):
+        seconds = deleted_seconds.get(pod.uid, 0.0)
+        # A data host's pod is replaced without waiting for its node.
+        is_held = pod.role == "dnn" and pod.host not in replaced
+        if seconds >= pod.grace_seconds + DEAD_SECONDS:
+            yield _dead_node(pod, alive, layout, namespace, is_held=is_held)
+        elif is_held and pod.is_node_unready:
+            yield _dying_node(pod, alive, layout, namespace)
+
+
+def _dead_node(
+    pod: PodState,
+    alive: Sequence[PodState],
+    layout: Layout,
+    namespace: str,
+    *,
+    is_held: bool,
+) -> Trouble:
+    what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
+    what += f"{pod.node} has not confirmed it"
+    fatal_after = None
+    if is_held:
+        what += f"; until then no other pod takes its place{_bill(alive, layout, 'other ')}"
+        is_waiting = layout.settings.dead_node == "wait"
+        fatal_after = 60.0 * layout.settings.dead_node_minutes if is_waiting else 0.0
+    return Trouble(
+        key=f"dead node {pod.group} {pod.node}",
+        group=pod.group,
+        what=what,
+        hosts=1,
+        fix=_freed(pod, namespace),
+        fatal_after=fatal_after,
+        is_dead_node=True,
+    )
+
+
+def _dying_node(
+    pod: PodState, alive: Sequence[PodState], layout: Layout, namespace: str
+) -> Trouble:
+    """Returns what is to come of a pod that is deleted on a node that is not ready.
+
+    It ends nothing: the node may come back within the pod's grace period.
+    """
+    due = f"{pod.grace_seconds + DEAD_SECONDS:.0f} s after its deletion"
+    then = "the run fails"
+    if layout.settings.dead_node == "wait":
+        then = f"the run waits {layout.settings.dead_node_minutes} min more, and then fails"
+    what = f"{pod.host}: node {pod.node} is not ready, and pod {pod.name} is being deleted; no "
+    what += f"other pod takes its place until the node confirms it{_bill(alive, layout, 'other ')}"
+    what += f"; if it has not {due}, {then} (kubernetes.dead_node)"
+    return Trouble(
+        key=f"dying node {pod.group} {pod.node}",
+        group=pod.group,
+        what=what,
+        hosts=1,
+        fix=_freed(pod, namespace),
+    )
+
+
+def _freed(pod: PodState, namespace: str) -> str:
+    return (
+        f"if that node is down: kubectl taint nodes {pod.node} {OUT_OF_SERVICE}, or "
+        f"kubectl delete node {pod.node}; if only the pod's processes have certainly ended: "
+        f"kubectl delete pod {pod.name} -n {namespace} --force --grace-period=0"
+    )
 
 
 def idle_wait(
