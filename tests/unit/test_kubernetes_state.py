@@ -511,7 +511,7 @@ def test_a_pod_has_a_minute_to_end_after_its_grace():
 def test_a_node_that_is_not_ready_is_told_at_once_with_what_happens_and_when(settings, then):
     unready = dataclasses.replace(STUCK, is_node_unready=True)
     (trouble,) = troubles(unready, pod("data", node="n-2"), seconds=0.0, **settings)
-    for words in (STUCK.name, "node-1 is not ready", "180 s after its deletion", then, "$0.71 an"):
+    for words in (STUCK.name, "node-1 is not ready", "180 s after its deletion", then, "$0.714 an"):
         assert words in trouble.what
     assert "kubectl delete node node-1" in trouble.fix
     assert (trouble.told_after, trouble.fatal_after, trouble.is_dead_node) == (0.0, None, False)
