@@ -233,6 +233,8 @@ class RunEnvironment:
         profile: The workload's key `profile`, as JSON. Default: the run is no profile.
         profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
+        image: Container image of a profile's hosts, for its record.
+        code_digest: Digest of a profile's code, for its record.
         code_file: Package (.tar.gz) of the training's code, in which the command runs.
         requirements: SageMaker: the workload's key sagemaker.requirements. Default: auto.
         command: The training command, as a JSON list, for an image started with just `train`.
@@ -290,6 +292,8 @@ class RunEnvironment:
     profile: Annotated[ProfileSettings | None, Variable("STOKER_PROFILE")] = None
     profile_file: Annotated[Path | None, Variable("STOKER_PROFILE_FILE")] = None
     workload_sha256: Annotated[str | None, Variable("STOKER_WORKLOAD_SHA256")] = None
+    image: Annotated[str | None, Variable("STOKER_IMAGE")] = None
+    code_digest: Annotated[str, Variable("STOKER_CODE_DIGEST")] = ""
     code_file: Annotated[Path | None, Variable("STOKER_CODE_FILE")] = None
     requirements: Annotated[str, Variable("STOKER_REQUIREMENTS")] = "auto"
     command: Annotated[tuple[str, ...] | None, Variable("STOKER_COMMAND")] = None

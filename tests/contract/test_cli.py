@@ -30,7 +30,7 @@ VERBS = {
     "profile": OF_STEP | flags("budget copy training-job logs instance-type region platform yes"),
     "decide": OF_STEP
     | flags("workload objective max-usd-per-hour prices group as cpu-speed platform report")
-    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate"),
+    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate code"),
     "train": OF_STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
     | flags("evaluation report always model prices max-usd yes"),
@@ -55,7 +55,7 @@ VERBS = {
 # Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
     "profile": STEP,
-    "decide": STEP,
+    "decide": STEP | {"--code"},
     "train": STEP | flags("run-id profile finish always evaluation report"),
     "evaluate": STEP | {"--always", "--expires"},
     "status": {"--besides"},

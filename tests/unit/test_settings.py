@@ -252,6 +252,8 @@ FULL = ProcessSettings(
     profile=ProfileSettings(budget_seconds=90),
     command=("python", "train.py"),
     requirements="jobs/requirements.txt",
+    image="registry/train:7",
+    code_digest="0123456789abcdef",
     replace_dataloader="auto",
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     watchdog=WatchdogSettings(then="stop"),

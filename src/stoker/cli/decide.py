@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
+    HIDDEN,
     AsJson,
     OutFile,
     OutputFiles,
@@ -68,6 +69,7 @@ def decide_verb(
     platform: PlatformName = None,
     files: OutputFiles,
     report: OutFile = None,
+    code: Annotated[str | None, HIDDEN] = None,
     params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -91,6 +93,7 @@ def decide_verb(
             CPU models, else 1).
         calibrate (DIR): Correct the prediction by the earlier runs in this folder (default: none).
         report (F): Also write an HTML report to this file (default: none).
+        code (DIGEST): Digest of the code's package, which a pipeline's step does not have.
 
     Examples:
         stoker decide profile.json
@@ -105,6 +108,7 @@ def decide_verb(
         step_inputs,
         told_of_decision,
     )
+    from stoker.cli.reused import with_age
     from stoker.cli.workloads import parse_groups, read_with_params
     from stoker.decide import decide, explain, refuse_unfed
     from stoker.platforms.service_limits import is_training_type
@@ -164,6 +168,9 @@ def decide_verb(
         take_as=take_as,
         subject=_subject(workload, named),
     )
+    if named and take_as is None:
+        decision = with_age(decision, record, named, code_digest=code or "")
+        say(decision.measured, quiet=as_json or not decision.measured)
     is_here = take_as is None and judged.platform_info.is_this_machine
     if is_here and (hint := _elsewhere(profile, record)):
         say(hint, quiet=as_json or bool(files.executor_input))

@@ -95,6 +95,7 @@ def profile_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import outputs_of, step_inputs
+    from stoker.cli.reused import reused_words
     from stoker.cli.workloads import (
         named_run_dir,
         new_run_dir,
@@ -138,6 +139,8 @@ def profile_verb(
         workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the given one", quiet=as_json)
+        age = reused_words(reused, workload)
+        say(age.words if age else "", quiet=as_json or age is None)
         deliver_profile(reused, outputs=outputs, as_json=as_json)
         return
     is_here = workload.platform_info.is_this_machine

@@ -189,6 +189,7 @@ class Chain:
         if STEPS.index(name) < self.first:
             record = read_json(file, kind)
             say(step_line(name, f"re-used: {words(record)}", None), quiet=self.quiet)
+            self.tell_age(record)
             return record
         began, self.doing = time.monotonic(), name
         record = make()
@@ -196,6 +197,16 @@ class Chain:
             write_json(file, record)
         say(step_line(name, words(record), time.monotonic() - began), quiet=self.quiet)
         return record
+
+    def tell_age(self, record: object) -> None:
+        """Prints the age of a profile that is used again, and what has changed since."""
+        from stoker.cli.reused import reused_words
+        from stoker.records import Profile
+
+        if isinstance(record, Profile) and (reused := reused_words(record, self.workload)):
+            say(step_line("  age", reused.words, None), quiet=self.quiet)
+            for text in reused.warnings:
+                say(step_line("  warning", text, None), quiet=self.quiet)
 
 
 def say_stopped(chain: Chain) -> None:
@@ -218,6 +229,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.kept_training import train_and_keep
     from stoker.cli.outputs import free_advice
     from stoker.cli.profile import following_profile
+    from stoker.cli.reused import with_age
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
     from stoker.decide import decide, followed, local_core_words, refuse_unfed
@@ -267,10 +279,9 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     profiled = chain.step("profile", Profile, measured, profile_words)
     # Before anything else is rented: data hosts could do nothing for this training.
     refuse_unfed(profiled, workload)
-    decision = chain.step(
-        "decide",
-        Decision,
-        lambda: decide(
+
+    def decided() -> "Decision":
+        made = decide(
             profiled,
             catalog=catalog,
             constraints=workload.known_constraints,
@@ -280,9 +291,10 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             today=date.today(),
             processes_per_host=todays_cluster(workload).dnn.processes_per_host,
             subject=(chain.source,),
-        ),
-        decision_words,
-    )
+        )
+        return with_age(made, profiled, workload)
+
+    decision = chain.step("decide", Decision, decided, decision_words)
     # A decision of an earlier run may have been followed otherwise.
     decision = followed(decision, workload.constraints.follow)
     # Fixes that cost nothing are not part of the plan.

@@ -22,6 +22,8 @@ _MONEY = ("$/h", "$/1000")
 def explain(decision: Decision) -> str:
     """Returns the decision as text of at most 80 columns, except for long names of clusters."""
     lines = wrapped(_verdict(decision))
+    if decision.measured:
+        lines += wrapped(f"By the {decision.measured}.")
     if decision.taken_elsewhere is not None:
         lines += ["", *wrapped(_taken(decision.taken_elsewhere))]
     lines += ["", *_limits(decision), "", *_table(decision), "", "How it was decided"]

@@ -11,6 +11,7 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 _PROSE = (
     *(".md", ".rst", ".ipynb", ".html", ".svg", ".png", ".jpg", ".pdf", ".lock"),
@@ -41,6 +42,55 @@ def code_digest(files: Mapping[str, bytes], command: Sequence[str]) -> str:
     for name in sorted(counted_files(files, command)):
         digest.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\0".encode())
     return digest.hexdigest()
+
+
+def imported_files(folder: Path, command: Sequence[str]) -> dict[str, bytes]:
+    """Returns the script of a command and what it imports of `folder`, by path.
+
+    Empty where the command names no script of the folder. Reads these files only.
+    """
+    files = _FolderFiles(folder)
+    first = _script(files, command) or _module(files, command)
+    if first is None:
+        return {}
+    return {name: files[name] for name in sorted(_imported_from(first, files))}
+
+
+class _FolderFiles(Mapping[str, bytes]):
+    """The Python files of a folder, each read once, when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, bytes | None] = {}
+
+    def __getitem__(self, name: str) -> bytes:
+        if name.startswith(("../", "/")):
+            # Of another folder.
+            raise KeyError(name)
+        if name not in self._read:
+            try:
+                self._read[name] = (self._folder / name).read_bytes()
+            except (OSError, ValueError):
+                self._read[name] = None
+        content = self._read[name]
+        if content is None:
+            raise KeyError(name)
+        return content
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, content in self._read.items() if content is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _module(files: Mapping[str, bytes], command: Sequence[str]) -> str | None:
+    """Returns the file of `python -m MODULE`."""
+    words = list(command)
+    if "-m" not in words[:-1]:
+        return None
+    path = words[words.index("-m") + 1].replace(".", "/")
+    return next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), None)
 
 
 def counted_files(files: Mapping[str, bytes], command: Sequence[str]) -> set[str]:

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from stoker.errors import StokerError, UsageError
 from stoker.feed import timeline
 from stoker.host.machine import vcpu_capacity
@@ -15,7 +17,7 @@ from stoker.launch import launch
 from stoker.launch.finish import write_failure
 from stoker.launch.launcher import output_folder
 from stoker.launch.topology import from_resourceconfig
-from stoker.logs import EventName, Log
+from stoker.logs import EventName, Log, now_utc
 from stoker.profile.profiled_job import (
     START_ALLOWANCE_SECONDS,
     CommandUsage,
@@ -29,6 +31,7 @@ from stoker.profile.profiled_job import (
 )
 from stoker.profile.rank_results import read_ranks
 from stoker.records import TodaysGroup, Training, read_json, write_json
+from stoker.records.profile_origin import ProfileOrigin
 from stoker.records.workload import workload_keys
 from stoker.settings import from_environment
 
@@ -108,7 +111,10 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
                     today=group if topology.dnn.instance_type else None,
                 ),
             )
-        write_json(file, found)
+        origin = ProfileOrigin(
+            measured_at=now_utc(), image=settings.image, code_digest=settings.code_digest
+        )
+        write_json(file, msgspec.structs.replace(found, origin=origin))
     except StokerError as err:
         with contextlib.suppress(UsageError):
             # Platforms show this file as the reason of the failure.

@@ -32,6 +32,7 @@ from stoker.platforms.base import (
     leader_record,
     leave_or_stop,
 )
+from stoker.platforms.imported import imported_files
 from stoker.profile.combine import LONGER, combine
 from stoker.profile.grown_files import files_of, with_grown_files, words_of
 from stoker.profile.rank_results import AsIs, RankResult, read_ranks
@@ -51,6 +52,7 @@ from stoker.records import (
 )
 from stoker.records.base import Value
 from stoker.records.gpu import busy_share
+from stoker.records.profile_origin import ProfileOrigin, digests_of
 from stoker.settings import PROFILE_ENDED_FILE
 from stoker.text import percentage, step_words
 
@@ -456,13 +458,16 @@ def profile(
     is_whole = end.status != "failed" or deadline.has_passed
     if timed and output and (is_whole or was_cut_off(output)):
         keep_timeline(output, run_dir, file=timeline.FILE)
-        return msgspec.structs.replace(timed, loader=own_loader_in(read_seen(output)))
+        origin = origin_here(workload)
+        return msgspec.structs.replace(
+            timed, loader=own_loader_in(read_seen(output)), origin=origin
+        )
     # A stopped job looks like a failed one, so the deadline is checked first.
     if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
         raise _failure(end, output, ranks, command=workload.command)
-    return whole_profile(
+    whole = whole_profile(
         output,
         ranks,
         folder=run_dir,
@@ -475,6 +480,21 @@ def profile(
         workload_keys=workload.profile_keys(today=group),
         is_named=workload.cluster is not None,
         cut_off_seconds=deadline.first_seconds if deadline.saw_nothing else None,
+    )
+    return msgspec.structs.replace(whole, origin=origin_here(workload))
+
+
+def origin_here(workload: Workload) -> ProfileOrigin:
+    """Returns what a profile of the workload is measured with now; its code is of this folder."""
+    code = {}
+    if workload.platform_info.is_this_machine:
+        # Elsewhere the code is in the image, or in a package that has a digest.
+        code = digests_of(imported_files(Path.cwd(), workload.command))
+    return ProfileOrigin(
+        measured_at=now_utc(),
+        image=workload.image,
+        code=code,
+        data={name: channel.uri for name, channel in workload.channels.items()},
     )
 
 

@@ -371,6 +371,8 @@ class Decision(Record, frozen=True, kw_only=True):
         taken_elsewhere: How the profile was scaled to another instance type.
         is_noisy: Whether other programs disturbed the profile too much to choose a plan.
         previous: Plan of the workload's last run. None: there is none, or it was not looked for.
+        measured: Age of the profile, and whether image, code and data are as they were. Empty: not
+            known.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
@@ -395,6 +397,7 @@ class Decision(Record, frozen=True, kw_only=True):
     taken_elsewhere: TakenElsewhere | None = None
     is_noisy: bool = False
     previous: PreviousDecision | None = None
+    measured: str = ""
 
     @property
     def kind(self) -> VerdictKind:

@@ -18,6 +18,7 @@ from stoker.records.base import (
 )
 from stoker.records.epochs import EpochTimes
 from stoker.records.gpu import GpuLoad
+from stoker.records.profile_origin import ProfileOrigin
 from stoker.text import wait_share
 
 # Means over minutes, pauses included: above the first a part is probably the limit, below the
@@ -353,6 +354,7 @@ class Profile(Record, frozen=True, kw_only=True):
         loader: The loader that made the batches.
         epochs: Time beyond the usual steps of whole epochs. None: not known.
         unmeasured: Parts that cannot be measured without torch's DataLoader.
+        origin: When it was measured, and with what. None: an early version wrote it.
         what: Facts about the profiled run, such as ranks and versions; not stable.
     """
 
@@ -373,6 +375,7 @@ class Profile(Record, frozen=True, kw_only=True):
     loader: ProfiledLoader | None = None
     epochs: EpochTimes | None = None
     unmeasured: tuple[Name, ...] = ()
+    origin: ProfileOrigin | None = None
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

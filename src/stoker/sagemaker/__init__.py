@@ -94,7 +94,11 @@ def profile_step(
         **_without(request["Environment"], _OF_ONE_PROFILE),
         "STOKER_PROFILE_FILE": f"{PROFILE_FOLDER}/profile.json",
         **_literals(run, hyperparameters),
+        # With these a later run compares what it has.
+        "STOKER_IMAGE": run.image if image is None else image,
     }
+    if run.request.code_digest:
+        variables["STOKER_CODE_DIGEST"] = run.request.code_digest
     if cache_days:
         # For the cache: the service does not compare the instance types of an earlier run.
         variables["STOKER_PROFILED_CLUSTER"] = text(instance_count, " x ", instance_type)
@@ -198,6 +202,7 @@ def decide_step(
         command=[
             *("stoker", "decide", f"{INPUT}/profile/profile.json"),
             *("--workload", WORKLOAD),
+            *(("--code", run.request.code_digest) if run.request.code_digest else ()),
             *("--out", f"{OUTPUT}/decision/decision.json"),
             *run.words(),
         ],

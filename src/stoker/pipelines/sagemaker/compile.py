@@ -38,6 +38,8 @@ from stoker.records.step_cost import split_command
 MAX_DESCRIPTION = 3072
 MAX_ARGUMENT = 256
 
+# Of the digest of code that is passed to steps.
+_CODE_DIGITS = 16
 # Display name of the step that fails a run while another one is active.
 ONLY_RUN = "Only run"
 
@@ -62,6 +64,7 @@ class PipelineRequest:
         profile_key: Key of a profile that may be used again; empty: `sagemaker.cache_days` is 0.
         same_cost: Hyperparameters whose values a cached profile does not depend on.
         code: The packed code, if there is any.
+        code_digest: Digest of the files of it that a step may depend on; empty: there is none.
     """
 
     workload: Workload
@@ -74,6 +77,7 @@ class PipelineRequest:
     profile_key: str = ""
     same_cost: tuple[str, ...] = ()
     code: SourcePackage | None = None
+    code_digest: str = ""
 
 
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
@@ -155,6 +159,7 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         profile_key=cached.key,
         same_cost=cached.same_cost,
         code=inputs.code,
+        code_digest=_code_digest(inputs)[:_CODE_DIGITS],
     )
 
 
@@ -185,14 +190,18 @@ class _CachedProfile:
         return bool(self.same_cost)
 
 
+def _code_digest(inputs: Inputs) -> str:
+    packed = inputs.files.get(CODE)
+    return "" if packed is None else code_digest(files_of(packed), inputs.workload.command)
+
+
 def _cached_profile(inputs: Inputs) -> _CachedProfile:
     """Returns the profile's own inputs; without `sagemaker.cache_days` those of all steps."""
     workload, settings = inputs.workload, sagemaker_of(inputs.workload)
     if not settings.cache_days:
         return _CachedProfile(workload=workload)
     packed = inputs.files.get(CODE)
-    code = code_digest(files_of(packed), workload.command) if packed is not None else ""
-    key = profile_key(workload, code=code)
+    key = profile_key(workload, code=_code_digest(inputs))
     folder = f"{settings.output_uri.rstrip('/')}/stoker/inputs/profile-{key}"
     command, options = split_command(workload.command, workload.profile.free_names)
     free = same_cost_names(workload)
