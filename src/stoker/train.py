@@ -15,6 +15,7 @@ from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageEr
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
+    ChoosingPlatform,
     JobEnd,
     JobSpec,
     LogLine,
@@ -249,7 +250,8 @@ def _train_once(
     on_submit: Callable[[], None] | None,
     may_stop: Callable[[], bool],
 ) -> Training:
-    budget = budget_of(job, catalog=catalog, decision=decision)
+    clusters = platform.choices(job) if isinstance(platform, ChoosingPlatform) else [job.groups]
+    budget = limiting_budget(job, clusters, catalog=catalog, decision=decision)
     known = [group for group in job.groups if group.name in budget.usd_per_hour]
     prices = {group.instance_type: budget.usd_per_hour[group.name] for group in known}
     job = replace(
@@ -336,6 +338,8 @@ def facts_of(
 
     `lost` is the event to record if the leader's record is missing.
     """
+    # Billed by what the platform selected.
+    job = replace(job, groups=end.groups or job.groups)
     leader = leader_record(end.output_dir)
     if end.unfetched:
         lost = f"the outputs could not be read: {end.unfetched}"
@@ -406,6 +410,31 @@ def budget_of(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -> B
         predicted_usd=promise.run_usd if promise else None,
         estimated=tuple(name for name, group in single.items() if catalog.estimates([group])),
     )
+
+
+def limiting_budget(
+    job: JobSpec,
+    clusters: Sequence[tuple[Group, ...]],
+    *,
+    catalog: Catalog,
+    decision: Decision | None,
+) -> Budget:
+    """Returns a job's budget with the prices of the dearest cluster that it may get.
+
+    Args:
+        job: On the plan's cluster, of which the prediction is.
+        clusters: Those of which the platform takes one: a limit holds on any.
+        catalog: Prices.
+        decision: Of the plan.
+    """
+    budget = budget_of(job, catalog=catalog, decision=decision)
+    for groups in clusters:
+        other = budget_of(replace(job, groups=groups), catalog=catalog, decision=None)
+        dearest, usd = budget.total_usd_per_hour(job.groups), other.total_usd_per_hour(groups)
+        if dearest is not None and usd is not None and usd > dearest:
+            prices, estimated = other.usd_per_hour, other.estimated
+            budget = msgspec.structs.replace(budget, usd_per_hour=prices, estimated=estimated)
+    return budget
 
 
 def _keep(file: Path, kept: Path) -> bool:

@@ -140,6 +140,13 @@ def test_allowed_types_without_a_quota_are_a_warning(account, tmp_path):
     assert "a plan with ml.p5.48xlarge, ml.trn2.48xlarge cannot start" in found.text
 
 
+def test_the_quota_of_every_preferred_type_has_to_cover_the_hosts(account, tmp_path):
+    preferred = "sagemaker.further_types=[ml.trn2.48xlarge]"
+    (found,) = [each for each in findings(tmp_path, preferred) if each.state != "ok"]
+    assert (found.name, found.state) == ("quota", "fail")
+    assert "ml.trn2.48xlarge for training job usage: 0 of" in found.text
+
+
 def test_the_whole_catalog_is_counted_where_no_type_is_barred(account, tmp_path):
     found = findings(tmp_path, "constraints.allowed_instance_types=null")[-1]
     assert (found.name, found.state) == ("quota", "ok")

@@ -10,6 +10,7 @@ from stoker.catalog import Catalog, Instance, local_instance, unknown_instance
 from stoker.decide.candidates import Candidate
 from stoker.decide.epochs import Bounds, of_whole_epochs, planned_epochs
 from stoker.decide.model import ClusterShape, Estimate, Work
+from stoker.decide.preferences import refuse_preferences
 from stoker.decide.ranking import Ranking
 from stoker.errors import UsageError
 from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile, Workload
@@ -360,6 +361,7 @@ def refuse_undecidable(workload: Workload, catalog: Catalog) -> None:
     refuse_foreign_prices(constraints, catalog)
     refuse_endless_search(constraints)
     allowed_types(constraints, catalog)
+    refuse_preferences(workload, catalog)
     if workload.cluster is None:
         return
     name = workload.cluster.dnn.instance_type

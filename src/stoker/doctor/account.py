@@ -13,7 +13,7 @@ from stoker.doctor import Finding
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
-from stoker.records import Channel, Json, SageMakerSettings, Workload
+from stoker.records import Channel, Json, SageMakerSettings, Workload, bare_type
 from stoker.records.base import mapping, mappings
 from stoker.records.platforms import patch_document
 
@@ -185,7 +185,9 @@ def quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> 
     needed = {f"{step} for processing job usage": 1}
     if workload.cluster is not None:
         today = workload.cluster.dnn
-        needed[f"{today.instance_type} for {usage}"] = today.count
+        # The service compares all preferred types, not only the one that it takes.
+        names = (today.instance_type, *settings.further_types)
+        needed |= {f"ml.{bare_type(name)} for {usage}": today.count for name in names}
     short = [
         f"{name}: {quotas.get(name, 0):.0f} of {count}"
         for name, count in needed.items()

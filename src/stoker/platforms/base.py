@@ -149,6 +149,7 @@ class JobEnd:
         host_seconds: Time of all hosts of each group, in seconds, where known.
         lineage: What the platform knows of the run's origin, such as the image's digest.
         unfetched: Address of the leader's outputs, where they could not be read.
+        groups: Hosts that it had; empty: its plan's.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -163,6 +164,7 @@ class JobEnd:
     host_seconds: Mapping[str, float] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
     unfetched: str | None = None
+    groups: tuple[Group, ...] = ()
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
@@ -290,6 +292,14 @@ class ResumingPlatform(Protocol[_GivenT]):
 
     def resumed(self, requests: Sequence[_GivenT]) -> int:
         """Returns the index of the request for which an earlier attempt got hosts; else 0."""
+
+
+@runtime_checkable
+class ChoosingPlatform(Protocol):
+    """A platform that may start a job on another type than its plan's."""
+
+    def choices(self, job: JobSpec) -> Sequence[tuple[Group, ...]]:
+        """Returns the clusters of which the service takes one."""
 
 
 @runtime_checkable

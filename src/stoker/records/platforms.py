@@ -240,6 +240,10 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         entrypoint: What the image runs; the command follows. The last word is `--`.
         max_run_seconds: Seconds after which the service stops the job, by default one day; 28 days
             at most.
+        further_types: Types that a job may get in place of its plan's, in this order, where
+            that has no hosts: InstancePreferences of SageMaker, which starts the first type with
+            hosts, and bills by it. At most four, each within `constraints` and with as many
+            accelerators; only with constraints.max_data_hosts: 0, without spot and warm pools.
         checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is synchronised with
             CHECKPOINT_URI/RUN, from which further attempts continue. Absent: none are kept.
         resume_from: Folder of an earlier run's checkpoints; this run continues from them, and saves
@@ -272,6 +276,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     requirements: Name = "auto"
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     max_run_seconds: Annotated[int, msgspec.Meta(ge=1, le=28 * 86400)] = 86400
+    further_types: Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)] = ()
     checkpoint_uri: Uri | None = None
     resume_from: Uri | None = None
     request: Patch = msgspec.field(default_factory=dict)

@@ -10,9 +10,10 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.checks import notes
 from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
+from stoker.platforms.sagemaker.preferences import choices_of
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
-from stoker.records import Json
+from stoker.records import Group, Json
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass
 from stoker.settings import pipeline_execution
 
@@ -35,6 +36,9 @@ class SageMakerPlatform:
     def plan(self, job: JobSpec) -> SageMakerRequest:
         """Returns the CreateTrainingJob request of `job`, without network or files."""
         return plan_request(job)
+
+    def choices(self, job: JobSpec) -> tuple[tuple[Group, ...], ...]:
+        return choices_of(job)
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
         folder = request.code_folder

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
 from stoker.platforms.sagemaker.places import check_places
+from stoker.platforms.sagemaker.preferences import preference_rules
 from stoker.platforms.service_limits import (
     OverLimit,
     RequestPath,
@@ -43,6 +44,7 @@ _KEYS: Mapping[RequestPath, str] = {
     ("AlgorithmSpecification", "ContainerArguments"): "key command",
     ("ResourceConfig", "InstanceGroups"): "the plan's groups (--group)",
     ("ResourceConfig", "InstanceType"): "the plan's groups (--group)",
+    ("ResourceConfig", "InstancePreferences"): "key sagemaker.further_types",
     ("ResourceConfig", "InstanceCount"): "the plan's groups (--group)",
     ("OutputDataConfig", "S3OutputPath"): "key sagemaker.output_uri",
     ("StoppingCondition", "MaxRuntimeInSeconds"): "key sagemaker.max_run_seconds",
@@ -76,7 +78,9 @@ def instance_types(body: Body) -> list[tuple[str, str]]:
     resources = mapping(body, "ResourceConfig")
     alone = [("ResourceConfig", resources)] if "InstanceType" in resources else []
     groups = [(f"group {text(each, 'InstanceGroupName')}", each) for each in groups_of(body)]
-    return [(place, text(each, "InstanceType")) for place, each in (*groups, *alone)]
+    preferred = mappings(resources, "InstancePreferences")
+    choices = [("sagemaker.further_types", each) for each in preferred]
+    return [(place, text(each, "InstanceType")) for place, each in (*groups, *alone, *choices)]
 
 
 def channels_of(body: Body) -> list[tuple[str, Body]]:
@@ -359,4 +363,4 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=where, fix=fix)
 
 
-_RULES = (_group_rules, _type_rules, _channel_rules, _time_rules, _registry_rules)
+_RULES = (_group_rules, preference_rules, _type_rules, _channel_rules, _time_rules, _registry_rules)

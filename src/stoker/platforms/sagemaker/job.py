@@ -23,6 +23,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     utilisation_words,
 )
 from stoker.platforms.sagemaker.lineage import kept_lineage
+from stoker.platforms.sagemaker.preferences import groups_that_ran
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
@@ -263,7 +264,9 @@ class SageMakerRun(FollowedRun):
         state, roster = self._state, self._labels.roster
         if state is None or state.began_at is None or not roster:
             return ()
-        types = {group.name: group.instance_type for group in self._job.groups}
+        types = {
+            group.name: group.instance_type for group in groups_that_ran(self._job, state.groups)
+        }
         loads = read_utilisation(
             self._aws,
             job_name=self.name,
@@ -318,11 +321,12 @@ class SageMakerRun(FollowedRun):
             mlflow_run_id=state.mlflow_run_id,
             host_seconds={
                 group.name: group.count * state.billed_seconds
-                for group in job.groups
+                for group in groups_that_ran(job, state.groups)
                 if state.billed_seconds is not None
             },
             lineage=kept_lineage(self._aws, state.arn),
             unfetched=unfetched,
+            groups=groups_that_ran(job, state.groups),
         )
 
     def _look(self) -> None:

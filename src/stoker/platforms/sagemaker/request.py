@@ -26,6 +26,7 @@ from stoker.platforms.sagemaker.checks import (
     settings_of,
     without_none,
 )
+from stoker.platforms.sagemaker.preferences import choices_of, preferred_hosts
 from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import mapping, mappings
 from stoker.records.hyperparameters import encoded
@@ -258,6 +259,9 @@ def body_digest(body: Mapping[str, Json]) -> str:
 
 
 def _hosts(job: JobSpec) -> dict[str, Json]:
+    choices = choices_of(job)
+    if len(choices) > 1:
+        return preferred_hosts(choices)
     groups: list[dict[str, Json]] = [
         {
             "InstanceGroupName": group.name,

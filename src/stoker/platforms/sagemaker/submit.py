@@ -28,6 +28,7 @@ from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.packing import check_program, check_requirements, package_of
 from stoker.platforms.sagemaker.checks import settings_of, text
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
+from stoker.platforms.sagemaker.preferences import selected_hosts
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
@@ -147,6 +148,8 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
     listed = mappings(resources.get("InstanceGroups"))
     if not listed and resources.get("InstanceType"):
         listed = [resources]
+    if selected := selected_hosts(resources):
+        listed = [selected]
     groups = {
         text(each, "InstanceGroupName"): (text(each, "InstanceType"), _count(each, "InstanceCount"))
         for each in listed
