@@ -25,6 +25,7 @@ from stoker.records import (
     StepCost,
     Training,
     Trial,
+    groups_in_words,
     plan_in_words,
 )
 from stoker.records.gpu import GpuFigure, busy_share, used_gpus
@@ -157,9 +158,22 @@ def decision_words(record: Decision) -> str:
         what = "tried" if plan.action != "keep" else "not tried: constraints.follow is not probable"
         return f"probably {plan_in_words(probable)}{speed}, within the error band; {what}"
     if record.action == "keep" or record.is_noisy:
-        return f"{plan_in_words(plan)}: {plan.reason or 'no other cluster pays'}"
+        words = f"{plan_in_words(plan)}: {plan.reason or 'no other cluster pays'}"
+        # A plan that is held says so in its reason.
+        is_held = record.previous is not None and record.previous.is_held
+        return words if is_held else words + _previous_words(record)
     promise = f", {plan.predicted.speedup:.2f} times as fast" if plan.predicted else ""
-    return f"{plan_in_words(plan)}{promise}"
+    return f"{plan_in_words(plan)}{promise}{_previous_words(record)}"
+
+
+def _previous_words(record: Decision) -> str:
+    """Returns what the last run's plan was to this one; empty: nothing to tell."""
+    previous = record.previous
+    if previous is None:
+        return ""
+    if previous.is_changed:
+        return f"; changed since {previous.words}: it had {groups_in_words(previous.groups)}"
+    return f"; as in {previous.words}"
 
 
 def plan_reason(decision: Decision) -> str:

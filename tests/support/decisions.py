@@ -8,7 +8,10 @@ from stoker.records import Constraints
 
 # No price of the catalogs is old then.
 TODAY = date(2026, 11, 20)
-OF_DECIDE = {"training", "feed", "extra_clusters", "fallback", "calibration", "take_as", "subject"}
+OF_DECIDE = {
+    *("training", "feed", "extra_clusters", "fallback", "last"),
+    *("calibration", "take_as", "subject"),
+}
 
 
 def decided(profile, *, catalog=None, constraints=None, today=TODAY, **given):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from stoker.cli.options import (
@@ -226,13 +227,14 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     """Runs the steps; returns the exit code, and the evaluation if the training succeeded."""
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm
+    from stoker.cli.earlier_runs import memory_of
     from stoker.cli.kept_training import train_and_keep
     from stoker.cli.outputs import free_advice
     from stoker.cli.profile import following_profile
     from stoker.cli.reused import with_age
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide, followed, local_core_words, refuse_unfed
+    from stoker.decide import decide, followed, local_core_words, refuse_unfed, remembered
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.platforms.service_limits import is_training_type
@@ -281,18 +283,29 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     refuse_unfed(profiled, workload)
 
     def decided() -> "Decision":
-        made = decide(
+        memory = memory_of(workload, runs=run_dir.parent, besides=run_dir)
+        found = decide(
             profiled,
             catalog=catalog,
             constraints=workload.known_constraints,
             training=workload.training,
             feed=workload.feed,
             fallback=chain.fallback,
+            last=memory.last.decision.plan.groups if memory.last else (),
             today=date.today(),
             processes_per_host=todays_cluster(workload).dnn.processes_per_host,
+            calibration=memory.calibration(like=profiled, catalog=catalog),
             subject=(chain.source,),
         )
-        return with_age(made, profiled, workload)
+        found = with_age(found, profiled, workload)
+        if memory.why_not:
+            text = f"decided without the last run's plan: {memory.why_not}"
+            say(f"warning: {text}", quiet=chain.quiet)
+            return msgspec.structs.replace(found, warnings=(*found.warnings, text))
+        # A cluster that was named on the command line is what the user wants.
+        if memory.last is None or chain.fallback:
+            return found
+        return remembered(found, memory.last)
 
     decision = chain.step("decide", Decision, decided, decision_words)
     # A decision of an earlier run may have been followed otherwise.

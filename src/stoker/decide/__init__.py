@@ -7,9 +7,11 @@ from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
 from stoker.decide.pricing import refuse_undecidable, with_profiled
 from stoker.decide.ranking import pareto_front
+from stoker.decide.remember import LastRun, remembered
 
 __all__ = [
     "EarlierRun",
+    "LastRun",
     "TakeAs",
     "calibrate",
     "decide",
@@ -19,5 +21,6 @@ __all__ = [
     "pareto_front",
     "refuse_undecidable",
     "refuse_unfed",
+    "remembered",
     "with_profiled",
 ]

@@ -1,5 +1,7 @@
 """The decision: which cluster to use for a profiled training."""
 
+import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -225,6 +227,7 @@ def decide(
     feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
     extra_clusters: Sequence[tuple[Group, ...]] = (),
     fallback: tuple[Group, ...] = (),
+    last: tuple[Group, ...] = (),
     today: date,
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
@@ -237,6 +240,7 @@ def decide(
         feed: `local_workers` may fix the workers of a dnn host with a data group.
         extra_clusters: Clusters to price in addition to those that are searched.
         fallback: Cluster to use if other programs make the profile too noisy; empty: today's.
+        last: Cluster of the last run's plan, which is priced beside those that are searched.
         today: The date for the age of prices.
         processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
         take_as: Target type to scale the profile to; absent: it was taken on today's hosts.
@@ -349,6 +353,8 @@ def decide(
         # Today's cluster with its data hosts was measured and needs no prediction.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
+    if last and not (busy or nothing_holds):
+        others += _of_last_run(site, last, rules, known=(keep_plan, *others))
     if bottleneck == "cpu" and (offload := offload_plan(profile, work, kept, rules=rules)):
         others.append(offload)
     unknown = f"what the named groups would do is not known: {nothing_holds}"
@@ -461,6 +467,20 @@ def _followed(choice: Recommendation, constraints: Constraints, catalog: Catalog
     return choice.probable if is_tried and choice.probable else choice.plan
 
 
+def _of_last_run(
+    site: Site, groups: tuple[Group, ...], rules: Rules, *, known: Sequence[Plan]
+) -> list[Plan]:
+    """Returns the plan of the last run's cluster, unless it is known or has a type that is not."""
+    hosts = _hosts(groups)
+    if any(_hosts(plan.groups) == hosts for plan in known):
+        return []
+    with contextlib.suppress(UsageError):
+        candidate = dataclasses.replace(named(site, groups), asked_for=False)
+        if all(not why_unusable(site.get(group.instance_type), rules) for group in groups):
+            return [_plan(site, candidate, rules)]
+    return []
+
+
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
     yield from tune(site)
     for candidate in scale_up(site):
@@ -556,7 +576,11 @@ def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
 
 
 def _hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:
-    return sorted((group.role, group.instance_type, group.count) for group in candidate.groups)
+    return _hosts(candidate.groups)
+
+
+def _hosts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
+    return sorted((group.role, group.instance_type, group.count) for group in groups)
 
 
 def _is_same(one: Plan, other: Plan) -> bool:

@@ -319,7 +319,8 @@ class PreviousDecision(Record, frozen=True, kw_only=True):
             reach `margin`.
         gain: Share of the objective that today's best plan saves over that plan. None: they are
             the same, or were not compared.
-        margin: What `gain` has to exceed: both error bands together, 5 % at least and 40 % at most.
+        margin: What `gain` has to exceed: both error bands together, 40 % at most; today's plan's
+            alone, where it is twice as fast.
         forgotten: Why that plan was not compared. Empty: it was.
     """
 

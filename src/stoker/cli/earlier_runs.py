@@ -1,0 +1,109 @@
+"""Earlier runs of a workload in runs/, from which `stoker run` takes the last plan."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.catalog import Catalog
+from stoker.decide import EarlierRun, LastRun, calibrate
+from stoker.errors import UsageError
+from stoker.records import (
+    Calibration,
+    Decision,
+    Evaluation,
+    Profile,
+    Training,
+    Workload,
+    read_json,
+)
+from stoker.records.workload import refuse_foreign
+
+# More would be of another time: other data, other drivers.
+_MOST_RUNS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What earlier runs of a workload say for its next decision.
+
+    Attributes:
+        last: The newest run that succeeded. None: there is none, or it cannot be read.
+        runs: Runs that succeeded, newest first.
+        why_not: Why the newest run is not used; empty: it is, or there is none.
+    """
+
+    last: LastRun | None = None
+    runs: tuple[EarlierRun, ...] = ()
+    why_not: str = ""
+
+    def calibration(self, *, like: Profile, catalog: Catalog) -> Calibration | None:
+        """Returns constants that fit the runs; None where they are too few to correct one."""
+        found = calibrate(self.runs, like=like, catalog=catalog)
+        return found if found.runs else None
+
+
+def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
+    """Returns the memory of the workload's runs in the folder `runs`.
+
+    A run counts if it trained with the same command, strategy and engine on the same cluster (a
+    learning rate or epochs may differ), if it succeeded, and passed its gates. Where the newest of
+    them cannot be read, there is no memory: an older plan is not the last one.
+
+    Args:
+        besides: Folder of the run that asks.
+    """
+    found: list[EarlierRun] = []
+    last: LastRun | None = None
+    for folder in _folders(workload, runs=runs, besides=besides):
+        try:
+            run = _run_in(folder)
+        except UsageError as err:
+            if last is None:
+                return Memory(why_not=f"{folder.name} cannot be read: {err.what}")
+            continue
+        last = last or LastRun(run=folder.name, decision=run.decision, training=run.training)
+        found.append(run)
+        if len(found) == _MOST_RUNS:
+            break
+    return Memory(last=last, runs=tuple(found))
+
+
+def _folders(workload: Workload, *, runs: Path, besides: Path) -> Iterator[Path]:
+    """Yields the folders of the workload's runs that were judged as good, newest first."""
+    files = [file for file in runs.glob("*/evaluation.json") if file.parent.name != besides.name]
+    for file in sorted(files, key=_time, reverse=True):
+        folder = file.parent
+        with contextlib.suppress(UsageError):
+            ran = read_json(folder / "workload.json", Workload)
+            if ran.name != workload.name or ran.platform != workload.platform:
+                continue
+            refuse_foreign(
+                "decision", keys=ran.profile_keys(), digest=ran.digest(), workload=workload
+            )
+            # One of another version is told by `memory_of`.
+            if not _is_refused(file):
+                yield folder
+
+
+def _is_refused(file: Path) -> bool:
+    try:
+        return not read_json(file, Evaluation).passed
+    except UsageError:
+        return False
+
+
+def _time(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        # Deleted meanwhile.
+        return 0.0
+
+
+def _run_in(folder: Path) -> EarlierRun:
+    return EarlierRun(
+        profile=read_json(folder / "profile.json", Profile),
+        decision=read_json(folder / "decision.json", Decision),
+        training=read_json(folder / "training.json", Training),
+    )
