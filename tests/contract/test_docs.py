@@ -16,6 +16,7 @@ from stoker.cli.app import VERBS, app_for
 from stoker.parameters import parameters_of
 from stoker.settings import read_workload
 from support.examples import document
+from support.pages import code_lines
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -32,22 +33,6 @@ COMMANDS = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr
 
 def named(file: Path) -> str:
     return str(file.relative_to(ROOT))
-
-
-def code_lines(text: str) -> Iterator[str]:
-    """Yields lines of code blocks, continued lines as one; cuts off what comes after a command."""
-    is_fenced, begun = False, ""
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            is_fenced = not is_fenced
-            continue
-        if not (is_fenced or line.startswith("    ")):
-            begun = ""
-            continue
-        begun += line.strip().removesuffix("\\")
-        if not line.endswith("\\"):
-            yield re.split(r"\s{3,}|\s+#\s", begun)[0].removeprefix("$ ")
-            begun = ""
 
 
 def commands(text: str) -> Iterator[list[str]]:
