@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import threading
 import time
@@ -342,7 +343,7 @@ def test_a_secret_of_somebody_else_ends_the_attempt(api, monkeypatch, submit):
     assert api.names("secrets") == [f"{NAME}-token"]
 
 
-def trained_from(job, platform, *, assume_yes):
+def trained_from(job, platform, *, assume_yes, quiet=False):
     """Trains as the command line does, without a terminal."""
     return train_and_keep(
         job,
@@ -351,13 +352,15 @@ def trained_from(job, platform, *, assume_yes):
         catalog=load_catalog("local"),
         decision=None,
         again="",
-        quiet=True,
+        quiet=quiet,
         echo=False,
         assume_yes=assume_yes,
     )
 
 
-def test_a_run_whose_job_is_gone_needs_yes_to_train_again(api, job, platform, start, monkeypatch):
+def test_a_run_whose_job_is_gone_needs_yes_to_train_again(
+    api, job, platform, start, monkeypatch, capsys
+):
     trained = []
     monkeypatch.setattr("stoker.train.train", lambda job, **_: trained.append(job) or training())
     followed = start()
@@ -375,6 +378,10 @@ def test_a_run_whose_job_is_gone_needs_yes_to_train_again(api, job, platform, st
     assert len(trained) == 1
     trained_from(job, platform, assume_yes=True)
     assert len(trained) == 2
+    # With --yes it is no question, but it is said.
+    assert re.search(
+        f"warning: {words}.*; it is trained again", " ".join(capsys.readouterr().err.split())
+    )
 
 
 def test_a_run_whose_end_was_seen_may_be_trained_again(api, job, platform, running):

@@ -90,8 +90,10 @@ def train_and_keep(
         return found
     # A run whose job is gone is trained again only if the user wants it.
     vanished: Callable[[object], str] | None = getattr(platform, "vanished", None)
-    words = vanished(platform.plan(job)) if vanished and not assume_yes else ""
-    if words:
+    words = vanished(platform.plan(job)) if vanished else ""
+    if words and assume_yes:
+        say(f"warning: {words}; it is trained again", quiet=quiet)
+    elif words:
         refused = UsageError(
             f"not trained again: {words}",
             where=str(job.run_dir / "submitted.json"),

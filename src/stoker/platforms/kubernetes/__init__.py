@@ -33,6 +33,7 @@ from stoker.platforms.kubernetes.state import (
 )
 from stoker.platforms.kubernetes.submit import (
     adopt,
+    has_submitted,
     is_going_on,
     note_submitted,
     start,
@@ -118,6 +119,9 @@ class KubernetesPlatform:
 
     def vanished(self, request: KubernetesRequest) -> str:
         """Returns words on an earlier job of the run's folder that is gone; empty without one."""
+        if not has_submitted(request.job.run_dir):
+            # Without a question to the cluster.
+            return ""
         with self._explained(request.layout.settings) as cluster:
             return vanished(cluster, request)
 

@@ -75,6 +75,12 @@ def note_ended(run_dir: Path, *, uid: str) -> None:
         _note(run_dir, {**found, "ended": now_utc()})
 
 
+def has_submitted(run_dir: Path) -> bool:
+    """Whether a job was submitted from this folder whose end was not seen."""
+    found = _submitted(run_dir)
+    return bool(found) and "ended" not in found
+
+
 def vanished(cluster: ClusterApi, request: KubernetesRequest) -> str:
     """Returns words on a job of the run's folder that is gone without an end; empty: none is."""
     found = _submitted(request.job.run_dir)
