@@ -12,6 +12,7 @@ from support.cluster_files import FOLDER
 RUN = '{run="night-7"}'
 BUSY = 'stoker_feed_busy_seconds_total{run="night-7", host="data-0", rank="0"}'
 FED = 'stoker_feed_batches_total{run="night-7", host="data-0", rank="0"}'
+STEPS = 'stoker_steps_total{run="night-7", rank="0"}'
 # Values at each minute: begin, step and number of further ones.
 MINUTES = 2000
 GPU = 'stoker_gpu_utilization{run="night-7", host="gpu-0", gpu="0", UUID="GPU-1"}'
@@ -32,7 +33,7 @@ HEALTHY = {
     FED: f"0+90x{MINUTES}",
     # The trainer's own workers make some.
     FED.replace("data-0", "dnn-0"): f"0+10x{MINUTES}",
-    'stoker_steps_total{run="night-7", rank="0"}': f"0+100x{MINUTES}",
+    STEPS: f"0+100x{MINUTES}",
     GPU: f"0.8+0x{MINUTES}",
     # One of two that a script leaves unused.
     GPU.replace('"0"', '"1"'): f"0+0x{MINUTES}",
@@ -53,6 +54,10 @@ def rules():
     return rule["spec"]
 
 
+def all_rules():
+    return [each for group in rules()["groups"] for each in group["rules"]]
+
+
 @pytest.mark.parametrize(
     ("alert", "changed", "minute", "summary"),
     [
@@ -64,7 +69,10 @@ def rules():
             *("StokerRunEnded", {SINCE: "0+0x60"}, 70),
             "Run night-7 has ended, or its leader does not answer; its record says how it ended",
         ),
-        ("StokerNothingTrained", {SINCE: "0+0x10"}, 1700, "No run trained for 26 hours"),
+        (
+            *("StokerNothingTrained", dict.fromkeys((SINCE, STEPS, FED), "0+1x10"), 1700),
+            "No run trained for 1d 4h 5m 0s",
+        ),
         (
             *("StokerCostsMoreThanPredicted", {PREDICTED: f"10+0x{MINUTES}"}, 1250),
             "Run night-7 has spent $12.5, over 20 % more than predicted",
@@ -96,7 +104,7 @@ def rules():
 )
 def test_each_alert_fires_for_its_cause_alone(tmp_path, alert, changed, minute, summary):
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
-    found = {each["alert"]: each for group in rules()["groups"] for each in group["rules"]}
+    found = {each["alert"]: each for each in all_rules() if "alert" in each}
     words, values = found[alert]["annotations"]["summary"], {"run": "night-7", "host": "data-0"}
     named = {key: value for key, value in values.items() if f"$labels.{key}" in words}
     labels = found[alert]["labels"] | named
@@ -115,6 +123,61 @@ def test_each_alert_fires_for_its_cause_alone(tmp_path, alert, changed, minute, 
 
     tests = [played(HEALTHY), played({**HEALTHY, **changed}, alert)]
     document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    checked(tmp_path, "test", "rules", "tests.yaml")
+
+
+DAY_MINUTES = 24 * 60
+
+
+@pytest.mark.parametrize(("hours", "between_days"), [(26, 1), (78, 3), (174, 7), (750, 31)])
+@pytest.mark.parametrize("run", ["mnist-4xk2", "mnist-20261126-081500"])
+def test_a_workloads_run_that_did_not_come_is_told_by_its_own_limit(
+    tmp_path, hours, between_days, run
+):
+    """Two runs of an hour, then none; another workload trains all the time."""
+    limit = {"record": "stoker:heartbeat_hours", "expr": f"vector({hours})"}
+    limit["labels"] = {"workload": "mnist"}
+    # Those of the heartbeat alone: the others take a minute for a month.
+    names = ("stoker:trained_timestamp_seconds", "StokerRunDidNotCome")
+    heartbeat = [each for each in all_rules() if each.get("record", each.get("alert")) in names]
+    groups = {"groups": [{"name": "stoker", "rules": [limit, *heartbeat]}]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
+    step, between = 30, between_days * DAY_MINUTES
+    pause, end = between // step - 4, between + 60
+    # A run of an hour: now, after half an hour, after an hour.
+    runs = f"1+1x2 _x{pause + 1} 1+1x2"
+    series = [
+        {"series": f'stoker_steps_total{{run="{run}", rank="0"}}', "values": runs},
+        {
+            "series": 'stoker_steps_total{run="other-1", rank="0"}',
+            "values": f"1+1x{3 * end // step}",
+        },
+    ]
+    late = end + hours * 60 + 2 * 60
+
+    def told(minute, fires):
+        return {
+            "expr": 'ALERTS{alertname="StokerRunDidNotCome", alertstate="firing"}',
+            "eval_time": f"{minute}m",
+            "exp_samples": [
+                {
+                    "labels": 'ALERTS{alertname="StokerRunDidNotCome", alertstate="firing", '
+                    'severity="warning", workload="mnist"}',
+                    "value": 1,
+                }
+                for _ in range(fires)
+            ],
+        }
+
+    # On time, between two runs, before the limit, and two hours after it at the latest.
+    moments = [(between, False), (end, False), (end + hours * 60 - 60, False), (late, True)]
+    test = {
+        "interval": f"{step}m",
+        "input_series": series,
+        "promql_expr_test": [told(minute, fires) for minute, fires in moments],
+    }
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "30m", "tests": [test]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
     checked(tmp_path, "test", "rules", "tests.yaml")
 
