@@ -10,7 +10,8 @@ if os.environ.get("ORDINARY_IS_FED"):
     from stoker.feed.replace import install
 
     install(DataLoader)
-import collections, dataclasses, functools, itertools, json, math, random, sys, time, typing
+import collections, dataclasses, functools, itertools, json, math
+import operator, random, sys, time, typing
 import numpy as np
 import torch
 from torch import nn
@@ -2421,4 +2422,55 @@ for batch in DataLoader(Numbers(16), 4, num_workers=1, collate_fn=collate):
     kept.append(batch)
     show(batch.flags.writeable)
 show(kept)
+"""
+
+SCRIPTS["a count that each sample moves"] = """\
+class Data(Dataset):
+    def __init__(self):
+        self.ids = itertools.count(5)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return i, next(self.ids)
+
+
+for batch in DataLoader(Data(), 4):
+    show(batch)
+"""
+
+SCRIPTS["iterators that each sample moves"] = """\
+class Data(Dataset):
+    def __init__(self, source):
+        self.source = source
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return i, next(self.source)
+
+
+for source in (itertools.cycle("abc"), iter(range(99)), map(str, range(99)), reversed(range(99))):
+    for batch in DataLoader(Data(source), 4):
+        show(batch)
+"""
+
+SCRIPTS["an iterator that the loop draws from, too"] = """\
+todo = iter(list(range(100)))
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return i, operator.length_hint(todo)
+
+
+for step, batch in enumerate(DataLoader(Data(), 4)):
+    show(batch)
+    if step > 4:
+        show(next(todo))
 """

@@ -97,6 +97,30 @@ NEAR = {
     "shuffled": (lambda: list(range(1000)), lambda held: random.Random(3).shuffle(held)),
     "namespace": (lambda: SimpleNamespace(level=0), lambda held: vars(held).update(level=1)),
 }
+NEAR |= {
+    f"position of a {kind}": (functools.partial(iter, items), next)
+    for kind, items in {
+        "list": [1, 2],
+        "tuple": (1, 2),
+        "range": range(3),
+        "text": "ab",
+        "dictionary": {1: 2},
+        "view": {1: 2}.items(),
+        "set": {1},
+    }.items()
+}
+NEAR |= {"a count": (itertools.count, next)}
+# They do not show how far they are.
+OPAQUE = {
+    "cycle": lambda: itertools.cycle("ab"),
+    "chain": lambda: itertools.chain([1], [2]),
+    "slice": lambda: itertools.islice([1, 2], 1),
+    "zip": lambda: zip([1], [2], strict=True),
+    "map": lambda: map(str, [1, 2]),
+    "filter": lambda: filter(None, [1, 2]),
+    "enumerate": lambda: enumerate([1, 2]),
+    "calls": lambda: iter(int, 1),
+}
 # Seen at a look at everything.
 FAR = {
     "large tensor by its data": (lambda: torch.zeros(1 << 20), lambda held: held.data.add_(1)),
@@ -119,6 +143,11 @@ def test_what_a_loop_changes_near_the_dataset_is_seen(kind, depth):
     assert watch.changed(depth=depth).startswith("dataset.held")
     watch.look()
     assert (watch.changed(), watch.changed(depth="all")) == ("", "")
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_an_iterator_that_does_not_show_its_position_may_wait_for_the_loop(kind):
+    assert Watch({"dataset": Samples(OPAQUE[kind]())}).waits == "dataset.held"
 
 
 @pytest.mark.parametrize("kind", FAR)

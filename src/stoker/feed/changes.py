@@ -7,8 +7,9 @@ control; a cache that the dataset fills as it makes a batch is its own affair.
 
 Watched are attributes, containers, closures, globals and variables of the environment that
 functions read, attributes of the user's classes, versions and contents of tensors, contents of
-arrays and buffers, caches that are cleared, files that attributes name: what is near to the dataset
-before each batch, everything within reach now and then, for at most 1 % of the time.
+arrays and buffers, positions of iterators, caches that are cleared, files that attributes name:
+what is near to the dataset before each batch, everything within reach now and then, for at most 1 %
+of the time.
 """
 
 import array
@@ -16,8 +17,10 @@ import contextlib
 import ctypes
 import functools
 import io
+import itertools
 import logging
 import mmap
+import operator
 import os
 import queue
 import re
@@ -25,7 +28,7 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import PurePath
@@ -73,6 +76,26 @@ _WAITING = (
     threading.Semaphore,
     threading.Barrier,
 )
+# Iterators that show how far they are, and those that do not.
+_ITERATED: tuple[Iterable[object], ...] = (
+    *([], (), range(0), "", b"", bytearray(), set(), {}),
+    *({}.values(), {}.items()),
+)
+_SHOWN_ITERATORS: tuple[type, ...] = (
+    itertools.count,
+    type(reversed([])),
+    *(type(iter(iterable)) for iterable in _ITERATED),
+)
+_OPAQUE_ITERATORS: tuple[type, ...] = (
+    itertools.chain,
+    itertools.cycle,
+    itertools.islice,
+    enumerate,
+    filter,
+    map,
+    zip,
+    type(iter(int, 1)),
+)
 # `__annotations__`, not `_Own__private`.
 _OF_PYTHON = re.compile(r"\.__(?!wrapped__)\w+__")
 # What classes are made of; a function also has closures and globals.
@@ -86,6 +109,7 @@ _CONTENTS = (
     io.BytesIO,
     mmap.mmap,
     ContextVar,
+    *_SHOWN_ITERATORS,
 )
 _LEAVES = (torch.Tensor, *_CONTENTS, np.generic, memoryview, logging.Logger, DataLoader)
 _CACHE = type(functools.lru_cache(int))
@@ -363,7 +387,8 @@ def _may_wait(path: str, value: object) -> bool:
     if isinstance(value, _RUNNING):
         # A running generator of a dataset cannot be sent anyway.
         return path.startswith("sampler")
-    return isinstance(value, _WAITING)
+    # The loop may draw from an iterator, too, and each batch moves it.
+    return isinstance(value, (*_WAITING, *_OPAQUE_ITERATORS))
 
 
 def _may_change(part: Referrer) -> bool:
@@ -552,10 +577,20 @@ def _mark_of_file(name: object) -> object:
     return (status.st_ino, status.st_mtime_ns, status.st_size) if is_file else None
 
 
+def _position(iterator: object) -> object:
+    """Returns the next number of a count; else how many items an iterator has left, -1: unknown."""
+    if isinstance(iterator, itertools.count):
+        return repr(iterator)
+    try:
+        return operator.length_hint(iterator, -1)
+    except Exception:
+        return -1
+
+
 def _num_bytes(value: object) -> int:
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
-    if isinstance(value, ContextVar):
+    if isinstance(value, (ContextVar, *_SHOWN_ITERATORS)):
         return 0
     try:
         with _memory_of(value) as memory:
@@ -567,7 +602,7 @@ def _num_bytes(value: object) -> int:
 
 def _near_order(leaf: _WatchedLeaf) -> int:
     """Returns the number of bytes to compare before each batch; _FAR: too many."""
-    if isinstance(leaf.value, ContextVar):
+    if isinstance(leaf.value, (ContextVar, *_SHOWN_ITERATORS)):
         return 0
     return len(leaf.mark) if type(leaf.mark) is bytes else _FAR
 
@@ -584,6 +619,8 @@ def _content(value: object) -> object:
         held = value.get(None)
         return held if isinstance(held, ATOMS) else id(held)
     if not isinstance(value, np.ndarray):
+        if type(value) in _SHOWN_ITERATORS:
+            return _position(value)
         try:
             with _memory_of(value) as memory:
                 is_small = memory.nbytes <= _MAX_ARRAY_BYTES

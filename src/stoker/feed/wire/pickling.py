@@ -185,7 +185,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: object) -> object:
-        kind: type = type(obj)
+        kind = type(obj)
         if issubclass(kind, DatasetFactory):
             # Not by cloudpickle, which inspects its attributes.
             return obj.__reduce_ex__(5)
@@ -228,7 +228,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         known: object = reduced(obj) or reopened.reduction(obj)
         if known is None:
             known = super().reducer_override(obj)
-            if known is NotImplemented and _asks_its_attributes(kind):
+            if known is NotImplemented and _asks_its_attributes(cast("type", kind)):
                 return _with_state_setter(obj)
         else:
             self.has_handles = self.has_handles or reopened.is_handle(obj)
