@@ -77,6 +77,9 @@ OF_OTHERS = {
     *("sagemaker:DescribeProcessingJob", "sagemaker:StopProcessingJob"),
     # People, by `aws scheduler`; the scheduler itself, with a dead-letter queue.
     *("scheduler:DeleteSchedule", "sqs:SendMessage"),
+    # People, by commands of the pages (test_page_rights).
+    *("iam:SimulatePrincipalPolicy", "logs:FilterLogEvents"),
+    *("sagemaker:RetryPipelineExecution", "sagemaker:UpdateModelPackage"),
     *OF_MLFLOW,
 }
 # Actions of IAM that are no operation of the API.
@@ -207,7 +210,7 @@ def test_the_rights_are_those_that_are_used():
     # People push images, hand over roles and have keys; what services do is not theirs.
     theirs = {action for action, _ in actions(rendered(is_all=True)["caller"])}
     others = {action.partition(":")[0] for action in theirs - called.keys()}
-    assert others == {"ecr", "iam", "kms", "scheduler"}
+    assert others == {"ecr", "iam", "kms", "logs", "sagemaker", "scheduler"}
 
 
 def test_the_training_job_may_read_its_channels(tmp_path):
