@@ -4,6 +4,7 @@ The lines are those that Argo has archived, which the API server reads; else tho
 pod, while it is there. Kubeflow's own copy (`executor-logs`) has an address in ML Metadata only.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -13,6 +14,7 @@ from stoker.pipelines.base import RunStep
 from stoker.pipelines.kubeflow.run_steps import node_of, own_lines, reason_in, text_of_artifact
 from stoker.platforms.kubernetes.api import PODS, ClusterApi, name_of
 from stoker.platforms.kubernetes.objects import STEP_LABEL
+from stoker.platforms.kubernetes.streams import split_time
 from stoker.records import Json
 from stoker.records.base import Document, mapping
 
@@ -99,23 +101,35 @@ class StepLogs:
         return text_of_artifact(answer)
 
     def _of_pod(self, run_id: str, step: str) -> str:
-        """Returns the log of a step's newest pod; empty if the cluster does not show one."""
+        """Returns the log of a step's newest pod that has one; empty if the cluster shows none."""
         try:
             cluster = self._cluster()
             pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
-            newest = max(pods, key=_created_at, default=None)
-            if newest is None:
-                return ""
-            asked = {"container": "main", "tailLines": _TAIL_LINES}
-            name = name_of(newest)
-            log = cluster.open(PODS, name, part="log", query=asked, read_seconds=_READ_SECONDS)
-            try:
-                return "\n".join(line for line, _ in log.lines())
-            finally:
-                log.release()
         except StokerError:
             # The status is shown without it.
             return ""
+        for pod in sorted(pods, key=_created_at, reverse=True):
+            # The newest may not have started: an attempt before it has the reason.
+            if log := _log_of(cluster, name_of(pod)):
+                return log
+        return ""
+
+
+def _log_of(cluster: ClusterApi, pod: str) -> str:
+    """Returns a pod's last lines; if the connection breaks off, those that came."""
+    asked = {"container": "main", "tailLines": _TAIL_LINES, "timestamps": "true"}
+    lines: list[str] = []
+    with contextlib.suppress(StokerError):
+        log = cluster.open(PODS, pod, part="log", query=asked, read_seconds=_READ_SECONDS)
+        try:
+            for line, _ in log.lines():
+                written_at, text = split_time(line)
+                # Without a time it is a kubelet's error in place of a log.
+                if written_at is not None:
+                    lines.append(text)
+        finally:
+            log.release()
+    return "\n".join(lines)
 
 
 def _selector(run_id: str, step: str) -> str:

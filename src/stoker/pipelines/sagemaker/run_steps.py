@@ -14,6 +14,8 @@ from stoker.records.outcome import exit_code_of_words
 
 _EXIT_CODE = re.compile(r"(?i)exit code:? (\d+)\b")
 _LAST_LINES = 20
+# Of a stream, from its end: empty ones are rare.
+_MAX_PAGES = 5
 _CODES = (GateError.exit_code, WorkloadError.exit_code)
 # Where the service keeps the lines of a step's job, by the name of its ARN.
 _LOG_GROUPS = {
@@ -113,14 +115,28 @@ def last_lines(aws: Aws, step: Mapping[str, Json]) -> tuple[str, ...]:
         streams = mappings(aws.call("logs", "DescribeLogStreams", **asked), "logStreams")
         if not streams:
             return ()
-        stream = streams[-1].get("logStreamName")
-        of_stream = {"logGroupName": group, "logStreamName": stream, "limit": _LAST_LINES}
-        answer = aws.call("logs", "GetLogEvents", **of_stream, startFromHead=False)
+        return _last_messages(aws, group, str(streams[-1].get("logStreamName")))
     except ServiceError:
         # The status is shown without them.
         return ()
-    messages = [str(event.get("message") or "").rstrip() for event in mappings(answer, "events")]
-    return tuple(message for message in messages if message)
+
+
+def _last_messages(aws: Aws, group: str, stream: str) -> tuple[str, ...]:
+    """Returns the last messages of a log stream, whose last pages may be empty."""
+    asked = {"logGroupName": group, "logStreamName": stream, "limit": _LAST_LINES}
+    token: dict[str, Json] = {}
+    for _ in range(_MAX_PAGES):
+        answer = aws.call("logs", "GetLogEvents", **asked, startFromHead=False, **token)
+        events = mappings(answer, "events")
+        messages = [str(event.get("message") or "").rstrip() for event in events]
+        if any(messages):
+            return tuple(message for message in messages if message)
+        earlier: dict[str, Json] = {"nextToken": answer.get("nextBackwardToken")}
+        # At the stream's begin the service returns the token that it was given.
+        if earlier in (token, {"nextToken": None}):
+            break
+        token = earlier
+    return ()
 
 
 def step_names(definition: str) -> tuple[str, ...]:
