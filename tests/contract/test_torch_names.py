@@ -1,13 +1,15 @@
-"""torch 2.13 has all private names that stoker's loader uses, each with what breaks without it."""
+"""torch 2.13 and 2.14 have all private names that stoker uses, each with what breaks without."""
 
 import inspect
 
 import pytest
 import torch
+from torch import serialization
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.data._utils import collate, fetch, pin_memory, worker
 
-TORCH = "2.13"
+# These ran with the suite, or a part of it: docs/compatibility.md.
+TORCH = ("2.13.", "2.14.")
 
 
 NAMES = [
@@ -38,6 +40,11 @@ NAMES = [
     (dataloader, "_MapDataPipeSerializationWrapper", "data pipes: how they are pickled"),
     (torch, "default_generator", "seeding without a visit to each backend"),
     (torch._C, "_AutoDispatchBelowADInplaceOrView", "tensors of a block have no common version"),
+    (torch._C, "_set_grad_enabled", "the script's grad mode in data workers"),
+    (torch._C, "_get_mkldnn_enabled", "the script's settings of torch in data workers"),
+    (torch._C, "_set_mkldnn_enabled", "the script's settings of torch in data workers"),
+    (torch._tensor_str, "PRINT_OPTS", "the script's print options in data workers"),
+    (serialization, "_open_zipfile_writer_file", "a profile keeps the script's saves apart"),
     (torch.ops.aten, "is_non_overlapping_and_dense", "tests: the order of dense memory"),
 ]
 
