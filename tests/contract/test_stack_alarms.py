@@ -3,16 +3,20 @@
 import sys
 import types
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import botocore.session
+import msgspec
 import pytest
 from botocore.stub import Stubber
 
 from stoker.cli.cloudwatch_metrics import NAMESPACE, publish
+from stoker.cli.main import run as command
 from stoker.platforms.aws import Aws
-from stoker.records import Notice
+from stoker.records import Evaluation, Notice, read_json, to_json, write_json
 from stoker.records.notices import KINDS
+from support import sample_records
 from support.policies import EVERYTHING, REGION, example, stack, statements
 
 # PutMetricAlarm: "Period multiplied by EvaluationPeriods can't be more than 604,800 seconds".
@@ -173,3 +177,38 @@ def test_the_heartbeats_own_end_is_told_and_its_window_is_one_that_cloudwatch_ha
 def test_the_functions_code_fits_into_a_template():
     # AWS::Lambda::Function: ZipFile has up to 4 MiB today, 4,096 characters before.
     assert len(properties("HeartbeatFunction")["Code"]["ZipFile"]) < 4096
+
+
+@pytest.mark.parametrize(
+    ("run", "approval", "is_waiting"),
+    [
+        ("mnist--0a1b2c3d", "PendingManualApproval", True),
+        ("mnist--0a1b2c3d", "Approved", False),
+        ("mnist--0a1b2c3d", "Rejected", False),
+        # Typed by a person: nothing is registered after it, and no metric is sent.
+        ("", "PendingManualApproval", False),
+    ],
+)
+def test_the_step_evaluate_tells_by_the_runs_own_approval_status(
+    aws_server, monkeypatch, tmp_path, capsys, run, approval, is_waiting
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_PIPELINE_RUN", run)
+    workload = msgspec.structs.replace(
+        sample_records.workload(),
+        **{
+            name: getattr(example(), name) for name in ("platform", "sagemaker", "image", "cluster")
+        },
+    )
+    records = ("profile", "decision", "training")
+    for name in records:
+        write_json(Path(f"{name}.json"), getattr(sample_records, name)())
+    words = [f"--{name}={name}.json" for name in records]
+    words += ["--set", f"sagemaker.model.approval={approval}"]
+    assert command(["evaluate", to_json(workload), *words]) == 0
+    words_of_it = "the model waits for approval in the group mnist"
+    assert (f"warning: {words_of_it}" in capsys.readouterr().out) == is_waiting
+    record = read_json(Path("evaluation.json"), Evaluation)
+    assert (words_of_it in record.warnings) == is_waiting
+    metrics = Aws(region=REGION).call("cloudwatch", "ListMetrics", Namespace=NAMESPACE)["Metrics"]
+    assert bool(metrics) == bool(run)
