@@ -29,13 +29,12 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
+    from stoker.host.importing import imported
     from stoker.host.installed import hide_users_modules
 
     # The script may have files with names of standard modules.
     hide_users_modules()
-    found: object = getattr(import_module(_HOMES[name]), name)
+    found: object = getattr(imported(_HOMES[name]), name)
     # Kept for the next access, and as a sign of what the script imports (see feed/replace.py).
     globals()[name] = found
     return found

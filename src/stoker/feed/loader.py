@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib
 import multiprocessing
 import sys
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from stoker.feed.bookkeeping import (
 )
 from stoker.feed.iterators import is_making, part_iterator
 from stoker.feed.placement import AnyLoader, placed_iterator
+from stoker.host.importing import imported
 from stoker.logs import EventName, Log
 from stoker.settings import from_environment
 
@@ -118,7 +118,7 @@ def _connect_ahead() -> None:
     with contextlib.suppress(UsageError):
         settings = from_environment()
         if settings.has_data_group and settings.coordinator:
-            importlib.import_module(_FEED)
+            imported(_FEED)
             # A child, which may be a worker, counts as a trainer only when it asks for batches.
             if multiprocessing.parent_process() is None:
                 from stoker.feed.trainer.client import connect

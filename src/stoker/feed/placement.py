@@ -23,6 +23,7 @@ from stoker.feed.short_loaders import LoaderLine
 from stoker.feed.unfed import is_released, say_made_here
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.shared_memory import SharedMemoryError
+from stoker.host.importing import imported
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings
 
@@ -168,6 +169,8 @@ def _workers_here(loader: AnyLoader, process: TrainerProcess) -> int:
 
 
 def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> "FeedIterator":
+    # First, as an import statement would begin a collection.
+    imported("stoker.feed.remote_iterators")
     from stoker.feed.remote_iterators import FeedIterator, StreamIterator
     from stoker.feed.trainer.client import feed_of
 

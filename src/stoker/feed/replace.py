@@ -15,6 +15,8 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
+from stoker.host.importing import imported
+
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -45,6 +47,8 @@ def note_makings(cls: type["AnyLoader"]) -> None:
 
     @functools.wraps(made)
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
+        # First, as an import statement would begin a collection.
+        imported("stoker.feed.loader")
         from stoker.feed.bookkeeping import gives_pin_memory, note_making, unchecked_workers
 
         with unchecked_workers(self):

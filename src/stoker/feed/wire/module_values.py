@@ -131,15 +131,27 @@ class ScriptFiles:
         return [found[name] for name in sorted(found)]
 
     def _look(self) -> None:
-        for name in sorted(sys.modules.keys() - self._seen):
-            self._seen.add(name)
-            file = str(getattr(sys.modules.get(name), "__file__", None) or "")
-            is_users = file.endswith(".py") and not INSTALLED.search(file)
-            if is_users and name.partition(".")[0] != "stoker":
-                text = _text_of(file)
-                assignments = assignments_in(text)
+        fresh = sys.modules.keys() - self._seen
+        self._seen |= fresh
+        packages = {name.partition(".")[0] for name in fresh}
+        # Of thousands of modules nearly all are in a few packages.
+        foreign = {name for name in packages if name == "stoker" or _is_installed(name)}
+        for name in sorted(fresh):
+            if name.partition(".")[0] in foreign:
+                continue
+            file = _file_of(name)
+            if file.endswith(".py") and not INSTALLED.search(file):
+                assignments = assignments_in(_text_of(file))
                 if assignments.targets:
                     self._files[name] = assignments
+
+
+def _is_installed(name: str) -> bool:
+    return INSTALLED.search(_file_of(name)) is not None
+
+
+def _file_of(name: str) -> str:
+    return str(getattr(sys.modules.get(name), "__file__", None) or "")
 
 
 def _text_of(file: str) -> str:

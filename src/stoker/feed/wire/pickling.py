@@ -174,7 +174,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         _send_script_by_value()
         # Number of each set, by its address; the set is kept so that its address is not reused.
         self._sets: dict[int, tuple[int, object]] = {}
-        self._replaced_modules = _replaced_modules()
+        self._replaced_modules = _replaced_modules(len(sys.modules))
 
     def persistent_id(self, obj: object) -> object:
         kind = type(obj)
@@ -192,7 +192,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._shared is not None and self._shared.holds(obj):
             raise SharedMemoryError(f"it holds {sharing_of(obj)}")
         module_name = self._replaced_modules.get(id(obj))
-        if module_name is not None:
+        # Of an object that is gone another one may have the address.
+        if module_name is not None and sys.modules.get(module_name) is obj:
             self.modules.add(module_name)
             return (importlib.import_module, (module_name,))
         if kind.__module__ == "torch" and kind.__qualname__ == "Tensor":
@@ -327,8 +328,12 @@ class SpecUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("not a set of a spec")
 
 
-def _replaced_modules() -> dict[int, str]:
+@functools.lru_cache(maxsize=1)
+def _replaced_modules(num_imported: int) -> dict[int, str]:
     """Returns the names of modules that an object of another class stands for, by its address.
+
+    Looked for again when another number of modules is imported: a script's definitions are many
+    pickles, and modules thousands.
 
     `torch.classes`, `torch.ops`, `torch.backends` and lazy modules of libraries: cloudpickle knows
     modules by their exact class, and takes submodules along that a function's attribute names.
