@@ -181,10 +181,12 @@ def test_preferences_that_the_constraints_forbid_are_refused_before_an_upload(
     assert "sagemaker.further_types" in done.stderr
 
 
-def test_preferences_within_the_constraints_compile(tmp_path, monkeypatch):
+@pytest.mark.parametrize("allowed", [None, ["ml.g5.xlarge", "g6.xlarge"]])
+def test_preferences_within_the_constraints_compile(tmp_path, monkeypatch, allowed):
     document = json.loads(json.dumps(WORKLOAD))
     document["sagemaker"]["further_types"] = ["ml.g5.xlarge", "ml.g6.xlarge"]
     document["constraints"] = {"max_data_hosts": 0, "max_usd_per_hour": 5.0}
+    document["constraints"]["allowed_instance_types"] = allowed
     (tmp_path / "w.yaml").write_text(yaml.safe_dump(document))
     monkeypatch.chdir(tmp_path)
     assert read_workload("w.yaml").sagemaker.further_types[0] == "ml.g5.xlarge"

@@ -5,7 +5,7 @@ import csv
 import io
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib import resources
@@ -178,6 +178,28 @@ class Catalog:
         instances = [_in_region(instance, region) for instance in self.instances]
         is_other = region is not None and self.region not in (None, region)
         return self._changed(instances=instances, hosts_region=region if is_other else None)
+
+    def for_plan(
+        self, types: Collection[str], *, usd_per_hour: float | None, words: str
+    ) -> "Catalog":
+        """Returns the catalog for jobs that get hosts of a training plan alone.
+
+        Args:
+            types: Names of the plan's types, without `ml.`; none: they are not known.
+            usd_per_hour: Dollars of an hour of one host; None: the list's price.
+            words: What the plan is, for records.
+        """
+        instances = []
+        for instance in self.instances:
+            if types and bare_type(instance.type) not in types:
+                barred = instance.barred or f"outside the {words}"
+                instances.append(replace(instance, barred=barred))
+            elif usd_per_hour is None:
+                instances.append(instance)
+            else:
+                priced = replace(instance, usd_per_hour=usd_per_hour, estimate=words, barred="")
+                instances.append(priced)
+        return self._changed(instances=instances, hosts_region=self.hosts_region)
 
     def _changed(
         self,

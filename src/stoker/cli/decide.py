@@ -24,6 +24,7 @@ from stoker.cli.options import (
     typed_keys,
 )
 from stoker.cli.progress import say, working
+from stoker.cli.training_plan import with_plan_price
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def decide_verb(
     is_step = bool(named and (params or outputs.executor))
     is_service_type = (lambda name: True) if is_step else is_training_type
     catalog = catalog_of(judged, prices, is_service_type=is_service_type)
+    catalog = with_plan_price(catalog, judged, quiet=as_json)
     if take_as is None and profile is not None:
         catalog = _with_hosts_of(
             record, catalog, workload=judged, typed=context.obj or ["decide", str(profile)]

@@ -24,6 +24,7 @@ from stoker.cli.options import (
     offered,
 )
 from stoker.cli.progress import program, relative, say, step_line
+from stoker.cli.training_plan import with_plan_price
 from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
 from stoker.logs import printable
 
@@ -249,6 +250,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     platform = platform_named(workload.platform, settings=workload)
     # Once for all steps: prediction and bill have the same prices.
     catalog = catalog_of(workload, chain.prices, is_service_type=is_training_type)
+    catalog = with_plan_price(catalog, workload, quiet=False)
 
     def ask(
         groups: "Sequence[Group]", decision: "Decision | None" = None, *, is_profile: bool = False

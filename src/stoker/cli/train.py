@@ -31,6 +31,7 @@ from stoker.cli.options import (
     typed_keys,
 )
 from stoker.cli.progress import program, relative, say
+from stoker.cli.training_plan import with_plan_price
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def train_verb(
         # Without making a folder.
         print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
         return 0
-    catalog = catalog_of(workload, prices)
+    catalog = with_plan_price(catalog_of(workload, prices), workload, quiet=as_json)
     confirm(workload, chosen, catalog=catalog, decision=decided, assume_yes=yes, quiet=as_json)
     run_dir = named_run_dir(name) if name else new_run_dir(run_base(workload))
     job = prepared(run_dir)

@@ -2,8 +2,7 @@
 
 from stoker.catalog import Catalog, Instance
 from stoker.errors import UsageError
-from stoker.records import Constraints, Workload
-from stoker.records.platforms import is_arm_type
+from stoker.records import Constraints, Workload, bare_type
 
 _KEY = "key sagemaker.further_types"
 
@@ -43,14 +42,15 @@ def _refuse_other_machine(instance: Instance, today: Instance | None, *, where: 
             f"{today.type} has {today.accelerators}: the batch of a step would differ"
         )
         raise UsageError(what, where=where, fix="name types with as many")
-    if is_arm_type(instance.type) != is_arm_type(today.type):
-        what = f"one image cannot run on both {today.type} and {instance.type} (arm64)"
+    if instance.architecture != today.architecture:
+        what = f"one image cannot run on both {today.type} and {instance.type}: arm64 is another"
         raise UsageError(what, where=where, fix="name types of one architecture")
 
 
 def _refuse_limits(instance: Instance, constraints: Constraints, *, count: int, where: str) -> None:
     allowed = constraints.allowed_instance_types
-    if allowed is not None and instance.type not in {each.removeprefix("ml.") for each in allowed}:
+    names = {bare_type(name) for name in allowed or ()}
+    if allowed is not None and bare_type(instance.type) not in names:
         what = f"{instance.type} is not among constraints.allowed_instance_types"
         raise UsageError(what, where=where, fix="add it there, or leave it out here")
     limits = (constraints.max_usd, constraints.max_usd_per_run, constraints.max_usd_per_hour)
