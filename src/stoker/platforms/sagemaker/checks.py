@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
+from stoker.platforms.sagemaker.pending import pending_rules
 from stoker.platforms.sagemaker.places import check_places
 from stoker.platforms.sagemaker.preferences import preference_rules
 from stoker.platforms.service_limits import (
@@ -363,4 +364,12 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=where, fix=fix)
 
 
-_RULES = (_group_rules, preference_rules, _type_rules, _channel_rules, _time_rules, _registry_rules)
+_RULES = (
+    _group_rules,
+    preference_rules,
+    _type_rules,
+    _channel_rules,
+    _time_rules,
+    pending_rules,
+    _registry_rules,
+)

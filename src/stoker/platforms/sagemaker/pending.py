@@ -1,0 +1,51 @@
+"""Rules of MaxPendingTimeInSeconds: how long the service keeps a job that waits for capacity."""
+
+from collections.abc import Iterator, Mapping
+
+from stoker.errors import UsageError
+from stoker.platforms.service_limits import service_model
+from stoker.records import Json, bare_type
+from stoker.records.base import mapping, mappings
+
+_KEY = "key sagemaker.request.StoppingCondition.MaxPendingTimeInSeconds"
+# Of the families ml.p, ml.g and ml.trn, in the words of the API's reference.
+_ACCELERATED = ("p", "g", "trn")
+
+
+def pending_rules(body: Mapping[str, Json]) -> Iterator[UsageError]:
+    """Yields what is wrong with the request's limit of pending time, if it has one."""
+    seconds = mapping(body, "StoppingCondition").get("MaxPendingTimeInSeconds")
+    if not isinstance(seconds, int):
+        return
+    limits = service_model("sagemaker").shape_for("MaxPendingTimeInSeconds").metadata
+    least, most = int(limits["min"]), int(limits["max"])
+    if not least <= seconds <= most:
+        what = f"a job may be pending for {least} to {most} s, not {seconds} s"
+        yield UsageError(
+            what, where=_KEY, fix=f"set {min(max(seconds, least), most)}, or remove it"
+        )
+    if body.get("EnableManagedSpotTraining"):
+        what = "managed spot waits for capacity within MaxWaitTimeInSeconds"
+        fix = "remove MaxPendingTimeInSeconds, or do without spot"
+        yield UsageError(what, where=_KEY, fix=fix)
+    if mappings(body, "ResourceConfig", "InstanceGroups"):
+        what = "a pending limit with instance groups is not documented"
+        fix = "remove it: on_no_capacity.wait_minutes repeats the plan"
+        yield UsageError(what, where=_KEY, fix=fix)
+    elif not any(is_accelerated(name) for name in _types(body)):
+        what = "a pending limit has no effect on hosts without accelerators"
+        fix = "remove it: on_no_capacity.wait_minutes repeats the plan"
+        yield UsageError(what, where=_KEY, fix=fix)
+
+
+def is_accelerated(instance_type: str) -> bool:
+    """Whether the service counts a type among those whose jobs may be pending."""
+    family = bare_type(instance_type).partition(".")[0]
+    letters = family.rstrip("abcdefghijklmnopqrstuvwxyz-").rstrip("0123456789")
+    return letters in _ACCELERATED
+
+
+def _types(body: Mapping[str, Json]) -> list[str]:
+    resources = mapping(body, "ResourceConfig")
+    listed = [resources, *mappings(resources, "InstancePreferences")]
+    return [str(each.get("InstanceType") or "") for each in listed]
