@@ -177,6 +177,17 @@ def memory_groups() -> list[Path]:
     return [*groups, CGROUP, CGROUP / "memory"]
 
 
+def task_groups() -> list[Path]:
+    """Returns folders that may limit the tasks of this process: its cgroups, the nearest first."""
+    groups: list[Path] = []
+    for controllers, path in _memberships(MEMBERSHIP):
+        if "pids" in controllers:
+            groups += _upwards(CGROUP / "pids", path)
+        elif controllers == [""]:
+            groups += _upwards(CGROUP, path)
+    return groups
+
+
 def num_memory_kills() -> int | None:
     pairs = (line.split() for line in _memory_lines("memory.events", "memory.oom_control"))
     return next((int(pair[1]) for pair in pairs if pair[:1] == ["oom_kill"]), None)

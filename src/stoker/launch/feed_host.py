@@ -11,6 +11,7 @@ import psutil
 from stoker.errors import FeedLostError, StokerError
 from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
+from stoker.host.limits import MIN_FILES
 from stoker.launch.engines.data_host import exit_code_of
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import (
@@ -25,7 +26,6 @@ from stoker.logs import EventName
 # After the first SIGTERM, batches in progress may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
 # A worker's and a trainer's among them; more of either need more.
-MIN_FILES = 48
 
 
 def serve(run: HostRun) -> int:

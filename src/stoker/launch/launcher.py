@@ -6,9 +6,11 @@ import os
 import queue
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from stoker.errors import StokerError, UsageError
+from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.host.limits import limits_here, too_low
 from stoker.launch.code import check_words, order_of
 from stoker.launch.engines.data_host import serve_command
 from stoker.launch.engines.server import forget_secret
@@ -53,6 +55,18 @@ def check_kept_folders(base_dir: Path) -> None:
             ) from None
 
 
+def refuse_low_limits(topology: Topology) -> None:
+    """Raises PlatformError where this host's limits are below what a host needs."""
+    limits = limits_here()
+    if topology.role == "data":
+        # It tells its leader of too few files itself.
+        limits = replace(limits, files=None)
+    low = too_low(limits, role=topology.role)
+    if low is not None:
+        what, fix = low
+        raise PlatformError(what, where=f"host {topology.host}", fix=fix)
+
+
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does this host's part to its end; returns the exit code of the process.
 
@@ -86,6 +100,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     # Before the code is unpacked, so that a SIGTERM meanwhile is handled afterwards.
     with signals_to(inbox):
         try:
+            if len(topology.hosts) > 1:
+                refuse_low_limits(topology)
             if is_job_pod(environ):
                 check_kept_folders(settings.base_dir)
                 if topology.is_leader:
