@@ -50,6 +50,7 @@ SAME_CHANGES: dict[str, Any] = {
     "notify.on": "always",
     "watchdog.then": "stop",
     "on_no_capacity.wait_minutes": 3,
+    "skip_unchanged": True,
     "secrets.X": "arn:aws:secretsmanager:eu-west-1:123456789012:secret:x-AbCdEf",
     "sagemaker.max_run_seconds": 3600,
     "sagemaker.role": "arn:aws:iam::123456789012:role/another",

@@ -69,6 +69,11 @@ def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
     return Memory(last=last, runs=tuple(found))
 
 
+def last_run(workload: Workload, *, runs: Path) -> Path | None:
+    """Returns the folder of the workload's newest run that passed; None if there is none."""
+    return next(_folders(workload, runs=runs, besides=Path()), None)
+
+
 def _folders(workload: Workload, *, runs: Path, besides: Path) -> Iterator[Path]:
     """Yields the folders of the workload's runs that were judged as good, newest first."""
     files = [file for file in runs.glob("*/evaluation.json") if file.parent.name != besides.name]

@@ -73,6 +73,7 @@ def train_and_keep(
     from stoker.cli.notify import warned
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
+    from stoker.cli.unchanged import code_here
     from stoker.launch.script_python import refuse_unfed_script
     from stoker.platforms.base import RecoveringPlatform
     from stoker.records import Training, read_json, sha256_of, write_json
@@ -110,6 +111,8 @@ def train_and_keep(
         git=str(state.get("git") or "") or None,
         git_dirty=bool(state.get("git_dirty")),
         workload_sha256=sha256_of(workload),
+        # Before it starts, as the training may write files.
+        code=code_here(workload).digest or None,
     )
     job = start_tracking(replace(job, lineage=lineage), platform=platform.name, quiet=quiet)
     alerted: dict[str, float] = {}

@@ -68,8 +68,10 @@ def run_verb(
     from stoker.cli.billing import say_unused_types
     from stoker.cli.champions import champion_metrics
     from stoker.cli.notify import telling
+    from stoker.cli.unchanged import since_last_run
     from stoker.cli.unreported import unreported_words
     from stoker.cli.workloads import (
+        RUNS,
         groups_of,
         latest_run_dir,
         new_run_dir,
@@ -93,6 +95,13 @@ def run_verb(
         raise UsageError(f"--from {from_step} is not a step", fix=nearest(from_step, STEPS))
     first = STEPS.index(from_step) if from_step else 0
     fallback = groups_of(record, groups) if groups else ()
+    if record.skip_unchanged and not first and not groups:
+        since = since_last_run(record, runs=RUNS)
+        say(since.words, quiet=as_json)
+        if since.is_unchanged:
+            if as_json:
+                print("null")
+            return 0
     needs = [f"{_RECORD_OF[step]}.json" for step in STEPS[:first]]
     run_dir = latest_run_dir(record, needs=needs) if first else new_run_dir(run_base(record))
     if not first:

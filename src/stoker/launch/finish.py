@@ -210,7 +210,7 @@ def _facts(
         lineage=Lineage(
             inputs=dict(inputs),
             python=machine_facts.python_version(),
-            packages=_packages(),
+            packages=packages_here(),
         ),
         job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
         release_seconds=coordinator.release_seconds if coordinator else None,
@@ -225,7 +225,7 @@ def _fed_hosts(settings: ProcessSettings, topology: Topology) -> dict[str, tuple
     return {group.name: group.hosts for group in topology.groups if group.role == "data"}
 
 
-def _packages() -> dict[str, str]:
+def packages_here() -> dict[str, str]:
     """Returns the versions of the distributions, without those whose files are damaged."""
     found = {}
     for each in metadata.distributions():

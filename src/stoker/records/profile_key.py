@@ -36,7 +36,7 @@ SAME: Mapping[str, frozenset[str]] = {
     "": frozenset(
         (
             *("schema", "constraints", "training", "gate", "tracking", "notify", "watchdog"),
-            *("on_no_capacity", "secrets"),
+            *("on_no_capacity", "secrets", "skip_unchanged"),
         )
     ),
     "sagemaker": frozenset(

@@ -537,6 +537,9 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         tracking: Experiment tracking besides stoker's own records.
         notify: Webhook for the end of runs.
         watchdog: What happens if a training makes no step for long.
+        skip_unchanged: Whether `stoker run` on this machine ends at once, with exit code 0, if its
+            code, workload, packages and the files of its channels are those of the last run that
+            passed. Pipelines refuse it.
         not_numbers: In documents that stoker wrote: hyperparameters that are NaN, Infinity or
             -Infinity, which are null there, by their path.
     """
@@ -564,6 +567,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     tracking: TrackingSettings = TrackingSettings()
     notify: NotifySettings | None = None
     watchdog: WatchdogSettings = WatchdogSettings()
+    skip_unchanged: bool = False
     not_numbers: dict[str, str] | None = None
 
     @property
