@@ -20,7 +20,8 @@ from stoker.records import (
     Prices,
     to_json,
 )
-from stoker.records.notices import IDLE_SHARE, KINDS, PROFILE_DAYS, notices_of
+from stoker.records.notices import IDLE_SHARE, KINDS, notices_of
+from stoker.records.profile_origin import MAX_PROFILE_DAYS, ProfileOrigin
 from stoker.report import write_report
 from stoker.tracking import metrics_of
 from stoker.words import evaluation_table, evaluation_words
@@ -150,13 +151,19 @@ def test_stale_prices_are_told_with_their_limit_where_something_is_billed(prices
 
 
 @pytest.mark.parametrize(
-    ("days", "is_told"), [(0, False), (PROFILE_DAYS - 1, False), (PROFILE_DAYS, True), (400, True)]
+    ("days", "is_told"),
+    [(0, False), (MAX_PROFILE_DAYS - 1, False), (MAX_PROFILE_DAYS, True), (400, True)],
 )
-def test_an_old_profile_is_told_with_its_limit(days, is_told):
-    record = judged(profile=profiled(days=days))
+@pytest.mark.parametrize("has_origin", [True, False])
+def test_an_old_profile_is_told_with_its_limit(days, is_told, has_origin):
+    profile = profiled(days=days)
+    if has_origin:
+        origin = ProfileOrigin(measured_at=str(profile.what["when"]))
+        profile = replace(profile, origin=origin, what={})
+    record = judged(profile=profile)
     assert kinds(record) == (("profile_old",) if is_told else ())
     if is_told:
-        assert f"more than {PROFILE_DAYS}" in record.warnings[0]
+        assert f"more than {MAX_PROFILE_DAYS}" in record.warnings[0]
 
 
 @pytest.mark.parametrize("when", [None, "", "yesterday", 7, "2026-11-25T03:00:00.000Z"])

@@ -9,6 +9,7 @@ from typing import get_args
 
 from stoker.records.decision import Decision, groups_in_words
 from stoker.records.profile import Profile
+from stoker.records.profile_origin import MAX_PROFILE_DAYS
 from stoker.records.training import (
     GroupSpending,
     Notice,
@@ -21,8 +22,6 @@ from stoker.text import ms, percentage, usd
 KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
 # Older prices count as stale.
 STALE_DAYS = 90
-# An older profile is told: libraries, drivers and data have changed since.
-PROFILE_DAYS = 30
 # As StokerDataGroupIdle of configs/kubernetes/alerts.yaml.
 IDLE_SHARE = 0.8
 
@@ -116,14 +115,17 @@ def _old(profile: Profile, today: date | None) -> list[str]:
     if today is None or measured_on is None:
         return []
     days = (today - measured_on).days
-    if days <= PROFILE_DAYS:
+    if days <= MAX_PROFILE_DAYS:
         return []
-    return [f"the profile of {measured_on} is {days} days old, more than {PROFILE_DAYS}"]
+    # As the decision that used it says.
+    words = f"the profile is {days} days old, more than {MAX_PROFILE_DAYS}"
+    return [f"{words}: measure again, stoker profile"]
 
 
 def day_of(profile: Profile) -> date | None:
     """Returns the day on which a profile was measured; None: it is not known."""
-    when = profile.what.get("when")
+    # An early version wrote the time alone.
+    when = profile.origin.measured_at if profile.origin else profile.what.get("when")
     if not isinstance(when, str):
         return None
     try:
