@@ -236,6 +236,36 @@ def test_a_whole_number_says_how_it_becomes_a_fraction(tmp_path):
         overrides_of(["weight-decay=0.01"], workload=read_workload(file))
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import hydra", "hydra"),
+        ("import fire\nfire.Fire(main)", "fire"),
+        ("import getopt, sys\ngetopt.getopt(sys.argv[1:], 'e:', ['epochs='])", "getopt"),
+        ("from optparse import OptionParser", "optparse"),
+        ("from configargparse import ArgParser\nArgParser().add('--lr')", "configargparse"),
+        ("from docopt import docopt", "docopt"),
+        ("import tyro", "tyro"),
+        ("from lightning.pytorch.cli import LightningCLI\nLightningCLI()", "LightningCLI"),
+        ("from pytorch_lightning import cli\ncli.LightningCLI(Model)", "LightningCLI"),
+        ("import sys\nlr = float(sys.argv[1])", "sys.argv"),
+        ("import argparse\nargparse.ArgumentParser().add_argument('++lr')", "++lr"),
+        ("import argparse\nargparse.ArgumentParser().add_argument('-lr')", "-lr"),
+    ],
+)
+def test_options_in_another_form_are_named_and_never_passed(source, name):
+    found = options_of([source])
+    assert found.options == ()
+    assert [line.partition(":")[0] for line in found.left_out] == [name]
+    assert "positional" not in "".join(found.left_out)
+    assert f"- {name}: " in options_text(found)
+
+
+def test_a_script_with_options_may_also_look_at_its_words():
+    source = f"import sys\n{ARGPARSE}\nprint(sys.argv)\n"
+    assert options_of([source]) == options_of([ARGPARSE])
+
+
 def test_what_is_not_read_is_named_with_its_reason():
     found = options_of([ARGPARSE, "import hydra\nparser.add_argument('config')\n"])
     assert [line.partition(":")[0] for line in found.left_out] == ["config", "--tag", "hydra"]

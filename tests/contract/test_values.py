@@ -153,3 +153,10 @@ def test_two_environments_differ_in_what_their_files_say(project):
         )
         assert found.name == f"mnist-{name}"
         assert found.sagemaker.output_uri == f"s3://acme-{name}/stoker"
+
+
+@pytest.mark.parametrize("key", ["gate.0.min=0.99", "gate={metric: accuracy, min: 0.99}"])
+def test_a_list_that_is_written_as_a_mapping_is_shown_as_a_list(project, key):
+    with pytest.raises(UsageError, match="expected a list") as caught:
+        read_workload("w.yaml", overrides=[key])
+    assert "gate: [{...}]" in caught.value.fix

@@ -5,6 +5,7 @@ import boto3
 import pytest
 from botocore.exceptions import (
     ClientError,
+    ConnectTimeoutError,
     EndpointConnectionError,
     NoCredentialsError,
     NoRegionError,
@@ -224,6 +225,19 @@ def test_an_object_may_not_be_seen_is_not_the_same_as_not_there(aws, s3):
     s3.add_client_error("head_object", "403", "Forbidden")
     with pytest.raises(ServiceError, match="permission s3:GetObject is missing"):
         aws.has_object("s3://b/k")
+
+
+@pytest.mark.parametrize(
+    "kind", [EndpointConnectionError, ConnectTimeoutError, ProxyConnectionError]
+)
+def test_a_service_that_is_not_reached_says_what_to_look_at(kind):
+    err = kind(endpoint_url="https://s3", proxy_url="http://proxy", error="no route to host")
+    with (
+        pytest.raises(ServiceError, match="AWS did not answer") as raised,
+        explained("s3:GetObject"),
+    ):
+        raise err
+    assert "check the network" in raised.value.fix
 
 
 def test_an_object_that_breaks_off_is_an_error(aws, s3):

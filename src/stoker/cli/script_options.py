@@ -40,7 +40,11 @@ _ABSL = {
     "DEFINE_enum": "str",
 }
 # Libraries whose options are not in the source, or have another form.
-_OTHERS = ("hydra", "fire", "jsonargparse", "tyro", "simple_parsing", "gin", "ml_collections")
+_OTHERS = (
+    *("hydra", "fire", "jsonargparse", "tyro", "simple_parsing", "gin", "ml_collections"),
+    *("configargparse", "docopt", "getopt", "optparse", "plac", "tap", "cyclopts"),
+)
+_BY_HAND = "options of this library are not read: write them by hand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,11 @@ def options_of(sources: Sequence[str], *, given: Sequence[str] = ()) -> ScriptOp
     _read_dataclasses(reader)
     for name in _imported(tree):
         if name in _OTHERS:
-            reader.leave(name, "options of this library are not read: write them by hand")
+            reader.leave(name, _BY_HAND)
+    if any(_name_of(call.func) == "LightningCLI" for call in _calls(tree)):
+        reader.leave("LightningCLI", _BY_HAND)
+    if not reader.found and not reader.left_out and _reads_argv(tree):
+        reader.leave("sys.argv", "the script reads its words itself: write them into the command")
     words = [word.partition("=")[0] for word in given if word.startswith("-")]
     typed = {name for word in words for name in _meant(reader, word)}
     for name in sorted(typed):
@@ -249,6 +257,11 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
+def _reads_argv(tree: ast.Module) -> bool:
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return any(each.attr == "argv" and _name_of(each.value) == "sys" for each in attributes)
+
+
 def _imported(tree: ast.Module) -> Iterator[str]:
     yield from (name.partition(".")[0] for name in _modules(tree))
 
@@ -281,6 +294,8 @@ def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr
         why = "a positional argument belongs into the command"
         if names[0].startswith("-"):
             why = "a long option needs two dashes to be passed"
+        elif not names[0][:1].isalpha():
+            why = "an option needs dashes to be passed"
         reader.leave(names[0], why)
         return
     reader.aliases |= {each.lstrip("-"): name for each in names}

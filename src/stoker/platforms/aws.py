@@ -389,6 +389,7 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
         NoRegionError,
         ParamValidationError,
     )
+    from botocore.exceptions import ConnectionError as UnreachableError
     from botocore.parsers import ResponseParserError
 
     try:
@@ -414,6 +415,8 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
             what, fix = str(err), _LOG_IN
         if fix:
             kind = "stale"
+        elif isinstance(err, UnreachableError):
+            fix = "check the network (a proxy, a VPC's endpoints) and the region, then try again"
         raise ServiceError(what, where=place, fix=fix, code=code, action=action, kind=kind) from err
 
 

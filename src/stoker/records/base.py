@@ -430,6 +430,8 @@ def _corrected(path: str, found: object, types: set[str]) -> str:
         # A command line written as one text.
         words = [json.dumps(word) if _MARKS.search(word) else word for word in found.split()]
         return f"{key}: [{', '.join(words)}]"
+    if isinstance(found, Mapping) and "array" in types:
+        return f"a list: {key}: [{{...}}], in place of {key}: {{...}}"
     if isinstance(found, bool | int | float) and "str" in types:
         return f'in quotes: "{json.dumps(found)}"'
     if isinstance(found, str) and path == "name":
