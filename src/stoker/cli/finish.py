@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.progress import say
+from stoker.cli.training_plan import with_plan_price
 from stoker.errors import PlatformError, StokerError, TerminatedError
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ class LostJobs:
             job,
             workload=asked,
             platform=self.platform.adopting(),
-            catalog=catalog_of(asked, None),
+            catalog=with_plan_price(catalog_of(asked, None), asked, quiet=True),
             decision=decided,
             again="",
             quiet=self.quiet,
