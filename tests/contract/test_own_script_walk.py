@@ -171,6 +171,8 @@ CANNOT = {
     "aws sagemaker list-model-packages": "a group of the reader: test_policies.py has its right",
     "aws sagemaker update-model-package": "a package of the reader",
     "aws sagemaker list-training-jobs": "a job of the reader",
+    "aws s3api get-bucket-lifecycle-configuration": "a bucket of the reader",
+    "aws s3api put-bucket-lifecycle-configuration": "the rule is in shared.yaml",
     "kubectl create secret": "a secret of the reader",
     "kubectl get jobsets": "a namespace of the reader",
     "kubectl get trainjobs": "a namespace of the reader",

@@ -27,7 +27,9 @@ def client_of(
         return KubeflowClient(read_workload(file) if file else of, **given)
     if given:
         raise UsageError(f"{reach.words(None)[1:]} is only for kubeflow", fix="leave it out")
-    return SageMakerClient(sagemaker_of(of) if of else None, run=run)
+    client = SageMakerClient(sagemaker_of(of) if of else None, run=run)
+    client.check_caller()
+    return client
 
 
 def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import IO, cast
 
-from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, UsageError
+from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, StokerError, UsageError
 from stoker.platforms.service_limits import object_problem, over_limits, tag_problems
 from stoker.records import Json
 from stoker.records.base import mappings
@@ -150,6 +150,22 @@ class Aws:
         if service not in self._clients:
             self._clients[service] = _new_client(service, self._region)
         return self._clients[service]
+
+    def caller(self) -> str | None:
+        """Returns the ARN of who calls; None if AWS does not tell, which takes 20 s at most.
+
+        Recorded answers have no caller.
+        """
+        if self._given:
+            return None
+        try:
+            client = _new_client("sts", self._region, connect_seconds=5.0, attempts=2)
+            with explained("sts:GetCallerIdentity"):
+                answer = getattr(client, "get_caller_identity")()  # noqa: B009
+        except StokerError:
+            # Without keys, a region or a network the next call says so.
+            return None
+        return str(answer["Arn"])
 
     def renew_login(self) -> None:
         """Lets the next call read the machine's keys again, which a client reads only once."""
@@ -420,16 +436,22 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
         raise ServiceError(what, where=place, fix=fix, code=code, action=action, kind=kind) from err
 
 
-def _new_client(service: str, region: str | None) -> object:
+def _new_client(
+    service: str,
+    region: str | None,
+    *,
+    connect_seconds: float = CONNECT_SECONDS,
+    attempts: int = MAX_ATTEMPTS,
+) -> object:
     try:
         import boto3
         from botocore.config import Config
     except ImportError as err:
         raise MissingExtraError.of(err, extra="aws") from None
     config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
+        connect_timeout=connect_seconds,
+        read_timeout=READ_SECONDS if attempts == MAX_ATTEMPTS else connect_seconds,
+        retries={"mode": "standard", "max_attempts": attempts},
     )
     with explained(f"{service}:*"):
         client: object = boto3.client(service, region_name=region, config=config)

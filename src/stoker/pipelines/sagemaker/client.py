@@ -28,6 +28,7 @@ from stoker.pipelines.schedules import Schedule
 from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.job import STOP_SECONDS
+from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
@@ -52,6 +53,11 @@ class SageMakerClient(PipelineClient):
         region = run.split(":")[3] if run.startswith("arn:") and run.count(":") > 4 else None
         self._aws = aws or Aws(region=region or (settings.region if settings else None))
         self._settings, self.clock, self.sleep = settings, self._aws.clock, self._aws.sleep
+
+    def check_caller(self) -> None:
+        """Raises UsageError if the login is not in the account of the workload's roles."""
+        if self._settings:
+            check_caller(self._aws.caller(), self._settings)
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the uploaded pipeline, None if there is none, and the compiled one."""

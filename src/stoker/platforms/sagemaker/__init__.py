@@ -8,8 +8,9 @@ from stoker.errors import ServiceError
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
-from stoker.platforms.sagemaker.checks import notes
+from stoker.platforms.sagemaker.checks import notes, settings_of
 from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
+from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.preferences import choices_of
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
@@ -54,8 +55,12 @@ class SageMakerPlatform:
     def submit(self, request: SageMakerRequest) -> SageMakerRun:
         """Uploads token and code and starts the job, or adopts an earlier attempt's job.
 
-        If the name belongs to a failed or different job, the run is called NAME-2 and so on.
+        If the name belongs to a failed or different job, the run is called NAME-2 and so on. Raises
+        UsageError if the login is not in the account of the workload's role.
         """
+        # In a step the pipeline's own account calls, perhaps in a network without STS.
+        if not pipeline_execution():
+            check_caller(self._aws.caller(), settings_of(request.job))
         log = Log(run=request.job.name, host="sagemaker")
         rename = self._renamed(request)
         started = self._patiently(

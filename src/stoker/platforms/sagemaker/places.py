@@ -82,6 +82,31 @@ def check_places(
             _check_region_of(place, own, settings)
 
 
+def check_caller(caller: str | None, settings: SageMakerSettings) -> None:
+    """Raises UsageError if who calls is not in the account of `sagemaker.role`.
+
+    A role is handed over within its account alone, so `sagemaker.elsewhere` allows no other one.
+
+    Args:
+        caller: The ARN that STS tells; None: it is not known, and nothing is refused.
+        settings: The workload's settings; `check_places` compares their accounts.
+    """
+    own, logged_in = _ARN.match(settings.role), _ARN.match(caller or "")
+    if own is None or logged_in is None:
+        return
+    account, partition = own[4], own[1]
+    if (account, partition) == (logged_in[4], logged_in[1]):
+        return
+    here, there = f"account {logged_in[4]}", f"account {account}"
+    if partition != logged_in[1]:
+        here, there = f"{here} ({logged_in[1]})", f"{there} ({partition})"
+    raise UsageError(
+        f"you are logged in to {here}, and the workload's roles are in {there}",
+        where=f"key sagemaker.role; the login is {caller}",
+        fix=f"AWS_PROFILE=..., a login to {account}; or --values FILE with this account's names",
+    )
+
+
 def _addresses(
     job: JobSpec, settings: SageMakerSettings, others: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
