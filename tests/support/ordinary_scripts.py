@@ -2474,3 +2474,13 @@ for step, batch in enumerate(DataLoader(Data(), 4)):
     if step > 4:
         show(next(todo))
 """
+
+SCRIPTS["worker_init_fn without workers"] = """\
+def init(worker_id):
+    get_worker_info().dataset.data += 1000
+
+
+for options in ({}, {"num_workers": 0, "prefetch_factor": None}):
+    for batch in DataLoader(Numbers(40), 4, worker_init_fn=init, **options):
+        show(batch)
+"""
