@@ -507,10 +507,13 @@ def test_a_dnn_pod_whose_node_is_cut_off_is_told_and_bounded(api, follow, clock,
     # Hours ahead by another host's clock: that counts for nothing.
     followed = follow(submitted)
     another_look(api, followed)
-    assert "kubectl taint" not in followed.status
+    # What is to come is told at once; that the node is dead, after the grace period.
+    until(lambda: "is not ready, and pod" in followed.status, what="it is foretold")
+    assert "should have ended" not in followed.status
     clock.ahead += GRACE_SECONDS + DEAD_SECONDS
     told = f"kubectl delete pod {leader} -n {NAMESPACE} --force --grace-period=0"
-    until(lambda: told in followed.status, what="it is told")
+    until(lambda: "should have ended" in followed.status, what="it is told")
+    assert told in followed.status
     clock.ahead += 30 * 60 - 90
     another_look(api, followed)
     assert api.names("jobsets")
