@@ -250,6 +250,18 @@ class Aws:
                 return
             token = dict(following)
 
+    def object_pages(self, uri: str, **asked: str) -> Iterator[dict[str, Json]]:
+        """Yields the pages of a listing of what begins with an address, of 1000 objects each."""
+        bucket, prefix = split_uri(uri)
+        following: dict[str, object] = {}
+        while True:
+            place: dict[str, object] = {"Bucket": bucket, "Prefix": prefix}
+            page = self.call("s3", "ListObjectsV2", **place, **asked, **following)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            following = {"ContinuationToken": page["NextContinuationToken"]}
+
     def read_object(self, uri: str) -> bytes:
         with self.open_object(uri) as content:
             return content.read()

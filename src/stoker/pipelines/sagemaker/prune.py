@@ -182,24 +182,14 @@ def _folder(aws: Aws, bucket: str, place: _MaybeLeft) -> LeftFolder | None:
 
 
 def _subfolders(aws: Aws, bucket: str, prefix: str) -> Iterator[str]:
-    for page in _listed(aws, bucket, prefix, Delimiter="/"):
+    for page in aws.object_pages(f"s3://{bucket}/{prefix}", Delimiter="/"):
         for common in mappings(page, "CommonPrefixes"):
             yield str(common["Prefix"])
 
 
 def _objects(aws: Aws, bucket: str, prefix: str) -> Iterator[Mapping[str, Json]]:
-    for page in _listed(aws, bucket, prefix):
+    for page in aws.object_pages(f"s3://{bucket}/{prefix}"):
         yield from mappings(page, "Contents")
-
-
-def _listed(aws: Aws, bucket: str, prefix: str, **asked: str) -> Iterator[dict[str, Json]]:
-    following: dict[str, object] = {}
-    while True:
-        page = aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, **asked, **following)
-        yield page
-        if not page.get("IsTruncated"):
-            return
-        following = {"ContinuationToken": page["NextContinuationToken"]}
 
 
 def _last(prefix: str) -> str:

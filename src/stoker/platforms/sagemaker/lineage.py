@@ -6,11 +6,12 @@ may have changed.
 
 import contextlib
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping
 
 from stoker.errors import StokerError
-from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.records import Json
 from stoker.records.base import mappings
@@ -89,15 +90,12 @@ def _image_digest(aws: Aws, image: str) -> str:
 
 def _version(aws: Aws, uri: str) -> str:
     """Returns a digest of the names and entity tags of all objects under the address."""
-    bucket, prefix = split_uri(uri)
-    digest, count, last = hashlib.sha256(), 0, ""
+    digest, count = hashlib.sha256(), 0
     with contextlib.suppress(StokerError):
-        for _ in range(MAX_PAGES):
-            after = {"StartAfter": last} if last else {}
-            page = aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, **after)
+        for page in itertools.islice(aws.object_pages(uri), MAX_PAGES):
             for item in mappings(page, "Contents"):
-                last, count = str(item.get("Key")), count + 1
-                digest.update(f"{last}\n{item.get('ETag')}\n".encode())
+                count += 1
+                digest.update(f"{item.get('Key')}\n{item.get('ETag')}\n".encode())
             if not page.get("IsTruncated"):
                 return f"sha256:{digest.hexdigest()[:16]} of {count} objects" if count else ""
     return ""
