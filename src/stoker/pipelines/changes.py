@@ -28,6 +28,8 @@ _MAX_LINES = 12
 _MAX_NAMED = 3
 _MAX_TEXT = 60
 _INPUTS = re.compile(r's3://[^"\s]+?/stoker/inputs/[0-9a-f]{16}')
+# Of the code, in the requests and commands of steps: its files are told.
+_CODE = re.compile(r'("STOKER_CODE_DIGEST": |"--code", )"[0-9a-f]+"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def workload_with_defaults(document: Json) -> Mapping[str, Json]:
 
 def _without_inputs(document: Json) -> Json:
     text = _INPUTS.sub("INPUTS", json.dumps(document))
+    text = _CODE.sub(r'\1"CODE"', text)
     changed: Json = json.loads(text)
     return changed
 
