@@ -1,4 +1,6 @@
-"""Small scripts of public style print the same with data hosts as without stoker."""
+"""Small scripts of public style print the same with data hosts, or a plan's workers, as alone."""
+
+import json
 
 import pytest
 
@@ -23,3 +25,17 @@ def test_an_ordinary_script_prints_what_it_prints_alone(name, cluster, tmp_path)
     fed = {"ORDINARY_IS_FED": "1", "STOKER_REPLACE_DATALOADER": "auto"}
     assert expected
     assert cluster.train(script=str(script), env=fed, workers=0).finish() == expected
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_ordinary_script_prints_the_same_under_a_plans_workers(name, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + SCRIPTS[name])
+    expected = run_script({}, script=str(script)).finish()
+    planned = {
+        "ORDINARY_IS_FED": "1",
+        "STOKER_REPLACE_DATALOADER": "auto",
+        "STOKER_WORKERS": json.dumps({"dnn": 2}),
+    }
+    assert expected
+    assert run_script({}, env=planned, script=str(script)).finish() == expected

@@ -1538,10 +1538,11 @@ for options in (
     {"prefetch_factor": None},
     {"prefetch_factor": 1, "num_workers": 1},
     {"num_workers": 1, "timeout": 30},
-    {"num_workers": 1, "in_order": False},
 ):
     for batch in DataLoader(Numbers(11), 4, **options):
         show(batch)
+unordered = DataLoader(Numbers(11), 4, num_workers=1, in_order=False)
+show(sorted(batch.tolist() for batch in unordered))
 """
 
 SCRIPTS["streams without a length"] = """\

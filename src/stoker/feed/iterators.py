@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import (
 
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
+from stoker.feed.own_loaders import reach_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
@@ -376,6 +377,18 @@ def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
     if loader.num_workers == 0:
         return _SingleProcessDataLoaderIter(loader)
     return _MultiProcessingDataLoaderIter(loader)
+
+
+def worker_init_of(loader: "DataLoader[object]") -> WorkerInit | None:
+    """Returns the function that workers call which stoker gives a loader, at their start.
+
+    None for a map-style loader of torch's class without workers: there torch never calls it.
+    """
+    is_map_style = loader._dataset_kind == _DatasetKind.Map
+    is_stokers = reach_of(type(loader))[1] == "stoker"
+    if is_map_style and not loader.num_workers and not is_stokers:
+        return None
+    return loader.worker_init_fn
 
 
 def torch_iterator(

@@ -20,7 +20,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.in_step import InStep, Say
-from stoker.feed.iterators import CountedIterator, Epoch, LoaderView, SeedingInit, with_workers
+from stoker.feed.iterators import (
+    CountedIterator,
+    Epoch,
+    LoaderView,
+    SeedingInit,
+    with_workers,
+    worker_init_of,
+)
 from stoker.feed.seeding import Numbered
 
 
@@ -147,7 +154,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _numbered_view(self) -> LoaderView:
         """Returns the loader as torch's workers see it; without draws from the script's states."""
-        seeding, init = self._epoch.seeding, self._loader.worker_init_fn
+        seeding, init = self._epoch.seeding, worker_init_of(self._loader)
         if seeding != "torch":
             init = SeedingInit(init, seeding, num_workers=self._epoch.num_workers)
         return LoaderView(

@@ -20,8 +20,7 @@ from torch.utils.data.dataloader import (
 from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
-from stoker.feed.iterators import CountedIterator, Epoch
-from stoker.feed.own_loaders import reach_of
+from stoker.feed.iterators import CountedIterator, Epoch, worker_init_of
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
@@ -289,16 +288,12 @@ def _raising(error: BaseException | None) -> Iterator[Numbered]:
 
 
 def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
-    init = loader.worker_init_fn
+    init = worker_init_of(loader)
     if isinstance(loader.dataset, IterDataPipe):
         # As torch's loader does it: a data pipe is sharded by rank and worker.
         world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
         init = partial(_sharding_worker_init_fn, init, world_size, rank)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    is_stokers = reach_of(type(loader))[1] == "stoker"
-    if not (loader.num_workers or is_iterable or is_stokers):
-        # torch has no worker that would call it.
-        init = None
     return DatasetSpec(
         start_method=start_method_of(loader),
         dataset=loader.dataset,
