@@ -366,12 +366,17 @@ class Watch:
 _watches: "WeakSet[Watch]" = WeakSet()
 
 
-@contextlib.contextmanager
-def making(*own: Watch) -> Iterator[None]:
+def making(*own: Watch) -> "contextlib.AbstractContextManager[None]":
     """While a loader's batch is made in this process: what changes is no change of the script's.
 
     Loaders may share a dataset, and be read in turns.
     """
+    # Once a batch, and most processes have none.
+    return _making(own) if _watches else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _making(own: Collection[Watch]) -> Iterator[None]:
     others = [watch for watch in _watches if watch not in own]
     for watch in others:
         watch.note()

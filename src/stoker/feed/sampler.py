@@ -34,6 +34,8 @@ class SamplerOrder:
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
+        # Of a loader of torch's class no state can be asked for.
+        self._keeps_states = self._is_map_style and hasattr(loader, "state_dict")
         # Not the loader: finalizers hold this, and would keep it alive.
         self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
@@ -132,7 +134,7 @@ class SamplerOrder:
         position.is_drawn_out = False
         position.at_draw = None
         position.ahead.clear()
-        if self._is_map_style:
+        if self._keeps_states:
             position.at_iter = snapshots.take(self._parts)
         iterator = iter(self._sampler)
         self._before_seed = self._seeding_state()
@@ -142,7 +144,7 @@ class SamplerOrder:
         return _Draws(self, position, iterator)
 
     def draw(self, position: Position, iterator: Iterator[object]) -> object:
-        if position.at_draw is None and self._is_map_style:
+        if position.at_draw is None and self._keeps_states:
             position.at_draw = snapshots.take(self._parts, with_own=False)
         rewind = position.rewind
         if rewind is not None:
@@ -155,7 +157,7 @@ class SamplerOrder:
             position.is_drawn_out = True
             raise
         digest = position.digest
-        if self._is_map_style:
+        if self._keeps_states:
             digest = digest_with(index, before=digest)
         # Together: a signal's handler may raise between two lines, and the script may save after.
         position.num_drawn, position.digest = position.num_drawn + 1, digest

@@ -329,10 +329,13 @@ class Seeder:
         # The collate function's draws belong to the batch.
         self._seed_batch(words)
 
-    @contextlib.contextmanager
-    def preserved(self) -> Iterator[None]:
+    def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
-        states = self._held.states() if self._held.found else ()
+        return self._held_preserved() if self._held.found else preserved_random_state(self._numpy)
+
+    @contextlib.contextmanager
+    def _held_preserved(self) -> Iterator[None]:
+        states = self._held.states()
         try:
             with preserved_random_state(self._numpy):
                 yield
