@@ -446,7 +446,10 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(api, platform, tmp_pa
         api.say(leader, *leader_lines(output, run=NAME))
         api.end_pod(leader)
         api.end_job(NAME)
-        assert found.result(30) == sample_profile()
+        profiled = found.result(30)
+    assert msgspec.structs.replace(profiled, origin=None) == sample_profile()
+    assert profiled.origin is not None
+    assert profiled.origin.image == "registry.example/mnist:1"
     assert [[*call.args[0]] for call in combine.call_args_list] == [[result]]
     assert (run_dir / "baseline-timeline.csv").read_text() == STEPS_AS_IS
 
