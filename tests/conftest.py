@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from support.moto import aws_server, moto_process
+from support.moto_server import aws_server, moto_process
 from support.property_tests import PROFILES
 
 __all__ = ["aws_server", "moto_process"]

@@ -10,7 +10,7 @@ from stoker.platforms.sagemaker.places import check_caller
 from stoker.records import SageMakerSettings
 from support.command import stoker
 from support.examples import project
-from support.moto import ACCOUNT, REGION
+from support.moto_server import ACCOUNT, REGION
 
 OTHER = "210987654321"
 VERBS = (

@@ -14,7 +14,7 @@ from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.settings import read_workload
 from support.command import stoker
-from support.moto import ACCOUNT, REGION
+from support.moto_server import ACCOUNT, REGION
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/stoker-training"
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/stoker:1"

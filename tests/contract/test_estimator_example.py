@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.aws import Aws
-from support.moto import AwsServer
+from support.moto_server import AwsServer
 from support.sagemaker_rules import check_request
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from stoker.pipelines.sagemaker.client import SageMakerClient
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import champion_quality
 from stoker.records import Evaluation, write_json
-from support.moto import REGION
+from support.moto_server import REGION
 from support.sagemaker_uploads import BUCKET, hand_made, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"

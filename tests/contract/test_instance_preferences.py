@@ -18,7 +18,7 @@ from stoker.settings import read_workload
 from stoker.train import limiting_budget, train
 from support.aws_answers import Answers, Clock
 from support.command import stoker
-from support.moto import REGION
+from support.moto_server import REGION
 from support.sagemaker_job import DATA, DNN, SPOT, job, plan_body, profile_job, settings
 from support.sagemaker_uploads import WORKLOAD
 

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.platforms.aws import Aws
 from stoker.records.base import mappings
-from support.moto import REGION, ROLE
+from support.moto_server import REGION, ROLE
 
 FILE = Path(__file__).parents[2] / "examples" / "lambda_start" / "handler.py"
 DEFINITION = {

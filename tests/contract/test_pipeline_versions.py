@@ -7,7 +7,7 @@ import yaml
 
 from stoker.platforms.aws import Aws
 from support.command import Done, stoker, succeeds
-from support.moto import REGION
+from support.moto_server import REGION
 from support.pipeline_versions import PipelineVersions
 from support.sagemaker_uploads import BUCKET, WORKLOAD
 

@@ -21,7 +21,7 @@ from stoker.records import Observed, Profile, read_json
 from support import cloudwatch
 from support.aws_answers import Answers
 from support.command import stoker, succeeds
-from support.moto import REGION, ROLE
+from support.moto_server import REGION, ROLE
 
 NAME = "photos-2026-11-20"
 put = partial(cloudwatch.put_points, job=NAME)

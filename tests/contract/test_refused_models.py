@@ -11,7 +11,7 @@ from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.sagemaker.registry import REFUSED_TAG, keep_registered, mark_model
 from stoker.records import Json
 from stoker.records.base import mappings
-from support.moto import REGION
+from support.moto_server import REGION
 from support.policies import ROOT
 
 OUT = "s3://bucket/stoker/"

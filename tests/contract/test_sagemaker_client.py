@@ -18,7 +18,7 @@ from stoker.pipelines.sagemaker.overlap import active_before
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 from support.command import stoker, succeeds
-from support.moto import ACCOUNT, REGION
+from support.moto_server import ACCOUNT, REGION
 from support.sagemaker_uploads import (
     BUCKET,
     EXECUTION,

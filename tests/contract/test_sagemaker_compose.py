@@ -21,7 +21,7 @@ from stoker.platforms.aws import Aws
 from stoker.settings import from_environment
 from support import sagemaker_pipeline as sample
 from support.examples import project
-from support.moto import REGION
+from support.moto_server import REGION
 from support.sagemaker_execution import checked_steps, in_a_text
 from support.when_used import WhenUsed, needs
 

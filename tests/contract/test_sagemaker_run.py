@@ -53,7 +53,7 @@ from stoker.train import train
 from support import cloudwatch, sample_records
 from support.aws_answers import Answers, Clock, archive, tar
 from support.builders import clusters
-from support.moto import REGION, ROLE
+from support.moto_server import REGION, ROLE
 
 BUCKET = "stoker-test"
 NAME = "mnist-1"

@@ -11,7 +11,7 @@ from stoker.platforms.aws import Aws
 from stoker.records import SecretSource
 from stoker.records.secrets import fetch_variables, source_of
 from support.aws_answers import Answers
-from support.moto import REGION
+from support.moto_server import REGION
 
 VALUE = "s3cr3t-of-the-team"
 

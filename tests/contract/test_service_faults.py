@@ -37,7 +37,7 @@ from support.faulty_service import ServiceFault, faulty_service
 from support.kubernetes_api import kube_config
 from support.kubernetes_jobs import job as kubernetes_job
 from support.local_job import until
-from support.moto import REGION
+from support.moto_server import REGION
 from support.platform_jobs import use_kube_config
 
 NAME = "mnist-1"

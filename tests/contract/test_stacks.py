@@ -12,7 +12,7 @@ from stoker.errors import ServiceError
 from stoker.platforms.aws import Aws
 from stoker.records.base import mappings
 from stoker.settings import read_workload
-from support.moto import ACCOUNT
+from support.moto_server import ACCOUNT
 from support.policies import ROOT
 
 PAGE = ROOT / "docs" / "sagemaker.md"

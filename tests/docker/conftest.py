@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.docker import CACHE, ROOT, Engine, missing
+from support.docker_engine import CACHE, ROOT, Engine, missing
 
 # As containers/launcher/README.md says: the user's own image on top of stoker's.
 USERS_IMAGE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.docker import Cluster, Engine, seconds_of
+from support.docker_engine import Cluster, Engine, seconds_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 

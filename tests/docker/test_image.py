@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from support.docker import ROOT, Engine
+from support.docker_engine import ROOT, Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 

@@ -35,7 +35,7 @@ from stoker.records import (
 )
 from stoker.records.base import mapping
 from stoker.settings import workload_from
-from support.docker import ROOT
+from support.docker_engine import ROOT
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubelet import Kubelet, claims_in
 from support.kubernetes_api import NAMESPACE

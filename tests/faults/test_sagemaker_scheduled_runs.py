@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from stoker.records import Decision, Training
-from support.moto import emptied
+from support.moto_server import emptied
 from support.sagemaker_execution import Execution, account
 from support.sagemaker_project import BATCH_SIZE, NUM_SAMPLES, OUT, TRAIN, Project, statuses
 

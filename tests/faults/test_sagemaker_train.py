@@ -7,7 +7,7 @@ import pytest
 from stoker.platforms.aws import Aws
 from support.cloudwatch import put_lines
 from support.local_job import until
-from support.moto import REGION, ROLE
+from support.moto_server import REGION, ROLE
 from support.sagemaker_service import sagemaker_service
 from support.train_command import trainings
 

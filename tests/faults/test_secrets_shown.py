@@ -15,7 +15,7 @@ from stoker.platforms.sagemaker.request import plan_request
 from stoker.records.secrets import fetch_variables, source_of
 from stoker.settings import workload_from
 from support.builders import group
-from support.moto import REGION, ROLE
+from support.moto_server import REGION, ROLE
 
 pytestmark = pytest.mark.fault
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.docker import BRIDGE, DOCKER, Engine
+from support.docker_engine import BRIDGE, DOCKER, Engine
 from support.kubeflow_backend import Step, field_of
 from support.kubernetes_api import NAMESPACE, TOKEN, KubernetesApi, kubernetes_api
 

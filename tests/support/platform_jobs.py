@@ -34,7 +34,7 @@ from support.builders import clusters
 from support.cloudwatch import put_lines
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
 from support.local_job import QUICK, WITHOUT_TORCH, is_running, marked_processes, until
-from support.moto import REGION, AwsServer
+from support.moto_server import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
 # A local run's hosts end with the process that started them: a later attempt finds none to adopt.

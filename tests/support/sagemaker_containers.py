@@ -22,7 +22,7 @@ from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Json
 from support.cloudwatch import put_lines
 from support.local_job import lay_out_ml, resource_config
-from support.moto import ACCOUNT, REGION, AwsServer
+from support.moto_server import ACCOUNT, REGION, AwsServer
 from support.pod_network import PodNetwork, Sandbox
 from support.processes import RUNTIME, started
 

@@ -26,7 +26,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.submit import FINAL
 from stoker.records import Json
 from support import sagemaker_pipeline as sample
-from support.moto import REGION, AwsServer
+from support.moto_server import REGION, AwsServer
 from support.sagemaker_containers import Body, Containers, Ended, as_list, job_arn
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
 from support.sagemaker_service import SageMakerService, served

@@ -13,7 +13,7 @@ from stoker.records import Json, Workload
 from support import sample_records
 from support.command import stoker
 from support.local_job import WITHOUT_TORCH
-from support.moto import ACCOUNT, REGION, ROLE
+from support.moto_server import ACCOUNT, REGION, ROLE
 from support.sagemaker_containers import GO
 from support.sagemaker_execution import Account, Execution
 

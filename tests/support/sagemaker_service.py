@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from stoker.platforms.sagemaker.submit import FINAL
 from support.http_server import Handler, http_server
-from support.moto import ACCOUNT, REGION
+from support.moto_server import ACCOUNT, REGION
 
 # A creation that is held is let go after this: the client has given up by then.
 HOLD_SECONDS = 30.0

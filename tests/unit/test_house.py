@@ -5,6 +5,7 @@ import functools
 import gc
 import graphlib
 import gzip
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -74,6 +75,13 @@ def test_no_name_of_a_file_of_tests_occurs_twice():
     """Pytest imports them by this name alone: the second one would not be collected."""
     counts = Counter(path.name for path in TESTS.rglob("test_*.py"))
     assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_no_module_of_support_is_called_as_an_installed_one():
+    """Where a test has this folder in its path, a library would import it instead."""
+    names = [path.stem for path in (TESTS / "support").glob("*.py")]
+    installed = importlib.metadata.packages_distributions()
+    assert [name for name in names if name in installed] == []
 
 
 def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
