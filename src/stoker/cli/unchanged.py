@@ -67,17 +67,20 @@ def since_last_run(workload: Workload, *, runs: Path) -> Since:
     """Returns whether a run would train what the last run that passed has trained."""
     folder = last_run(workload, runs=runs)
     if folder is None:
-        return Since(is_unchanged=False, words="trained: no run of this workload has passed yet")
+        words = "skip_unchanged: it trains, as no run of this workload has passed yet"
+        return Since(is_unchanged=False, words=words)
     try:
         before = read_json(folder / "workload.json", Workload)
         training = read_json(folder / "training.json", Training)
     except StokerError as err:
-        return Since(is_unchanged=False, words=f"trained: {folder.name} cannot be read: {err.what}")
+        words = f"skip_unchanged: it trains, as {folder.name} cannot be read: {err.what}"
+        return Since(is_unchanged=False, words=words)
     events = training.events
     name = f"{folder.name} of {events[0].when[:10]}" if events else folder.name
     changed = _changed_keys(workload, before) or _changed(workload, training.lineage)
     if changed:
-        return Since(is_unchanged=False, words=f"changed since {name}: {changed}")
+        words = f"skip_unchanged: it trains, as this changed since {name}: {changed}"
+        return Since(is_unchanged=False, words=words)
     again = "--set skip_unchanged=false trains again"
     words = f"nothing changed since {name}: skipped (a change would be in {_COUNTS}; {again})"
     return Since(is_unchanged=True, words=words)
