@@ -339,8 +339,10 @@ def _replaced_modules(num_imported: int) -> dict[int, str]:
     modules by their exact class, and takes submodules along that a function's attribute names.
     """
     # A copy: another thread may import meanwhile.
-    modules = list(sys.modules.items())
-    return {id(module): name for name, module in modules if type(module) not in _PLAIN_MODULES}
+    modules = sys.modules.copy()
+    return {
+        id(module): name for name, module in modules.items() if type(module) not in _PLAIN_MODULES
+    }
 
 
 def _send_script_by_value() -> None:
