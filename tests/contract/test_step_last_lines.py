@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import boto3
 import pytest
 import urllib3
 from botocore.stub import Stubber
@@ -17,6 +16,7 @@ from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi
 from support.aws_answers import Clock
 from support.kubernetes_api import NAMESPACE, TOKEN, kubernetes_api
+from support.log_stubs import stubbed_logs
 
 RUN = "5b1f6c3e"
 FAILED = RunStep(name="train", status="FAILED")
@@ -132,13 +132,8 @@ STREAM = f"{JOB}/algo-1-1"
 
 @pytest.fixture
 def stub():
-    client = boto3.client(
-        "logs", region_name="eu-central-1", aws_access_key_id="x", aws_secret_access_key="x"
-    )
-    with Stubber(client) as stubber:
-        yield stubber
-        stubber.assert_no_pending_responses()
-    client.close()
+    with stubbed_logs() as made:
+        yield made
 
 
 def lines_of(stub: Stubber) -> tuple[str, ...]:

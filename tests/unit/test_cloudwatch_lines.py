@@ -1,4 +1,3 @@
-import boto3
 import pytest
 from botocore.stub import Stubber
 
@@ -14,6 +13,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     LogEntry,
 )
 from support.aws_answers import Clock
+from support.log_stubs import stubbed_logs
 
 GROUPS = ("dnn", "data")
 ROLE = "stoker 2026-11-20T08:00:00.000Z run=job host={host} host_role group={group} role=x"
@@ -92,13 +92,8 @@ def test_a_job_of_one_group_needs_no_roster():
 
 @pytest.fixture
 def stub():
-    client = boto3.client(
-        "logs", region_name="eu-central-1", aws_access_key_id="x", aws_secret_access_key="x"
-    )
-    with Stubber(client) as stubber:
-        yield stubber
-        stubber.assert_no_pending_responses()
-    client.close()
+    with stubbed_logs() as made:
+        yield made
 
 
 def logs_of(stub: Stubber, num_hosts: int | None = 1, *, clock: Clock | None = None) -> JobLogs:
