@@ -159,7 +159,9 @@ class Aws:
         if self._given:
             return None
         try:
-            client = _new_client("sts", self._region, connect_seconds=5.0, attempts=2)
+            client = _new_client(
+                "sts", self._region, connect_seconds=5.0, read_seconds=5.0, attempts=2
+            )
             with explained("sts:GetCallerIdentity"):
                 answer = getattr(client, "get_caller_identity")()  # noqa: B009
         except StokerError:
@@ -453,6 +455,7 @@ def _new_client(
     region: str | None,
     *,
     connect_seconds: float = CONNECT_SECONDS,
+    read_seconds: float = READ_SECONDS,
     attempts: int = MAX_ATTEMPTS,
 ) -> object:
     try:
@@ -462,7 +465,7 @@ def _new_client(
         raise MissingExtraError.of(err, extra="aws") from None
     config = Config(
         connect_timeout=connect_seconds,
-        read_timeout=READ_SECONDS if attempts == MAX_ATTEMPTS else connect_seconds,
+        read_timeout=read_seconds,
         retries={"mode": "standard", "max_attempts": attempts},
     )
     with explained(f"{service}:*"):
