@@ -1,0 +1,148 @@
+"""The search space: which clusters are priced, and the plan of each."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from stoker.catalog import Instance
+from stoker.decide.candidates import (
+    Candidate,
+    Site,
+    heterogeneous,
+    more_shards_words,
+    named,
+    scale_out,
+    scale_up,
+    tune,
+    with_any_shards,
+)
+from stoker.decide.choose import cluster, misses_deadline
+from stoker.decide.model import ClusterShape, Hosts
+from stoker.decide.pricing import Rules, plan_of, predicted, problem_of, why_unusable
+from stoker.errors import UsageError
+from stoker.records import Advice, Group, Plan
+from stoker.text import ms
+
+# More shards are advised where a step would take less than this share of the best plan's.
+_MORE_SHARDS_HELP = 0.9
+# Data types whose plans are listed: the best by the objective, and by the other one. Each has a
+# plan for each number of hosts (8 by default): more types would hide the useful rows.
+_BEST_TYPES = 3
+_BEST_BY_OTHER = 2
+
+
+def candidates_of(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
+    yield from tune(site)
+    for candidate in scale_up(site):
+        # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
+        # compared with the same cores in one host.
+        instance = candidate.shape.dnn.instance
+        if site.catalog.info.is_this_machine or not why_unusable(instance, rules):
+            yield candidate
+    yield from _best_heterogeneous(site, rules)
+    outcome = keep_plan.predicted
+    # More accelerators change the global batch, thus the training: searched only if needed.
+    if outcome is not None and (
+        outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
+    ):
+        for candidate in scale_out(site):
+            if not why_unusable(candidate.shape.dnn.instance, rules):
+                yield candidate
+
+
+def plans_of_last_run(
+    site: Site, groups: tuple[Group, ...], rules: Rules, *, known: Sequence[Plan]
+) -> list[Plan]:
+    """Returns the plan of the last run's cluster, unless it is known or has a type that is not."""
+    hosts = _hosts(groups)
+    if any(_hosts(plan.groups) == hosts for plan in known):
+        return []
+    with contextlib.suppress(UsageError):
+        candidate = dataclasses.replace(named(site, groups), asked_for=False)
+        if all(not why_unusable(site.get(group.instance_type), rules) for group in groups):
+            return [plan_on(site, candidate, rules)]
+    return []
+
+
+def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
+    if site.unfed:
+        return
+    by_type: dict[str, list[Candidate]] = {}
+    plans: dict[str, list[Plan]] = {}
+    for instance in _data_types(site, rules):
+        made = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
+        if made:
+            by_type[instance.type] = made
+            plans[instance.type] = [plan_on(site, candidate, rules) for candidate in made]
+
+    def best(name: str) -> tuple[bool, float, float]:
+        return min(value_of(plan) for plan in plans[name])
+
+    def value_of(plan: Plan) -> tuple[bool, float, float]:
+        value, cpu = rules.ranking.of_plan(plan)
+        # Without prices many types are as fast: those that take less CPU time are listed.
+        return not plan.feasible, value, 0.0 if rules.ranking.is_billed else cpu
+
+    def best_by_other(name: str) -> tuple[bool, float]:
+        return min((not plan.feasible, rules.ranking.of_plan(plan)[1]) for plan in plans[name])
+
+    names = sorted(plans, key=best)[:_BEST_TYPES]
+    names += sorted(plans, key=best_by_other)[:_BEST_BY_OTHER]
+    for name in dict.fromkeys(names):
+        yield from by_type[name]
+
+
+def _data_types(site: Site, rules: Rules) -> list[Instance]:
+    listed = {i.type: i for i in site.catalog.instances}
+    for name in rules.allowed or ():
+        listed.setdefault(name, site.catalog.get(name))
+    # The catalog may know today's type without listing it: local types, and types of nodes.
+    if site.today.accelerators == 0:
+        listed.setdefault(site.today.type, site.today)
+    return [
+        site.get(instance.type)
+        for _, instance in sorted(listed.items())
+        if instance.accelerators == 0
+        and (instance.usd_per_hour is not None or not rules.ranking.is_billed)
+        and not why_unusable(instance, rules)
+    ]
+
+
+def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
+    """Returns advice on more shards of a stream, where data hosts would then help more."""
+    work = site.work
+    if not work.shards or site.unfed:
+        return []
+    freed = with_any_shards(site)
+    plans_of = (plan_on(freed, candidate, rules) for candidate in _best_heterogeneous(freed, rules))
+    able = [plan for plan in plans_of if plan.feasible and plan.predicted]
+    if not able:
+        return []
+    best = rules.ranking.best(able)
+    seconds = best.predicted.counted_seconds if best.predicted else math.inf
+    known = [each.predicted.counted_seconds for each in plans if each.feasible and each.predicted]
+    if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
+        return []
+    how, when = more_shards_words(site, best.groups), "the stream can be divided so far"
+    if work.divides is False:
+        how = "let the stream divide itself by get_worker_info(), which it does not ask today"
+        when = "small work on the dataset"
+    text = f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
+    return [Advice(id="shards", text=f"{text}profile and decide again.", when=when)]
+
+
+def plan_on(site: Site, candidate: Candidate, rules: Rules) -> Plan:
+    work = site.work
+    today = ClusterShape(dnn=Hosts(instance=rules.today, count=work.hosts), data=work.data)
+    outcome = predicted(work, candidate, today=today, rules=rules)
+    problem = problem_of(candidate, outcome, rules)
+    return plan_of(candidate, outcome, problem, global_batch_size=work.global_batch_size)
+
+
+def hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:
+    return _hosts(candidate.groups)
+
+
+def _hosts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
+    return sorted((group.role, group.instance_type, group.count) for group in groups)
