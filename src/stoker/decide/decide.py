@@ -1,11 +1,12 @@
 """The decision: which cluster to use for a profiled training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 
 import msgspec
 
-from stoker.catalog import Catalog
+from stoker.catalog import Catalog, Instance
 from stoker.decide.advise import (
     IN_STEP_FIX,
     advice_of,
@@ -13,17 +14,8 @@ from stoker.decide.advise import (
     warnings_of,
     warnings_of_types,
 )
-from stoker.decide.candidates import (
-    Site,
-    keep,
-    named,
-)
-from stoker.decide.choose import (
-    Recommendation,
-    Walk,
-    choose,
-    walk,
-)
+from stoker.decide.candidates import Candidate, Site, keep, named
+from stoker.decide.choose import Recommendation, Walk, choose, walk
 from stoker.decide.elsewhere import (
     TakeAs,
     advice_of_taken,
@@ -32,7 +24,7 @@ from stoker.decide.elsewhere import (
     taken_as,
 )
 from stoker.decide.gpu_decoding import offload_plan
-from stoker.decide.model import parts_on
+from stoker.decide.model import Work, parts_on
 from stoker.decide.observed import decide_observed, how_to_profile
 from stoker.decide.pricing import (
     Rules,
@@ -54,6 +46,7 @@ from stoker.decide.trial import trial_of
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
 from stoker.records import (
+    Advice,
     Bottleneck,
     Calibration,
     Constraints,
@@ -61,8 +54,11 @@ from stoker.records import (
     FeedSettings,
     Group,
     Plan,
+    Prices,
     Profile,
+    TakenElsewhere,
     TrainingSize,
+    Trial,
     Workload,
 )
 from stoker.records.base import sha256_of
@@ -70,6 +66,94 @@ from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
 from stoker.words import unfed_words, unreached_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionInputs:
+    """The arguments of `decide`, which describes them."""
+
+    profile: Profile
+    catalog: Catalog
+    constraints: Constraints
+    training: TrainingSize
+    feed: FeedSettings
+    extra_clusters: Sequence[tuple[Group, ...]]
+    fallback: tuple[Group, ...]
+    last: tuple[Group, ...]
+    today: date
+    processes_per_host: int | None
+    calibration: Calibration | None
+    take_as: TakeAs | None
+    subject: Sequence[str]
+
+    def processes_on(self, host: Instance) -> int:
+        """Returns the number of trainer processes of a dnn host."""
+        return self.processes_per_host or max(1, host.accelerators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What all plans of a decision are made from, and the rules that they are checked against.
+
+    Attributes:
+        profile: Of the training: if it was scaled, without what belongs to the profiled hosts.
+        is_busy: Other programs made the profile too noisy for any prediction.
+        fills_machine: Today's hosts have all cores of the machine that all plans run on.
+        taken: How the profile was scaled to today's hosts; None: it was taken there.
+    """
+
+    inputs: DecisionInputs
+    profile: Profile
+    site: Site
+    rules: Rules
+    is_busy: bool
+    fills_machine: bool
+    taken: TakenElsewhere | None = None
+
+    @property
+    def unpredictable(self) -> str:
+        """Why nothing can be predicted: the accelerators' step is not known. Empty: it is."""
+        unexplained = self.site.work.unexplained
+        is_step_known = self.taken is None or self.taken.accelerator_step_source != "unknown"
+        return "" if is_step_known or unexplained is None else unexplained.text
+
+    @property
+    def named_clusters(self) -> tuple[tuple[Group, ...], ...]:
+        """Clusters that the user named."""
+        fallback = (self.inputs.fallback,) if self.inputs.fallback else ()
+        return (*self.inputs.extra_clusters, *fallback)
+
+    def plan_on(self, candidate: Candidate) -> Plan:
+        """Returns the candidate's plan: predicted, priced and checked."""
+        return plan_on(self.site, candidate, self.rules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Today's cluster, with which all others are compared."""
+
+    candidate: Candidate
+    plan: Plan
+    bottleneck: Bottleneck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """The plan to run, and all plans in their order.
+
+    Attributes:
+        choice: What is recommended.
+        chosen: The plan to run: the recommended one, its probable one, or the fallback's.
+        plans: All plans, the chosen one first.
+        fix_first: What to fix before anything that costs; empty: nothing.
+        is_noisy: Other programs leave the verdict open.
+    """
+
+    choice: Recommendation
+    chosen: Plan
+    plans: tuple[Plan, ...]
+    fix_first: str
+    is_noisy: bool
 
 
 def decide(
@@ -108,217 +192,368 @@ def decide(
     """
     refuse_foreign_prices(constraints, catalog)
     refuse_endless_search(constraints)
-    catalog = catalog if take_as else with_profiled(profile, catalog)
-    if profile.step is None:
-        if take_as is not None:
-            what = "no step was timed: there is nothing to scale to another type"
-            fix = how_to_profile(profile).removesuffix(".")
-            raise UsageError(what, where=f"--as {take_as.instance_type}", fix=fix)
-        return decide_observed(
-            profile,
-            catalog=catalog,
-            constraints=constraints,
-            is_asked=bool(extra_clusters),
-            today=today,
-            feed=feed,
-            processes_per_host=processes_per_host,
-        )
-    profile_sha256 = sha256_of(profile)
-    listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
-    now = today_of(profile, listed)
-    processes = processes_per_host or max(1, now.accelerators)
-    vcpus = now.capacity * profile.host.count
-    most_vcpus = catalog.max_total_vcpus
-    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=most_vcpus)
-    work = measure(
-        profile,
-        today=now,
-        processes=processes,
-        calibration=calibration or Calibration(),
-        storage=constraints.storage or "unknown",
-        machine_vcpus=most_vcpus,
-        shards_of_rank=feed.shards,
-        data=() if take_as and profile.data else data_hosts_of(profile, catalog),
+    inputs = DecisionInputs(
+        profile=profile,
+        catalog=catalog if take_as else with_profiled(profile, catalog),
+        constraints=constraints,
+        training=training,
+        feed=feed,
+        extra_clusters=extra_clusters,
+        fallback=fallback,
+        last=last,
+        today=today,
+        processes_per_host=processes_per_host,
+        calibration=calibration,
+        take_as=take_as,
+        subject=subject,
     )
-    taken = None
-    if take_as is not None:
-        target = catalog.get(take_as.instance_type)
-        # The profile knows more than the catalog of the profiled type.
-        now = now if target.type == now.type else target
-        processes = processes_per_host or max(1, now.accelerators)
-        work, taken = taken_as(
-            work, profile=profile, target=now, processes=processes, given=take_as, catalog=catalog
+    if profile.step is None:
+        return _decide_untimed(inputs)
+    basis = prepare(inputs)
+    today_plan = baseline(basis)
+    others = search(basis, today_plan)
+    return explain(basis, today_plan, pick(basis, today_plan, others))
+
+
+def _decide_untimed(inputs: DecisionInputs) -> Decision:
+    if inputs.take_as is not None:
+        raise UsageError(
+            "no step was timed: there is nothing to scale to another type",
+            where=f"--as {inputs.take_as.instance_type}",
+            fix=how_to_profile(inputs.profile).removesuffix("."),
         )
-        profile = of_the_training(profile)
-        if now.accelerator_model != listed.accelerator_model:
-            # Another accelerator decodes at another rate.
-            profile = msgspec.structs.replace(profile, gpu_decoding=None)
+    return decide_observed(
+        inputs.profile,
+        catalog=inputs.catalog,
+        constraints=inputs.constraints,
+        is_asked=bool(inputs.extra_clusters),
+        today=inputs.today,
+        feed=inputs.feed,
+        processes_per_host=inputs.processes_per_host,
+    )
+
+
+def prepare(inputs: DecisionInputs) -> Basis:
+    """Returns the profile as work on today's hosts, or scaled to the type of `take_as`."""
+    profile, catalog = inputs.profile, inputs.catalog
+    if inputs.take_as:
+        listed = profiled_type(profile, catalog)
+    else:
+        listed = catalog.get(profile.host.instance_type)
+    host = today_of(profile, listed)
+    vcpus = host.capacity * profile.host.count
+    machine_vcpus = catalog.max_total_vcpus
+    basis = _basis(
+        inputs,
+        host,
+        _measured_work(inputs, host),
+        is_busy=bool(too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)),
+        fills_machine=machine_vcpus is not None and machine_vcpus <= vcpus,
+    )
+    return basis if inputs.take_as is None else _scaled(basis, inputs.take_as, listed)
+
+
+def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
+    """Returns the work of a step as it was measured on `host`."""
+    profile, catalog = inputs.profile, inputs.catalog
+    is_scaled = inputs.take_as is not None and bool(profile.data)
+    return measure(
+        profile,
+        today=host,
+        processes=inputs.processes_on(host),
+        calibration=inputs.calibration or Calibration(),
+        storage=inputs.constraints.storage or "unknown",
+        machine_vcpus=catalog.max_total_vcpus,
+        shards_of_rank=inputs.feed.shards,
+        data=() if is_scaled else data_hosts_of(profile, catalog),
+    )
+
+
+def _basis(
+    inputs: DecisionInputs, host: Instance, work: Work, *, is_busy: bool, fills_machine: bool
+) -> Basis:
+    profile = inputs.profile
+    in_step = profile.loader.in_step if profile.loader else None
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
-        catalog=catalog,
-        today=now,
-        processes=processes,
-        feed=feed,
-        unfed=unfed_words(profile.loader, feed),
-        in_step=(profile.loader.in_step if profile.loader else None) or "",
+        catalog=inputs.catalog,
+        today=host,
+        processes=inputs.processes_on(host),
+        feed=inputs.feed,
+        unfed=unfed_words(profile.loader, inputs.feed),
+        in_step=in_step or "",
     )
     rules = Rules(
-        constraints=constraints,
-        catalog=catalog,
-        today=now,
-        allowed=allowed_types(constraints, catalog),
-        total_steps=training.total_steps(),
+        constraints=inputs.constraints,
+        catalog=inputs.catalog,
+        today=host,
+        allowed=allowed_types(inputs.constraints, inputs.catalog),
+        total_steps=inputs.training.total_steps(),
     )
-    ranking = rules.ranking
-    kept = keep(site)
-    bottleneck: Bottleneck = "unexplained"
-    if kept.estimate and not work.unexplained:
-        bottleneck = parts_on(work, kept.shape).bottleneck
-        if work.data:
-            limit = kept.estimate.limit
-            # The data hosts load, even where the script has no workers.
-            bottleneck = bottleneck_of(limit, waits=work.waits, workers=None)
-    if taken:
-        keep_plan = plan_on(site, kept, rules)
-        reason = f"today's cluster, by a profile of {taken.profiled_on}: not measured"
+    return Basis(
+        inputs=inputs,
+        profile=profile,
+        site=site,
+        rules=rules,
+        is_busy=is_busy,
+        fills_machine=fills_machine,
+    )
+
+
+def _scaled(basis: Basis, take_as: TakeAs, listed: Instance) -> Basis:
+    """Returns the basis on hosts of another type; `listed`: the profiled type."""
+    inputs, site = basis.inputs, basis.site
+    target = inputs.catalog.get(take_as.instance_type)
+    # The profile knows more than the catalog of the profiled type.
+    host = site.today if target.type == site.today.type else target
+    processes = inputs.processes_on(host)
+    work, taken = taken_as(
+        site.work,
+        profile=inputs.profile,
+        target=host,
+        processes=processes,
+        given=take_as,
+        catalog=inputs.catalog,
+    )
+    profile = of_the_training(inputs.profile)
+    if host.accelerator_model != listed.accelerator_model:
+        # Another accelerator decodes at another rate.
+        profile = msgspec.structs.replace(profile, gpu_decoding=None)
+    own_storage = with_own_storage(work)
+    return replace(
+        basis,
+        profile=profile,
+        site=replace(site, work=work, own_storage=own_storage, today=host, processes=processes),
+        rules=replace(basis.rules, today=host),
+        taken=taken,
+    )
+
+
+def baseline(basis: Basis) -> Baseline:
+    """Returns today's cluster: as it was measured, or as predicted if the profile was scaled."""
+    profile, work = basis.profile, basis.site.work
+    candidate = keep(basis.site)
+    if basis.taken:
+        plan = basis.plan_on(candidate)
+        reason = f"today's cluster, by a profile of {basis.taken.profiled_on}: not measured"
     else:
-        outcome = measured(profile, work, kept, rules)
-        keep_plan = plan_of(kept, outcome, "", global_batch_size=None)
+        outcome = measured(profile, work, candidate, basis.rules)
+        plan = plan_of(candidate, outcome, "", global_batch_size=None)
         # A step given by options (--step-seconds) has neither.
         is_given = profile.spread is None and profile.check is None
         reason = f"today's cluster, as {'its step was given' if is_given else 'it was measured'}"
-    keep_plan = msgspec.structs.replace(keep_plan, feasible=True, reason=reason)
-    step_is_known = taken is None or taken.accelerator_step_source != "unknown"
-    nothing_holds = "" if step_is_known or not work.unexplained else work.unexplained.text
-    asked = [*extra_clusters, *([fallback] if fallback else [])]
-    # Named clusters first: their twins among the searched ones are dropped.
-    others = [
-        plan_on(site, candidate, rules)
-        # Without the accelerator's step nothing can be predicted.
-        for groups in (() if nothing_holds else asked)
-        for candidate in [named(site, groups)]
-        if candidate.groups != kept.groups
-    ]
-    others += [
-        plan_on(site, candidate, rules)
-        # With other programs running no prediction holds: only named clusters are shown, marked.
-        for candidate in (() if busy or nothing_holds else candidates_of(site, rules, keep_plan))
-        # Today's cluster with its data hosts was measured and needs no prediction.
-        if not (work.data and hosts_of(candidate) == hosts_of(kept))
-    ]
-    if last and not (busy or nothing_holds):
-        others += plans_of_last_run(site, last, rules, known=(keep_plan, *others))
-    if bottleneck == "cpu" and (offload := offload_plan(profile, work, kept, rules=rules)):
-        others.append(offload)
-    unknown = f"what the named groups would do is not known: {nothing_holds}"
-    more_shards = next(
-        (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),
-        None,
+    return Baseline(
+        candidate=candidate,
+        plan=msgspec.structs.replace(plan, feasible=True, reason=reason),
+        bottleneck=_bottleneck(work, candidate),
     )
-    first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
-    if more_shards:
-        first = first or more_shards.reason
+
+
+def _bottleneck(work: Work, today: Candidate) -> Bottleneck:
+    if today.estimate is None or work.unexplained:
+        return "unexplained"
+    if work.data:
+        # The data hosts load, even where the script has no workers.
+        return bottleneck_of(today.estimate.limit, waits=work.waits, workers=None)
+    return parts_on(work, today.shape).bottleneck
+
+
+def search(basis: Basis, today: Baseline) -> list[Plan]:
+    """Returns the plans of all other clusters: named ones, those of the search, the last run's."""
+    # Without the accelerator's step nothing can be predicted.
+    if basis.unpredictable:
+        return []
+    site, rules = basis.site, basis.rules
+    named_candidates = [named(site, groups) for groups in basis.named_clusters]
+    # Named clusters first: their twins among the searched ones are dropped.
+    plans = [
+        basis.plan_on(candidate)
+        for candidate in named_candidates
+        if candidate.groups != today.candidate.groups
+    ]
+    # With other programs running no prediction holds: only named clusters are shown, marked.
+    if not basis.is_busy:
+        plans += _searched(basis, today)
+        if basis.inputs.last:
+            known = (today.plan, *plans)
+            plans += plans_of_last_run(site, basis.inputs.last, rules, known=known)
+    if today.bottleneck == "cpu":
+        offload = offload_plan(basis.profile, site.work, today.candidate, rules=rules)
+        plans += [offload] if offload else []
+    return plans
+
+
+def _searched(basis: Basis, today: Baseline) -> Iterator[Plan]:
+    measured_hosts = hosts_of(today.candidate) if basis.site.work.data else None
+    for candidate in candidates_of(basis.site, basis.rules, today.plan):
+        # Today's cluster with its data hosts was measured and needs no prediction.
+        if hosts_of(candidate) != measured_hosts:
+            yield basis.plan_on(candidate)
+
+
+def pick(basis: Basis, today: Baseline, others: Sequence[Plan]) -> Pick:
+    """Returns the plan to run among today's and the others, and all of them in their order."""
+    ranking = basis.rules.ranking
+    first = _what_to_fix_first(basis, today, others)
     choice = choose(
-        keep_plan,
+        today.plan,
         others,
-        constraints,
+        basis.rules.constraints,
         ranking=ranking,
-        unexplained=work.unexplained,
+        unexplained=basis.site.work.unexplained,
         fix_first=first,
     )
-    chosen = _followed(choice, constraints, catalog)
-    is_noisy = bool(busy)
-    if fallback and chosen.action == "keep" and (busy or work.machine_width):
-        plan = plan_on(site, named(site, fallback), rules)
-        if plan.feasible and plan.predicted and not _is_same(plan, chosen):
-            reason = f"the plan of --group, as {chosen.reason}"
-            chosen = msgspec.structs.replace(plan, reason=reason)
-            is_noisy = is_noisy or chosen.action != "keep"
+    chosen = _followed(choice, basis.rules)
+    is_noisy = basis.is_busy
+    if chosen.action == "keep" and (fallback := _plan_of_fallback(basis, chosen)):
+        chosen = fallback
+        is_noisy = is_noisy or chosen.action != "keep"
     rest: list[Plan] = []
-    for plan in (keep_plan, *others):
+    for plan in (today.plan, *others):
         if not any(_is_same(plan, other) for other in (chosen, *rest)):
             rest.append(plan)
-    plans = (chosen, *ranking.ranked(rest))
-    found = Walk(
-        work=work,
-        bottleneck=bottleneck,
-        keep=keep_plan,
+    return Pick(
         choice=choice,
         chosen=chosen,
-        plans=plans,
-        constraints=constraints,
-        ranking=ranking,
-        free_fixes=tuple(
-            fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
-        ),
+        plans=(chosen, *ranking.ranked(rest)),
         fix_first=first,
-        unfed=site.unfed,
-        in_step=site.in_step,
-        is_machine_full=most_vcpus is not None and most_vcpus <= vcpus and not first,
-        taken=taken,
-    )
-    used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
-    every = [group for plan in plans for group in plan.groups]
-    prices = msgspec.structs.replace(
-        catalog.prices(used, today=today),
-        purchase=rules.purchase,
-        estimated=catalog.estimates(every) or None,
-    )
-    probable = choice.probable
-    return Decision(
-        profile_sha256=profile_sha256,
-        workload_sha256=profile.workload_sha256,
-        workload_keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
-        bottleneck=found.bottleneck,
-        action=chosen.action,
-        plan=chosen,
-        verdict="unknown" if is_noisy else choice.verdict,
-        probable=probable,
-        trial=trial_of(
-            probable,
-            profile=profile,
-            catalog=catalog,
-            subject=subject,
-            is_elsewhere=taken is not None,
-        )
-        if probable
-        else None,
-        plans=plans,
-        path=walk(found),
-        advice=(
-            *(advice_of_taken(site, taken) if taken else ()),
-            *advice_of(found, profile, is_taken=taken is not None),
-            *([] if busy or nothing_holds else advice_on_shards(site, rules, plans)),
-        ),
-        warnings=(
-            *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
-            *warnings_of_types(rules, used),
-            *([unknown] if nothing_holds and asked else []),
-            *(
-                f"the price of {name} is dated {priced_on}, in the future: its age is not known"
-                for name, priced_on in sorted({(i.type, i.priced_on) for i in used if i.priced_on})
-                if priced_on > today
-            ),
-        ),
-        prices=prices,
-        objective=constraints.objective,
-        constraints=constraints,
-        calibration=calibration,
-        others_vcpus=profile.observed.others_vcpus if profile.observed else None,
-        taken_elsewhere=taken,
         is_noisy=is_noisy,
     )
 
 
-def _followed(choice: Recommendation, constraints: Constraints, catalog: Catalog) -> Plan:
+def _what_to_fix_first(basis: Basis, today: Baseline, others: Sequence[Plan]) -> str:
+    storage = basis.site.work.storage
+    first = fix_first(basis.profile, storage=storage, bottleneck=today.bottleneck)
+    # A plan to tune is infeasible where the script would need more shards for its workers.
+    more_shards = (
+        plan.reason
+        for plan in others
+        if plan.action == "tune" and not plan.feasible and plan.predicted
+    )
+    return first or next(more_shards, "")
+
+
+def _followed(choice: Recommendation, rules: Rules) -> Plan:
     """Returns the plan to train on: a probable one only where it was allowed, or a try is free."""
-    follow = constraints.follow
+    follow = rules.constraints.follow
     if follow is None:
-        is_free = catalog.info.is_this_machine and catalog.purchase == NOMINAL
+        is_free = rules.catalog.info.is_this_machine and rules.catalog.purchase == NOMINAL
         follow = "probable" if is_free else "sure"
     is_tried = choice.verdict == "probable" and follow == "probable"
     return choice.probable if is_tried and choice.probable else choice.plan
+
+
+def _plan_of_fallback(basis: Basis, chosen: Plan) -> Plan | None:
+    """Returns the fallback's plan; None where the profile is quiet, or it is no other plan."""
+    fallback = basis.inputs.fallback
+    if not fallback or not (basis.is_busy or basis.site.work.machine_width):
+        return None
+    plan = basis.plan_on(named(basis.site, fallback))
+    if not plan.feasible or not plan.predicted or _is_same(plan, chosen):
+        return None
+    return msgspec.structs.replace(plan, reason=f"the plan of --group, as {chosen.reason}")
+
+
+def explain(basis: Basis, today: Baseline, picked: Pick) -> Decision:
+    """Returns the decision: the picked plan with its path, advice, warnings and prices."""
+    inputs, profile = basis.inputs, basis.profile
+    steps = _walk_of(basis, today, picked)
+    is_elsewhere = basis.taken is not None
+    used_types = _types_of((today.plan, picked.chosen), inputs.catalog)
+    prices = _prices_of(basis, picked.plans, used_types)
+    return Decision(
+        profile_sha256=sha256_of(inputs.profile),
+        workload_sha256=profile.workload_sha256,
+        workload_keys=own_keys(profile.workload_keys, is_elsewhere=is_elsewhere),
+        bottleneck=today.bottleneck,
+        action=picked.chosen.action,
+        plan=picked.chosen,
+        verdict="unknown" if picked.is_noisy else picked.choice.verdict,
+        probable=picked.choice.probable,
+        trial=_trial_of(basis, picked.choice.probable),
+        plans=picked.plans,
+        path=walk(steps),
+        advice=(
+            *(advice_of_taken(basis.site, basis.taken) if basis.taken else ()),
+            *advice_of(steps, profile, is_taken=is_elsewhere),
+            *_advice_on_shards(basis, picked.plans),
+        ),
+        warnings=(
+            *warnings_of(steps, profile, basis.rules, prices, is_taken=is_elsewhere),
+            *warnings_of_types(basis.rules, used_types),
+            *_warnings_of_inputs(basis, used_types),
+        ),
+        prices=prices,
+        objective=inputs.constraints.objective,
+        constraints=inputs.constraints,
+        calibration=inputs.calibration,
+        others_vcpus=profile.observed.others_vcpus if profile.observed else None,
+        taken_elsewhere=basis.taken,
+        is_noisy=picked.is_noisy,
+    )
+
+
+def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
+    free_fixes = [fix for fix in basis.profile.fixes if fix.cost == "none" and fix.saves_seconds]
+    return Walk(
+        work=basis.site.work,
+        bottleneck=today.bottleneck,
+        keep=today.plan,
+        choice=picked.choice,
+        chosen=picked.chosen,
+        plans=picked.plans,
+        constraints=basis.rules.constraints,
+        ranking=basis.rules.ranking,
+        free_fixes=tuple(fix.text for fix in free_fixes),
+        fix_first=picked.fix_first,
+        unfed=basis.site.unfed,
+        in_step=basis.site.in_step,
+        is_machine_full=basis.fills_machine and not picked.fix_first,
+        taken=basis.taken,
+    )
+
+
+def _types_of(plans: Sequence[Plan], catalog: Catalog) -> list[Instance]:
+    return [catalog.get(group.instance_type) for plan in plans for group in plan.groups]
+
+
+def _prices_of(basis: Basis, plans: Sequence[Plan], used_types: Sequence[Instance]) -> Prices:
+    catalog = basis.inputs.catalog
+    listed_groups = [group for plan in plans for group in plan.groups]
+    return msgspec.structs.replace(
+        catalog.prices(used_types, today=basis.inputs.today),
+        purchase=basis.rules.purchase,
+        estimated=catalog.estimates(listed_groups) or None,
+    )
+
+
+def _trial_of(basis: Basis, probable: Plan | None) -> Trial | None:
+    if probable is None:
+        return None
+    return trial_of(
+        probable,
+        profile=basis.profile,
+        catalog=basis.inputs.catalog,
+        subject=basis.inputs.subject,
+        is_elsewhere=basis.taken is not None,
+    )
+
+
+def _advice_on_shards(basis: Basis, plans: Sequence[Plan]) -> list[Advice]:
+    if basis.is_busy or basis.unpredictable:
+        return []
+    return advice_on_shards(basis.site, basis.rules, plans)
+
+
+def _warnings_of_inputs(basis: Basis, used_types: Sequence[Instance]) -> Iterator[str]:
+    """Yields what the named clusters would need to be predicted, and prices of a later date."""
+    if basis.unpredictable and basis.named_clusters:
+        yield f"what the named groups would do is not known: {basis.unpredictable}"
+    dates = {(host.type, host.priced_on) for host in used_types if host.priced_on}
+    for name, priced_on in sorted(dates):
+        if priced_on > basis.inputs.today:
+            yield f"the price of {name} is dated {priced_on}, in the future: its age is not known"
 
 
 def _is_same(one: Plan, other: Plan) -> bool:

@@ -22,7 +22,9 @@ from stoker.records import (
     Decision,
     FeedSettings,
     Group,
+    Observed,
     Plan,
+    Prices,
     Profile,
     TodaysGroup,
 )
@@ -49,26 +51,47 @@ def decide_observed(
 
     Raises UsageError if today's type is not in the catalog. is_asked: clusters were named, too.
     """
-    observed = profile.observed
-    assert observed is not None
+    assert profile.observed is not None
     now = catalog.get(profile.host.instance_type)
-    processes = processes_per_host or max(1, now.accelerators)
-    count = profile.host.count
-    dnn = TodaysGroup(instance_type=now.type, count=count, processes_per_host=processes)
+    dnn = TodaysGroup(
+        instance_type=now.type,
+        count=profile.host.count,
+        processes_per_host=processes_per_host or max(1, now.accelerators),
+    )
     keep = Plan(action="keep", groups=(Group.of_today(dnn),), reason=_NOTHING)
     unfed = unfed_words(profile.loader, feed)
-    suspect = observed.suspect
+    suspect = profile.observed.suspect
     best = _best_data_type(catalog, constraints) if suspect == "cpu" and not unfed else None
-    prices = catalog.prices([now, *([best] if best else [])], today=today)
     rules = Rules(
         constraints=constraints, catalog=catalog, today=now, allowed=None, total_steps=None
     )
+    prices = catalog.prices([now, *([best] if best else [])], today=today)
     prices = msgspec.structs.replace(prices, purchase=rules.purchase)
-    warnings = list(warnings_of_prices(prices, platform=catalog.info))
-    if is_asked:
-        warnings.append(f"what the named groups would do is not known: {_NOTHING}")
-    if now.usd_per_hour is None:
-        warnings.append(f"{now.type} has no price: give one with --prices FILE")
+    again = Advice(
+        id="profile",
+        text=how_to_profile(profile),
+        when=before_money(is_billed=prices.is_billed),
+    )
+    return Decision(
+        profile_sha256=sha256_of(profile),
+        workload_sha256=profile.workload_sha256,
+        workload_keys=profile.workload_keys,
+        bottleneck="unexplained",
+        action="keep",
+        plan=keep,
+        verdict="unknown",
+        plans=(keep,),
+        path=_path(profile.observed),
+        advice=(again, *_advice_on_observed(profile, now, best, suspect=suspect, unfed=unfed)),
+        warnings=tuple(_warnings(now, prices, catalog, is_asked=is_asked)),
+        prices=prices,
+        objective=constraints.objective,
+        constraints=constraints,
+    )
+
+
+def _path(observed: Observed) -> tuple[Answer, ...]:
+    """Returns the flow chart's questions, of which means over a job answer none."""
     cpu, gpu = (
         "not known" if value is None else percentage(value)
         for value in (observed.cpu_utilization, observed.gpu_utilization)
@@ -79,33 +102,25 @@ def decide_observed(
         "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
         "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
         "unknown": f"{seen}: not enough evidence",
-    }[suspect]
+    }[observed.suspect]
     because = {
         "Do the measured parts explain the step?": "no step was timed: only how busy the hosts "
         "were is known",
         "Is the CPU the limit?": meaning,
         "Is the best change worth more than its error band?": _NOTHING,
     }
-    when = before_money(is_billed=prices.is_billed)
-    return Decision(
-        profile_sha256=sha256_of(profile),
-        workload_sha256=profile.workload_sha256,
-        workload_keys=profile.workload_keys,
-        bottleneck="unexplained",
-        action="keep",
-        plan=keep,
-        verdict="unknown",
-        plans=(keep,),
-        path=tuple(Answer(question=q, answer="unknown", because=b) for q, b in because.items()),
-        advice=(
-            Advice(id="profile", text=how_to_profile(profile), when=when),
-            *_advice_on_observed(profile, now, best, suspect=suspect, unfed=unfed),
-        ),
-        warnings=tuple(warnings),
-        prices=prices,
-        objective=constraints.objective,
-        constraints=constraints,
+    return tuple(
+        Answer(question=question, answer="unknown", because=reason)
+        for question, reason in because.items()
     )
+
+
+def _warnings(now: Instance, prices: Prices, catalog: Catalog, *, is_asked: bool) -> Iterator[str]:
+    yield from warnings_of_prices(prices, platform=catalog.info)
+    if is_asked:
+        yield f"what the named groups would do is not known: {_NOTHING}"
+    if now.usd_per_hour is None:
+        yield f"{now.type} has no price: give one with --prices FILE"
 
 
 def _advice_on_observed(
