@@ -1,30 +1,42 @@
-"""Counts the house: files, lines, names, and what a batch and a decision cross on their way.
+"""Counts the house beside five others: figures, and what a batch and a decision cross on their way.
 
-    python benchmarks/house.py [--source DIR] [--static]
+    python benchmarks/house.py [--source DIR] [--count DIR [--without NAME]] [--json] [--ways]
+    python benchmarks/house.py --hold
 
-`DIR` is the folder that holds the package (default: this checkout's `src`); another checkout's
-`src` can be counted by the same script. The ways are walked for real: a training of a few batches
-on one core with one data host, and a plan for each platform, while every function that is called
-is noted (`sys.setprofile`).
+`--source` is the folder that holds the package (default: this checkout's `src`); `--count` is
+another project's package, counted by the same rules (tests/support/house_counts.py). `--ways`
+walks for real: a training run of a few batches on one core with one data host, and a plan for each
+platform, while every function that is called is noted (`sys.setprofile`). `--hold` lowers what
+tests/unit/test_house.py allows to what there is now, and raises nothing.
 """
 
 import argparse
-import ast
-import io
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import tokenize
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+sys.path.insert(0, str(ROOT / "tests"))
+from support.house_counts import (  # noqa: E402
+    complex_functions,
+    count_house,
+    figures_of,
+    files_of,
+    heavy_functions,
+)
 
+Column = dict[str, float]
+
+HELD = ROOT / "tests" / "data" / "house.json"
+# What the house is on its way to, and five projects counted by the same rules, with their commits.
+COMPARED = json.loads((ROOT / "benchmarks" / "results" / "house.json").read_text())
+GOALS: Column = COMPARED["goal"]
+ANCHORS: dict[str, Column] = COMPARED["anchors"]
+ROWS = list(ANCHORS["httpx"])
 # Notes each (file, class) of the package whose function is called, in all processes and threads.
 WALKER = """
 import os, sys, threading
@@ -80,70 +92,6 @@ PLANS = {
 }
 
 
-def lines_of(text: str) -> Counter[str]:
-    """Counts lines of code, of docstrings, of comments alone, and empty ones."""
-    tree = ast.parse(text)
-    documents: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            first = node.body[0]
-            documents |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    comments = {
-        token.start[0]
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")
-    }
-    kinds: Counter[str] = Counter()
-    for number, line in enumerate(text.splitlines(), 1):
-        if number in documents:
-            kinds["docstrings"] += 1
-        elif number in comments:
-            kinds["comments"] += 1
-        else:
-            kinds["code" if line.strip() else "empty"] += 1
-    return kinds
-
-
-def counted(package: Path) -> dict[str, object]:
-    """Counts what needs no walk."""
-    files = sorted(package.rglob("*.py"))
-    lines: Counter[str] = Counter()
-    classes: Counter[str] = Counter()
-    names: Counter[str] = Counter()
-    private: list[str] = []
-    documented = 0
-    for file in files:
-        text = file.read_text()
-        lines += lines_of(text)
-        tree = ast.parse(text)
-        calls = Counter(
-            node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Name | ast.Attribute)
-        )
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] += 1
-            if isinstance(node, FUNCTIONS) and re.match("_[^_]", node.name):
-                private.append("once" if calls[node.name] == 1 else "more")
-            documented += bool(isinstance(node, DOCUMENTED) and ast.get_docstring(node))
-        if file.name not in {"__init__.py", "__main__.py"}:
-            names[file.name] += 1
-    lengths = sorted(len(file.read_text().splitlines()) for file in files)
-    return {
-        "files": len(files),
-        "lines": sum(lengths),
-        **{f"lines of {kind}": lines[kind] for kind in ("code", "docstrings", "comments")},
-        "median file, longest": [lengths[len(lengths) // 2], lengths[-1]],
-        "classes": sum(classes.values()),
-        "class names that occur twice": sum(count > 1 for count in classes.values()),
-        "file names that occur twice": sum(count > 1 for count in names.values()),
-        "private functions": len(private),
-        "private functions used once": private.count("once"),
-        "docstrings": documented,
-    }
-
-
 def walked(source: Path, *arguments: str, folder: Path) -> list[tuple[str, str]]:
     """Runs `stoker ARGUMENTS`; returns file and name of each of its functions that was called."""
     site, notes = folder / "site", folder / "notes"
@@ -166,9 +114,9 @@ def walked(source: Path, *arguments: str, folder: Path) -> list[tuple[str, str]]
     return sorted({tuple(line.split(" ", 1)) for line in notes.read_text().splitlines()})  # type: ignore[misc]
 
 
-def ways(source: Path) -> dict[str, object]:
+def ways(source: Path) -> Column:
     """Counts the modules and classes on the way of a batch, and the modules of a decision."""
-    found: dict[str, object] = {}
+    counts: Column = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
@@ -177,27 +125,90 @@ def ways(source: Path) -> dict[str, object]:
         script = (sys.executable, str(folder / "train.py"))
         calls = walked(source, "train", *groups, *out, "--", *script, folder=folder)
         feed = [(file, name.split(".")[0]) for file, name in calls if "/feed/" in f"/{file}"]
-        found["modules of feed on a batch's way"] = len({file for file, _ in feed})
+        counts["modules of feed on a batch's way"] = len({file for file, _ in feed})
         classes = {(file, name) for file, name in feed if name.lstrip("_")[:1].isupper()}
-        found["classes of feed on a batch's way"] = len(classes)
+        counts["classes of feed on a batch's way"] = len(classes)
         for platform, plan in PLANS.items():
             plan_out = ("--out", str(folder / platform))
             calls = walked(source, "train", *plan, "--dry-run", *plan_out, folder=folder)
-            found[f"modules of a plan: {platform}"] = len({module for module, _ in calls})
-    return found
+            counts[f"modules of a plan: {platform}"] = len({module for module, _ in calls})
+    return counts
+
+
+def measured(package: Path, *, without: list[str]) -> Column:
+    """Counts a package, in a few seconds.
+
+    Args:
+        package: Its folder.
+        without: Names of folders in it that are left out.
+    """
+    counts = count_house(files_of(package, without=without))
+    lists = heavy_functions(counts) | complex_functions(package, counts.functions)
+    return figures_of(counts) | {rule: len(names) for rule, names in lists.items()}
+
+
+def hold(package: Path) -> None:
+    """Lowers what tests/data/house.json allows to what the package has today; never raises it."""
+    held = json.loads(HELD.read_text())
+    counts = count_house(files_of(package))
+    figures = figures_of(counts)
+    for name, ceiling in held["at most"].items():
+        held["at most"][name] = min(ceiling, figures[name])
+    for name, floor in held["at least"].items():
+        held["at least"][name] = max(floor, figures[name])
+    lists = heavy_functions(counts) | complex_functions(package, counts.functions)
+    for rule, allowed in held["functions"].items():
+        still_breaking = Counter(allowed) & Counter(lists[rule])
+        held["functions"][rule] = sorted(still_breaking.elements())
+    HELD.write_text(json.dumps(held, indent=2) + "\n")
+
+
+def table(columns: dict[str, Column]) -> str:
+    """Returns the figures as a table: a row a figure, a column a package."""
+    rows = ["figure", *ROWS]
+    text = [f"{row:<42}" for row in rows]
+    for title, column in columns.items():
+        cells = [title, *(shown(column.get(row)) for row in ROWS)]
+        width = max(map(len, cells))
+        text = [f"{line}  {cell:>{width}}" for line, cell in zip(text, cells, strict=True)]
+    return "\n".join(text)
+
+
+def shown(figure: float | None) -> str:
+    if figure is None:
+        return "-"
+    return f"{figure:,}"
 
 
 def main() -> None:
-    """Prints the counts as JSON."""
+    """Prints the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--source", type=Path, default=ROOT / "src", help="folder of the package")
-    parser.add_argument("--static", action="store_true", help="count only, walk no way")
-    asked = parser.parse_args()
-    source = asked.source.resolve()
-    found = counted(source / "stoker")
-    if not asked.static:
-        found |= ways(source)
-    print(json.dumps(found, indent=2))
+    parser.add_argument(
+        "--count", type=Path, action="append", default=[], help="another package, to count beside"
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], help="a folder of it to leave out"
+    )
+    parser.add_argument("--json", action="store_true", help="figures as JSON")
+    parser.add_argument("--ways", action="store_true", help="walk a batch's and a decision's way")
+    parser.add_argument("--hold", action="store_true", help="lower what the house test allows")
+    arguments = parser.parse_args()
+    source = arguments.source.resolve()
+    if arguments.hold:
+        hold(source / "stoker")
+        return
+    columns = {"stoker": measured(source / "stoker", without=[])}
+    if arguments.ways:
+        columns["stoker"] |= ways(source)
+    for package in arguments.count:
+        columns[package.name] = measured(package, without=arguments.without)
+    if arguments.json:
+        print(json.dumps(columns, indent=2))
+        return
+    print(table(columns | {"goal": GOALS} | ANCHORS))
+    for name in [row for row in columns["stoker"] if row not in ROWS]:
+        print(f"{name:<42}  {columns['stoker'][name]}")
 
 
 if __name__ == "__main__":
