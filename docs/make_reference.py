@@ -2,7 +2,7 @@
 
 What a page says comes from where the code says it: keys and fields from the records' types and
 docstrings, options from the parser, Python names from their signatures and docstrings, variables
-from `stoker.settings`, exit codes and ports from the classes that have them. To change a page,
+from `stoker.environment`, exit codes and ports from the classes that have them. To change a page,
 change that, and run this again; tests/contract/test_reference.py compares the two.
 
     .venv/bin/python docs/make_reference.py
@@ -25,11 +25,11 @@ import typer.main
 
 from stoker import errors
 from stoker.cli.app import VERBS, app_for
+from stoker.environment import ProcessSettings
 from stoker.logs import EventName
 from stoker.records import RECORDS, FeedSettings
 from stoker.records.engine import PRESETS
 from stoker.records.schema import field_texts, purpose_of, schema_of
-from stoker.settings import ProcessSettings
 
 ROOT = Path(__file__).parents[1]
 HEAD = (
@@ -756,7 +756,7 @@ PUBLIC = MappingProxyType(
         "STOKER_WORKERS": "you set it, for a job that stoker does not submit",
     }
 )
-# Public variables that no record of `stoker.settings` declares, with their meaning.
+# Public variables that no record of `stoker.environment` declares, with their meaning.
 MEANINGS = MappingProxyType(
     {
         "STOKER_INSTANCE_TYPE": "This host's instance type, as profiles and catalogs name it.",

@@ -6,6 +6,7 @@ import json
 import msgspec
 import pytest
 import yaml
+from stoker.workload_file import read_workload
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
@@ -14,7 +15,6 @@ from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import problems
 from stoker.platforms.sagemaker.submit import job_state
 from stoker.records import SageMakerSettings
-from stoker.settings import read_workload
 from stoker.train import limiting_budget, train
 from support.aws_answers import Answers, Clock
 from support.command import stoker

@@ -11,11 +11,11 @@ import msgspec
 import psutil
 import pytest
 
+from stoker.environment import RunEnvironment
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms import PLATFORMS, platform_named
 from stoker.platforms.base import Run
 from stoker.records import PLATFORM_INFOS, Channel, StrategySettings
-from stoker.settings import RunEnvironment
 from support.local_job import until
 from support.platform_jobs import (
     EXIT_CODE,

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from moto import mock_aws
 
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.launch import sagemaker_variables
 from stoker.parameters import overrides_of
 from stoker.pipelines.sagemaker.compile import compile_pipeline, pipeline_request
 from stoker.platforms.aws import Aws
-from stoker.settings import from_environment
 from support import sagemaker_pipeline as sample
 from support.examples import project
 from support.moto_server import REGION

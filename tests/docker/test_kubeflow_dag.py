@@ -17,6 +17,7 @@ pytest.importorskip("kfp")
 
 from kfp import dsl
 from kfp.dsl import ContainerSpec
+from stoker.workload_file import workload_from
 
 from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
@@ -34,7 +35,6 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.base import mapping
-from stoker.settings import workload_from
 from support.docker_engine import ROOT
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubelet import Kubelet, claims_in

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from stoker.environment import from_environment
 from stoker.feed import bookkeeping
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.loader import replaced_iterator_of
 from stoker.feed.timeline import Timeline, steps_in
 from stoker.feed.training_steps import read_timelines
-from stoker.settings import from_environment
 
 # Lightning's own use of torch's trees.
 pytestmark = [pytest.mark.library, pytest.mark.filterwarnings("ignore::FutureWarning")]

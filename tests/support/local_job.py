@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 
 from stoker.catalog import load_catalog
+from stoker.environment import RunEnvironment
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
 from stoker.records import FeedSettings, Job, StrategySettings, Training
 from stoker.records.training import training_record
-from stoker.settings import RunEnvironment
 from stoker.train import facts_of
 from support.builders import group
 from support.processes import until

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from stoker.environment import RunEnvironment
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Run
@@ -27,7 +28,6 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.local import LocalPlatform
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.settings import RunEnvironment
 from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
 from support.builders import clusters

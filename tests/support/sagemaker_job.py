@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.environment import RunEnvironment
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.request import plan_request
 from stoker.records import (
@@ -18,7 +19,6 @@ from stoker.records import (
     SageMakerSettings,
     StrategySettings,
 )
-from stoker.settings import RunEnvironment
 from support import builders
 
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:1.0"

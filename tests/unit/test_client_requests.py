@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from stoker.environment import from_environment
 from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
@@ -36,7 +37,6 @@ from stoker.feed.wire.protocol import (
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.logs import Log
 from stoker.records import FeedSettings
-from stoker.settings import from_environment
 
 PATIENCE = 4.0 + LOST_GRACE_SECONDS
 

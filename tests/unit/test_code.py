@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.launch import code, launch
 from stoker.launch.code import LaunchedCommand, check_words, order_of
 from stoker.platforms.packing import pack
-from stoker.settings import from_environment
 
 
 def write(folder: Path, *names: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed.wire.crypto import Keys
 from stoker.launch.engines import ray_node, tf_server
@@ -27,7 +28,6 @@ from stoker.logs import Log
 from stoker.platforms.base import JobSpec, run_environment
 from stoker.records import EngineCommand, EngineSettings, Json, to_document
 from stoker.records.engine import PLAIN, PRESETS, WITH_PORT, completed, fill, places_in
-from stoker.settings import from_environment
 from support import builders
 
 GROUPS = {"gpu": ("dnn", ("g1", "g0")), "cpu": ("data", ("c2", "c0"))}

@@ -11,8 +11,10 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stoker.workload_file import read_workload, workload_from
 
 from stoker import parameters, tracking
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.launch import sagemaker_variables
 from stoker.pipelines.base import pack_inputs
@@ -21,7 +23,6 @@ from stoker.platforms.base import JobSpec, run_environment
 from stoker.records import Group, Job, Training, to_json
 from stoker.records.base import read_json
 from stoker.records.hyperparameters import argument, arguments, driver_decoded, encoded, record_of
-from stoker.settings import from_environment, read_workload, workload_from
 
 # Texts that JSON, YAML or Python take for something else.
 TEXTS = [

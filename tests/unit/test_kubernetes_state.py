@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.environment import OwnPod, own_pod
 from stoker.logs import Log
 from stoker.platforms.kubernetes.api import ApiAction, refusal
 from stoker.platforms.kubernetes.happenings import Happenings
@@ -34,7 +35,6 @@ from stoker.platforms.kubernetes.troubles import (
     troubles_of,
 )
 from stoker.records import to_json
-from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
 

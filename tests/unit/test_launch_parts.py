@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed.timeline import read_timeline, steady
 from stoker.feed.training_steps import read_timelines, training_steps
@@ -30,7 +31,6 @@ from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.logs import Log, parse_line
 from stoker.records.hyperparameters import arguments
-from stoker.settings import from_environment
 from support import builders
 
 TOPOLOGY = dataclasses.replace(

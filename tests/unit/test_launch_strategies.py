@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
+from stoker.environment import RunEnvironment, from_environment
 from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_programs, torchrun
 from stoker.launch.strategies.start import Trainer
 from stoker.platforms.base import JobSpec, check_job
 from stoker.records import FeedSettings, StrategySettings
-from stoker.settings import RunEnvironment, from_environment
 from support import builders
 
 HOSTS = ("algo-3", "algo-2")

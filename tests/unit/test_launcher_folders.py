@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.environment import RunEnvironment, RunGroup, from_environment
 from stoker.errors import PlatformError, UsageError
 from stoker.launch import launch, launcher
 from stoker.launch.restarts import check_restarts
 from stoker.logs import Log
-from stoker.settings import RunEnvironment, RunGroup, from_environment
 
 USER = 1000
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.environment import from_environment
 from stoker.feed.wire.crypto import Keys
 from stoker.launch.engines.data_host import exit_code_of
 from stoker.launch.leader_connection import (
@@ -16,7 +17,6 @@ from stoker.launch.leader_connection import (
     Silence,
 )
 from stoker.logs import Log
-from stoker.settings import from_environment
 
 LEASE = 60.0
 

@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import stoker
+from stoker.environment import from_environment
 from stoker.feed import bookkeeping
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.timeline import Timeline, read_timeline, steady
 from stoker.feed.training_steps import read_timelines, training_steps
 from stoker.launch.passive_profile import measure
-from stoker.settings import from_environment
 
 
 @pytest.fixture

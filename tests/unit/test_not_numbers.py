@@ -12,9 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stoker.workload_file import read_workload, workload_from
 
 from stoker import log_metrics
 from stoker.cli.outputs import carried, told_of_evaluation, told_of_training
+from stoker.environment import ProcessSettings
 from stoker.errors import GateError, UsageError
 from stoker.evaluate import evaluate, judged_again, model_quality
 from stoker.launch import finish
@@ -34,7 +36,6 @@ from stoker.records import (
 from stoker.records.base import Place
 from stoker.records.hyperparameters import record_of
 from stoker.records.outcome import outcome_of
-from stoker.settings import ProcessSettings, read_workload, workload_from
 from stoker.words import evaluation_table, evaluation_words, training_words
 from support import sample_records
 

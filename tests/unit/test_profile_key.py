@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.launch.sagemaker_variables import hyperparameters
 from stoker.pipelines.sagemaker.compile import compile_pipeline
@@ -14,7 +15,6 @@ from stoker.records import KubernetesSettings, SageMakerSettings, Workload
 from stoker.records.profile_key import COUNTS, SAME, profile_key
 from stoker.records.step_cost import split_command
 from stoker.records.workload import refuse_foreign
-from stoker.settings import RunEnvironment
 from support import sagemaker_pipeline as sample
 from support.builders import workload
 from support.sagemaker_job import IMAGE, ROLE

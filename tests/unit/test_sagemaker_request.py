@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.environment import RunEnvironment, from_environment
 from stoker.errors import UsageError
 from stoker.host.gpus import Gpu, GpuSample, GpuState
 from stoker.launch.feed_log import ProgressLog
@@ -23,7 +24,6 @@ from stoker.platforms.sagemaker.checks import check_body, notes, problems
 from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG
 from stoker.records import Channel, FeedSettings, Json, StrategySettings, TrackingSettings
 from stoker.records.training import Budget
-from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
     DATA,
     DIGEST,

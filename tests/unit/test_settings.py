@@ -3,7 +3,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from stoker.workload_file import read_workload, workload_from
 
+from stoker.environment import (
+    ProcessSettings,
+    RunEnvironment,
+    RunGroup,
+    cloud_region,
+    from_environment,
+)
 from stoker.errors import UsageError
 from stoker.records import (
     EngineSettings,
@@ -14,15 +22,6 @@ from stoker.records import (
 )
 from stoker.records.engine import EngineHost
 from stoker.records.training import Budget
-from stoker.settings import (
-    ProcessSettings,
-    RunEnvironment,
-    RunGroup,
-    cloud_region,
-    from_environment,
-    read_workload,
-    workload_from,
-)
 from support import builders
 
 GOOD = """\

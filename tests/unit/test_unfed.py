@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from stoker.environment import RELEASED_FILE, from_environment, unfed_file
 from stoker.feed import unfed
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.loading import (
@@ -26,7 +27,6 @@ from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.trainer_host import Release
 from stoker.logs import Log
-from stoker.settings import RELEASED_FILE, from_environment, unfed_file
 
 
 def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[OptimizerWatch, io.StringIO]:

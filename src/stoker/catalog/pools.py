@@ -31,7 +31,7 @@ from stoker.catalog.catalog import (
 from stoker.records import KubernetesSettings, NodePool, Workload, bare_type, read_text
 from stoker.records.base import Document
 from stoker.records.platforms import ObjectPatch, Patch, amount, lacks_arm_image
-from stoker.settings import job_region
+from stoker.workload_file import job_region
 
 _SOURCE = "kubernetes.pools_file"
 _PRICES = "constraints.prices_file"

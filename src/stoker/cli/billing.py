@@ -10,6 +10,7 @@ from stoker.cli.progress import ask, say
 from stoker.decide.advise import warnings_of_prices
 from stoker.decide.choose import own_storage_words, step_time_words
 from stoker.decide.pricing import break_even_words
+from stoker.environment import named_instance_type
 from stoker.errors import DeclinedError, UsageError
 from stoker.records import (
     Decision,
@@ -21,7 +22,6 @@ from stoker.records import (
     groups_in_words,
 )
 from stoker.records.decision import START_UP_SECONDS, predicted_of
-from stoker.settings import named_instance_type
 from stoker.text import apart, duration, usd
 from stoker.words import estimates_in_words
 

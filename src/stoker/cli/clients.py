@@ -19,7 +19,7 @@ def client_of(
     from stoker.pipelines.base import sagemaker_of
     from stoker.pipelines.kubeflow.client import KubeflowClient
     from stoker.pipelines.sagemaker.client import SageMakerClient
-    from stoker.settings import read_workload
+    from stoker.workload_file import read_workload
 
     given = {key: value for key, value in asdict(reach).items() if value}
     if target == "kubeflow":

@@ -48,7 +48,7 @@ def compile_verb(
     from stoker.cli.unreported import unreported_words
     from stoker.pipelines.base import platform_of
     from stoker.records import write_text
-    from stoker.settings import read_workload
+    from stoker.workload_file import read_workload
 
     is_kubeflow = target == "kubeflow"
     record = read_workload(workload, overrides=overrides or ())
@@ -101,7 +101,7 @@ def again_words(overrides: Sequence[str]) -> str:
 
 
 def _again(override: str) -> str:
-    from stoker.settings import VALUES_MARK
+    from stoker.workload_file import VALUES_MARK
 
     if override.startswith(VALUES_MARK):
         return f"--values {shlex.quote(override.removeprefix(VALUES_MARK))}"

@@ -218,7 +218,7 @@ def _elsewhere(file: Path | None, profile: "Profile") -> str:
 
 def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Workload":
     """Returns a workload that holds what a profile alone knows; today: an instance type."""
-    from stoker.settings import workload_from
+    from stoker.workload_file import workload_from
 
     # A profile has no platform: its type names it, but for Kubernetes, which has to be named.
     local = today.startswith("local.")

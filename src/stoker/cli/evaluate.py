@@ -65,9 +65,9 @@ def evaluate_verb(
     from stoker.cli.notify import telling
     from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params, workload_of_records
+    from stoker.environment import pipeline_run
     from stoker.records import Profile, Training, read_json
     from stoker.records.outcome import outcome_of
-    from stoker.settings import pipeline_run
 
     given = step_inputs(files)
     workload, training = workload or given.workload, training or given.training
@@ -169,10 +169,10 @@ def judged(
     from stoker.cli.outputs import deliver, told_of_evaluation
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import region_of
+    from stoker.environment import pipeline_run
     from stoker.evaluate import evaluate, model_metadata, model_quality
     from stoker.platforms.base import tracking_of
     from stoker.records import Decision, Profile, read_json, write_text
-    from stoker.settings import pipeline_run
     from stoker.words import evaluation_table
 
     profile, decision, training = records

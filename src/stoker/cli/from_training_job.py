@@ -13,7 +13,7 @@ from stoker.platforms.sagemaker.request import RESERVED
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 from stoker.records.hyperparameters import decoded, driver_decoded
-from stoker.settings import FLOAT_TAG, SCALARS
+from stoker.workload_file import FLOAT_TAG, SCALARS
 
 # The times that the SDK appends to the names of jobs.
 _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
@@ -36,7 +36,7 @@ _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
 
 
 class _WorkloadDumper(yaml.SafeDumper):
-    """A dumper whose texts, such as 1e-4, are read as texts by `stoker.settings`."""
+    """A dumper whose texts, such as 1e-4, are read as texts by `stoker.workload_file`."""
 
 
 _WorkloadDumper.add_implicit_resolver(FLOAT_TAG, SCALARS["float"], list("-+.0123456789"))

@@ -188,7 +188,7 @@ def _launch(arguments: list[str]) -> int:
         )
         return 0 if command else UsageError.exit_code
     try:
-        from stoker.settings import from_environment
+        from stoker.environment import from_environment
 
         if from_environment().profile_file:
             # Imported only for a profile: it needs the statistics of the profile.

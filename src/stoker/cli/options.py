@@ -99,7 +99,7 @@ def with_options(verb: Verb) -> Verb:
 
 def _with_files(files: object, overrides: object) -> list[str] | None:
     """Returns the overrides of --values and --set; the files come first, wherever they stand."""
-    from stoker.settings import VALUES_MARK
+    from stoker.workload_file import VALUES_MARK
 
     named = [f"{VALUES_MARK}{file}" for file in files] if isinstance(files, list) else []
     typed = overrides if isinstance(overrides, list) else []

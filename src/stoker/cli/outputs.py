@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.cli.options import OutputFiles
+from stoker.environment import step_workload
 from stoker.errors import UsageError
 from stoker.parameters import (
     BRANCH_INPUT,
@@ -43,7 +44,6 @@ from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import argument
 from stoker.records.notices import notice_figures
 from stoker.records.profile_key import PARTIAL_SCHEMA
-from stoker.settings import step_workload
 from stoker.words import free_words, whole_step_of
 
 # The size that Kubeflow and its database accept.

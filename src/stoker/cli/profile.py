@@ -104,12 +104,12 @@ def profile_verb(
         run_base,
         todays_cluster,
     )
+    from stoker.environment import own_pod
     from stoker.platforms import platform_named
     from stoker.profile.grown_files import COPY
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
     from stoker.profile.scratch_copy import scratch_copy
     from stoker.records import Group, to_json, write_json
-    from stoker.settings import own_pod
 
     if (logs or region) and not training_job:
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")

@@ -110,11 +110,11 @@ def train_verb(
         run_base,
     )
     from stoker.decide import followed
+    from stoker.environment import pipeline_execution, pipeline_run
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
-    from stoker.settings import pipeline_execution, pipeline_run
     from stoker.train import prepare
     from stoker.words import training_words
 

@@ -34,7 +34,7 @@ from stoker.records import (
 )
 from stoker.records.platforms import NAME_END
 from stoker.records.workload import refuse_foreign
-from stoker.settings import read_workload, workload_from
+from stoker.workload_file import read_workload, workload_from
 
 RUNS = Path("runs")
 _ROLES: tuple[Role, ...] = ("dnn", "data")

@@ -18,6 +18,7 @@ import psutil
 import zmq
 
 import stoker
+from stoker.environment import from_environment
 from stoker.errors import UsageError, install_command
 from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
@@ -26,7 +27,6 @@ from stoker.host.gpus import GpuReader, GpuState, GpusUnreadError
 from stoker.host.processes import loopback
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.repeat import within
-from stoker.settings import from_environment
 from stoker.words import gpu_figures
 
 FindingState = Literal["ok", "warn", "fail"]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, cast
 
+from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
 from stoker.feed.reachable import attributes_of
 from stoker.feed.resource_usage import Usage
@@ -26,7 +27,6 @@ from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
 from stoker.logs import EventName, Log
-from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
     import torch

@@ -11,6 +11,7 @@ import torch.utils.data
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import (
@@ -23,7 +24,6 @@ from stoker.feed.iterators import is_making, part_iterator
 from stoker.feed.placement import AnyLoader, placed_iterator
 from stoker.host.importing import imported
 from stoker.logs import EventName, Log
-from stoker.settings import from_environment
 
 _FEED = "stoker.feed.remote_iterators"
 _SEEDED = (

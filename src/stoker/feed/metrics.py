@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from stoker import settings
+from stoker import environment
 from stoker.errors import UsageError
 from stoker.logs import EventName, Log
 from stoker.records import Json, write_text
@@ -19,7 +19,7 @@ def log_metrics(**values: float) -> None:
     It raises nothing, because a metric must not end a training. A value that is NaN or infinite, or
     no number at all, is recorded as such with a warning in the log; its gate fails.
     """
-    process = settings.from_environment()
+    process = environment.from_environment()
     if process.rank != 0:
         return
     log = Log(run=process.run_id, host=process.host)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
+from stoker.environment import ProcessSettings
 from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
 from stoker.feed.in_step import Say, what_waits
@@ -25,7 +26,6 @@ from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.shared_memory import SharedMemoryError
 from stoker.host.importing import imported
 from stoker.logs import EventName, Log
-from stoker.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from stoker.feed.remote_iterators import FeedIterator

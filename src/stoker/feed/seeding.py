@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import StackDataset, Subset
 from torch.utils.data._utils import worker as torch_worker
 
+from stoker.environment import from_environment
 from stoker.errors import ShippingError
 from stoker.feed.generators import (
     MAX_SEED,
@@ -36,7 +37,6 @@ from stoker.feed.generators import (
 )
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.logs import EventName, Log
-from stoker.settings import from_environment
 
 # Base seed, replica, epoch, number of the batch.
 BATCH_WORDS = 4

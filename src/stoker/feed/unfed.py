@@ -17,12 +17,12 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.environment import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 from stoker.feed import why_unfed as sentences
 from stoker.feed.bookkeeping import MAKERS, TrainerProcess, known_process, this_process
 from stoker.feed.loading import Loading, Unfed
 from stoker.feed.own_loaders import own_loaders
 from stoker.logs import EventName, Log
-from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
 _FEED = "stoker.feed.remote_iterators"
 # A script may take some steps on batches of zeros before it reads its first one.

@@ -2,7 +2,7 @@
 
     from kfp import dsl
     from stoker.kubeflow import PipelineRun, control_step, decide, follower, profile
-    from stoker.settings import read_workload
+    from stoker.workload_file import read_workload
 
     run = PipelineRun.of(read_workload("configs/mnist-kubeflow.yaml"))
 

@@ -26,6 +26,7 @@ from kfp.dsl.base_component import BaseComponent as Component
 from kfp.dsl.pipeline_task import PipelineTask as Task
 from kfp.kubernetes import set_security_context
 
+from stoker.environment import STEP_WORKLOAD
 from stoker.errors import UsageError
 from stoker.kubeflow.branches import TrainingComponent, checked_branch
 from stoker.parameters import BRANCH_INPUT, Parameter
@@ -41,7 +42,6 @@ from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STE
 from stoker.records import Workload, nearest
 from stoker.records.platforms import amount
 from stoker.records.profile_key import same_cost_names
-from stoker.settings import STEP_WORKLOAD
 
 # Stands for the run's id, but only as the whole value of an input.
 RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
@@ -88,7 +88,7 @@ class PipelineRun:
 
         Args:
             workload: Workload with an image and today's cluster, from
-                `stoker.settings.read_workload`.
+                `stoker.workload_file.read_workload`.
             parameters: Parameters of your pipeline that replace the workload's values: image=image.
 
         Raises:

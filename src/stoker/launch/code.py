@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from stoker import archive
 from stoker.archive import MAX_CODE_FILES
+from stoker.environment import ProcessSettings
 from stoker.errors import UsageError
 from stoker.launch import sagemaker_variables
-from stoker.settings import ProcessSettings
 
 # A code package may have weights in it.
 MAX_UNPACKED_BYTES = 4 << 30

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from stoker.catalog import load_catalog
+from stoker.environment import ProcessSettings
 from stoker.errors import UsageError
 from stoker.feed.loading import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
@@ -62,7 +63,6 @@ from stoker.records import (
 )
 from stoker.records.base import float_of
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
-from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, api_server
+from stoker.environment import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, api_server
 
 # It changes once a minute at most, and ends a run after minutes.
 POLL_SECONDS = 5.0

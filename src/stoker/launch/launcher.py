@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.host.limits import limits_here, too_low
 from stoker.launch.code import check_words, order_of
@@ -23,7 +24,6 @@ from stoker.launch.supervise import Inbox, signals_to
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.launch.trainer_host import follow, lead
 from stoker.logs import EventName, Log
-from stoker.settings import ProcessSettings, from_environment
 
 _KEPT = ("model", "checkpoints", "output")
 

@@ -24,6 +24,7 @@ from typing import Literal
 
 import zmq
 
+from stoker.environment import ProcessSettings
 from stoker.errors import ProtocolError, UsageError
 from stoker.feed.wire.crypto import Keys, read_event, read_token, secure_client
 from stoker.feed.wire.protocol import (
@@ -50,7 +51,6 @@ from stoker.launch.supervise import Decided, Inbox, SignalReceived
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
-from stoker.settings import ProcessSettings
 
 # If a silent leader's port refuses connections for this long, its launcher has ended.
 REFUSED_SECONDS = 5.0

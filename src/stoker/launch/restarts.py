@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.environment import ProcessSettings
 from stoker.errors import PlatformError
 from stoker.feed import timeline
 from stoker.logs import EventName, Log
-from stoker.settings import ProcessSettings
 
 FILE = "restarts.json"
 MAX_FILES = 100_000

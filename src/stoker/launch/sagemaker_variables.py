@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
 from stoker.records.hyperparameters import arguments, decoded, in_order, literal
-from stoker.settings import RunEnvironment
 
 # The toolkit's own hyperparameters: this prefix, and two names.
 _RESERVED_PREFIX = "sagemaker_"

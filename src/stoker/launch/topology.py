@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
+from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.records import PLATFORM_INFOS, Role, bare_type, read_text
-from stoker.settings import RunEnvironment
 
 # The service's name for the group of a job without instance groups.
 HOMOGENEOUS = "homogeneousCluster"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.environment import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 from stoker.errors import (
     EXIT_PEER_LOST,
     RESTARTING_CODES,
@@ -73,7 +74,6 @@ from stoker.records import Event
 from stoker.records.gpu import loads_as_json
 from stoker.records.secrets import parts_to_hide
 from stoker.records.training import STARTED, InputVersion
-from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _POLL_SECONDS = 1.0
 # A host that never came: the platform's code, as the training has none.

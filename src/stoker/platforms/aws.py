@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import IO, cast
 
+from stoker.environment import cloud_region
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, StokerError, UsageError
 from stoker.platforms.service_limits import object_problem, over_limits, tag_problems
 from stoker.records import Json
 from stoker.records.base import mappings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, may_pass, repeated
-from stoker.settings import cloud_region
 
 # Operations that change nothing: what they are asked for exists, or does not.
 _READING = ("Describe", "List", "Get", "Head")

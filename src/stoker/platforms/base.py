@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from stoker.environment import RunEnvironment
 from stoker.errors import (
     JobStoppedError,
     PlatformError,
@@ -32,7 +33,6 @@ from stoker.records import (
 )
 from stoker.records.hyperparameters import order_of, values_of
 from stoker.records.training import Lineage
-from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
 # Variables by which `mlflow.log_metric` finds its run. They may differ between attempts of one job.

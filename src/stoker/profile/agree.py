@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 import psutil
 
+from stoker.environment import PROFILE_ENDED_FILE, api_server
 from stoker.host.machine import cpu_limit, vcpu_capacity
 from stoker.host.processes import descendants
 from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
-from stoker.settings import PROFILE_ENDED_FILE, api_server
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

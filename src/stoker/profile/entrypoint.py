@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from stoker.environment import from_environment
 from stoker.errors import StokerError, UsageError
 from stoker.feed import timeline
 from stoker.host.machine import vcpu_capacity
@@ -33,7 +34,6 @@ from stoker.profile.rank_results import read_ranks
 from stoker.records import TodaysGroup, Training, read_json, write_json
 from stoker.records.profile_origin import ProfileOrigin
 from stoker.records.workload import workload_keys
-from stoker.settings import from_environment
 
 
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.environment import ProcessSettings
 from stoker.profile.cache_files import is_cache, is_cache_folder
 from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile
-from stoker.settings import ProcessSettings
 from stoker.text import size
 
 MAX_FILES = 20_000

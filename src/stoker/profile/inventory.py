@@ -13,8 +13,8 @@ from types import ModuleType
 import msgspec
 import torch
 
+from stoker.environment import named_instance_type
 from stoker.profile.rank_results import Inventory
-from stoker.settings import named_instance_type
 
 METADATA_ADDRESS = "169.254.169.254:80"
 METADATA_SECONDS = 1.0

@@ -16,6 +16,7 @@ import msgspec
 import torch.distributed
 from torch.optim.lr_scheduler import LRScheduler
 
+from stoker.environment import ProcessSettings
 from stoker.feed import loader as loader_module
 from stoker.feed.changes import making
 from stoker.feed.epoch_times import epoch_times
@@ -69,7 +70,6 @@ from stoker.profile.step_watch import (
     missing_of,
 )
 from stoker.records import Shippable
-from stoker.settings import ProcessSettings
 from stoker.text import wait_share
 
 # Shares of the budget; each phase also starts workers, which takes a moment.

@@ -17,6 +17,7 @@ import msgspec
 import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed.own_loaders import own_loaders
 from stoker.feed.replace import note_makings
@@ -26,7 +27,6 @@ from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import own_folders
 from stoker.profile.loader_phases import Iterate, Loader
 from stoker.profile.phases import ProfileSession
-from stoker.settings import from_environment
 
 _ENOUGH_STEPS = 20
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from stoker.environment import PROFILE_ENDED_FILE
 from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
@@ -53,7 +54,6 @@ from stoker.records import (
 from stoker.records.base import Value
 from stoker.records.gpu import busy_share
 from stoker.records.profile_origin import ProfileOrigin, digests_of
-from stoker.settings import PROFILE_ENDED_FILE
 from stoker.text import percentage, step_words
 
 NOTE = (

@@ -7,6 +7,7 @@ Replaying such batches would tell nothing about their source. The steps are in t
 import os
 from typing import NoReturn
 
+from stoker.environment import ProcessSettings, from_environment
 from stoker.feed.bookkeeping import this_process
 from stoker.feed.timed import TimedEpoch
 from stoker.feed.timeline import Steps
@@ -14,7 +15,6 @@ from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH
 from stoker.profile.warm_up import WarmUp
-from stoker.settings import ProcessSettings, from_environment
 from stoker.text import wait_share
 
 # Batches that a loader of any kind may hold ready: 4 workers, twice, and a queue to the script.

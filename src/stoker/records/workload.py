@@ -1,4 +1,4 @@
-"""The workload, read by `stoker.settings`: a command, its inputs, gate and today's cluster."""
+"""The workload, read by `stoker.workload_file`: a command, its inputs, gate and today's cluster."""
 
 import hashlib
 import re

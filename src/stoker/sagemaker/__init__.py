@@ -2,7 +2,7 @@
 
     from sagemaker.mlops.workflow.pipeline import Pipeline
     from stoker.sagemaker import PipelineRun, decide_step, profile_step, upload_inputs
-    from stoker.settings import read_workload
+    from stoker.workload_file import read_workload
 
     run = PipelineRun.of(read_workload("configs/mnist-sagemaker.yaml"))
     measured = profile_step(run)
@@ -21,6 +21,7 @@ control steps the control image). `run.given(...)` returns the run with other pa
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
 from stoker.parameters import Parameter, main_channel
@@ -56,7 +57,6 @@ from stoker.sagemaker.steps import (
 
 # The name is stoker.kubeflow's, too; inside stoker each class name occurs once.
 from stoker.sagemaker.steps import SageMakerPipelineRun as PipelineRun
-from stoker.settings import RunEnvironment
 from stoker.text import duration
 from stoker.train import MAX_PLANS
 

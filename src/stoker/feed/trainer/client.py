@@ -17,6 +17,7 @@ from types import TracebackType
 
 import zmq
 
+from stoker.environment import ProcessSettings
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory, why_unfed
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
@@ -36,7 +37,6 @@ from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.stream import BufferPool
 from stoker.feed.workers.pool import Result
 from stoker.logs import EventName, Log
-from stoker.settings import ProcessSettings
 
 # Beyond the lease: the coordinator's message and the reconnect take a moment.
 LOST_GRACE_SECONDS = 3.0

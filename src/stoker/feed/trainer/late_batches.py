@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
+from stoker.environment import ProcessSettings
 from stoker.errors import FeedLostError
 from stoker.feed.trainer.links import AgentLink
 from stoker.feed.trainer.scheduler import Peer
@@ -19,7 +20,6 @@ from stoker.feed.wire import protocol
 from stoker.feed.workers.pool import Maker
 from stoker.feed.workers.stacks import words_of
 from stoker.logs import EventName
-from stoker.settings import ProcessSettings
 
 # A batch that is waited for is reported after the first of these, or half of
 # feed.sample_timeout_seconds if that is less; again after the others, and each last one.

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import psutil
 
+from stoker.environment import from_environment
 from stoker.errors import StokerError, UsageError
 from stoker.host import spawn
 from stoker.host.machine import host_bytes
 from stoker.host.processes import signal_all
 from stoker.records.engine import places_in
-from stoker.settings import from_environment
 
 # The path of a UNIX socket has at most 107 bytes; Ray appends this to its folder's.
 MAX_FOLDER_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")

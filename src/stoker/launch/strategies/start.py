@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stoker
+from stoker.environment import ProcessSettings
 from stoker.host import machine
 from stoker.host.processes import loopback
 from stoker.launch import sagemaker_variables
@@ -16,7 +17,6 @@ from stoker.logs import EventName, Log
 from stoker.records import FeedSettings, StrategySettings
 from stoker.records.engine import Strategy
 from stoker.records.hyperparameters import arguments
-from stoker.settings import ProcessSettings
 
 STARTUP_DIR = Path(stoker.__file__).parent / "startup"
 # Fields that a launcher sets for its child processes, whatever its own values are.

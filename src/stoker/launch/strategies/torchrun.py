@@ -26,13 +26,13 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
-from stoker import settings
+from stoker import environment
 from stoker.launch.finish import RankEnd, first_cause, read_failure, write_cause
 
 
 def main(arguments: list[str]) -> int:
     """Runs the ranks of this host; returns the exit code of the one that failed first."""
-    output = settings.from_environment().output
+    output = environment.from_environment().output
     options = get_args_parser().parse_args(arguments)
     try:
         _run(options, output)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import msgspec
 
+from stoker.environment import kubeflow_environment
 from stoker.errors import (
     MissingExtraError,
     ServiceError,
@@ -41,7 +42,6 @@ from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
 from stoker.records.base import Document, mapping, mappings
-from stoker.settings import kubeflow_environment
 
 # Of a connection, and of a read.
 TIMEOUT_SECONDS = (10.0, 60.0)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from stoker.environment import own_pod
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log
 from stoker.platforms.base import JobSpec
@@ -41,7 +42,6 @@ from stoker.platforms.kubernetes.submit import (
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.records.base import Document, mapping
-from stoker.settings import own_pod
 
 __all__ = ["KubernetesPlatform", "KubernetesRequest"]
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from stoker.environment import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ClusterApi, text
@@ -21,7 +22,6 @@ from stoker.platforms.kubernetes.objects import ROLE_LABEL, STEP_LABEL, lease_ma
 from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import within
-from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 
 # A part of the pod's grace of 30 s, in which the record is written, too.
 CANCELLED_SECONDS = 2.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from stoker.environment import RunEnvironment, RunGroup
 from stoker.errors import UsageError
 from stoker.host.machine import CPU_REQUEST
 from stoker.platforms.base import (
@@ -34,7 +35,6 @@ from stoker.records import (
 )
 from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import ObjectPatch, amount, lacks_arm_image
-from stoker.settings import RunEnvironment, RunGroup
 
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
 # characters and 100000 hosts.

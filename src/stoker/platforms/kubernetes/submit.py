@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.environment import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 from stoker.errors import PlatformError, ServiceError, StokerError, TerminatedError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import (
@@ -47,7 +48,6 @@ from stoker.platforms.kubernetes.state import (
 )
 from stoker.records.base import Document, mapping, write_text
 from stoker.repeat import Suppressed
-from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 # A runtime is deleted when the last TrainJob that uses it has gone.
 GONE_SECONDS = 120.0

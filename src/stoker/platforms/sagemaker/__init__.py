@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stoker.environment import pipeline_execution
 from stoker.errors import ServiceError
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
@@ -16,7 +17,6 @@ from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
 from stoker.records import Group, Json
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass
-from stoker.settings import pipeline_execution
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 from stoker import archive
+from stoker.environment import pipeline_execution
 from stoker.errors import PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
@@ -38,7 +39,6 @@ from stoker.platforms.sagemaker.submit import (
     stop_job,
 )
 from stoker.repeat import ResultT, Suppressed, may_pass
-from stoker.settings import pipeline_execution
 
 FOLDER = "stoker"
 # Limits of the whole archive, unpacked: the user's outputs are in it, too, and skipped.

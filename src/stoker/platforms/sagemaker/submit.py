@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stoker.environment import pipeline_execution
 from stoker.errors import (
     NoCapacityError,
     PlatformError,
@@ -33,7 +34,6 @@ from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
 from stoker.repeat import Suppressed, may_pass
-from stoker.settings import pipeline_execution
 
 FINAL = ("Completed", "Failed", "Stopped")
 
