@@ -2,7 +2,6 @@
 
 # %% PipelineRun, period, profile, decide, train, evaluate, gate, finish, control_step, follower, RUN_ID
 from kfp import dsl
-from stoker.workload_file import read_workload
 
 from stoker.kubeflow import (
     RUN_ID,
@@ -17,6 +16,7 @@ from stoker.kubeflow import (
     profile,
     train,
 )
+from stoker.workload_file import read_workload
 
 run = PipelineRun.of(read_workload("configs/mnist-kubeflow.yaml"))
 

@@ -1,9 +1,8 @@
 """The examples of stoker.sagemaker in docs/reference/python.md; a test runs them in this order."""
 
 # %% PipelineRun
-from stoker.workload_file import read_workload
-
 from stoker.sagemaker import PipelineRun
+from stoker.workload_file import read_workload
 
 run = PipelineRun.of(read_workload("configs/mnist-sagemaker.yaml"))
 

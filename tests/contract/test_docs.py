@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import typer.main
-from stoker.workload_file import read_workload
 
 from stoker.catalog import load_catalog
 from stoker.cli.app import VERBS, app_for
 from stoker.parameters import parameters_of
+from stoker.workload_file import read_workload
 from support.examples import document
 from support.pages import code_lines
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import boto3
 import pytest
 from botocore.stub import Stubber
-from stoker.workload_file import read_workload
 
 from stoker.doctor import Finding
 from stoker.doctor.account import examine_account
 from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
+from stoker.workload_file import read_workload
 from support.command import stoker
 from support.moto_server import ACCOUNT, REGION
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from stoker.workload_file import read_workload
 
 from stoker.cli.from_training_job import from_training_job
 from stoker.errors import ServiceError, UsageError
@@ -14,6 +13,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
+from stoker.workload_file import read_workload
 from support.command import stoker, succeeds
 from support.sagemaker_uploads import recorded
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.launch.log_metrics import LogMetrics, metrics_in_log
 from stoker.parameters import overrides_of
 from stoker.records import Gate, Workload
+from stoker.workload_file import workload_from
 from support.command import process
 
 PRINTS = """

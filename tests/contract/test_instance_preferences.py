@@ -6,7 +6,6 @@ import json
 import msgspec
 import pytest
 import yaml
-from stoker.workload_file import read_workload
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
@@ -16,6 +15,7 @@ from stoker.platforms.sagemaker.checks import problems
 from stoker.platforms.sagemaker.submit import job_state
 from stoker.records import SageMakerSettings
 from stoker.train import limiting_budget, train
+from stoker.workload_file import read_workload
 from support.aws_answers import Answers, Clock
 from support.command import stoker
 from support.moto_server import REGION

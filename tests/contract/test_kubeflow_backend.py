@@ -12,11 +12,11 @@ pytest.importorskip("kfp")
 
 from kfp import dsl
 from kfp.dsl import Artifact, ContainerSpec, Output, PipelineTaskFinalStatus
-from stoker.workload_file import read_workload
 
 from stoker import kubeflow
 from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import Workload
+from stoker.workload_file import read_workload
 from support import examples
 from support.kubeflow_backend import KubeflowRun, NotPlayedError, Pipeline, Step, Store
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import yaml
-from stoker.workload_file import workload_from
 
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import step_inputs
 from stoker.environment import step_workload
 from stoker.errors import UsageError
 from stoker.pipelines.kubeflow.compile import compile_kubeflow, kubeflow_request
+from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.kubernetes_jobs import POOLS
 

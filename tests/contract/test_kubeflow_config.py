@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from stoker.workload_file import read_workload
 
 from stoker.catalog import catalog_of, load_catalog, with_pools
 from stoker.cli.workloads import parse_groups
@@ -16,6 +15,7 @@ from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.records import Profile, ProfiledHost, StepTerms, Workload
+from stoker.workload_file import read_workload
 from support.examples import project
 
 ROOT = Path(__file__).parents[2]

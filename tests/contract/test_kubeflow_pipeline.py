@@ -20,14 +20,13 @@ if __name__ == "__main__":
 
 pytest.importorskip("kfp")
 
-from stoker.workload_file import workload_from
-
 from stoker.cli.app import VERBS, app_for
 from stoker.cli.outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
 from stoker.errors import UsageError
 from stoker.kubeflow import compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
 from stoker.records import Gate, TrackingSettings
+from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.command import process
 from support.examples import printed_elsewhere

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("kfp")
 
 from kfp import dsl
-from stoker.workload_file import workload_from
 
 from stoker import kubeflow
 from stoker.cli.options import OutputFiles
@@ -17,6 +16,7 @@ from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled, follower
 from stoker.platforms.kubernetes.objects import object_name
 from stoker.records import is_run_of
+from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 

@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.catalog import load_catalog
 from stoker.cli.kept_training import train_and_keep
@@ -49,6 +48,7 @@ from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Channel, Group, to_json, write_json
 from stoker.records.base import Document
 from stoker.records.training import InputVersion
+from stoker.workload_file import workload_from
 from support.command import succeeds
 from support.kubernetes_api import GRACE_SECONDS, NAMESPACE, USER, Fault, KubernetesApi, kube_config
 from support.kubernetes_jobs import POOLS, WORKLOAD, leader_lines

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from stoker.workload_file import read_workload
 
 from stoker.pipelines.kubeflow.compile import workload_text
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.records import Decision, ProfiledHost, read_json, write_json
+from stoker.workload_file import read_workload
 from support import builders
 from support.command import Done, stoker, succeeds
 from support.sagemaker_uploads import BUCKET, WORKLOAD

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from stoker.workload_file import read_workload
 
 from stoker.cli.script_options import options_of, sources_of
 from stoker.cli.script_options_text import options_text
@@ -14,6 +13,7 @@ from stoker.errors import UsageError
 from stoker.parameters import overrides_of, parameters_of
 from stoker.records import Workload
 from stoker.records.hyperparameters import arguments, decoded, encoded, values_of
+from stoker.workload_file import read_workload
 
 ARGPARSE = """
 import argparse, json, os

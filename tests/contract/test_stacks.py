@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from stoker.workload_file import read_workload
 
 from stoker.errors import ServiceError
 from stoker.platforms.aws import Aws
 from stoker.records.base import mappings
+from stoker.workload_file import read_workload
 from support.moto_server import ACCOUNT
 from support.policies import ROOT
 

@@ -1,9 +1,9 @@
 """A gate on a metric that nothing reports is told before the run is paid."""
 
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.cli.unreported import unreported_words
+from stoker.workload_file import workload_from
 
 
 def words(tmp_path, source: str, **gate: object) -> str:

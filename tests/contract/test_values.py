@@ -5,11 +5,11 @@ import json
 import pytest
 import typer.main
 import yaml
-from stoker.workload_file import read_workload
 
 from stoker.cli.app import VERBS, app_for
 from stoker.cli.compile import again_words
 from stoker.errors import UsageError
+from stoker.workload_file import read_workload
 from support.command import succeeds
 
 WORKLOAD = """\

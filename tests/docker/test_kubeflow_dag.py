@@ -17,7 +17,6 @@ pytest.importorskip("kfp")
 
 from kfp import dsl
 from kfp.dsl import ContainerSpec
-from stoker.workload_file import workload_from
 
 from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
@@ -35,6 +34,7 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.base import mapping
+from stoker.workload_file import workload_from
 from support.docker_engine import ROOT
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubelet import Kubelet, claims_in

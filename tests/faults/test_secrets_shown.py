@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.local import LocalPlatform
 from stoker.platforms.sagemaker.request import plan_request
 from stoker.records.secrets import fetch_variables, source_of
+from stoker.workload_file import workload_from
 from support.builders import group
 from support.moto_server import REGION, ROLE
 

@@ -1,7 +1,5 @@
 """Builds records as small as a test needs them; whole ones of a run are in `sample_records`."""
 
-from stoker.workload_file import workload_from
-
 from stoker.launch.topology import HostGroup, Topology
 from stoker.records import (
     Check,
@@ -15,6 +13,7 @@ from stoker.records import (
     Workload,
 )
 from stoker.records.gpu import GpuFigure
+from stoker.workload_file import workload_from
 
 
 def group(role, kind="local.c1", count=1, *, name="", **more) -> Group:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from stoker.workload_file import workload_from
 
 from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
 from stoker.records import Json
+from stoker.workload_file import workload_from
 
 ROOT = Path(__file__).resolve().parents[2]
 

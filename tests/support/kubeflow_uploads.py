@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import yaml
-from stoker.workload_file import workload_from
 
 from stoker.pipelines.base import Compiled
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.pipelines.kubeflow.compile import compile_kubeflow
 from stoker.records import Json, Workload
+from stoker.workload_file import workload_from
 from support.aws_answers import Clock
 from support.kfp_server import KfpServer
 

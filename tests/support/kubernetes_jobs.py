@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from stoker.workload_file import workload_from
 
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.pod_outputs import log_files
 from stoker.records import Group, Json, ProfileSettings
+from stoker.workload_file import workload_from
 
 GPU = "g5.2xlarge"
 CPU = "c7i.4xlarge"

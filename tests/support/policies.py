@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
-from stoker.workload_file import read_workload
 
 from stoker.records import Json, Workload
+from stoker.workload_file import read_workload
 from support.examples import document
 
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 
 import boto3
 from botocore.stub import Stubber
-from stoker.workload_file import workload_from
 
 from stoker.parameters import parameters_of
 from stoker.pipelines.base import pack_inputs
 from stoker.pipelines.sagemaker.compile import Compiled
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
+from stoker.workload_file import workload_from
 from support.aws_answers import Clock
 
 REGION = "eu-central-1"

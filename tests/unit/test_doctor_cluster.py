@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 import yaml
-from stoker.workload_file import workload_from
 
 from stoker.doctor import Finding
 from stoker.doctor.cluster import RETRY_LINES, examine_cluster
 from stoker.platforms.kubernetes.rights import rules
 from stoker.records import Json, KubernetesSettings
+from stoker.workload_file import workload_from
 from support.command import succeeds
 from support.kfp_server import KfpServer
 from support.kubernetes_api import NAMESPACE, Fault, kube_config, kubernetes_api

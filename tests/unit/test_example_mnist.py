@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from stoker.workload_file import read_workload
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,6 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.workload_file import read_workload, workload_from
 
 from stoker import parameters, tracking
 from stoker.environment import from_environment
@@ -23,6 +22,7 @@ from stoker.platforms.base import JobSpec, run_environment
 from stoker.records import Group, Job, Training, to_json
 from stoker.records.base import read_json
 from stoker.records.hyperparameters import argument, arguments, driver_decoded, encoded, record_of
+from stoker.workload_file import read_workload, workload_from
 
 # Texts that JSON, YAML or Python take for something else.
 TEXTS = [

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from stoker.workload_file import read_workload, workload_from
 
 from stoker import log_metrics
 from stoker.cli.outputs import carried, told_of_evaluation, told_of_training
@@ -37,6 +36,7 @@ from stoker.records.base import Place
 from stoker.records.hyperparameters import record_of
 from stoker.records.outcome import outcome_of
 from stoker.words import evaluation_table, evaluation_words, training_words
+from stoker.workload_file import read_workload, workload_from
 from support import sample_records
 
 

@@ -1,11 +1,11 @@
 from collections.abc import Mapping
 
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.errors import UsageError
 from stoker.parameters import gate_text, main_channel, overrides_of, parameters_of
 from stoker.records import Json, Workload
+from stoker.workload_file import workload_from
 
 DOCUMENT: Mapping[str, Json] = {
     "name": "digits",

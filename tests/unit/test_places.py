@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.errors import UsageError
 from stoker.pipelines.sagemaker.compile import pipeline_request
@@ -11,6 +10,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.places import AWS_IMAGE_ACCOUNTS
 from stoker.platforms.sagemaker.request import plan_request
 from stoker.records import Group
+from stoker.workload_file import workload_from
 
 MINE, OTHER = "111122223333", "444455556666"
 WORKLOAD = {

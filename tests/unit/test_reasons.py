@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._utils import ExceptionWrapper
 
+from stoker.failure_reasons import cause_of, reason_of_failure, said_in
 from stoker.feed.wire.dataset import pack_error, unpack_error
 from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
 from stoker.logs import Log
-from stoker.reasons import cause_of, reason_of_failure, said_in
 from support import builders
 
 WHO = "dnn host s7a-dnn-0-0"

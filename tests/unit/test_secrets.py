@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from stoker.workload_file import workload_from
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
@@ -14,6 +13,7 @@ from stoker.platforms.local import check_secrets
 from stoker.platforms.sagemaker.request import plan_request
 from stoker.records import SecretSource
 from stoker.records.secrets import hidden
+from stoker.workload_file import workload_from
 from support import kubernetes_jobs
 from support.builders import workload
 from support.sagemaker_job import DATA, DNN, IMAGE, ROLE

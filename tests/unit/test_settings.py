@@ -3,7 +3,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from stoker.workload_file import read_workload, workload_from
 
 from stoker.environment import (
     ProcessSettings,
@@ -22,6 +21,7 @@ from stoker.records import (
 )
 from stoker.records.engine import EngineHost
 from stoker.records.training import Budget
+from stoker.workload_file import read_workload, workload_from
 from support import builders
 
 GOOD = """\

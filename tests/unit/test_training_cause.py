@@ -1,7 +1,7 @@
+from stoker.failure_reasons import cause_of
 from stoker.feed.workers.pool import advice_on, describe_exit
 from stoker.host.processes import why_not_found
 from stoker.launch.finish import words_of_end
-from stoker.reasons import cause_of
 
 WHO = "the training command on algo-3"
 LOG = (

@@ -19,13 +19,13 @@ import msgspec
 from stoker.cli.options import OutputFiles
 from stoker.environment import step_workload
 from stoker.errors import UsageError
+from stoker.failure_reasons import shortened
 from stoker.parameters import (
     BRANCH_INPUT,
     BRANCH_ITEM_INPUT,
     HYPERPARAMETER_INPUT,
     HYPERPARAMETERS_INPUT,
 )
-from stoker.reasons import shortened
 from stoker.records import (
     Decision,
     EpochTimes,

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
+from stoker.failure_reasons import RANK_MARK
 from stoker.logs import EventName, LogEvent, parted, shown
-from stoker.reasons import RANK_MARK
 from stoker.text import duration, ms, percentage
 
 if TYPE_CHECKING:

@@ -20,6 +20,13 @@ import msgspec
 from stoker.catalog import load_catalog
 from stoker.environment import ProcessSettings
 from stoker.errors import UsageError
+from stoker.failure_reasons import (
+    innermost,
+    reason_of_failure,
+    shortened,
+    without_events,
+    words_of_feed,
+)
 from stoker.feed.loading import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE
@@ -41,13 +48,6 @@ from stoker.launch.passive_profile import (
 from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log
-from stoker.reasons import (
-    innermost,
-    reason_of_failure,
-    shortened,
-    without_events,
-    words_of_feed,
-)
 from stoker.records import (
     Event,
     GpuLoad,

@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Literal
 
 from stoker.errors import PlatformError, UsageError
+from stoker.failure_reasons import reason_of_failure
 from stoker.host import spawn
 from stoker.host.processes import (
     KILL_SECONDS,
@@ -49,7 +50,6 @@ from stoker.platforms.base import (
     run_environment,
 )
 from stoker.platforms.follow import FileTail, full_disk
-from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
 from stoker.records.hyperparameters import encoded

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from stoker.reasons import cause_of, said_in, without_events
+from stoker.failure_reasons import cause_of, said_in, without_events
 from stoker.records.base import (
     AnyFloat,
     Fraction,

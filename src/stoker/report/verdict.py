@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 from unicodedata import category
 
-from stoker.reasons import cause_of
+from stoker.failure_reasons import cause_of
 from stoker.records import (
     Band,
     Decision,

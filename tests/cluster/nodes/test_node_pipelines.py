@@ -11,8 +11,8 @@ import uuid
 from typing import Any
 
 import pytest
-from stoker.workload_file import read_workload
 
+from stoker.workload_file import read_workload
 from support.cluster_files import rbac
 from support.node_cluster import (
     LOST,

@@ -21,6 +21,7 @@ from typing import Literal
 import psutil
 
 from stoker.errors import UsageError
+from stoker.failure_reasons import said_in
 from stoker.host import machine, spawn
 from stoker.host.processes import is_running, signal_all, with_port
 from stoker.launch import sagemaker_variables
@@ -34,7 +35,6 @@ from stoker.launch.supervise import (
     resolve_program,
 )
 from stoker.logs import EventName, Log
-from stoker.reasons import said_in
 from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
 

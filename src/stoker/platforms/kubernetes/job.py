@@ -19,6 +19,7 @@ from stoker.errors import (
     StokerError,
     TerminatedError,
 )
+from stoker.failure_reasons import reason_of_failure
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun
@@ -62,7 +63,6 @@ from stoker.platforms.kubernetes.troubles import (
     refused_pods,
     troubles_of,
 )
-from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import mapping
 from stoker.records.training import InputVersion, Lineage
