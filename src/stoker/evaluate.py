@@ -35,7 +35,7 @@ from stoker.records.notices import notices_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
-from stoker.text import aws_value
+from stoker.units import aws_value
 
 # SageMaker Studio's names of regression metrics; all others are of a classification.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})

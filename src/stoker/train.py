@@ -46,7 +46,7 @@ from stoker.records.hyperparameters import record_of
 from stoker.records.training import Budget, InputVersion, Lineage, TrainingFacts, write_training
 from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.repeat import within
-from stoker.text import ms, usd
+from stoker.units import ms, usd
 
 RequestT = TypeVar("RequestT")
 

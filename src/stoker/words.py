@@ -1,6 +1,6 @@
 """Texts about a run's records, for the terminal and for the page of the report.
 
-A page's figures have spaces that do not break and one unit of time; see `stoker.text`.
+A page's figures have spaces that do not break and one unit of time; see `stoker.units`.
 """
 
 import math
@@ -31,7 +31,7 @@ from stoker.records import (
 from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import BUSY, NOT_COMPARABLE, UNHELPED
-from stoker.text import (
+from stoker.units import (
     ESTIMATE,
     Style,
     TimeUnit,

@@ -39,8 +39,8 @@ from stoker.records import (
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.records.training import InputVersion, Lineage
 from stoker.report.verdict import collect, judge
-from stoker.text import time_unit
 from stoker.tracking import metrics_of, tags_of
+from stoker.units import time_unit
 from stoker.words import evaluation_table, evaluation_words, training_words
 from support import builders, sample_records
 

@@ -9,7 +9,7 @@ from stoker.catalog import load_catalog
 from stoker.profile.explain import explain
 from stoker.records import Decision, Profile, parts_of
 from stoker.records.parts import bottleneck_of, limit_words
-from stoker.text import ms
+from stoker.units import ms
 from support import decisions
 from support.drawn_ranks import ranks
 from support.profiled_ranks import changed, drained, profile_of, rank_of

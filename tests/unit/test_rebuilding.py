@@ -52,7 +52,7 @@ def raising(err: Exception):
 
 LIBGL = "libGL.so.1: cannot open shared object file: No such file or directory"
 CUDA = "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False"
-FILES = CodeFacts(files={"helper": "abc", "stoker.text": "abc"})
+FILES = CodeFacts(files={"helper": "abc", "stoker.units": "abc"})
 OTHER_TORCH = CodeFacts(versions={"torch": "1.13.1", "numpy": numpy.__version__})
 KNOWN = CodeFacts(versions={"not_there": "4.2"})
 
@@ -89,8 +89,8 @@ CASES = {
         ),
     ),
     "a class that a file lacks": (
-        *(unpickled(b"cstoker.text\nNoSuchClass\n."), FILES, Cause.MISSING_NAME),
-        *("stoker.text of data host algo-7 has no NoSuchClass", "the same stoker.text"),
+        *(unpickled(b"cstoker.units\nNoSuchClass\n."), FILES, Cause.MISSING_NAME),
+        *("stoker.units of data host algo-7 has no NoSuchClass", "the same stoker.units"),
     ),
     "a class of the script": (
         *(unpickled(b"c__main__\nEntry\n."), CodeFacts(), Cause.MISSING_NAME),

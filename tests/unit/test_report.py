@@ -32,7 +32,7 @@ from stoker.records.base import sha256_of
 from stoker.records.training import GroupSpending, Lineage
 from stoker.report.step_times import StepTimes, Strip, draw_strips, read_steps
 from stoker.report.verdict import transform_rows
-from stoker.text import time_unit as choose_time_unit
+from stoker.units import time_unit as choose_time_unit
 from support import builders, sample_records
 from support.feed_rows import write_feed
 from support.property_tests import examples

@@ -23,7 +23,7 @@ from stoker.report import scaling_of_runs
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from stoker.report.plans import draw_plans, spots_of
-from stoker.text import MILLISECONDS, time_unit
+from stoker.units import MILLISECONDS, time_unit
 from support import builders, decisions, gpu_profiles, sample_records
 from support.feed_rows import host_rate, write_feed
 from support.property_tests import examples

@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.text import (
+from stoker.units import (
     apart,
     count,
     digits,

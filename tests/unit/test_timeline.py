@@ -32,7 +32,7 @@ from stoker.platforms.base import LogLine
 from stoker.records import Group, Job, Training
 from stoker.report.step_times import Strip, describe_windows, read_steps
 from stoker.report.verdict import collect
-from stoker.text import wait_words
+from stoker.units import wait_words
 from stoker.words import training_words
 from support.aws_answers import Clock
 from support.device_double import DeviceDouble

@@ -28,7 +28,7 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.notices import STALE_DAYS
-from stoker.text import ESTIMATE
+from stoker.units import ESTIMATE
 
 # AWS's baseline behind an "up to" figure is at least this for c, m and p types (c5.xlarge: 1.25
 # of "up to 10" for 4 vCPUs); beyond it the network runs on credits, which a training uses up.

@@ -22,7 +22,7 @@ from stoker.records import (
     groups_in_words,
 )
 from stoker.records.decision import START_UP_SECONDS, predicted_of
-from stoker.text import apart, duration, usd
+from stoker.units import apart, duration, usd
 from stoker.words import estimates_in_words
 
 _PRICES_FIX = "give prices: constraints.prices_file, or --prices FILE"

@@ -34,7 +34,7 @@ from stoker.cli.progress import (
 )
 from stoker.errors import UsageError, WorkloadError
 from stoker.logs import EventName, parse_line
-from stoker.text import duration, ms, wait_words
+from stoker.units import duration, ms, wait_words
 
 if TYPE_CHECKING:
     from rich.console import Console

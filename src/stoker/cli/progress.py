@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import UsageError
 from stoker.failure_reasons import RANK_MARK
 from stoker.logs import EventName, LogEvent, parted, shown
-from stoker.text import duration, ms, percentage
+from stoker.units import duration, ms, percentage
 
 if TYPE_CHECKING:
     from rich.console import Console

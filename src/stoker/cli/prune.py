@@ -10,7 +10,7 @@ from stoker.cli.clients import workload_of
 from stoker.cli.options import AsJson, Overrides, TargetName, WorkloadFile
 from stoker.cli.progress import say, working
 from stoker.errors import UsageError
-from stoker.text import size
+from stoker.units import size
 
 if TYPE_CHECKING:
     from stoker.pipelines.sagemaker.prune import LeftFolder

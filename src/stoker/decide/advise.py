@@ -10,7 +10,7 @@ from stoker.decide.ranking import error_band
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
 from stoker.records.parts import WAITS
-from stoker.text import ms, percentage, usd
+from stoker.units import ms, percentage, usd
 from stoker.words import estimates_in_words
 
 IN_STEP_FIX = (

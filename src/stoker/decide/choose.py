@@ -29,7 +29,7 @@ from stoker.records import (
 )
 from stoker.records.parts import AGAIN, LEAST_GAIN, limit_words
 from stoker.records.workload import Followed
-from stoker.text import (
+from stoker.units import (
     SAME_COST,
     apart,
     cost_change_words,

@@ -18,7 +18,7 @@ from stoker.decide.model import ClusterShape, Doubt, Hosts, Unexplained, Work, e
 from stoker.errors import UsageError
 from stoker.records import Advice, Profile, TakenElsewhere
 from stoker.records.decision import AcceleratorStepSource, CpuSpeedSource
-from stoker.text import ms
+from stoker.units import ms
 
 # Caches, memory, libraries and their threads differ, too.
 _ELSEWHERE = 0.15

@@ -18,7 +18,7 @@ from stoker.decide.candidates import Candidate
 from stoker.decide.model import Doubt, Estimate, Work
 from stoker.decide.pricing import Rules, plan_of, predicted
 from stoker.records import Advice, GpuDecoding, Limit, Plan, Profile, TransformCost
-from stoker.text import ms, percentage
+from stoker.units import ms, percentage
 
 # An accelerator that computes for more of a step has no time for decoding.
 MOST_BUSY = 0.7

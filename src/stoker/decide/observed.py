@@ -29,7 +29,7 @@ from stoker.records import (
     TodaysGroup,
 )
 from stoker.records.base import sha256_of
-from stoker.text import percentage, usd
+from stoker.units import percentage, usd
 from stoker.words import unfed_words
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"

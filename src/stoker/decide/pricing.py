@@ -15,7 +15,7 @@ from stoker.decide.ranking import Ranking
 from stoker.errors import UsageError
 from stoker.records import Constraints, EpochTimes, Plan, Predicted, Profile, Workload
 from stoker.records.decision import NOMINAL, START_UP_SECONDS, UNPRICED
-from stoker.text import apart
+from stoker.units import apart
 
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"

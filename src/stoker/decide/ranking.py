@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.records import Decision, Plan, Predicted
-from stoker.text import SAME_COST, cost_change_words, percentage, usd
+from stoker.units import SAME_COST, cost_change_words, percentage, usd
 
 Objective = Literal["cost", "time"]
 # Plans this close to the best count as equal: then fewer machines win.

@@ -22,7 +22,7 @@ from stoker.records import (
     Training,
     plan_in_words,
 )
-from stoker.text import percentage
+from stoker.units import percentage
 
 # A plan at half the cost replaces any other, however wide the bands are.
 MOST_MARGIN = 0.4

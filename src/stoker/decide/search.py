@@ -22,7 +22,7 @@ from stoker.decide.model import ClusterShape, Hosts
 from stoker.decide.pricing import Rules, plan_of, predicted, problem_of, why_unusable
 from stoker.errors import UsageError
 from stoker.records import Advice, Group, Plan
-from stoker.text import ms
+from stoker.units import ms
 
 # More shards are advised where a step would take less than this share of the best plan's.
 _MORE_SHARDS_HELP = 0.9

@@ -36,7 +36,7 @@ from stoker.records.parts import (
     turns_cpu_seconds,
     with_neighbour,
 )
-from stoker.text import ms, percentage, vcpus_words
+from stoker.units import ms, percentage, vcpus_words
 
 _NumberT = TypeVar("_NumberT", int, float)
 

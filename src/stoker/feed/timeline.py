@@ -25,7 +25,7 @@ from statistics import fmean, median
 
 from stoker.feed.device_events import ExposedWait, FoundDevice
 from stoker.feed.resource_usage import Usage
-from stoker.text import wait_share
+from stoker.units import wait_share
 
 # In the output folder of the rank's host.
 FILE = "timeline-rank{rank}.csv"

@@ -38,7 +38,7 @@ from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.follow import FileTail
 from stoker.records import Limit
-from stoker.text import is_whole_longer, ms, step_words, wait_share, wait_words
+from stoker.units import is_whole_longer, ms, step_words, wait_share, wait_words
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 # Columns after start_seconds and seconds of the interval, kind (rank, host, or local: a host's

@@ -41,7 +41,7 @@ from stoker.launch.feed_log import interval_of
 from stoker.logs import EventName, Log, LogEvent, LogValue
 from stoker.records import GpuLoad
 from stoker.records.gpu import GpuFigure
-from stoker.text import percentage
+from stoker.units import percentage
 from stoker.words import gpu_noun
 
 FILE = "gpu.csv"

@@ -44,7 +44,7 @@ from stoker.records import (
 )
 from stoker.records.gpu import during_steps, step_busy_share
 from stoker.records.profile import ProfiledData
-from stoker.text import wait_share
+from stoker.units import wait_share
 
 FILE = "passive-profile.json"
 # Unknown if batches come from no DataLoader: `Profile.unmeasured`.

@@ -15,7 +15,7 @@ from stoker.feed.loading import batches_by_host
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import EventName, Log
 from stoker.records.training import Budget, GroupSpending
-from stoker.text import usd
+from stoker.units import usd
 
 # In the leader's output folder: time of the run's first start, in seconds since 1970.
 FIRST_START_FILE = "first-start"

@@ -18,7 +18,7 @@ from stoker.logs import printable
 from stoker.platforms.packing import MAX_CODE_BYTES
 from stoker.records import Json, Place, Workload, convert, to_document
 from stoker.records.base import mapping, mappings
-from stoker.text import count
+from stoker.units import count
 
 # A step's own name; deeper lists are compared as a whole.
 _NAMED = ("Name", "name", "OutputName", "InputName", "ChannelName")

@@ -27,7 +27,7 @@ from stoker.platforms.ignore_patterns import IGNORE_FILE, IgnorePatterns, read_p
 from stoker.platforms.source_secrets import secret_in
 from stoker.records import SageMakerSettings, nearest
 from stoker.records.platforms import requirements_named
-from stoker.text import count, size
+from stoker.units import count, size
 
 # Code, not data: it is packed in memory, and each host downloads it before it starts.
 MAX_CODE_BYTES = 256 << 20

@@ -12,7 +12,7 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
 )
-from stoker.text import is_whole_longer, ms, percentage, size, vcpus_words, wait_share, wrapped
+from stoker.units import is_whole_longer, ms, percentage, size, vcpus_words, wait_share, wrapped
 from stoker.words import epoch_words, loader_words, whole_step_of
 
 _ROWS = 8

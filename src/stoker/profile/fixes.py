@@ -12,7 +12,7 @@ from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.profile.whole_epochs import batch_in_one_worker, epochs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, more_workers
-from stoker.text import ms, size, vcpus_words
+from stoker.units import ms, size, vcpus_words
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05

@@ -17,7 +17,7 @@ from stoker.environment import ProcessSettings
 from stoker.profile.cache_files import is_cache, is_cache_folder
 from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile
-from stoker.text import size
+from stoker.units import size
 
 MAX_FILES = 20_000
 MAX_SECONDS = 1.0

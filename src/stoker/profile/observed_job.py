@@ -10,7 +10,7 @@ from stoker.platforms.sagemaker.cloudwatch import ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import mapping
 from stoker.records.gpu import used_gpus
-from stoker.text import percentage, wrapped
+from stoker.units import percentage, wrapped
 from stoker.words import gpu_noun, gpu_words
 
 MIN_SAMPLES = 20

@@ -70,7 +70,7 @@ from stoker.profile.step_watch import (
     missing_of,
 )
 from stoker.records import Shippable
-from stoker.text import wait_share
+from stoker.units import wait_share
 
 # Shares of the budget; each phase also starts workers, which takes a moment.
 _LOADING_SHARE = 0.30

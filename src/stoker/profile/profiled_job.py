@@ -54,7 +54,7 @@ from stoker.records import (
 from stoker.records.base import Value
 from stoker.records.gpu import busy_share
 from stoker.records.profile_origin import ProfileOrigin, digests_of
-from stoker.text import percentage, step_words
+from stoker.units import percentage, step_words
 
 NOTE = (
     "only the steps as they are: stoker does not make the batches, so that neither a step with "

@@ -13,7 +13,7 @@ import msgspec
 from stoker.profile.rank_results import RankResult, ReplayVariants
 from stoker.records import Fix, Parts, ProfileState
 from stoker.records.parts import LEAST_GAIN, Neighbour
-from stoker.text import count, ms, percentage, size
+from stoker.units import count, ms, percentage, size
 
 # Bytes in place of numbers of four bytes.
 _UINT8_LESS = 0.75

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.text import size
+from stoker.units import size
 
 # More takes longer to copy than to measure; data sets belong in another folder.
 MAX_BYTES = 2 << 30

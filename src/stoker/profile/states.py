@@ -14,7 +14,7 @@ from stoker.profile.rank_results import AsIs, Drain, Evidence, Quartiles, RankRe
 from stoker.profile.replayed_states import neighbour, slowest_of, transfer, transfer_seconds
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import LEAST_GAIN, MAX_OTHERS, more_workers
-from stoker.text import ms, percentage, size, vcpus_words, wait_share
+from stoker.units import ms, percentage, size, vcpus_words, wait_share
 
 # Two profiles of one training differ by this much of a step.
 MIN_SHARE = LEAST_GAIN

@@ -50,7 +50,7 @@ from stoker.profile.rank_results import (
     quartiles,
 )
 from stoker.profile.warm_up import WarmUp
-from stoker.text import count
+from stoker.units import count
 
 WARM_UP_REPLAYS = 3
 

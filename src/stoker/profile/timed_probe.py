@@ -15,7 +15,7 @@ from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH
 from stoker.profile.warm_up import WarmUp
-from stoker.text import wait_share
+from stoker.units import wait_share
 
 # Batches that a loader of any kind may hold ready: 4 workers, twice, and a queue to the script.
 _PREFETCHED = 16

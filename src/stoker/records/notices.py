@@ -17,7 +17,7 @@ from stoker.records.training import (
     Performance,
     Training,
 )
-from stoker.text import ms, percentage, usd
+from stoker.units import ms, percentage, usd
 
 KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
 # Older prices count as stale.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from stoker.errors import EXIT_TERMINATED, FeedError, GateError, PlatformError, WorkloadError
 from stoker.records.training import GateResult, Training
-from stoker.text import figure
+from stoker.units import figure
 
 OutcomeState = Literal[
     "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped", "unknown"

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker.records.decision import Bottleneck, Limit
 from stoker.records.profile import LoaderRate, Profile, StepTerms
-from stoker.text import vcpus_words, wait_share
+from stoker.units import vcpus_words, wait_share
 
 # Worker-seconds over CPU-seconds above which a loader waits for something.
 WAITS = 1.25

@@ -19,7 +19,7 @@ from stoker.records.base import (
 from stoker.records.epochs import EpochTimes
 from stoker.records.gpu import GpuLoad
 from stoker.records.profile_origin import ProfileOrigin
-from stoker.text import wait_share
+from stoker.units import wait_share
 
 # Means over minutes, pauses included: above the first a part is probably the limit, below the
 # second it has room (published CPU-bound jobs: CPU 99 %, GPU 38 to 48 %).

@@ -34,7 +34,7 @@ from stoker.records.hyperparameters import Hyperparameters, record_of, shown, va
 from stoker.records.parts import OTHERS, is_beyond_telling
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
-from stoker.text import usd, vcpus_words, wait_share
+from stoker.units import usd, vcpus_words, wait_share
 
 # First event of the leader's record.
 STARTED = "training started"

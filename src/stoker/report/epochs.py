@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.records import EpochPause, EpochTimes, Measured, Profile
-from stoker.text import NBSP, NOT_KNOWN, TimeUnit, digits, whole
+from stoker.units import NBSP, NOT_KNOWN, TimeUnit, digits, whole
 from stoker.words import epoch_words
 
 _NOT_SEEN = "not seen"

@@ -17,7 +17,7 @@ from stoker.launch.feed_log import (
     read_csv,
 )
 from stoker.report.svg import Drawing, fit, text_width, time_axis
-from stoker.text import NBSP, NOT_KNOWN, count, digits, percent
+from stoker.units import NBSP, NOT_KNOWN, count, digits, percent
 
 _LABEL = 13.0
 _PLOT = 34.0

@@ -11,7 +11,7 @@ from stoker.launch.gpu_log import GpuRow, read_rows
 from stoker.records import GpuLoad
 from stoker.records.gpu import busy_share, used_gpus
 from stoker.report.svg import Drawing, fit, text_width, time_axis
-from stoker.text import NBSP, NOT_KNOWN, count, digits, percent, size
+from stoker.units import NBSP, NOT_KNOWN, count, digits, percent, size
 
 _LABEL = 13.0
 _PLOT = 34.0

@@ -47,7 +47,7 @@ from stoker.report.step_times import (
 )
 from stoker.report.svg import Drawing
 from stoker.report.verdict import collect, group_arguments, host_names, judge, transform_rows
-from stoker.text import (
+from stoker.units import (
     NBSP,
     NOT_KNOWN,
     TimeUnit,

@@ -18,7 +18,7 @@ from stoker.report.svg import (
     text_width,
     ticks,
 )
-from stoker.text import NBSP, TimeUnit, digits, percent, usd
+from stoker.units import NBSP, TimeUnit, digits, percent, usd
 
 # The table alone is enough for fewer plans.
 _LEAST_SPOTS = 3

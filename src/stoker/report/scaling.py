@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from stoker.errors import UsageError
 from stoker.records import Measured, Training
-from stoker.text import ESTIMATE, percentage
+from stoker.units import ESTIMATE, percentage
 
 _COLUMNS = "{:<18} {:>12} {:>13} {:>13} {:>5}"
 

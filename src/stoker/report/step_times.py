@@ -12,7 +12,7 @@ from stoker.feed.timeline import MeasuredStep, read_timeline, typical_step
 from stoker.feed.training_steps import training_steps
 from stoker.records import Predicted
 from stoker.report.svg import Drawing, fit, text_width, time_axis
-from stoker.text import TimeUnit, percent, wait_share, whole
+from stoker.units import TimeUnit, percent, wait_share, whole
 
 _FLAT_STEPS = 200
 _TITLE = 15.0

@@ -8,7 +8,7 @@ from unicodedata import category
 
 from markupsafe import Markup
 
-from stoker.text import NBSP
+from stoker.units import NBSP
 
 Anchor = Literal["start", "middle", "end"]
 

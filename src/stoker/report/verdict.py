@@ -21,7 +21,7 @@ from stoker.records import (
 )
 from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.records.training import BUSY
-from stoker.text import (
+from stoker.units import (
     TimeUnit,
     count,
     digits,

@@ -57,8 +57,8 @@ from stoker.sagemaker.steps import (
 
 # The name is stoker.kubeflow's, too; inside stoker each class name occurs once.
 from stoker.sagemaker.steps import SageMakerPipelineRun as PipelineRun
-from stoker.text import duration
 from stoker.train import MAX_PLANS
+from stoker.units import duration
 
 Waits = Sequence[Step | StepDependency | str]
 

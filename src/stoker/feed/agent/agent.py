@@ -27,7 +27,7 @@ from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
 from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
-from stoker.text import size
+from stoker.units import size
 
 # A trainer whose connection is lost may come back within this.
 UNREACHABLE_SECONDS = 15.0

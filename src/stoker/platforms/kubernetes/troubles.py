@@ -16,7 +16,7 @@ from stoker.platforms.kubernetes.pods import PodState
 from stoker.platforms.kubernetes.state import ObjectState
 from stoker.records import bare_type
 from stoker.records.platforms import amount
-from stoker.text import usd
+from stoker.units import usd
 
 # The taint by which Kubernetes ends the pods of a node that is known to be down.
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"

@@ -16,7 +16,7 @@ from stoker.platforms.base import JobSpec
 from stoker.records import Json
 from stoker.records.base import mappings
 from stoker.records.training import InputVersion, Lineage
-from stoker.text import aws_value
+from stoker.units import aws_value
 
 _PREFIX = "stoker:made-of-"
 _ECR = re.compile(
