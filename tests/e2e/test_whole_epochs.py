@@ -6,8 +6,8 @@ import pytest
 
 from stoker.feed.epoch_times import whole_run
 from stoker.feed.training_steps import read_timelines
+from stoker.record_words import training_words
 from stoker.records import Profile, Training, read_json
-from stoker.words import training_words
 from support.command import stoker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from stoker.record_words import training_words
 from stoker.records import FeedSettings
 from stoker.records.training import BUSY
-from stoker.words import training_words
 from support.local_job import LocalJob
 
 pytestmark = pytest.mark.fault

@@ -2,9 +2,9 @@
 
 import pytest
 
+from stoker.record_words import training_words
 from stoker.records import FeedSettings
 from stoker.records.outcome import outcome_of, training_exit_code
-from stoker.words import training_words
 from support.local_job import LocalJob
 
 pytestmark = pytest.mark.fault

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stoker.decide import TakeAs, explain, followed
 from stoker.decide.ranking import error_band, ranking_of
+from stoker.record_words import decision_words
 from stoker.records import Decision, Observed, Place, convert, to_document
-from stoker.words import decision_words
 from support import builders, decisions
 from support.gpu_profiles import H100, STEADY, changed, here, names, words
 

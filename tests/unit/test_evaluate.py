@@ -16,6 +16,7 @@ from stoker.evaluate import (
     model_metadata,
     model_quality,
 )
+from stoker.record_words import evaluation_table, evaluation_words, training_words
 from stoker.records import (
     Channel,
     Constraints,
@@ -41,7 +42,6 @@ from stoker.records.training import InputVersion, Lineage
 from stoker.report.verdict import collect, judge
 from stoker.tracking import metrics_of, tags_of
 from stoker.units import time_unit
-from stoker.words import evaluation_table, evaluation_words, training_words
 from support import builders, sample_records
 
 DNN = builders.group("dnn", workers_per_host=1)

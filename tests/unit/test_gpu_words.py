@@ -9,6 +9,13 @@ import pytest
 from stoker.cli.outputs import carried, told_of_evaluation, told_of_profile, told_of_training
 from stoker.evaluate import evaluate
 from stoker.profile.explain import explain
+from stoker.record_words import (
+    busy_words,
+    evaluation_table,
+    gpu_words,
+    profile_words,
+    training_words,
+)
 from stoker.records import Observed, ProfiledHost, TakenElsewhere, Training, read_json
 from stoker.records.gpu import (
     GpuFigure,
@@ -19,13 +26,6 @@ from stoker.records.gpu import (
 )
 from stoker.report.gpu_picture import draw_gpus, gpu_rows, read_gpu_strip
 from stoker.tracking import metrics_of
-from stoker.words import (
-    busy_words,
-    evaluation_table,
-    gpu_words,
-    profile_words,
-    training_words,
-)
 from support import sample_records
 from support.builders import gpu_load
 

@@ -20,6 +20,7 @@ from stoker.errors import GateError, UsageError
 from stoker.evaluate import evaluate, judged_again, model_quality
 from stoker.launch import finish
 from stoker.logs import Log
+from stoker.record_words import evaluation_table, evaluation_words, training_words
 from stoker.records import (
     Evaluation,
     Gate,
@@ -35,7 +36,6 @@ from stoker.records import (
 from stoker.records.base import Place
 from stoker.records.hyperparameters import record_of
 from stoker.records.outcome import outcome_of
-from stoker.words import evaluation_table, evaluation_words, training_words
 from stoker.workload_file import read_workload, workload_from
 from support import sample_records
 

@@ -9,6 +9,7 @@ import pytest
 from stoker.cli.outputs import told_of_evaluation
 from stoker.evaluate import evaluate
 from stoker.notify import RunEnding, body_of
+from stoker.record_words import evaluation_table, evaluation_words
 from stoker.records import (
     Evaluation,
     Group,
@@ -24,7 +25,6 @@ from stoker.records.notices import IDLE_SHARE, KINDS, notices_of
 from stoker.records.profile_origin import MAX_PROFILE_DAYS, ProfileOrigin
 from stoker.report import write_report
 from stoker.tracking import metrics_of
-from stoker.words import evaluation_table, evaluation_words
 from support import sample_records
 
 replace = msgspec.structs.replace

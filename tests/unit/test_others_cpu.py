@@ -6,9 +6,9 @@ import pytest
 from stoker.evaluate import evaluate
 from stoker.feed.wire.protocol import OthersCpu
 from stoker.launch.other_programs import OthersLog, OthersWatch, busiest_quarter
+from stoker.record_words import evaluation_table, evaluation_words, training_words
 from stoker.records import Event, OtherPrograms
 from stoker.records.training import BUSY, NOT_COMPARABLE
-from stoker.words import evaluation_table, evaluation_words, training_words
 from support import sample_records
 
 replace = msgspec.structs.replace

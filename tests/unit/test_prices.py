@@ -17,11 +17,11 @@ from stoker.decide import decide, explain
 from stoker.launch.spending import Spending
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
+from stoker.record_words import training_words
 from stoker.records import Constraints, Group, TrainingSize, read_json, to_document, write_json
 from stoker.records.decision import Decision
 from stoker.records.training import TrainingFacts, training_record
 from stoker.train import budget_of
-from stoker.words import training_words
 from support import builders, sample_records
 
 TODAY = date(2026, 11, 26)

@@ -3,8 +3,8 @@
 import pytest
 
 from stoker.profile.explain import explain
+from stoker.record_words import profile_words
 from stoker.records import EpochPause, EpochTimes
-from stoker.words import profile_words
 from support.profiled_ranks import changed, drained, profile_of, rank_of
 
 # The H100 of 2026-11-26: four workers, each makes a batch in 0.6 s, an epoch has 42.

@@ -29,11 +29,11 @@ from stoker.launch.feed_log import ProgressLog, interval_between, progress_in
 from stoker.launch.passive_profile import measure
 from stoker.logs import Log, parse_line
 from stoker.platforms.base import LogLine
+from stoker.record_words import training_words
 from stoker.records import Group, Job, Training
 from stoker.report.step_times import Strip, describe_windows, read_steps
 from stoker.report.verdict import collect
 from stoker.units import wait_words
-from stoker.words import training_words
 from support.aws_answers import Clock
 from support.device_double import DeviceDouble
 

@@ -12,6 +12,7 @@ from stoker.decide.choose import own_storage_words, step_time_words
 from stoker.decide.pricing import break_even_words
 from stoker.environment import named_instance_type
 from stoker.errors import DeclinedError, UsageError
+from stoker.record_words import estimates_in_words
 from stoker.records import (
     Decision,
     Group,
@@ -23,7 +24,6 @@ from stoker.records import (
 )
 from stoker.records.decision import START_UP_SECONDS, predicted_of
 from stoker.units import apart, duration, usd
-from stoker.words import estimates_in_words
 
 _PRICES_FIX = "give prices: constraints.prices_file, or --prices FILE"
 

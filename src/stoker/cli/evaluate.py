@@ -172,8 +172,8 @@ def judged(
     from stoker.environment import pipeline_run
     from stoker.evaluate import evaluate, model_metadata, model_quality
     from stoker.platforms.base import tracking_of
+    from stoker.record_words import evaluation_table
     from stoker.records import Decision, Profile, read_json, write_text
-    from stoker.words import evaluation_table
 
     profile, decision, training = records
     profiled = read_json(profile, Profile)

@@ -147,8 +147,8 @@ def deliver_training(
 ) -> None:
     """Writes and prints a training's record; by default, in the run's folder."""
     from stoker.cli.outputs import deliver, told_of_training
+    from stoker.record_words import training_words
     from stoker.records.training import copied_to
-    from stoker.words import training_words
 
     file = outputs.out or run_dir / "training.json"
     # The record may go elsewhere, and its timeline, which it names by a relative path.
@@ -169,9 +169,9 @@ def keep_stopped(
 ) -> None:
     """Copies the record of a stopped training to `out`, and prints how to continue."""
     from stoker.cli.tracking import keep_tracked
+    from stoker.record_words import training_words
     from stoker.records import write_json
     from stoker.records.training import copied_to
-    from stoker.words import training_words
 
     run_dir = job.run_dir
     files = [run_dir / "training.json", *([out] if out else [])]

@@ -26,6 +26,7 @@ from stoker.parameters import (
     HYPERPARAMETER_INPUT,
     HYPERPARAMETERS_INPUT,
 )
+from stoker.record_words import free_words, whole_step_of
 from stoker.records import (
     Decision,
     EpochTimes,
@@ -44,7 +45,6 @@ from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import argument
 from stoker.records.notices import notice_figures
 from stoker.records.profile_key import PARTIAL_SCHEMA
-from stoker.words import free_words, whole_step_of
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10

@@ -249,11 +249,11 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.platforms import platform_named
     from stoker.platforms.service_limits import is_training_type
     from stoker.profile import profile
+    from stoker.record_words import decision_words, evaluation_words, profile_words, training_words
     from stoker.records import Decision, Evaluation, Group, Profile, Training
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import BUSY
     from stoker.train import prepare
-    from stoker.words import decision_words, evaluation_words, profile_words, training_words
 
     workload, run_dir = chain.workload, chain.run_dir
     platform = platform_named(workload.platform, settings=workload)

@@ -113,10 +113,10 @@ def train_verb(
     from stoker.environment import pipeline_execution, pipeline_run
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder
+    from stoker.record_words import training_words
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.train import prepare
-    from stoker.words import training_words
 
     keys = {("platform", "--platform"): platform, ("constraints.max_usd", "--max-usd"): max_usd}
     flags, sets = typed_keys(keys, overrides)

@@ -34,8 +34,8 @@ from stoker.launch.feed_log import (
 from stoker.launch.gpu_log import GpuNow, GpusNow, gpus_in
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.follow import FileTail, take_lines
+from stoker.record_words import gpu_figures
 from stoker.units import usd
-from stoker.words import gpu_figures
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6

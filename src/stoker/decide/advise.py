@@ -7,11 +7,11 @@ from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loading
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.decide.ranking import error_band
+from stoker.record_words import estimates_in_words
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
 from stoker.records.parts import WAITS
 from stoker.units import ms, percentage, usd
-from stoker.words import estimates_in_words
 
 IN_STEP_FIX = (
     "change it between epochs, or set num_workers in the script if batches may be some steps older "

@@ -45,6 +45,7 @@ from stoker.decide.search import (
 from stoker.decide.trial import trial_of
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
+from stoker.record_words import unfed_words, unreached_words
 from stoker.records import (
     Advice,
     Bottleneck,
@@ -65,7 +66,6 @@ from stoker.records.base import sha256_of
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
-from stoker.words import unfed_words, unreached_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

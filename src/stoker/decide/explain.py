@@ -7,10 +7,16 @@ from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import cluster, limits, pays, step_time_words
 from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.ranking import Ranking, cores, error_band, pareto_front, ranking_of
+from stoker.record_words import (
+    added_hosts_words,
+    estimate_words,
+    free_words,
+    kept_words,
+    probable_words,
+)
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
 from stoker.units import ESTIMATE, is_whole_longer, ms, percentage, wrapped
-from stoker.words import added_hosts_words, estimate_words, free_words, kept_words, probable_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6

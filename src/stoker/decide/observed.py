@@ -15,6 +15,7 @@ from stoker.decide.pricing import (
     Rules,
     allowed_types,
 )
+from stoker.record_words import unfed_words
 from stoker.records import (
     Advice,
     Answer,
@@ -30,7 +31,6 @@ from stoker.records import (
 )
 from stoker.records.base import sha256_of
 from stoker.units import percentage, usd
-from stoker.words import unfed_words
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 # Smaller ones have little network, and one of their cores is not for loading.

@@ -26,8 +26,8 @@ from stoker.host import machine
 from stoker.host.gpus import GpuReader, GpuState, GpusUnreadError
 from stoker.host.processes import loopback
 from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.record_words import gpu_figures
 from stoker.repeat import within
-from stoker.words import gpu_figures
 
 FindingState = Literal["ok", "warn", "fail"]
 

@@ -39,10 +39,10 @@ from stoker.host.gpus import (
 )
 from stoker.launch.feed_log import interval_of
 from stoker.logs import EventName, Log, LogEvent, LogValue
+from stoker.record_words import gpu_noun
 from stoker.records import GpuLoad
 from stoker.records.gpu import GpuFigure
 from stoker.units import percentage
-from stoker.words import gpu_noun
 
 FILE = "gpu.csv"
 # Of the steps as they are, which a profile measures first.

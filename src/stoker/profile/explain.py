@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
+from stoker.record_words import epoch_words, loader_words, whole_step_of
 from stoker.records import GpuDecoding, Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import (
     AGAIN,
@@ -13,7 +14,6 @@ from stoker.records.parts import (
     too_busy,
 )
 from stoker.units import is_whole_longer, ms, percentage, size, vcpus_words, wait_share, wrapped
-from stoker.words import epoch_words, loader_words, whole_step_of
 
 _ROWS = 8
 _NAME = 44

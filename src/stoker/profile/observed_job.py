@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from stoker.errors import UsageError
 from stoker.logs import EventName, parse_line
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, group_loads
+from stoker.record_words import gpu_noun, gpu_words
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import mapping
 from stoker.records.gpu import used_gpus
 from stoker.units import percentage, wrapped
-from stoker.words import gpu_noun, gpu_words
 
 MIN_SAMPLES = 20
 # Longer or shorter ones are no steps of a training.

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stoker.record_words import epoch_words
 from stoker.records import EpochPause, EpochTimes, Measured, Profile
 from stoker.units import NBSP, NOT_KNOWN, TimeUnit, digits, whole
-from stoker.words import epoch_words
 
 _NOT_SEEN = "not seen"
 

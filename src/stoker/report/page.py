@@ -19,6 +19,7 @@ from stoker.decide.choose import LIMIT_NAMES
 from stoker.decide.ranking import cores
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
+from stoker.record_words import estimate_words, plan_name, todays_group
 from stoker.records import (
     Decision,
     Evaluation,
@@ -63,7 +64,6 @@ from stoker.units import (
     usd,
     whole,
 )
-from stoker.words import estimate_words, plan_name, todays_group
 
 _PLANS_AT_ONCE = 10
 _WIDTHS = {"wide": 960.0, "narrow": 360.0}

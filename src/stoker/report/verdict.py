@@ -7,6 +7,20 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.failure_reasons import cause_of
+from stoker.record_words import (
+    added_hosts_words,
+    followed_words,
+    free_words,
+    gate_words,
+    kept_words,
+    plan_name,
+    plan_reason,
+    prediction_words,
+    probable_words,
+    todays_group,
+    trial_words,
+    whole_step_of,
+)
 from stoker.records import (
     Band,
     Decision,
@@ -31,20 +45,6 @@ from stoker.units import (
     usd,
     wait_share,
     wait_words,
-)
-from stoker.words import (
-    added_hosts_words,
-    followed_words,
-    free_words,
-    gate_words,
-    kept_words,
-    plan_name,
-    plan_reason,
-    prediction_words,
-    probable_words,
-    todays_group,
-    trial_words,
-    whole_step_of,
 )
 
 # Parts with less than this share are left to the record.
