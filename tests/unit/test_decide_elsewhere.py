@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.main import run
 from stoker.decide import TakeAs
-from stoker.decide.elsewhere import taken_as
 from stoker.decide.model import Work
 from stoker.decide.ranking import error_band
+from stoker.decide.scaled_profile import taken_as
 from stoker.decide.work import measure, today_of
 from stoker.errors import UsageError
 from stoker.records import (

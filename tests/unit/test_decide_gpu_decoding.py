@@ -5,7 +5,7 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.decide import explain
-from stoker.decide.elsewhere import TakeAs
+from stoker.decide.scaled_profile import TakeAs
 from stoker.records import (
     Check,
     GpuDecoding,

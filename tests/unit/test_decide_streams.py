@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
 from stoker.decide import explain, refuse_unfed
-from stoker.decide.elsewhere import TakeAs
 from stoker.decide.model import ClusterShape, Hosts, busy_workers, estimate
+from stoker.decide.scaled_profile import TakeAs
 from stoker.decide.work import measure
 from stoker.errors import UsageError
 from stoker.records import FeedSettings, ProfiledLoader, Shippable, Workload

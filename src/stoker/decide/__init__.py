@@ -3,11 +3,11 @@
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import followed, local_core_words
 from stoker.decide.decide import decide, refuse_unfed
-from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
 from stoker.decide.pricing import refuse_undecidable, with_profiled
 from stoker.decide.ranking import pareto_front
 from stoker.decide.remember import LastRun, remembered
+from stoker.decide.scaled_profile import TakeAs
 
 __all__ = [
     "EarlierRun",

@@ -16,13 +16,6 @@ from stoker.decide.advise import (
 )
 from stoker.decide.candidates import Candidate, Site, keep, named
 from stoker.decide.choose import Recommendation, Walk, choose, walk
-from stoker.decide.elsewhere import (
-    TakeAs,
-    advice_of_taken,
-    of_the_training,
-    profiled_type,
-    taken_as,
-)
 from stoker.decide.gpu_decoding import offload_plan
 from stoker.decide.model import Work, parts_on
 from stoker.decide.observed import decide_observed, how_to_profile
@@ -34,6 +27,13 @@ from stoker.decide.pricing import (
     refuse_endless_search,
     refuse_foreign_prices,
     with_profiled,
+)
+from stoker.decide.scaled_profile import (
+    TakeAs,
+    advice_of_taken,
+    of_the_training,
+    profiled_type,
+    taken_as,
 )
 from stoker.decide.search import (
     advice_on_shards,
