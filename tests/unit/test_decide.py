@@ -12,7 +12,7 @@ from stoker.catalog import Catalog, load_catalog
 from stoker.decide import explain, pareto_front
 from stoker.decide.choose import Walk, choose, local_core_words, walk
 from stoker.decide.ranking import Ranking, error_band, ranking_of
-from stoker.decide.work import measure
+from stoker.decide.step_work import measure
 from stoker.errors import UsageError
 from stoker.records import (
     Check,

@@ -14,7 +14,7 @@ from stoker.cli.outputs import free_advice
 from stoker.decide import explain
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.ranking import error_band
-from stoker.decide.work import measure, today_of
+from stoker.decide.step_work import measure, today_of
 from stoker.profile.explain import explain as explain_profile
 from stoker.profile.rank_results import BatchFacts, Evidence, Reads
 from support import builders, decisions, profiled_ranks

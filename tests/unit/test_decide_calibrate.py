@@ -14,7 +14,7 @@ from stoker.decide import EarlierRun, calibrate, explain
 from stoker.decide.calibrate import BOUNDS
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.ranking import error_band
-from stoker.decide.work import measure
+from stoker.decide.step_work import measure
 from stoker.errors import UsageError
 from stoker.records import Calibration, Check, Event, Job, ProfiledData, ProfiledHost, write_json
 from support import builders, decisions, sample_records

@@ -13,7 +13,7 @@ from stoker.decide import TakeAs
 from stoker.decide.model import Work
 from stoker.decide.ranking import error_band
 from stoker.decide.scaled_profile import taken_as
-from stoker.decide.work import measure, today_of
+from stoker.decide.step_work import measure, today_of
 from stoker.errors import UsageError
 from stoker.records import (
     Decision,

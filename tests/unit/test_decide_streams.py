@@ -11,7 +11,7 @@ from stoker.catalog import load_catalog
 from stoker.decide import explain, refuse_unfed
 from stoker.decide.model import ClusterShape, Hosts, busy_workers, estimate
 from stoker.decide.scaled_profile import TakeAs
-from stoker.decide.work import measure
+from stoker.decide.step_work import measure
 from stoker.errors import UsageError
 from stoker.records import FeedSettings, ProfiledLoader, Shippable, Workload
 from support import builders, decisions

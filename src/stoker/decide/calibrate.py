@@ -15,7 +15,7 @@ from typing import Literal
 from stoker.catalog import Catalog
 from stoker.decide.candidates import Site, named
 from stoker.decide.model import ClusterShape, Work, estimate
-from stoker.decide.work import corrected, data_hosts_of, measure, today_of
+from stoker.decide.step_work import corrected, data_hosts_of, measure, today_of
 from stoker.errors import UsageError
 from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training, bare_type
 

@@ -42,8 +42,8 @@ from stoker.decide.search import (
     plan_on,
     plans_of_last_run,
 )
+from stoker.decide.step_work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.decide.trial import trial_of
-from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.errors import UsageError
 from stoker.record_words import unfed_words, unreached_words
 from stoker.records import (
