@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from stoker.profile.agree import Agreement, Board
+from stoker.profile.lockstep import Agreement, Board
 
 
 def ranks(folder: Path, count: int) -> list[Agreement]:

@@ -25,15 +25,6 @@ from stoker.feed.timeline import Timeline, read_timeline
 from stoker.feed.wire.dataset import DatasetSpec, refusal_of, what_is_shared
 from stoker.logs import EventName, Log
 from stoker.profile import batches
-from stoker.profile.agree import (
-    LEAD_STEPS,
-    LEAD_STEPS_CUDA,
-    Agreement,
-    Board,
-    Findings,
-    RankPlace,
-    end_process,
-)
 from stoker.profile.batches import Choice, facts_of, is_cuda_used, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.divided_streams import is_divided
@@ -53,6 +44,15 @@ from stoker.profile.loader_phases import (
     waiting_counts,
     worker_counts,
     workers_rest,
+)
+from stoker.profile.lockstep import (
+    LEAD_STEPS,
+    LEAD_STEPS_CUDA,
+    Agreement,
+    Board,
+    Findings,
+    RankPlace,
+    end_process,
 )
 from stoker.profile.loop_changes import LoopChanges
 from stoker.profile.rank_results import Drain, quartiles

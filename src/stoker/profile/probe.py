@@ -21,11 +21,11 @@ from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed.own_loaders import own_loaders
 from stoker.feed.replace import note_makings
-from stoker.profile.agree import Board
 from stoker.profile.divided_streams import watch_streams
 from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import own_folders
 from stoker.profile.loader_phases import Iterate, Loader
+from stoker.profile.lockstep import Board
 from stoker.profile.phases import ProfileSession
 
 _ENOUGH_STEPS = 20

@@ -12,7 +12,7 @@ from stoker.feed.bookkeeping import this_process
 from stoker.feed.timed import TimedEpoch
 from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
-from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, end_process
+from stoker.profile.lockstep import LEAD_STEPS_CUDA, Agreement, Board, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH
 from stoker.profile.warm_up import WarmUp
 from stoker.units import wait_share
