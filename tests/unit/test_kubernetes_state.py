@@ -11,7 +11,7 @@ import pytest
 from stoker.environment import OwnPod, own_pod
 from stoker.logs import Log
 from stoker.platforms.kubernetes.api import ApiAction, refusal
-from stoker.platforms.kubernetes.happenings import Happenings
+from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts

@@ -32,8 +32,8 @@ from stoker.platforms.kubernetes.api import (
     ClusterApi,
     text,
 )
+from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.follower import Follower
-from stoker.platforms.kubernetes.happenings import Happenings
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (

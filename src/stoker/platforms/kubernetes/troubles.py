@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.happenings import Happenings
+from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.objects import Layout, PodGroup
 from stoker.platforms.kubernetes.pods import PodState
 from stoker.platforms.kubernetes.state import ObjectState
