@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from stoker.feed.bookkeeping import LoaderBooks
 from stoker.feed.changes import Depth, Watch, making
+from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.iterators import TrainerMaker
-from stoker.feed.own_loaders import reach_of
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.records import FeedSettings
 

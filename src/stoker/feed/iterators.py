@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import (
 
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
-from stoker.feed.own_loaders import reach_of
+from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, _DatasetKind
 from stoker.environment import ProcessSettings
 from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
+from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.in_step import Say, what_waits
 from stoker.feed.iterators import TorchIterator, torch_iterator
-from stoker.feed.own_loaders import reach_of
 from stoker.feed.planned_workers import PlannedIterator
 from stoker.feed.short_loaders import LoaderLine
 from stoker.feed.unfed import is_released, say_made_here

@@ -99,7 +99,7 @@ def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) 
     # Keeps this module's name, by which `stoker.timed` knows what is timed already.
     @functools.wraps(theirs, assigned=("__name__", "__doc__"))
     def method(self: "AnyLoader", *args: object, **kwargs: object) -> object:
-        from stoker.feed.own_loaders import imports_stokers
+        from stoker.feed.foreign_loaders import imports_stokers
 
         chosen = cast("_Method", theirs if imports_stokers() else ours)
         return chosen(self, *args, **kwargs)

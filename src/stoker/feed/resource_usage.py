@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.feed.foreign_loaders import LoaderReach, reach_of
 from stoker.feed.memory import num_bytes
-from stoker.feed.own_loaders import LoaderReach, reach_of
 from stoker.host.counters import bytes_read
 from stoker.host.machine import process_clock, thread_clock
 from stoker.host.processes import descendant_pids

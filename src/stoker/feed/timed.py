@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from typing import Generic, TypeVar, cast
 
 from stoker.feed.bookkeeping import TrainerProcess, this_process
-from stoker.feed.own_loaders import imports_stokers
+from stoker.feed.foreign_loaders import imports_stokers
 from stoker.feed.timeline import Steps
 
 _T = TypeVar("_T")

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.feed.bookkeeping import FormerLoader
 from stoker.feed.changes import making
+from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.memory import num_bytes
-from stoker.feed.own_loaders import reach_of
 from stoker.profile.batch_memory import KeptPages, MemoryKind, copy_of, kind_of
 from stoker.profile.device_clock import Mark, StepClock
 from stoker.profile.rank_results import BatchFacts, LoaderFacts

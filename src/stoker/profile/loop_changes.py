@@ -12,8 +12,8 @@ from weakref import ref
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.feed.changes import Watch
+from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.in_step import MAX_CHANGED_EPOCHS, NO_BATCH_AHEAD, NUM_TRIED, watches_of
-from stoker.feed.own_loaders import reach_of
 from stoker.feed.wire.pickling import factories_in
 
 _SHARE = 0.005

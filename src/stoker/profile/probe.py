@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.environment import from_environment
 from stoker.errors import UsageError
-from stoker.feed.own_loaders import own_loaders
+from stoker.feed.foreign_loaders import own_loaders
 from stoker.feed.replace import note_makings
 from stoker.profile.divided_streams import watch_streams
 from stoker.profile.file_guard import FileGuard

@@ -294,7 +294,7 @@ def _record_modules(problem: str = "") -> None:
     loaders: list[str] = []
     # A Python without stoker has none.
     with contextlib.suppress(ImportError):
-        from stoker.feed.own_loaders import own_loaders
+        from stoker.feed.foreign_loaders import own_loaders
 
         loaders = own_loaders()
     # Whole packages, and parts of namespaces that packages share.
