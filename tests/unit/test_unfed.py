@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stoker.environment import RELEASED_FILE, from_environment, unfed_file
 from stoker.feed import unfed
 from stoker.feed.bookkeeping import TrainerProcess
-from stoker.feed.loading import (
+from stoker.feed.rank_reports import (
     Loading,
     Unfed,
     counted_steps,

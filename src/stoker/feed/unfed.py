@@ -21,7 +21,7 @@ from stoker.environment import RELEASED_FILE, ProcessSettings, from_environment,
 from stoker.feed import why_unfed as sentences
 from stoker.feed.bookkeeping import MAKERS, TrainerProcess, known_process, this_process
 from stoker.feed.foreign_loaders import own_loaders
-from stoker.feed.loading import Loading, Unfed
+from stoker.feed.rank_reports import Loading, Unfed
 from stoker.logs import EventName, Log
 
 _FEED = "stoker.feed.remote_iterators"

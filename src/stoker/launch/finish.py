@@ -27,7 +27,7 @@ from stoker.failure_reasons import (
     without_events,
     words_of_feed,
 )
-from stoker.feed.loading import all_batches, counted_steps
+from stoker.feed.rank_reports import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE
 from stoker.feed.timeline import MeasuredStep, read_timeline

@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.feed import why_unfed
-from stoker.feed.loading import Loading
+from stoker.feed.rank_reports import Loading
 from stoker.feed.why_unfed import WhyUnfed
 from stoker.feed.wire.protocol import PROTOCOL_VERSION
 from stoker.launch.strategies.start import STARTUP_DIR

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from stoker.feed.loading import batches_by_host
+from stoker.feed.rank_reports import batches_by_host
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import EventName, Log
 from stoker.records.training import Budget, GroupSpending

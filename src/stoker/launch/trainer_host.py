@@ -29,13 +29,7 @@ from stoker.errors import (
     StokerError,
     UsageError,
 )
-from stoker.feed.loading import (
-    Unfed,
-    discard_loadings,
-    why_refused,
-    why_unfed,
-    why_unhelped,
-)
+from stoker.feed.rank_reports import Unfed, discard_loadings, why_refused, why_unfed, why_unhelped
 from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport, Progress
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version

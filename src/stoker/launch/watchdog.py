@@ -23,7 +23,7 @@ from statistics import median
 import psutil
 
 from stoker.errors import EXIT_PEER_LOST
-from stoker.feed.loading import read_loadings
+from stoker.feed.rank_reports import read_loadings
 from stoker.feed.timeline import FILE
 from stoker.feed.wire.protocol import Progress
 from stoker.host.processes import descendants
