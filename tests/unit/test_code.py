@@ -12,7 +12,7 @@ import pytest
 from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.launch import code, launch
-from stoker.launch.code import LaunchedCommand, check_words, order_of
+from stoker.launch.code_package import LaunchedCommand, check_words, order_of
 from stoker.platforms.packing import pack
 
 

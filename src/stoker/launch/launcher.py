@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.host.limits import limits_here, too_low
-from stoker.launch.code import check_words, order_of
+from stoker.launch.code_package import check_words, order_of
 from stoker.launch.engines.data_host import serve_command
 from stoker.launch.engines.server import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
