@@ -94,11 +94,11 @@ def train_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.finish import FinishOutputs, finish_run
     from stoker.cli.kept_training import deliver_training, records_of_step, train_and_keep
     from stoker.cli.notify import telling
     from stoker.cli.outputs import TRAIN_PARAMETERS, kept_model, outputs_of, step_inputs
     from stoker.cli.report import report_of_run
+    from stoker.cli.step_finish import FinishOutputs, finish_run
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import (
         RUNS,
