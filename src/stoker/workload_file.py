@@ -15,14 +15,7 @@ from msgspec.structs import replace
 
 from stoker.environment import cloud_region
 from stoker.errors import UsageError
-from stoker.records import (
-    FeedSettings,
-    Json,
-    Place,
-    Workload,
-    convert,
-    read_text,
-)
+from stoker.records import FeedSettings, Json, Place, Workload, convert, read_text
 from stoker.records.engine import check_engine
 from stoker.records.hyperparameters import (
     check_hyperparameters,

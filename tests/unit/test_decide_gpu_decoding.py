@@ -6,14 +6,7 @@ import pytest
 from stoker.catalog import load_catalog
 from stoker.decide import explain
 from stoker.decide.scaled_profile import TakeAs
-from stoker.records import (
-    Check,
-    GpuDecoding,
-    Observed,
-    Profile,
-    ProfiledHost,
-    TransformCost,
-)
+from stoker.records import Check, GpuDecoding, Observed, Profile, ProfiledHost, TransformCost
 from support.decisions import decided
 from support.gpu_profiles import H100
 

@@ -15,9 +15,8 @@ from stoker.decide.ranking import error_band
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import Inventory
 from stoker.record_words import plan_name
-from stoker.records import parts_of
-from stoker.records.parts import bottleneck_of, limit_words, more_workers
 from stoker.records.profile import ProfiledData
+from stoker.step_model import bottleneck_of, limit_words, more_workers, parts_of
 from support import builders, decisions
 from support.drawn_ranks import hosts, ranks
 from support.profiled_ranks import changed, drained, profile_of, rank_of

@@ -7,8 +7,8 @@ from hypothesis import given
 
 from stoker.catalog import load_catalog
 from stoker.profile.explain import explain
-from stoker.records import Decision, Profile, parts_of
-from stoker.records.parts import bottleneck_of, limit_words
+from stoker.records import Decision, Profile
+from stoker.step_model import bottleneck_of, limit_words, parts_of
 from stoker.units import ms
 from support import decisions
 from support.drawn_ranks import ranks

@@ -10,7 +10,8 @@ from stoker.errors import UsageError
 from stoker.profile.batches import facts_of
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import BatchFacts, Evidence, Quartiles, Receive
-from stoker.records import Parts, Profile, ProfiledLoader
+from stoker.records import Profile, ProfiledLoader
+from stoker.step_model import Parts
 from support import decisions
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 

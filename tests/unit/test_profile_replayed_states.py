@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import BatchFacts, ReplayVariants
-from stoker.records import Parts
-from stoker.records.parts import Neighbour, parts_of, with_neighbour
+from stoker.step_model import Neighbour, Parts, parts_of, with_neighbour
 from support.decisions import decided
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 

@@ -8,15 +8,7 @@ from pathlib import Path
 from stoker.catalog import Catalog
 from stoker.decide import EarlierRun, LastRun, calibrate
 from stoker.errors import UsageError
-from stoker.records import (
-    Calibration,
-    Decision,
-    Evaluation,
-    Profile,
-    Training,
-    Workload,
-    read_json,
-)
+from stoker.records import Calibration, Decision, Evaluation, Profile, Training, Workload, read_json
 from stoker.records.workload import refuse_foreign
 
 # More would be of another time: other data, other drivers.

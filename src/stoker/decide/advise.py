@@ -10,7 +10,7 @@ from stoker.decide.ranking import error_band
 from stoker.record_words import estimates_in_words
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
-from stoker.records.parts import WAITS
+from stoker.step_model import WAITS
 from stoker.units import ms, percentage, usd
 
 IN_STEP_FIX = (

@@ -19,7 +19,7 @@ from stoker.decide.model import (
 )
 from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
-from stoker.records.parts import busy_worker_seconds, more_workers, most_workers, useful_workers
+from stoker.step_model import busy_worker_seconds, more_workers, most_workers, useful_workers
 
 # Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
 # across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).

@@ -27,8 +27,8 @@ from stoker.records import (
     TakenElsewhere,
     VerdictKind,
 )
-from stoker.records.parts import AGAIN, LEAST_GAIN, limit_words
 from stoker.records.workload import Followed
+from stoker.step_model import AGAIN, LEAST_GAIN, limit_words
 from stoker.units import (
     SAME_COST,
     apart,

@@ -64,8 +64,8 @@ from stoker.records import (
 )
 from stoker.records.base import sha256_of
 from stoker.records.decision import NOMINAL
-from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
+from stoker.step_model import bottleneck_of, too_busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

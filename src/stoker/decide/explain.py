@@ -15,7 +15,7 @@ from stoker.record_words import (
     probable_words,
 )
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
-from stoker.records.parts import limit_words
+from stoker.step_model import limit_words
 from stoker.units import ESTIMATE, is_whole_longer, ms, percentage, wrapped
 
 _MOST_ROWS = 12

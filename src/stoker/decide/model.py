@@ -8,7 +8,7 @@ With the remote share x that minimises it, a step takes
             B + wall / workers,                        latency, dnn and data hosts
             net(x), recv(x), storage(x))
 
-The terms of hosts that load alone, including today's, are defined in `records/parts.py`.
+The terms of hosts that load alone, including today's, are defined in `step_model.py`.
 
 n: what loading on the dnn hosts' own cores adds to the accelerator's step, 0 where the data hosts
 make all batches; c: CPU-seconds of loading; turns: what loading and training cost each other on the
@@ -29,8 +29,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from stoker.catalog import Instance
-from stoker.records import Bottleneck, EpochTimes, Limit, Parts, Storage
-from stoker.records.parts import COMPUTES, LEAST_FREE, WAITS, Neighbour, SharedLoading
+from stoker.records import Bottleneck, EpochTimes, Limit, Storage
+from stoker.records.other_programs import LEAST_FREE
+from stoker.step_model import COMPUTES, WAITS, Neighbour, Parts, SharedLoading
 
 # CPU efficiency of data hosts after network and serialisation: alone, and where dnn hosts make
 # batches too, so that batches come in order from hosts of different pace. Calibrated on the

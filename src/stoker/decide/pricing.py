@@ -37,7 +37,7 @@ _NEAR_BAND = 0.23
 _OTHER_STORAGE = 0.2
 # A separate storage per host is mentioned only if it makes a step shorter than this share.
 _OWN_STORAGE = 0.97
-# The widest band; other programs that cause a wider one forbid a verdict (records/parts.py).
+# The widest band; other programs that cause a wider one forbid a verdict (step_model.py).
 _WIDEST = 0.6
 # Error for each doubling of workers beyond the number that was tried.
 _EACH_DOUBLING = 0.1

@@ -23,8 +23,8 @@ from stoker.decide.model import (
 )
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, Storage
-from stoker.records.parts import (
-    OTHERS,
+from stoker.records.other_programs import OTHERS
+from stoker.step_model import (
     others_vcpus_of,
     others_width,
     rates_of,

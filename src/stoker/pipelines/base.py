@@ -29,14 +29,7 @@ from stoker.pipelines.schedules import AskedSchedule, Schedule, ScheduleChange, 
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
 from stoker.platforms.service_limits import is_training_type
-from stoker.records import (
-    Json,
-    PlatformName,
-    SageMakerSettings,
-    Workload,
-    to_document,
-    to_json,
-)
+from stoker.records import Json, PlatformName, SageMakerSettings, Workload, to_document, to_json
 from stoker.records.hyperparameters import order_of, values_of
 
 CODE = "code.tar.gz"

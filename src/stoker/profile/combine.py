@@ -26,7 +26,6 @@ from stoker.records import (
     GpuLoad,
     LoaderRate,
     Observed,
-    Parts,
     Profile,
     ProfiledHost,
     ProfiledLoader,
@@ -37,10 +36,10 @@ from stoker.records import (
     TodaysGroup,
     TransformCost,
     bare_type,
-    parts_of,
 )
 from stoker.records.base import Value
 from stoker.records.gpu import during_steps, step_busy_share
+from stoker.step_model import Parts, parts_of
 
 _MAX_ROWS = 20
 LONGER = (

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.record_words import epoch_words, loader_words, whole_step_of
-from stoker.records import GpuDecoding, Profile, StepTerms, TransformCost, parts_of
-from stoker.records.parts import (
+from stoker.records import GpuDecoding, Profile, StepTerms, TransformCost
+from stoker.step_model import (
     AGAIN,
     LEAST_GAIN,
     limit_words,
     lost_share,
+    parts_of,
     speed_words,
     too_busy,
 )

@@ -10,8 +10,8 @@ from stoker.profile.rank_results import RankResult
 from stoker.profile.replayed_states import fixes_of_transfer, gain_of_bytes
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.profile.whole_epochs import batch_in_one_worker, epochs_of
-from stoker.records import Fix, Parts, ProfileState, StepTerms
-from stoker.records.parts import WAITS, more_workers
+from stoker.records import Fix, ProfileState, StepTerms
+from stoker.step_model import WAITS, Parts, more_workers
 from stoker.units import ms, size, vcpus_words
 
 # Less than this share of a step is not worth a line.

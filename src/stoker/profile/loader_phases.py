@@ -40,7 +40,7 @@ from stoker.host.processes import loopback
 from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
-from stoker.records.parts import MOST_WORKERS_PER_VCPU, WAITS
+from stoker.step_model import MOST_WORKERS_PER_VCPU, WAITS
 
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]

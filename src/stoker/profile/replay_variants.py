@@ -27,7 +27,7 @@ from stoker.profile.loader_phases import Iterate, Loader, error_words, shut_down
 from stoker.profile.rank_results import Quartiles, ReplayVariants
 from stoker.profile.script_phases import BatchSource, Replay
 from stoker.profile.step_watch import Enough, ReplaySteps
-from stoker.records.parts import LEAST_GAIN
+from stoker.step_model import LEAST_GAIN
 
 ON_DEVICE, PINNED, BESIDE_WORKERS = "on-device", "pinned", "beside-workers"
 VARIANTS = (ON_DEVICE, PINNED, BESIDE_WORKERS)

@@ -11,8 +11,8 @@ from dataclasses import replace
 import msgspec
 
 from stoker.profile.rank_results import RankResult, ReplayVariants
-from stoker.records import Fix, Parts, ProfileState
-from stoker.records.parts import LEAST_GAIN, Neighbour
+from stoker.records import Fix, ProfileState
+from stoker.step_model import LEAST_GAIN, Neighbour, Parts
 from stoker.units import count, ms, percentage, size
 
 # Bytes in place of numbers of four bytes.

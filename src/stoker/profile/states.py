@@ -1,6 +1,6 @@
 """The states of a training, each with the figures that it rests on. Pure.
 
-Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `records/parts.py`. The
+Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `step_model.py`. The
 storage is named by time that workers were seen to wait, never by rates alone.
 """
 
@@ -12,8 +12,9 @@ import msgspec
 
 from stoker.profile.rank_results import AsIs, Drain, Evidence, Quartiles, RankResult
 from stoker.profile.replayed_states import neighbour, slowest_of, transfer, transfer_seconds
-from stoker.records import Parts, ProfileState
-from stoker.records.parts import LEAST_GAIN, MAX_OTHERS, more_workers
+from stoker.records import ProfileState
+from stoker.records.other_programs import MAX_OTHERS
+from stoker.step_model import LEAST_GAIN, Parts, more_workers
 from stoker.units import ms, percentage, size, vcpus_words, wait_share
 
 # Two profiles of one training differ by this much of a step.

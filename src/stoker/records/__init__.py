@@ -42,8 +42,6 @@ from stoker.records.engine import StrategySettings as StrategySettings
 from stoker.records.epochs import EpochPause as EpochPause
 from stoker.records.epochs import EpochTimes as EpochTimes
 from stoker.records.gpu import GpuLoad as GpuLoad
-from stoker.records.parts import Parts as Parts
-from stoker.records.parts import parts_of as parts_of
 from stoker.records.platforms import PLATFORM_INFOS as PLATFORM_INFOS
 from stoker.records.platforms import ControlSettings as ControlSettings
 from stoker.records.platforms import KubeflowSettings as KubeflowSettings

@@ -31,7 +31,7 @@ from stoker.records.decision import Action, Group
 from stoker.records.epochs import EpochTimes
 from stoker.records.gpu import GpuLoad
 from stoker.records.hyperparameters import Hyperparameters, record_of, shown, values_of
-from stoker.records.parts import OTHERS, is_beyond_telling
+from stoker.records.other_programs import OTHERS, is_beyond_telling
 from stoker.records.profile import Spread
 from stoker.records.workload import Gate
 from stoker.units import usd, vcpus_words, wait_share

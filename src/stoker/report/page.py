@@ -33,7 +33,6 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.outcome import outcome_of
-from stoker.records.parts import WAITS, limit_words
 from stoker.report.epochs import epoch_columns, epoch_table
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
@@ -48,6 +47,7 @@ from stoker.report.step_times import (
 )
 from stoker.report.svg import Drawing
 from stoker.report.verdict import collect, group_arguments, host_names, judge, transform_rows
+from stoker.step_model import WAITS, limit_words
 from stoker.units import (
     NBSP,
     NOT_KNOWN,

@@ -251,7 +251,7 @@ def _tell_without_stoker_at_exit() -> None:
 
 
 def _tell_without_stoker(err: ImportError, *, steps: int) -> None:
-    """Writes what `stoker.feed.rank_reports` reads, and after a step what releases the data hosts."""
+    """Writes what `feed.rank_reports` reads, and after a step what releases the data hosts."""
     import json
 
     folder = os.environ.get("STOKER_OUTPUT", "")

@@ -28,6 +28,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from stoker.records.decision import Bottleneck, Limit
+from stoker.records.other_programs import (
+    LEAST_FREE,
+    OTHERS,
+    error_width,
+    is_beyond_telling,
+)
 from stoker.records.profile import LoaderRate, Profile, StepTerms
 from stoker.units import vcpus_words, wait_share
 
@@ -55,21 +61,12 @@ _NEAR_BEST = 1.05
 # that was measured: one H100 beside 16 cores, MobileNet-v3 with 8 and 16 busy workers 18.0 to 20.3
 # and 36.0 ms, ResNet-50 34.4 to 34.4 and 38.5.
 _NEIGHBOUR_POWER = 3
-# Minimum share of the vCPUs that other programs leave.
-LEAST_FREE = 0.02
-# Share of the vCPUs used by other programs above which the figures are uncertain.
-MAX_OTHERS = 0.10
 # Below this spread between seconds a CPU's speed is steady.
 MIN_SPEED_SPREAD = 0.03
-# Other programs may leave, or return while the plan runs: used over left vCPUs is the relative
-# error of a step. Above this no band would help, and nothing is recommended.
-_BEYOND_TELLING = 0.6
 # If cold reads took longer than the step by this factor, the step reads from memory.
 _IN_MEMORY = 1.15
 
 _UNRELIABLE = "the measurement is not reliable"
-# Start of what is said of other programs, with how many vCPUs they used.
-OTHERS = "other programs were using"
 AGAIN = "profile again on a quiet machine"
 
 _ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
@@ -431,18 +428,7 @@ def others_vcpus_of(profile: Profile) -> float:
 
 def others_width(profile: Profile, *, vcpus: float) -> float:
     """Returns the relative error that other programs may cause; 0 if they are negligible."""
-    return _width(others_vcpus_of(profile), vcpus=vcpus)
-
-
-def is_beyond_telling(busy: float, *, vcpus: float) -> bool:
-    """Returns whether other programs on `busy` of the vCPUs make times meaningless."""
-    return _width(busy, vcpus=vcpus) > _BEYOND_TELLING
-
-
-def _width(busy: float, *, vcpus: float) -> float:
-    # Never all of them: the rest is a divisor.
-    others = min(busy, vcpus * (1 - LEAST_FREE))
-    return others / (vcpus - others) if others > MAX_OTHERS * vcpus else 0.0
+    return error_width(others_vcpus_of(profile), vcpus=vcpus)
 
 
 def speed_width(profile: Profile) -> float:
