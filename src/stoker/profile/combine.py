@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -9,7 +10,15 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.profile.device_clock import HOST
 from stoker.profile.fixes import find_fixes
-from stoker.profile.rank_results import AsIs, Cost, Drain, Inventory, Quartiles, RankResult
+from stoker.profile.rank_results import (
+    AsIs,
+    Cost,
+    Drain,
+    Inventory,
+    Quartiles,
+    RankResult,
+    Receive,
+)
 from stoker.profile.replayed_states import neighbour_seconds, slowest_of, transfer_seconds
 from stoker.profile.states import (
     Signs,
@@ -58,9 +67,9 @@ def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
         if rank.reads is None or rank.reads.bytes_per_second is None:
             return None
         hosts[rank.host].append(rank.reads.bytes_per_second)
-    found = [_added(own) for own in hosts.values()]
+    rates = [_added(rates_of_ranks) for rates_of_ranks in hosts.values()]
     # All ranks wait for the host whose batches come last.
-    return min(found, key=lambda own: own.mean, default=None)
+    return min(rates, key=lambda rate: rate.mean, default=None)
 
 
 def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
@@ -84,56 +93,63 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
     if not facts or not facts[0].class_name:
         return None
     first = facts[0]
-    asked = {own.divides for own in facts}
+    answers = {loader.divides for loader in facts}
     return ProfiledLoader(
         class_name=first.class_name,
         reach=first.reach,
         iterable=first.iterable,
-        shards=sum(max(1, own.num_workers) for own in facts) if first.iterable else None,
-        divides=True if True in asked else False if asked == {False} else None,
+        shards=sum(max(1, loader.num_workers) for loader in facts) if first.iterable else None,
+        divides=_divides(answers),
         made_here=first.made_here or None,
         in_step=first.in_step or None,
         shippable=first.shippable,
     )
 
 
+def _divides(answers: set[bool | None]) -> bool | None:
+    """Returns whether a stream divides itself: on any rank; None: not known on all."""
+    if True in answers:
+        return True
+    return False if answers == {False} else None
+
+
 def host_of(
     rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings, is_named: bool
 ) -> ProfiledHost:
     """Returns the hosts under their best known name; `is_named`: the workload has `group`'s."""
-    found = rank.inventory or Inventory()
+    inventory = rank.inventory or Inventory()
     given = settings.instance_type
     name = group.instance_type
     # The user's word goes before the host's, the host's before a guess.
     if given and given != "auto":
         name = given
-    elif found.instance_type and (given == "auto" or not is_named):
-        name = found.instance_type
+    elif inventory.instance_type and (given == "auto" or not is_named):
+        name = inventory.instance_type
     return ProfiledHost(
         instance_type=name,
         count=group.count,
         vcpus=max(1, int(rank.vcpus)),
         quota_vcpus=None if rank.vcpus == round(rank.vcpus) else rank.vcpus,
-        accelerators=found.accelerators,
-        accelerator_model=found.accelerator_model,
-        cpu_model=found.cpu_model,
+        accelerators=inventory.accelerators,
+        accelerator_model=inventory.accelerator_model,
+        cpu_model=inventory.cpu_model,
     )
 
 
 def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
-    found = rank.inventory or Inventory()
-    seen = found.instance_type
+    inventory = rank.inventory or Inventory()
+    seen = inventory.instance_type
     if not seen or bare_type(seen) == bare_type(host.instance_type):
         return None
     return (
-        f"this host is a {seen} ({found.source}), profiled as {host.instance_type}: "
+        f"this host is a {seen} ({inventory.source}), profiled as {host.instance_type}: "
         f"--instance-type {seen} prices it as what it is"
     )
 
 
 def _added_if_known(parts: Sequence[Quartiles | None]) -> Quartiles | None:
-    known = [part for part in parts if part is not None]
-    return _added(known) if len(known) == len(parts) else None
+    measured = [part for part in parts if part is not None]
+    return _added(measured) if len(measured) == len(parts) else None
 
 
 def _added(parts: Sequence[Quartiles]) -> Quartiles:
@@ -152,11 +168,67 @@ def _step_with(
     """Returns the step of the parts where all wait for one rank, or the main process loads."""
     if state == "workers" and parts.workers == 0:
         # As the main process was seen to load, with more threads of torch than a worker has.
-        waits = max(own.wait_share for own in signs)
+        waits = max(rank.wait_share for rank in signs)
         return parts.accelerator_seconds + waits * measured_seconds
     if state == "straggler":
-        return max(parts.step_seconds, *(own.own_seconds for own in signs))
+        return max(parts.step_seconds, *(rank.own_seconds for rank in signs))
     return None
+
+
+class _MeasuredRank:
+    """A rank's result in which the parts that a profile needs are known to be there."""
+
+    def __init__(self, rank: RankResult) -> None:
+        assert rank.as_is is not None
+        assert rank.accelerator is not None
+        assert rank.batch is not None
+        self.result = rank
+        self.as_is = rank.as_is
+        self.accelerator = rank.accelerator
+        self.batch = rank.batch
+        self.num_workers = rank.loader.num_workers if rank.loader else 0
+        # Workers that make every vCPU of this rank busy.
+        self.share = max(1, round(rank.vcpus) // rank.ranks_on_host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GlobalStep:
+    """A step of all ranks together: their figures added, or those of the rank that counts.
+
+    Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times, sums
+    for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for CPU, as
+    a rare, expensive sample is work, too.
+
+    Attributes:
+        waiting: The rank whose steps wait longest, for which all others wait: as in a run's record.
+        slowest: The rank whose steps on cached batches take longest.
+        loader_wall: Seconds of a lone worker of each rank, added; None: not measured.
+        handover: Hand-over of the slowest rank; None: it is hidden, or not measured.
+        used_cpu_seconds: CPU time of the steps as they are.
+    """
+
+    whole: tuple[_MeasuredRank, ...]
+    waiting: _MeasuredRank
+    slowest: _MeasuredRank
+    loader_cpu: Quartiles
+    loader_wall: Quartiles | None
+    trainer_cpu: Quartiles
+    handover: Quartiles | None
+    receives: tuple[Receive, ...]
+    batch_sizes: Quartiles | None
+    read_bytes: Quartiles | None
+    storage_rate: Quartiles | None
+    used_cpu_seconds: float
+
+    @property
+    def ranks(self) -> list[RankResult]:
+        """Results of all ranks, in their order."""
+        return [rank.result for rank in self.whole]
+
+    @property
+    def signs(self) -> list[Signs]:
+        """Signs of all ranks, in their order."""
+        return [signs_of(rank) for rank in self.ranks]
 
 
 def combine(
@@ -178,116 +250,151 @@ def combine(
         UsageError: If there are no ranks, some are missing, or one lacks a part.
     """
     timed = with_one_step(_with_what_they_had(_complete(ranks)))
-    whole = [_Whole(rank) for rank in without_stops(timed)]
-    ranks = [own.rank for own in whole]
-    first = ranks[0]
-    cpu = _added([_loader_cpu(own) for own in whole])
-    wall = _added_if_known([_loader_wall(own) for own in whole])
-    handover = max(
-        (own for own in map(_handover, whole) if own), key=lambda own: own.median, default=None
-    )
-    receives = [own.rank.receive for own in whole if own.rank.receive is not None]
-    # The rank whose steps wait longest, for which all others wait: as in a run's record.
-    waiting = whole[
-        waits_longest({place: signs_of(own.rank).wait_share for place, own in enumerate(whole)})
-    ]
-    slowest = _Whole(slowest_of(ranks))
-    trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
-    on_host = [own for own in whole if own.rank.host == first.host]
-    read_bytes = _added_if_known([rank.reads.batch_bytes if rank.reads else None for rank in ranks])
-    rate = storage_rate_of(ranks)
-    sizes = _added_if_known([own.batch.sizes for own in whole])
-    used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
-    # Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times,
-    # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
-    # CPU, as a rare, expensive sample is work, too.
-    step = StepTerms(
-        step_seconds=waiting.as_is.step_seconds.median,
-        wait_seconds=waiting.as_is.wait_seconds.median,
-        accelerator_step_seconds=slowest.accelerator.step_seconds.median,
-        transfer_seconds=transfer_seconds(slowest.rank),
-        neighbour_seconds=neighbour_seconds(slowest.rank),
-        loader_cpu_seconds=cpu.mean,
-        receive_seconds=max((own.thread_seconds.median for own in receives), default=None),
-        # Today's loader is torch's own: it takes what the trainer's thread spent in next().
-        local_receive_seconds=max(
-            own.as_is.receive_seconds if own.num_workers else 0.0 for own in whole
-        ),
-        hidden_load_seconds=_hidden_load_seconds(waiting),
-        handover_seconds=handover.median if handover else None,
-        receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
-        loader_wall_seconds=_worker_seconds(whole, wall=wall, cpu_seconds=cpu.mean),
-        trainer_cpu_seconds=sum(own.mean for own in trainer),
-        used_cpu_seconds=used,
-        num_workers=sum(own.num_workers for own in on_host),
-        global_batch_size=sum(own.batch.samples for own in whole),
-        batch_bytes=sizes.mean if sizes else float(sum(own.batch.num_bytes for own in whole)),
-        read_bytes=read_bytes.mean if read_bytes else None,
-        storage_bytes_per_second=rate.mean if rate else None,
-    )
-    spread = {
-        "step_seconds": _spread(waiting.as_is.step_seconds),
-        "wait_seconds": _spread(waiting.as_is.wait_seconds),
-        "accelerator_step_seconds": _spread(slowest.accelerator.step_seconds),
-        "trainer_cpu_seconds": _spread(_added(trainer)),
-        "loader_cpu_seconds": _spread(cpu),
-        "loader_wall_seconds": _spread(wall),
-        "batch_bytes": _spread(sizes),
-        "read_bytes": _spread(read_bytes),
-        "storage_bytes_per_second": _spread(rate),
-        "handover_seconds": _spread(handover),
-    }
-    if receives:
-        most = max(receives, key=lambda own: own.cpu_seconds.median)
-        spread["receive_seconds"] = _spread(most.thread_seconds)
-        spread["receive_cpu_seconds"] = _spread(most.cpu_seconds)
-    hosts = {own.rank.host: own.rank.vcpus for own in whole}
-    spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
-    host = host_of(first, group=group, settings=settings, is_named=is_named)
-    notes = [note for rank in ranks for note in rank.notes]
-    note = note_of_host(first, host)
-    known = Profile(
+    total = _global_step(without_stops(timed))
+    ranks = total.ranks
+    host = host_of(ranks[0], group=group, settings=settings, is_named=is_named)
+    profile = Profile(
         workload_sha256=workload_sha256,
         workload_keys={**workload_keys} if workload_keys else None,
         host=host,
-        step=step,
-        observed=Observed(
-            # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
-            cpu_utilization=min(
-                1.0, used / (whole[0].as_is.step_seconds.mean * sum(hosts.values()))
-            ),
-            gpu_utilization=step_busy_share(gpus),
-            gpus=during_steps(gpus),
-            hosts=len(hosts),
-            others_vcpus=others_of([signs_of(rank) for rank in ranks]),
-            # Where there are several hosts, it may be one of theirs.
-            elsewhere_vcpus=_elsewhere_vcpus(ranks) if len(hosts) == 1 else None,
-            cpu_speed_spread=max((own for own in spreads if own is not None), default=None),
-        ),
-        spread={name: own for name, own in spread.items() if own is not None},
+        step=_terms_of(total),
+        observed=_observed(total, gpus),
+        spread=_spreads_of(total),
         loader_rates=_loader_rates(ranks),
         transforms=transforms_of(ranks),
         gpu_decoding=next((rank.gpu_decoding for rank in ranks if rank.gpu_decoding), None),
         loader=loader_of(ranks),
-        epochs=epochs_of(waiting.rank, batch_in_one_worker=_loader_wall(waiting)),
-        what={
-            **what,
-            "versions": {**first.versions},
-            "ranks": len(whole),
-            "notes": [*dict.fromkeys(notes), *([note] if note else ())],
-            **({} if first.seed is None else {"seed": first.seed}),
-            **({} if waiting.as_is.clock == HOST else {"clock": waiting.as_is.clock}),
-            **({"dataset": first.loader.dataset} if first.loader else {}),
-        },
+        epochs=epochs_of(total.waiting.result, batch_in_one_worker=_loader_wall(total.waiting)),
+        what={**what, **_facts_of(total, note=note_of_host(ranks[0], host))},
     )
-    parts = parts_of(known)
-    states = find_states(ranks, parts=parts)
-    return msgspec.structs.replace(
-        known,
-        check=_check(parts, whole, states, settings=settings) if parts else None,
-        states=states,
-        fixes=find_fixes(ranks, parts=parts, step=step, states=states),
+    return _checked(profile, total, settings=settings)
+
+
+def _global_step(ranks: Sequence[RankResult]) -> _GlobalStep:
+    whole = tuple(_MeasuredRank(rank) for rank in ranks)
+    wait_shares = {place: signs_of(rank).wait_share for place, rank in enumerate(ranks)}
+    handovers = [seconds for seconds in map(_handover, whole) if seconds]
+    batch_bytes = [rank.reads.batch_bytes if rank.reads else None for rank in ranks]
+    return _GlobalStep(
+        whole=whole,
+        waiting=whole[waits_longest(wait_shares)],
+        slowest=_MeasuredRank(slowest_of(ranks)),
+        loader_cpu=_added([_loader_cpu(rank) for rank in whole]),
+        loader_wall=_added_if_known([_loader_wall(rank) for rank in whole]),
+        trainer_cpu=_added([rank.accelerator.trainer_cpu_seconds for rank in whole]),
+        handover=max(handovers, key=lambda seconds: seconds.median, default=None),
+        receives=tuple(rank.receive for rank in ranks if rank.receive is not None),
+        batch_sizes=_added_if_known([rank.batch.sizes for rank in whole]),
+        read_bytes=_added_if_known(batch_bytes),
+        storage_rate=storage_rate_of(ranks),
+        used_cpu_seconds=sum(
+            rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds for rank in whole
+        ),
     )
+
+
+def _terms_of(total: _GlobalStep) -> StepTerms:
+    whole, waiting, slowest = total.whole, total.waiting, total.slowest
+    cpu_seconds = total.loader_cpu.mean
+    receives, sizes, read_bytes = total.receives, total.batch_sizes, total.read_bytes
+    # Today's loader is torch's own: it takes what the trainer's thread spent in next().
+    local_receives = [rank.as_is.receive_seconds if rank.num_workers else 0.0 for rank in whole]
+    on_first_host = [rank for rank in whole if rank.result.host == whole[0].result.host]
+    num_bytes = float(sum(rank.batch.num_bytes for rank in whole))
+    return StepTerms(
+        step_seconds=waiting.as_is.step_seconds.median,
+        wait_seconds=waiting.as_is.wait_seconds.median,
+        accelerator_step_seconds=slowest.accelerator.step_seconds.median,
+        transfer_seconds=transfer_seconds(slowest.result),
+        neighbour_seconds=neighbour_seconds(slowest.result),
+        loader_cpu_seconds=cpu_seconds,
+        receive_seconds=max((receive.thread_seconds.median for receive in receives), default=None),
+        local_receive_seconds=max(local_receives),
+        hidden_load_seconds=_hidden_load_seconds(waiting),
+        handover_seconds=total.handover.median if total.handover else None,
+        receive_cpu_seconds=max((receive.cpu_seconds.mean for receive in receives), default=None),
+        loader_wall_seconds=_worker_seconds(whole, wall=total.loader_wall, cpu_seconds=cpu_seconds),
+        trainer_cpu_seconds=total.trainer_cpu.mean,
+        used_cpu_seconds=total.used_cpu_seconds,
+        num_workers=sum(rank.num_workers for rank in on_first_host),
+        global_batch_size=sum(rank.batch.samples for rank in whole),
+        batch_bytes=sizes.mean if sizes else num_bytes,
+        read_bytes=read_bytes.mean if read_bytes else None,
+        storage_bytes_per_second=total.storage_rate.mean if total.storage_rate else None,
+    )
+
+
+def _spreads_of(total: _GlobalStep) -> dict[str, Spread]:
+    parts = {
+        "step_seconds": total.waiting.as_is.step_seconds,
+        "wait_seconds": total.waiting.as_is.wait_seconds,
+        "accelerator_step_seconds": total.slowest.accelerator.step_seconds,
+        "trainer_cpu_seconds": total.trainer_cpu,
+        "loader_cpu_seconds": total.loader_cpu,
+        "loader_wall_seconds": total.loader_wall,
+        "batch_bytes": total.batch_sizes,
+        "read_bytes": total.read_bytes,
+        "storage_bytes_per_second": total.storage_rate,
+        "handover_seconds": total.handover,
+    }
+    if total.receives:
+        dearest = max(total.receives, key=lambda receive: receive.cpu_seconds.median)
+        parts["receive_seconds"] = dearest.thread_seconds
+        parts["receive_cpu_seconds"] = dearest.cpu_seconds
+    return {
+        name: Spread(low=part.low, high=part.high, samples=part.samples)
+        for name, part in parts.items()
+        if part is not None
+    }
+
+
+def _observed(total: _GlobalStep, gpus: tuple[GpuLoad, ...]) -> Observed:
+    ranks = total.ranks
+    vcpus_of_hosts = {rank.host: rank.vcpus for rank in ranks}
+    # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
+    had_seconds = total.whole[0].as_is.step_seconds.mean * sum(vcpus_of_hosts.values())
+    speed_spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
+    return Observed(
+        cpu_utilization=min(1.0, total.used_cpu_seconds / had_seconds),
+        gpu_utilization=step_busy_share(gpus),
+        gpus=during_steps(gpus),
+        hosts=len(vcpus_of_hosts),
+        others_vcpus=others_of(total.signs),
+        # Where there are several hosts, it may be one of theirs.
+        elsewhere_vcpus=_elsewhere_vcpus(ranks) if len(vcpus_of_hosts) == 1 else None,
+        cpu_speed_spread=max((share for share in speed_spreads if share is not None), default=None),
+    )
+
+
+def _facts_of(total: _GlobalStep, *, note: str | None) -> dict[str, Value]:
+    """Returns what else is known of the training; `note`: on its host."""
+    first = total.ranks[0]
+    notes: list[str] = []
+    for rank in total.ranks:
+        notes += rank.notes
+    if note:
+        notes.append(note)
+    facts: dict[str, Value] = {
+        "versions": {**first.versions},
+        "ranks": len(total.whole),
+        "notes": [*dict.fromkeys(notes)],
+    }
+    if first.seed is not None:
+        facts["seed"] = first.seed
+    if total.waiting.as_is.clock != HOST:
+        facts["clock"] = total.waiting.as_is.clock
+    if first.loader:
+        facts["dataset"] = first.loader.dataset
+    return facts
+
+
+def _checked(profile: Profile, total: _GlobalStep, *, settings: ProfileSettings) -> Profile:
+    """Returns the profile with its states, its fixes, and whether its parts explain the step."""
+    parts = parts_of(profile)
+    states = find_states(total.ranks, parts=parts)
+    fixes = find_fixes(total.ranks, parts=parts, step=profile.timed_step, states=states)
+    check = _check(parts, total, states, settings=settings) if parts else None
+    return msgspec.structs.replace(profile, check=check, states=states, fixes=fixes)
 
 
 def _elsewhere_vcpus(ranks: Sequence[RankResult]) -> float | None:
@@ -296,24 +403,8 @@ def _elsewhere_vcpus(ranks: Sequence[RankResult]) -> float | None:
     if not busy:
         return None
     # The script's own helpers are no other program.
-    helpers = sum(_vcpus_of_hosts(ranks, lambda own: own.outside_cpu_seconds).values())
+    helpers = sum(_vcpus_of_hosts(ranks, lambda as_is: as_is.outside_cpu_seconds).values())
     return max(0.0, max(busy) - helpers)
-
-
-class _Whole:
-    """A rank's result in which the parts that a profile needs are known to be there."""
-
-    def __init__(self, rank: RankResult) -> None:
-        assert rank.as_is is not None
-        assert rank.accelerator is not None
-        assert rank.batch is not None
-        self.rank = rank
-        self.as_is = rank.as_is
-        self.accelerator = rank.accelerator
-        self.batch = rank.batch
-        self.num_workers = rank.loader.num_workers if rank.loader else 0
-        # Workers that make every vCPU of this rank busy.
-        self.share = max(1, round(rank.vcpus) // rank.ranks_on_host)
 
 
 def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
@@ -331,9 +422,9 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
             )
     world = ranks[0].world_size
     if len({rank.rank for rank in ranks}) != world:
-        found = ", ".join(str(rank.rank) for rank in ranks)
+        present = ", ".join(str(rank.rank) for rank in ranks)
         raise UsageError(
-            f"only ranks {found} of {world} left results",
+            f"only ranks {present} of {world} left results",
             fix="read the log of the missing ranks, and profile again",
         )
     return ranks
@@ -346,8 +437,10 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     quota or an affinity mask only a process that left it uses CPUs: the training's CPU time, but
     not on vCPUs of its host.
     """
-    inside = _vcpus_of_hosts(ranks, lambda own: own.trainer_cpu_seconds + own.children_cpu_seconds)
-    outside = _vcpus_of_hosts(ranks, lambda own: own.outside_cpu_seconds)
+    inside = _vcpus_of_hosts(
+        ranks, lambda as_is: as_is.trainer_cpu_seconds + as_is.children_cpu_seconds
+    )
+    outside = _vcpus_of_hosts(ranks, lambda as_is: as_is.outside_cpu_seconds)
     return [
         _with_idle_vcpus(rank, used=inside[rank.host])
         if rank.cpu_limit == "pod"
@@ -412,45 +505,45 @@ def _without_strays(rank: RankResult, *, inside: float, outside: float) -> RankR
     )
 
 
-def _loader_cpu(own: _Whole) -> Quartiles:
+def _loader_cpu(rank: _MeasuredRank) -> Quartiles:
     # Else with most workers: hyper-threads and caches are shared as in real work.
-    drain = _drain_with(own.rank.drains, workers=own.share)
+    drain = _drain_with(rank.result.drains, workers=rank.share)
     if drain:
         return drain.cpu_seconds
     # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
-    as_is = own.as_is
+    as_is = rank.as_is
     seconds = (
         as_is.children_cpu_seconds
-        if own.num_workers
-        else max(0.0, as_is.trainer_cpu_seconds - own.accelerator.trainer_cpu_seconds.mean)
+        if rank.num_workers
+        else max(0.0, as_is.trainer_cpu_seconds - rank.accelerator.trainer_cpu_seconds.mean)
     )
     samples = as_is.step_seconds.samples
     return Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=samples)
 
 
-def _handover(own: _Whole) -> Quartiles | None:
+def _handover(rank: _MeasuredRank) -> Quartiles | None:
     """Returns the hand-over time at the script's number of workers, else with every vCPU busy."""
     # The device computes meanwhile: this time is hidden.
-    if own.rank.uses_cuda or own.as_is.clock != HOST:
+    if rank.result.uses_cuda or rank.as_is.clock != HOST:
         return None
-    drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
-    drain = _drain_with(drains, workers=own.num_workers or own.share)
+    drains = [drain for drain in rank.result.drains if drain.handover_seconds is not None]
+    drain = _drain_with(drains, workers=rank.num_workers or rank.share)
     return drain.handover_seconds if drain else None
 
 
 def _drain_with(drains: Sequence[Drain], *, workers: int) -> Drain | None:
-    return max(drains, key=lambda own: (own.workers == workers, own.workers), default=None)
+    return max(drains, key=lambda drain: (drain.workers == workers, drain.workers), default=None)
 
 
-def _loader_wall(own: _Whole) -> Quartiles | None:
-    alone = [drain.wall_seconds for drain in own.rank.drains if drain.workers == 1]
+def _loader_wall(rank: _MeasuredRank) -> Quartiles | None:
+    alone = [drain.wall_seconds for drain in rank.result.drains if drain.workers == 1]
     if alone:
         return alone[0]
     # Without workers, all that next() does is loading.
-    if own.num_workers:
+    if rank.num_workers:
         return None
-    wait = own.as_is.wait_seconds
-    seconds = own.as_is.host_wait_seconds
+    wait = rank.as_is.wait_seconds
+    seconds = rank.as_is.host_wait_seconds
     if seconds is None:
         return wait
     # A device may have noticed a part of it only.
@@ -458,7 +551,7 @@ def _loader_wall(own: _Whole) -> Quartiles | None:
 
 
 def _worker_seconds(
-    whole: Sequence[_Whole], *, wall: Quartiles | None, cpu_seconds: float
+    whole: Sequence[_MeasuredRank], *, wall: Quartiles | None, cpu_seconds: float
 ) -> float | None:
     """Returns worker-seconds of a global step's loading: at most its CPU time and its waiting.
 
@@ -473,21 +566,17 @@ def _worker_seconds(
     """
     if wall is None:
         return None
-    alone = [drain for own in whole for drain in own.rank.drains if drain.workers == 1]
+    alone = [drain for rank in whole for drain in rank.result.drains if drain.workers == 1]
     if len(alone) < len(whole):
         return wall.median
     waited = sum(drain.idle_seconds for drain in alone)
     return min(max(wall.median, waited), cpu_seconds + waited)
 
 
-def _hidden_load_seconds(own: _Whole) -> float | None:
-    if own.num_workers or own.as_is.host_wait_seconds is None:
+def _hidden_load_seconds(rank: _MeasuredRank) -> float | None:
+    if rank.num_workers or rank.as_is.host_wait_seconds is None:
         return None
-    return own.as_is.hidden_seconds
-
-
-def _spread(part: Quartiles | None) -> Spread | None:
-    return Spread(low=part.low, high=part.high, samples=part.samples) if part else None
+    return rank.as_is.hidden_seconds
 
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
@@ -510,17 +599,17 @@ def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
 
 def _check(
     parts: Parts,
-    whole: Sequence[_Whole],
+    total: _GlobalStep,
     states: Sequence[ProfileState],
     *,
     settings: ProfileSettings,
 ) -> Check:
     predicted = parts.step_seconds
-    measured = whole[0].as_is.step_seconds.median
+    measured = total.whole[0].as_is.step_seconds.median
     error = predicted / measured - 1
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance
-    signs = [signs_of(own.rank) for own in whole]
+    signs = total.signs
     explaining = (
         state.id
         for state in states
