@@ -1,5 +1,6 @@
 """The picture of the plans: time against money."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from stoker.report.svg import (
     PLOT,
     Box,
     Drawing,
+    Plane,
     along,
     around,
     axes,
@@ -65,7 +67,7 @@ def spots_of(decision: Decision) -> list[Spot]:
             name=_short_name(plan),
             step_seconds=plan.predicted.counted_seconds,
             cost=_cost(plan.predicted, is_billed=is_billed),
-            is_front=any(plan is each for each in front),
+            is_front=any(plan is best for best in front),
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),
             is_today=plan.action == "keep",
             is_probable=probable is not None and plan.groups == probable.groups,
@@ -99,87 +101,147 @@ def _short_name(plan: Plan) -> str:
     return f"{dnn.count} {dnn.instance_type.removeprefix('ml.')}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlansPicture:
+    """What the picture of the plans shows.
+
+    Attributes:
+        spots: The plans with a dot, the chosen one last, on top.
+        num_left_out: Plans without a dot: so costly that they would flatten the others.
+        is_billed: Upwards are dollars; else CPU-seconds.
+    """
+
+    spots: Sequence[Spot]
+    num_left_out: int
+    is_billed: bool
+    unit: TimeUnit
+
+    def cost_text(self, cost: float, *, is_estimate: bool = False) -> str:
+        """Writes a cost with its unit."""
+        if self.is_billed:
+            return usd(cost, is_estimate=is_estimate)
+        return f"{digits(cost, 3)}{NBSP}s"
+
+    def cost_of(self, spot: Spot) -> str:
+        """Writes the cost of a plan."""
+        return self.cost_text(spot.cost, is_estimate=spot.is_estimate)
+
+
 def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Drawing | None:
-    """Draws plans by time and cost; None where the table is enough."""
+    """Draws plans by time and cost; None where the table is enough.
+
+    Args:
+        decision: Its plans that can be run and are predicted are drawn.
+        unit: Unit of the steps' times.
+        width: Width of the drawing in pixels.
+        name: Prefix of the ids in the drawing, unique in its page.
+    """
     spots = spots_of(decision)
     is_billed = decision.prices.is_billed
-    is_known = is_billed or all(
-        plan.predicted.cpu_seconds is not None for plan in decision.plans if plan.predicted
-    )
-    if not is_known or len(spots) < _LEAST_SPOTS:
+    outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
+    are_costs_known = is_billed or all(outcome.cpu_seconds is not None for outcome in outcomes)
+    if not are_costs_known or len(spots) < _LEAST_SPOTS:
         return None
-
-    def cost_text(cost: float, *, is_estimate: bool = False) -> str:
-        dollars = usd(cost, is_estimate=is_estimate)
-        return dollars if is_billed else f"{digits(cost, 3)}{NBSP}s"
-
-    by_time = sorted(spots, key=lambda spot: spot.step_seconds)
-    listed = "; ".join(
-        f"{s.name} {unit.show(s.step_seconds)} at {cost_text(s.cost, is_estimate=s.is_estimate)}"
-        + (" for 1000 steps" if is_billed else " of CPU time per step")
-        for s in by_time
-        if s.is_front
+    # Much more expensive plans would flatten the others: they are counted below instead.
+    needed = [s for s in spots if s.is_front or s.is_today or s.is_chosen or s.is_probable]
+    # 1.0: where all plans are free, the axis still needs a top.
+    most_cost = 1.25 * max(spot.cost for spot in needed) or 1.0
+    most_seconds = 1.08 * max(spot.step_seconds for spot in spots)
+    shown = [spot for spot in spots if spot.cost <= most_cost]
+    picture = _PlansPicture(
+        spots=shown, num_left_out=len(spots) - len(shown), is_billed=is_billed, unit=unit
     )
-    less = "cheaper" if is_billed else "takes less CPU time"
     drawing = Drawing(
         name=name,
         width=width,
         height=HEAD + 14 + PLOT + FOOT,
         title="What the plans promise",
         # Read out by screen readers.
-        description=f"{len(spots)} plans; no other is both faster and {less} than: {listed}.",
+        description=_description(picture, spots),
     )
-    # Much more expensive plans would flatten the others: they are counted below instead.
-    needed = [s for s in spots if s.is_front or s.is_today or s.is_chosen or s.is_probable]
-    most_x = 1.08 * max(spot.step_seconds for spot in spots)
-    # 1.0: where all plans are free, the axis still needs a top.
-    most_y = 1.25 * max(spot.cost for spot in needed) or 1.0
-    num_left_out = sum(spot.cost > most_y for spot in spots)
-    spots = [spot for spot in spots if spot.cost <= most_y]
-    marks = ticks(most_y, at_most=5)
-    plane = axes(
-        drawing,
-        title="Time against money" if is_billed else "Time against CPU time",
-        most=(most_x, most_y),
-        marks=[(mark, cost_text(mark) if mark else "0") for mark in marks],
-        under="upwards: $ for 1000 steps" if is_billed else "upwards: CPU-seconds per step",
+    plane = _draw_axes(drawing, picture, most=(most_seconds, most_cost))
+    lines = _draw_front(drawing, picture, plane)
+    _draw_dots(drawing, picture, plane)
+    _draw_names(drawing, picture, plane, lines=lines)
+    return drawing
+
+
+def _description(picture: _PlansPicture, spots: Sequence[Spot]) -> str:
+    less, per = "takes less CPU time", "of CPU time per step"
+    if picture.is_billed:
+        less, per = "cheaper", "for 1000 steps"
+    by_time = sorted(spots, key=lambda spot: spot.step_seconds)
+    listed = "; ".join(
+        f"{spot.name} {picture.unit.show(spot.step_seconds)} at {picture.cost_of(spot)} {per}"
+        for spot in by_time
+        if spot.is_front
     )
-    for mark in ticks(most_x, at_most=max(3, int(width / 90))):
-        text = unit.tick(mark, last=False)
+    return f"{len(spots)} plans; no other is both faster and {less} than: {listed}."
+
+
+def _draw_axes(drawing: Drawing, picture: _PlansPicture, *, most: tuple[float, float]) -> Plane:
+    most_seconds, most_cost = most
+    unit = picture.unit
+    title, under = "Time against CPU time", "upwards: CPU-seconds per step"
+    if picture.is_billed:
+        title, under = "Time against money", "upwards: $ for 1000 steps"
+    costs = ticks(most_cost, at_most=5)
+    marks = [(cost, picture.cost_text(cost) if cost else "0") for cost in costs]
+    plane = axes(drawing, title=title, most=most, marks=marks, under=under)
+    for seconds in ticks(most_seconds, at_most=max(3, int(drawing.width / 90))):
+        text = unit.tick(seconds, last=False)
         # The drawing ends 8 beyond the plane (see `axes`): the last mark's text must not leave it.
-        x = min(plane.x(mark), plane.right + 8 - text_width(text, 12) / 2)
+        x = min(plane.x(seconds), plane.right + 8 - text_width(text, 12) / 2)
         drawing.text(x, plane.floor + 17, text, css="quiet", size=12, anchor="middle")
-    drawing.text(
-        plane.right, plane.floor + 36, f"step, {unit.symbol}", css="quiet", size=12, anchor="end"
-    )
-    if num_left_out:
-        text = f"{num_left_out} costlier plans are left out"
-        drawing.text(plane.left, plane.floor + 36, text, css="quiet", size=12)
+    foot = plane.floor + 36
+    drawing.text(plane.right, foot, f"step, {unit.symbol}", css="quiet", size=12, anchor="end")
+    if picture.num_left_out:
+        text = f"{picture.num_left_out} costlier plans are left out"
+        drawing.text(plane.left, foot, text, css="quiet", size=12)
+    return plane
+
+
+def _draw_front(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> list[Box]:
+    """Draws the line of plans that no other beats, and returns the places that it takes."""
     lines: list[Box] = []
-    front = sorted(plane.at(s.step_seconds, s.cost) for s in spots if s.is_front)
+    front = sorted(plane.at(s.step_seconds, s.cost) for s in picture.spots if s.is_front)
     for (x1, y1), (x2, y2) in pairwise(front):
         # Nothing is known between two plans: the line goes in steps.
         for ends in (((x1, y1), (x2, y1)), ((x2, y1), (x2, y2))):
             drawing.line(*ends[0], *ends[1], "front")
             lines += along(*ends)
-    for spot in spots:
+    return lines
+
+
+def _draw_dots(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> None:
+    for spot in picture.spots:
         x, y = plane.at(spot.step_seconds, spot.cost)
-        cost = cost_text(spot.cost, is_estimate=spot.is_estimate)
-        drawing.open_group(f"{spot.name}: {unit.show(spot.step_seconds)}, {cost}")
+        time = picture.unit.show(spot.step_seconds)
+        drawing.open_group(f"{spot.name}: {time}, {picture.cost_of(spot)}")
         if spot.is_chosen or spot.is_probable:
             drawing.circle(x, y, 9, "ring")
-        css = "dot" if spot.is_today else "compute" if spot.is_front else "predicted"
-        drawing.circle(x, y, 5 if spot.is_front or spot.is_today or spot.is_chosen else 2.5, css)
+        css = "compute" if spot.is_front else "predicted"
+        radius = 5 if spot.is_front or spot.is_today or spot.is_chosen else 2.5
+        drawing.circle(x, y, radius, "dot" if spot.is_today else css)
         drawing.close_group()
-    # Dots first, then names in the order of their worth: a name never hides a dot, and where two
-    # names need one place the less important one is left out.
-    taken = [around(*plane.at(s.step_seconds, s.cost), 4) for s in spots]
-    fastest = sorted((s for s in spots if s.is_front), key=lambda spot: spot.step_seconds)
-    named = [s for s in spots if s.is_chosen] + [s for s in spots if s.is_today]
-    named += [s for s in spots if s.is_probable]
+
+
+def _draw_names(
+    drawing: Drawing, picture: _PlansPicture, plane: Plane, *, lines: Sequence[Box]
+) -> None:
+    """Writes names in the order of their worth, after all dots.
+
+    A name never hides a dot, and where two names need one place the less important one is left out.
+    """
+    spots = picture.spots
+    taken = [around(*plane.at(spot.step_seconds, spot.cost), 4) for spot in spots]
+    front = [spot for spot in spots if spot.is_front]
+    fastest = sorted(front, key=lambda spot: spot.step_seconds)
+    named = [spot for spot in spots if spot.is_chosen]
+    named += [spot for spot in spots if spot.is_today]
+    named += [spot for spot in spots if spot.is_probable]
     # And both ends of the front.
     for spot in dict.fromkeys([*named, *fastest[:1], *fastest[-1:]]):
         at = plane.at(spot.step_seconds, spot.cost)
         css = "head" if spot.is_chosen else ""
         label(drawing, spot.label, at=at, plane=plane, taken=taken, lines=lines, css=css)
-    return drawing
