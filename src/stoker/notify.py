@@ -29,6 +29,7 @@ class RunEnding:
     """How a command ended, filled in as it runs; `status` is the run's, and `step` its last one.
 
     Attributes:
+        note: What else to tell of it, in its first line: why nothing was trained.
         warnings: What went wrong though the run may have succeeded; it is sent for these, too.
         notices: The same with their kinds, where they are of an evaluation.
     """
@@ -39,6 +40,7 @@ class RunEnding:
     status: Literal["running", "succeeded", "failed", "stopped"] = "succeeded"
     exit_code: int | None = None
     error: str = ""
+    note: str = ""
     warnings: tuple[str, ...] = ()
     notices: tuple[Notice, ...] = ()
     links: dict[str, str] = field(default_factory=dict)
@@ -58,7 +60,8 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
     how = f" in {ending.step}" if ending.status != "succeeded" and ending.step else ""
     code = f" (exit code {ending.exit_code})" if ending.exit_code else ""
     head = f"stoker: run {ending.run} of {ending.workload} {ending.status}{how}{code}"
-    lines = [f"{head}: {error}" if error else head]
+    note = _line(ending.note)
+    lines = [": ".join(filter(None, (head, error, note)))]
     warnings = [_line(text) for text in ending.warnings]
     lines += [f"warning: {text}" for text in warnings]
     lines += [f"{name}: {address}" for name, address in ending.links.items()]
@@ -78,6 +81,7 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
         "status": ending.status,
         "exit_code": ending.exit_code,
         "error": error,
+        "note": note,
         "warnings": [*warnings],
         "notices": [{"kind": each.kind, "text": _line(each.text)} for each in ending.notices],
         "links": {**ending.links},

@@ -131,7 +131,8 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
     own = {"epochs": _epochs_of, "gate": _gate_of}
     fixed = [own[p.name](workload) if p.name in own else p for p in _PARAMETERS]
-    return (*data, *fixed, *pools, *_hyperparameters(workload))
+    skip = (_SKIP,) if workload.skip_unchanged else ()
+    return (*data, *fixed, *skip, *pools, *_hyperparameters(workload))
 
 
 def main_channel(workload: Workload) -> str | None:
@@ -235,7 +236,7 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
     and _ in the name. `epochs` is among the fixed parameters.
     """
     # As SageMaker shows them, where beta_1 and beta1 are one name.
-    names = {each.camel_name for each in _PARAMETERS}
+    names = {each.camel_name for each in (*_PARAMETERS, _SKIP)}
     values = {
         name: value
         for name, value in values_of(workload.hyperparameters).items()
@@ -568,6 +569,14 @@ _PARAMETERS = (
     ),
 )
 
+# Of a workload that asks for it.
+_SKIP = Parameter(
+    name="skip_unchanged",
+    text="Whether a run ends at once if nothing has changed since the last one that passed.",
+    default=lambda workload: "true",
+    overrides=lambda value: (f"skip_unchanged={value}",),
+    choices=("true", "false"),
+)
 _POOLS = Parameter(
     name="pools_file",
     text="Text of the CSV file of node pools with prices; empty: the pools in the workload.",

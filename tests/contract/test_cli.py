@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import typer.main
 
-from stoker.cli.app import PANELS, app_for
+from stoker.cli.app import PANELS, STEP_VERBS, app_for
 from support.command import process, stoker, succeeds
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +30,14 @@ VERBS = {
     "profile": OF_STEP | flags("budget copy training-job logs instance-type region platform yes"),
     "decide": OF_STEP
     | flags("workload objective max-usd-per-hour prices group as cpu-speed platform report")
-    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate code"),
+    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate code")
+    | flags("memory branch"),
     "train": OF_STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
     | flags("evaluation report always model prices max-usd yes"),
     "evaluate": OF_STEP
-    | flags("profile decision training champion promote gate-of report always expires"),
+    | flags("profile decision training champion promote gate-of report always expires")
+    | flags("remember comparison branch"),
     "report": flags("scaling compare json debug"),
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
@@ -55,9 +57,9 @@ VERBS = {
 # Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
     "profile": STEP,
-    "decide": STEP | {"--code"},
+    "decide": STEP | {"--code", "--branch"},
     "train": STEP | flags("run-id profile finish always evaluation report"),
-    "evaluate": STEP | {"--always", "--expires"},
+    "evaluate": STEP | flags("always expires remember comparison branch"),
     "status": {"--besides"},
 }
 
@@ -84,6 +86,14 @@ def test_hidden_flags_equal_the_list_and_are_documented():
     assert {name: flags for name, flags in found.items() if flags} == HIDDEN
     page = (ROOT / "components" / "README.md").read_text()
     assert set().union(*HIDDEN.values()) <= set(re.findall(r"`(--[a-z-]+)", page))
+
+
+def test_verbs_of_steps_alone_work_and_are_not_listed(tmp_path):
+    assert not STEP_VERBS.keys() & VERBS.keys()
+    for name, line in STEP_VERBS.items():
+        assert line in succeeds(name, "--help", cwd=tmp_path).stdout.replace("\n ", "")
+    words = re.findall(r"^  (\w+) ", process("--help", cwd=tmp_path).stdout, flags=re.MULTILINE)
+    assert not STEP_VERBS.keys() & set(words)
 
 
 def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path):

@@ -58,6 +58,10 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 VERBS: Mapping[str, str] = MappingProxyType(
     {name: line for verbs in PANELS.values() for name, line in verbs.items()}
 )
+# Only steps of pipelines use them: they work, and `stoker --help` does not show them.
+STEP_VERBS: Mapping[str, str] = MappingProxyType(
+    {"compare": "Compare what a pipeline's run would train with its last run that passed."}
+)
 # In one module, `pipelines`; each other verb is in the module of its name.
 _OF_PIPELINES = ("start", "status", "stop")
 _NAME_WIDTH = max(map(len, VERBS))
@@ -119,7 +123,8 @@ def app_for(*words: str) -> typer.Typer:
         epilog="Each verb shows examples: stoker profile --help",
     )
     app.callback()(_stoker)
-    for name, line in VERBS.items():
+    hidden = {name: line for name, line in STEP_VERBS.items() if name in words}
+    for name, line in {**VERBS, **hidden}.items():
         if name not in words:
             app.command(name, help=line)(_no_verb)
             continue
@@ -130,6 +135,7 @@ def app_for(*words: str) -> typer.Typer:
         app.command(
             name,
             cls=VerbCommand,
+            hidden=name in STEP_VERBS,
             help=text.partition("\n\nArgs:\n")[0],
             # A paragraph after \b keeps its lines.
             epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples), "  "),

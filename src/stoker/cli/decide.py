@@ -29,6 +29,7 @@ from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
+    from stoker.cli.earlier_runs import Memory
     from stoker.decide import TakeAs
     from stoker.records import Calibration, Profile, Workload
 
@@ -66,6 +67,8 @@ def decide_verb(
     cpu_speed: float | None = None,
     guess: Guess,
     calibrate: Path | None = None,
+    memory: Path | None = None,
+    branch: Annotated[str, HIDDEN] = "",
     prices: Prices = None,
     platform: PlatformName = None,
     files: OutputFiles,
@@ -93,6 +96,10 @@ def decide_verb(
         cpu_speed (X): With --as: relative speed of its vCPUs (default: by the catalog, which knows
             CPU models, else 1).
         calibrate (DIR): Correct the prediction by the earlier runs in this folder (default: none).
+        memory (DIR): With --workload: keep to the plan of the workload's last run in this folder
+            unless another one is clearly better, and correct the prediction by its runs. The folder
+            is runs, or a pipeline's memory (default: none).
+        branch (NAME): Which of the pipeline's trainings it is, in a pipeline's memory.
         report (F): Also write an HTML report to this file (default: none).
         code (DIGEST): Digest of the code's package, which a pipeline's step does not have.
 
@@ -150,13 +157,13 @@ def decide_verb(
         catalog = _with_hosts_of(
             record, catalog, workload=judged, typed=context.obj or ["decide", str(profile)]
         )
-    calibration = None
-    if calibrate and take_as:
-        # Earlier runs are compared with their own profiles.
-        raise UsageError("--calibrate cannot be used with --as", fix="leave one of them out")
-    if calibrate:
-        with working(f"reading earlier runs in {calibrate}", quiet=as_json):
-            calibration = calibration_of(calibrate, like=record, catalog=catalog)
+    earlier, calibration = _earlier_runs(
+        EarlierFolders(calibrate=calibrate, memory=memory, branch=branch),
+        workload=named,
+        like=None if take_as else record,
+        catalog=catalog,
+        quiet=as_json,
+    )
     decision = decide(
         record,
         catalog=catalog,
@@ -164,6 +171,7 @@ def decide_verb(
         training=judged.training,
         feed=judged.feed,
         extra_clusters=[parse_groups(groups, default_type=today)] if groups else [],
+        last=earlier.last_groups,
         today=date.today(),
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
@@ -173,6 +181,7 @@ def decide_verb(
     if named and take_as is None:
         decision = with_age(decision, record, named, code_digest=code or "")
         say(decision.measured, quiet=as_json or not decision.measured)
+    decision = earlier.applied(decision)
     is_here = take_as is None and judged.platform_info.is_this_machine
     if is_here and (hint := _elsewhere(profile, record)):
         say(hint, quiet=as_json or bool(files.executor_input))
@@ -192,6 +201,60 @@ def decide_verb(
         from stoker.cli.report import report_of_decision
 
         report_of_decision(report, workload=judged, profile=record, decision=decision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierFolders:
+    """Folders of earlier runs, as typed; `branch` is of a pipeline's memory."""
+
+    calibrate: Path | None
+    memory: Path | None
+    branch: str
+
+
+def _earlier_runs(
+    folders: EarlierFolders,
+    *,
+    workload: "Workload | None",
+    like: "Profile | None",
+    catalog: "Catalog",
+    quiet: bool,
+) -> "tuple[Memory, Calibration | None]":
+    """Returns what is remembered, and the correction of the prediction.
+
+    Args:
+        folders: As typed.
+        workload: Whose runs count. None: it is not named.
+        like: The profile. None: it is scaled, and earlier runs are compared with their own.
+        catalog: Types and prices.
+        quiet: Whether nothing is printed.
+    """
+    from stoker.cli.earlier_runs import Memory, memory_in
+
+    memory, calibration = Memory(), None
+    for flag, folder in {"--calibrate": folders.calibrate, "--memory": folders.memory}.items():
+        if folder and like is None:
+            raise UsageError(f"{flag} cannot be used with --as", fix="leave one of them out")
+    if folders.memory and workload is None:
+        # The folder may have runs of several.
+        raise UsageError("--memory needs the workload whose runs count", fix="add --workload W")
+    if folders.memory and workload and like:
+        memory = memory_in(folders.memory, workload=workload, branch=folders.branch)
+        calibration = memory.calibration(like=like, catalog=catalog)
+        say(_memory_words(memory, folders.memory), quiet=quiet)
+    if folders.calibrate and like:
+        with working(f"reading earlier runs in {folders.calibrate}", quiet=quiet):
+            calibration = calibration_of(folders.calibrate, like=like, catalog=catalog)
+    return memory, calibration
+
+
+def _memory_words(memory: "Memory", folder: Path) -> str:
+    """Returns a line on what is remembered."""
+    if memory.why_not:
+        return f"warning: decided without the last run's plan: {memory.why_not}"
+    if memory.last is None:
+        return f"memory: no run of this workload in {folder} yet"
+    return f"memory: {len(memory.runs)} runs in {folder}, the last one {memory.last.run}"
 
 
 def _subject(file: str | None, workload: "Workload | None") -> tuple[str, ...]:

@@ -1,18 +1,28 @@
-"""Earlier runs of a workload in runs/, from which `stoker run` takes the last plan."""
+"""Earlier runs of a workload, in runs/ or in a pipeline's memory: the last plan, a calibration."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.catalog import Catalog
-from stoker.decide import EarlierRun, LastRun, calibrate
-from stoker.errors import UsageError
-from stoker.records import Calibration, Decision, Evaluation, Profile, Training, Workload, read_json
-from stoker.records.workload import refuse_foreign
+import msgspec
 
-# More would be of another time: other data, other drivers.
-_MOST_RUNS = 20
+from stoker.catalog import Catalog
+from stoker.cli.memory import MOST_RUNS, is_memory, remembered_runs
+from stoker.decide import EarlierRun, LastRun, calibrate, remembered
+from stoker.errors import UsageError
+from stoker.records import (
+    Calibration,
+    Decision,
+    Evaluation,
+    Group,
+    Profile,
+    RememberedRun,
+    Training,
+    Workload,
+    read_json,
+)
+from stoker.records.workload import refuse_foreign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +39,22 @@ class Memory:
     runs: tuple[EarlierRun, ...] = ()
     why_not: str = ""
 
+    @property
+    def last_groups(self) -> tuple[Group, ...]:
+        """The last run's instance groups; () if there is none."""
+        return self.last.decision.plan.groups if self.last else ()
+
     def calibration(self, *, like: Profile, catalog: Catalog) -> Calibration | None:
         """Returns constants that fit the runs; None where they are too few to correct one."""
         found = calibrate(self.runs, like=like, catalog=catalog)
         return found if found.runs else None
+
+    def applied(self, decision: Decision) -> Decision:
+        """Returns the decision with the last run's plan where no other is clearly better."""
+        if self.why_not:
+            text = f"decided without the last run's plan: {self.why_not}"
+            return msgspec.structs.replace(decision, warnings=(*decision.warnings, text))
+        return decision if self.last is None else remembered(decision, self.last)
 
 
 def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
@@ -56,9 +78,49 @@ def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
             continue
         last = last or LastRun(run=folder.name, decision=run.decision, training=run.training)
         found.append(run)
-        if len(found) == _MOST_RUNS:
+        if len(found) == MOST_RUNS:
             break
     return Memory(last=last, runs=tuple(found))
+
+
+def memory_in(folder: Path, *, workload: Workload, branch: str = "") -> Memory:
+    """Returns what a folder says of a workload's earlier runs: a pipeline's memory, or runs/.
+
+    A folder that is missing or empty is a pipeline's before its first run.
+
+    Args:
+        folder: The memory, or the folder of the runs.
+        workload: As for `memory_of`.
+        branch: Which of the pipeline's trainings it is; empty: its only one.
+    """
+    if not is_memory(folder):
+        return memory_of(workload, runs=folder, besides=Path())
+    kept = remembered_runs(folder, workload=workload, branch=branch)
+    runs = [run for run in kept.runs if _is_of(run, workload)]
+    earlier = tuple(
+        EarlierRun(profile=run.profile, decision=run.decision, training=run.training)
+        for run in runs
+    )
+    if not runs:
+        return Memory(why_not=kept.why_not)
+    newest = runs[0]
+    last = LastRun(run=newest.run, decision=newest.decision, training=newest.training)
+    return Memory(last=last, runs=earlier)
+
+
+def _is_of(run: RememberedRun, workload: Workload) -> bool:
+    """Whether a run trained with the same command, strategy and engine on the same cluster."""
+    decision = run.decision
+    try:
+        refuse_foreign(
+            "decision",
+            keys=decision.workload_keys,
+            digest=decision.workload_sha256,
+            workload=workload,
+        )
+    except UsageError:
+        return False
+    return run.training.job.platform == workload.platform
 
 
 def last_run(workload: Workload, *, runs: Path) -> Path | None:

@@ -29,6 +29,9 @@ def evaluate_verb(
     promote: bool = False,
     always: Annotated[bool, HIDDEN] = False,
     expires: Annotated[bool, HIDDEN] = False,
+    remember: Annotated[Path | None, HIDDEN] = None,
+    comparison: Annotated[Path | None, HIDDEN] = None,
+    branch: Annotated[str, HIDDEN] = "",
     files: OutputFiles,
     report: OutFile = None,
     params: StepParams = None,
@@ -55,6 +58,9 @@ def evaluate_verb(
         always: Exit with 0, and also judge a training whose record is lost; see passed in the
             record.
         expires: Tag a model that was refused, in S3: a rule of the bucket deletes it.
+        remember (DIR): Add a run that passed to the pipeline's memory, in this folder.
+        comparison (F): With --remember: the comparison.json of the run's first step.
+        branch (NAME): With --remember: which of the pipeline's trainings it is.
         report (F): Also write an HTML report to this file (default: none).
 
     Examples:
@@ -62,6 +68,7 @@ def evaluate_verb(
         stoker evaluate --profile p.json --decision d.json --training t.json
     """
     from stoker.cli.cloudwatch_metrics import publish
+    from stoker.cli.memory import keep_remembered
     from stoker.cli.notify import telling
     from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params, workload_of_records
@@ -114,6 +121,17 @@ def evaluate_verb(
         )
         if expires:
             _mark(trained, record, workload=of, quiet=as_json)
+        if remember and record.passed:
+            keep_remembered(
+                remember,
+                workload=of,
+                branch=branch or given.branch,
+                run=run or trained.job.name,
+                records=(profile, decision),
+                training=trained,
+                comparison=comparison,
+                quiet=as_json,
+            )
         ending.run = run or trained.job.name
         ending.links |= {"job": trained.job.url} if trained.job.url else {}
         outcome = outcome_of(trained, record.gates)

@@ -28,6 +28,7 @@ from stoker.parameters import (
 )
 from stoker.record_words import free_words, whole_step_of
 from stoker.records import (
+    Comparison,
     Decision,
     EpochTimes,
     Evaluation,
@@ -56,6 +57,7 @@ MODEL = "system.Model"
 _OF_THE_POD = ("image", "cache_key")
 # Empty, they name nothing, also to a workload that has neither channels nor pools.
 _MAY_BE_EMPTY = ("input_data", "pools_file")
+COMPARE_PARAMETERS = frozenset({"has_changed", "since", "words"})
 DECIDE_PARAMETERS = frozenset({"action", "verdict"})
 TRAIN_PARAMETERS = frozenset({"status", "training"})
 EVALUATE_PARAMETERS = frozenset({"passed"})
@@ -310,6 +312,12 @@ def told_of_profile(record: Profile) -> Told:
     if (whole := whole_step_of(record)) is not None:
         metrics["whole_step_seconds"] = whole
     return Told(metrics={**metrics, **_epochs(record.epochs)})
+
+
+def told_of_comparison(record: Comparison) -> Told:
+    has_changed = "true" if record.has_changed else "false"
+    texts = {"has_changed": has_changed, "since": record.since, "words": record.words}
+    return Told(parameters=texts, metrics={"has_changed": float(record.has_changed)})
 
 
 def told_of_decision(record: Decision) -> Told:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from stoker.cli.options import (
@@ -244,7 +243,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.reused import with_age
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide, followed, local_core_words, refuse_unfed, remembered
+    from stoker.decide import decide, followed, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.platforms.service_limits import is_training_type
@@ -302,7 +301,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             training=workload.training,
             feed=workload.feed,
             fallback=chain.fallback,
-            last=memory.last.decision.plan.groups if memory.last else (),
+            last=memory.last_groups,
             today=date.today(),
             processes_per_host=todays_cluster(workload).dnn.processes_per_host,
             calibration=memory.calibration(like=profiled, catalog=catalog),
@@ -310,13 +309,13 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         )
         found = with_age(found, profiled, workload)
         if memory.why_not:
-            text = f"decided without the last run's plan: {memory.why_not}"
-            say(f"warning: {text}", quiet=chain.quiet)
-            return msgspec.structs.replace(found, warnings=(*found.warnings, text))
+            say(
+                f"warning: decided without the last run's plan: {memory.why_not}", quiet=chain.quiet
+            )
         # A cluster that was named on the command line is what the user wants.
-        if memory.last is None or chain.fallback:
+        if chain.fallback and not memory.why_not:
             return found
-        return remembered(found, memory.last)
+        return memory.applied(found)
 
     decision = chain.step("decide", Decision, decided, decision_words)
     # A decision of an earlier run may have been followed otherwise.

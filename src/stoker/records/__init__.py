@@ -42,6 +42,8 @@ from stoker.records.engine import StrategySettings as StrategySettings
 from stoker.records.epochs import EpochPause as EpochPause
 from stoker.records.epochs import EpochTimes as EpochTimes
 from stoker.records.gpu import GpuLoad as GpuLoad
+from stoker.records.memory import Comparison as Comparison
+from stoker.records.memory import RememberedRun as RememberedRun
 from stoker.records.platforms import PLATFORM_INFOS as PLATFORM_INFOS
 from stoker.records.platforms import ControlSettings as ControlSettings
 from stoker.records.platforms import KubeflowSettings as KubeflowSettings

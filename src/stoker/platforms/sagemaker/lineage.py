@@ -34,7 +34,7 @@ def made_of(
     code = f"sha256:{hashlib.sha256(packed).hexdigest()}" if packed else ""
     if code_uri and not packed:
         code = f"{code_uri} {_version(aws, code_uri)}".strip()
-    facts = {"image_digest": _image_digest(aws, job.image or ""), "code": code}
+    facts = {"image_digest": image_digest(aws, job.image or ""), "code": code}
     for name, channel in sorted(job.channels.items()):
         if channel.uri.startswith("s3://"):
             facts[f"input_{name}"] = channel.uri
@@ -69,7 +69,8 @@ def kept_lineage(aws: Aws, arn: str) -> Lineage:
     )
 
 
-def _image_digest(aws: Aws, image: str) -> str:
+def image_digest(aws: Aws, image: str) -> str:
+    """Returns the digest of an image, as its name or ECR has it; empty: not known."""
     name, _, digest = image.partition("@")
     found = _ECR.fullmatch(name)
     if digest or not found:
@@ -89,13 +90,30 @@ def _image_digest(aws: Aws, image: str) -> str:
 
 
 def _version(aws: Aws, uri: str) -> str:
-    """Returns a digest of the names and entity tags of all objects under the address."""
-    digest, count = hashlib.sha256(), 0
     with contextlib.suppress(StokerError):
-        for page in itertools.islice(aws.object_pages(uri), MAX_PAGES):
-            for item in mappings(page, "Contents"):
-                count += 1
-                digest.update(f"{item.get('Key')}\n{item.get('ETag')}\n".encode())
-            if not page.get("IsTruncated"):
-                return f"sha256:{digest.hexdigest()[:16]} of {count} objects" if count else ""
+        return objects_version(aws, uri, max_pages=MAX_PAGES)
+    return ""
+
+
+def objects_version(aws: Aws, uri: str, *, max_pages: int) -> str:
+    """Returns a digest of the names and entity tags of all objects under the address.
+
+    Args:
+        aws: The account.
+        uri: An address, or the begin of several.
+        max_pages: Of 1000 objects each. With more there is no version.
+
+    Returns:
+        `sha256:DIGEST of N objects`; empty: there are none, or too many.
+
+    Raises:
+        ServiceError: If S3 refuses to list them.
+    """
+    digest, count = hashlib.sha256(), 0
+    for page in itertools.islice(aws.object_pages(uri), max_pages):
+        for item in mappings(page, "Contents"):
+            count += 1
+            digest.update(f"{item.get('Key')}\n{item.get('ETag')}\n".encode())
+        if not page.get("IsTruncated"):
+            return f"sha256:{digest.hexdigest()[:16]} of {count} objects" if count else ""
     return ""
