@@ -1,7 +1,11 @@
 """The retraining pipeline on Kubeflow: profile, decide, train, evaluate, gate.
 
-    Period ─► Profile ─► Decide ─► Train ─► Evaluate ─► Gate
+    Period ─► Profile ─► Decide ─► Train ─► Evaluate ─► Gate ─► Remember
     Finish, when the run has succeeded or failed
+
+With `skip_unchanged` in the workload, Compare is the first step: where nothing has changed since
+the last run that passed, only Unchanged follows, and says so. Remember keeps what the next run
+compares with and decides by, in the claim of `kubernetes.memory`; without a claim there is none.
 
 Profile and Train are small pods that create and follow a job: a JobSet, or a TrainJob if the
 workload says so. A training that fails does not fail its step: it is evaluated for the report, and
@@ -23,9 +27,11 @@ from stoker.kubeflow import (
     finish,
     follower,
     gate,
+    if_changed,
     period,
     pipeline,
     profile,
+    remember,
     train,
 )
 
@@ -39,7 +45,7 @@ def build(request: KubeflowRequest) -> str:
 def steps(run: PipelineRun) -> None:
     """Makes the steps of a run."""
     last = follower(finish(**run.inputs(finish)), run, name="Finish")
-    with dsl.ExitHandler(last, name="run"):
+    with dsl.ExitHandler(last, name="run"), if_changed(run) as run:
         span = control_step(period(**run.inputs(period)), run, name="Period")
 
         today = profile(**run.inputs(profile, cache_key=span.outputs["number"]))
@@ -56,4 +62,14 @@ def steps(run: PipelineRun) -> None:
             profile=found, decision=decision, training=training, **run.inputs(evaluate)
         )
         evaluation = control_step(judged, run, name="Evaluate").outputs["evaluation"]
-        control_step(gate(evaluation=evaluation, **run.inputs(gate)), run, name="Gate")
+        gated = control_step(gate(evaluation=evaluation, **run.inputs(gate)), run, name="Gate")
+
+        if run.has_memory:
+            kept = remember(
+                profile=found,
+                decision=decision,
+                evaluation=evaluation,
+                training=training,
+                **run.inputs(remember),
+            )
+            control_step(kept, run, name="Remember").after(gated)

@@ -48,7 +48,7 @@ _CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
 # Other inputs of a pipeline's steps have these names.
 _TAKEN = re.compile(
     r"(?!hyperparameter_)(workload|run_id|platform|cache_days|champion|control_image"
-    r"|job_image|input_data|pools_file)"
+    r"|job_image|input_data|pools_file|memory|channels|comparison)"
 )
 
 

@@ -21,7 +21,12 @@ if __name__ == "__main__":
 pytest.importorskip("kfp")
 
 from stoker.cli.app import VERBS, app_for
-from stoker.cli.outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
+from stoker.cli.outputs import (
+    COMPARE_PARAMETERS,
+    DECIDE_PARAMETERS,
+    EVALUATE_PARAMETERS,
+    TRAIN_PARAMETERS,
+)
 from stoker.errors import UsageError
 from stoker.kubeflow import compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
@@ -43,7 +48,22 @@ REQUIRED = {
     "gate": {"image", "evaluation"},
     "finish": {"image", "workload", "run_id"},
     "period": {"image", "cache_days"},
+    "compare": {"image", "workload", "memory", "channels"},
+    "unchanged": {"image", "words"},
+    "remember": {
+        *("image", "workload", "memory", "profile", "decision", "training", "evaluation"),
+    },
 }
+
+
+# Inputs that the command of a component names, each a required one.
+NAMED = {
+    "period": {"cache_days"},
+    "compare": {"memory"},
+    "unchanged": {"words"},
+    "remember": {"memory"},
+}
+SKIPPING = ("skip_unchanged=true", "kubernetes.memory=pvc://runs/digits/memory")
 
 
 def test_the_pipeline_is_as_it_was():
@@ -63,7 +83,8 @@ def test_no_component_names_a_parameter_in_its_command_that_can_be_left_out(name
     container = sample.executor(document, name)
     words = "\n".join([*container["command"], *container["args"]])
     named = re.findall(r"\$\.inputs\.parameters\['([^']+)'", words)
-    assert named == (["cache_days"] if name == "period" else [])
+    assert set(named) == NAMED.get(name, set())
+    assert set(named) <= REQUIRED[name]
     parameters = document["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
     for key, about in parameters.items():
         assert "defaultValue" not in about, f"{key}: left out means as the workload says"
@@ -108,13 +129,17 @@ def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job():
 
 
 def test_steps_take_the_control_image_and_jobs_keep_theirs():
-    pipeline, _ = sample.with_overrides("kubernetes.control.image=registry/control:1")
+    control = "kubernetes.control.image=registry/control:1"
+    pipeline, _ = sample.with_overrides(control, *SKIPPING)
     listed = pipeline["root"]["inputDefinitions"]["parameters"]
     assert listed["control_image"]["defaultValue"] == "registry/control:1"
     found = {name: task["inputs"]["parameters"] for name, task in sample.tasks(pipeline).items()}
-    for name in COMPONENTS:
+    # It reads the digest of the image that it runs.
+    compares = found["compare"]["image"]["componentInputParameter"]
+    assert compares == "pipelinechannel--image"
+    for name in COMPONENTS.keys() - {"compare"}:
         assert found[name]["image"]["componentInputParameter"].endswith("control_image")
-    for name in ("profile", "train"):
+    for name in ("compare", "profile", "train"):
         job_image = found[name]["job_image"]["componentInputParameter"]
         assert job_image == "pipelinechannel--image"
 
@@ -184,7 +209,8 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written():
         "gate=[{metric: accuracy, min: 0.9, min_champion: -0.005}]",
     )
     mounted = {name: pod["pvcMount"] for name, pod in pods.items() if "pvcMount" in pod}
-    assert mounted.keys() == {"exec-evaluate", "exec-gate"}
+    # Two others keep the memory there.
+    assert mounted.keys() == {"exec-evaluate", "exec-gate", "exec-decide", "exec-remember"}
     (mount,) = mounted["exec-gate"]
     found = (mount["constant"], mount["mountPath"], mount["subPath"])
     assert found == ("runs", "/mnt/champions", "digits/champions")
@@ -218,7 +244,8 @@ def test_a_shared_component_is_loaded_into_other_pipelines(name):
     assert spec.name == name
     assert {key for key, about in spec.inputs.items() if not about.optional} == REQUIRED[name]
     texts = {key for key, about in (spec.outputs or {}).items() if about.type == "String"}
-    assert texts <= {"number", *DECIDE_PARAMETERS, *TRAIN_PARAMETERS, *EVALUATE_PARAMETERS}
+    known = {"number", *COMPARE_PARAMETERS, *DECIDE_PARAMETERS, *TRAIN_PARAMETERS}
+    assert texts <= known | EVALUATE_PARAMETERS
 
 
 @pytest.mark.parametrize("name", ["profile", "train"])

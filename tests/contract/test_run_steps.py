@@ -58,11 +58,15 @@ def played(
     *,
     ends: Mapping[str, int | str] | None = None,
     says: Mapping[str, str] | None = None,
+    overrides: tuple[str, ...] = (),
+    has_changed: str = "",
 ) -> KubeflowRun:
     """Plays the product's pipeline, and gives the server what it shows of it."""
 
     def execute(step: Step) -> int | str:
         step.write_outputs()
+        if step.task == "compare":
+            step.output("has_changed").write_text(has_changed)
         node = step.pod["metadata"]["annotations"]["workflows.argoproj.io/node-id"]
         told = (says or {}).get(step.task, f"{step.task} is done")
         ended = (ends or {}).get(step.task, 0)
@@ -72,16 +76,17 @@ def played(
         run.clock.sleep(step_seconds)
         return ended
 
-    run = KubeflowRun(Pipeline(compiled().definition), execute=execute, store=store)
+    definition = compiled(*overrides).definition
+    run = KubeflowRun(Pipeline(definition), execute=execute, store=store)
     state = run.run()
     server.tell(*run.workflow_nodes())
     server.end(state)
     return run
 
 
-def started(server: KfpServer) -> str:
-    upload(server)
-    return client_at(server).start(workload(), ()).run
+def started(server: KfpServer, *overrides: str) -> str:
+    upload(server, *overrides)
+    return client_at(server).start(workload(*overrides), ()).run
 
 
 def test_the_steps_are_the_pipelines_own_in_its_order_with_seconds(server, tmp_path):
@@ -106,6 +111,43 @@ def test_a_profile_from_the_cache_is_told_apart_from_one_that_ran(server, tmp_pa
     assert [name for name, step in steps.items() if step.status == "cached"] == ["profile"]
     assert steps["profile"].seconds is None
     assert steps["profile"].log == ""
+
+
+SKIPS = (
+    "skip_unchanged=true",
+    "kubernetes.memory=pvc://runs/memory",
+    "channels={train: {uri: pvc://datasets/digits}}",
+)
+SINCE = "nothing changed since mnist-1a2b3c4d of 2026-11-19: skipped"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_skipped_run_says_since_which_run_and_its_tasks_did_not_run(is_kept, server, tmp_path):
+    run = started(server, *SKIPS)
+    played(server, Store(tmp_path), overrides=SKIPS, has_changed="false", says={"unchanged": SINCE})
+    if not is_kept:
+        server.logs.clear()
+    state = client_at(server).status(run)
+    assert (state.status, state.exit_code) == ("SUCCEEDED", 0)
+    assert state.reason.startswith(SINCE if is_kept else "nothing changed since the last run")
+    statuses = {step.name: step.status for step in state.steps}
+    ran = [name for name, status in statuses.items() if status == "SUCCEEDED"]
+    assert ran == ["compare", "unchanged", "finish"]
+    assert {statuses[name] for name in statuses if name not in ran} == {"not run"}
+    told: list[str] = []
+    client_at(server).wait(run, show=told.append)
+    assert not [line for line in told if line.startswith("train ") and "not run" not in line]
+
+
+def test_a_run_that_was_compared_and_trains_is_no_skipped_one(server, tmp_path):
+    run = started(server, *SKIPS)
+    played(server, Store(tmp_path), overrides=SKIPS, has_changed="true")
+    state = client_at(server).status(run)
+    statuses = {step.name: step.status for step in state.steps}
+    assert statuses.pop("unchanged") == "not run"
+    assert [*statuses] == ["compare", *TASKS[:-1], "remember", "finish"]
+    assert set(statuses.values()) == {"SUCCEEDED"}
+    assert (state.exit_code, state.reason) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ It was written from these sources of 2.17 and of Argo Workflows 4.0:
 (nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
 What it leaves out is refused (`NotPlayedError`): loops over artifacts, conditions other than
-`dsl.If` with two values of one type, outputs of groups, importers, `IfPresent`, steps that make
-claims, workspaces, task configurations passed through, other expressions than the key of a loop's
-item, node selection, tolerations, GPUs, volumes other than claims, variables of config maps,
-outputs that are neither texts nor fractions, own pipeline roots. Tasks that could run at the same
-time run one after the other, by name. Terminate is not played.
+`dsl.If` with two values of one type or a text and a constant, outputs of groups, importers,
+`IfPresent`, steps that make claims, workspaces, task configurations passed through, other
+expressions than the key of a loop's item, node selection, tolerations, GPUs, volumes other than
+claims, variables of config maps, outputs that are neither texts nor fractions, own pipeline roots.
+Tasks that could run at the same time run one after the other, by name. Terminate is not played.
 """
 
 import contextlib
@@ -47,8 +47,9 @@ _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.+?)']}}")
 _CHANNEL = re.compile(r"\$.inputs.parameters\['(.+?)'\]")
 _VALUE = r"inputs\.parameter_values\['([^']+)'\]"
-# Of CEL what kfp's compiler writes of two values of one type, which are no integers.
-_CONDITION = re.compile(rf"{_VALUE} ([<>=!]=|[<>]) {_VALUE}")
+# Of CEL what kfp's compiler writes of two values of one type, which are no integers; or of a text
+# and a constant.
+_CONDITION = re.compile(rf"{_VALUE} ([<>=!]=|[<>]) (?:{_VALUE}|'([^']*)')")
 _COMPARE = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
 _SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
 _SCRATCH = ("gcs", "s3", "minio", ".local", ".cache", ".config")
@@ -670,7 +671,7 @@ class KubeflowRun:
             )
             values = inputs["parameterValues"]
             found = _CONDITION.fullmatch(task.get("triggerPolicy", {}).get("condition", ""))
-            is_taken = not found or _COMPARE[found[2]](values[found[1]], values[found[3]])
+            is_taken = not found or _is_met(found, values)
             execution = _Execution(state="RUNNING" if is_taken else "CANCELED", dag=inner)
             inner.execution = execution
             dag.tasks[key] = execution
@@ -1067,6 +1068,11 @@ def _add_dependencies(key: str, task: Document, tasks: Document) -> None:
     if unknown := found - set(tasks):
         raise RefusedError(f"task {key}: unknown producer task {sorted(unknown)} in DAG")
     task["dependentTasks"] = sorted(found)
+
+
+def _is_met(condition: re.Match[str], values: Mapping[str, Any]) -> bool:
+    left, sign, name, constant = condition.groups()
+    return bool(_COMPARE[sign](values[left], values[name] if name else constant))
 
 
 def _in_order(tasks: Document) -> list[str]:

@@ -72,11 +72,13 @@ def compare_verb(
     outputs = outputs_of(files, parameters=COMPARE_PARAMETERS)
     params = [*inputs.params, *(params or ())]
     record = read_with_params(workload, overrides=overrides or (), params=params)
+    mounted = {name: inputs.channels.get(channel.uri) for name, channel in record.channels.items()}
+    folders = {name: folder for name, folder in mounted.items() if folder}
     facts = PipelineFacts(
         workload=record,
         code=given_facts.code,
         image_digest=given_facts.image_digest,
-        folders=_folders(given_facts.channels or ()),
+        folders=folders | _folders(given_facts.channels or ()),
     )
     comparison = compared_with(memory, facts=facts, branch=branch or inputs.branch)
     deliver(

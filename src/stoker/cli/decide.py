@@ -124,6 +124,7 @@ def decide_verb(
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
     workload, params = workload or given.workload, [*given.params, *(params or ())]
+    memory = Path(given.memory) if given.memory and memory is None else memory
     keys = {
         ("constraints.objective", "--objective"): objective,
         ("constraints.max_usd_per_hour", "--max-usd-per-hour"): max_usd_per_hour,

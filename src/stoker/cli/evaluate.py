@@ -88,13 +88,16 @@ def evaluate_verb(
         )
     if gate_of:
         _gate(gate_of, champions=champion if promote else None)
+        if remember:
+            _remember(
+                remember,
+                workload=read_with_params(workload or "", overrides=overrides or (), params=()),
+                records=_records(profile, decision, training),
+                comparison=comparison or given.comparison,
+                quiet=as_json,
+            )
         return 0
-    if not (profile and decision and training):
-        named = {"--profile": profile, "--decision": decision, "--training": training}
-        lacking = next(flag for flag, value in named.items() if not value)
-        raise UsageError(
-            f"missing {lacking}", fix="evaluate needs --profile, --decision and --training"
-        )
+    profile, decision, training = _records(profile, decision, training)
     destinations = outputs_of(files, parameters=EVALUATE_PARAMETERS)
     params = [*given.params, *(params or ())]
     if workload:
@@ -143,6 +146,44 @@ def evaluate_verb(
         if outcome.state == "stopped":
             ending.status = "stopped"
     return 0 if always else outcome.exit_code
+
+
+def _records(
+    profile: Path | None, decision: Path | None, training: str | None
+) -> tuple[Path, Path, str]:
+    """Returns the three records of a run; raises UsageError for one that is missing."""
+    if profile and decision and training:
+        return profile, decision, training
+    named = {"--profile": profile, "--decision": decision, "--training": training}
+    lacking = next(flag for flag, value in named.items() if not value)
+    fix = "evaluate needs --profile, --decision and --training"
+    raise UsageError(f"missing {lacking}", fix=fix)
+
+
+def _remember(
+    folder: Path,
+    *,
+    workload: "Workload",
+    records: tuple[Path, Path, str],
+    comparison: Path | str,
+    quiet: bool,
+) -> None:
+    """Adds a run to its pipeline's memory, of which the gate has just been passed."""
+    from stoker.cli.memory import keep_remembered
+    from stoker.records import Training, read_json
+
+    profile, decision, text = records
+    training = read_json(text, Training)
+    keep_remembered(
+        folder,
+        workload=workload,
+        branch="",
+        run=training.job.name,
+        records=(profile, decision),
+        training=training,
+        comparison=comparison,
+        quiet=quiet,
+    )
 
 
 def _mark(training: "Training", record: "Evaluation", *, workload: "Workload", quiet: bool) -> None:

@@ -107,7 +107,7 @@ def keep_remembered(
     run: str,
     records: tuple[Path, Path],
     training: Training,
-    comparison: Path | None,
+    comparison: Path | str | None,
     quiet: bool,
 ) -> None:
     """Adds a run that passed to its pipeline's memory; only prints why it could not.
@@ -119,7 +119,8 @@ def keep_remembered(
         run: Name of the run.
         records: Files of its profile and decision.
         training: Its training.
-        comparison: File of its comparison. None: it had none, and no later run is skipped for it.
+        comparison: File of its comparison, or its text. None, or empty: it had none, and no later
+            run is skipped for it.
         quiet: Whether nothing is printed.
     """
     made_of: dict[str, str] = {}

@@ -57,7 +57,7 @@ MODEL = "system.Model"
 _OF_THE_POD = ("image", "cache_key")
 # Empty, they name nothing, also to a workload that has neither channels nor pools.
 _MAY_BE_EMPTY = ("input_data", "pools_file")
-COMPARE_PARAMETERS = frozenset({"has_changed", "since", "words"})
+COMPARE_PARAMETERS = frozenset({"comparison", "has_changed", "since", "words"})
 DECIDE_PARAMETERS = frozenset({"action", "verdict"})
 TRAIN_PARAMETERS = frozenset({"status", "training"})
 EVALUATE_PARAMETERS = frozenset({"passed"})
@@ -121,7 +121,14 @@ def _text_of(value: Json) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Inputs of a component's step, as texts; `params` are all others, as `NAME=VALUE`."""
+    """Inputs of a component's step, as texts.
+
+    Attributes:
+        memory: Folder of the pipeline's memory; empty: it has none.
+        comparison: The comparison.json of the run's first step; empty: it has none.
+        channels: Folders of channels in this container, by their addresses.
+        params: All others, as `NAME=VALUE`.
+    """
 
     workload: str | None = None
     run_id: str | None = None
@@ -129,6 +136,9 @@ class StepInputs:
     training: str | None = None
     champion: str | None = None
     outcome: str | None = None
+    memory: str = ""
+    comparison: str = ""
+    channels: Mapping[str, Path] = field(default_factory=dict)
     params: tuple[str, ...] = ()
 
     @property
@@ -158,9 +168,21 @@ def step_inputs(files: OutputFiles) -> StepInputs:
         training=given.pop("training", None),
         champion=given.pop("champion", None),
         outcome=given.pop("outcome", None),
+        memory=given.pop("memory", ""),
+        comparison=given.pop("comparison", ""),
+        channels=_folders_in(given.pop("channels", "")),
         # Last: what is left.
         params=tuple(f"{n.removeprefix(HYPERPARAMETER_INPUT)}={v}" for n, v in given.items()),
     )
+
+
+def _folders_in(text: str) -> dict[str, Path]:
+    """Returns the folders of channels by their addresses; empty for another text than ours."""
+    try:
+        folders: Json = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return {address: Path(str(folder)) for address, folder in mapping(folders).items()}
 
 
 def _branch_of(given: dict[str, str]) -> str:
@@ -317,6 +339,8 @@ def told_of_profile(record: Profile) -> Told:
 def told_of_comparison(record: Comparison) -> Told:
     has_changed = "true" if record.has_changed else "false"
     texts = {"has_changed": has_changed, "since": record.since, "words": record.words}
+    # A later step of Kubeflow gets it as a parameter, as not every pipeline compares.
+    texts["comparison"] = json.dumps(to_document(record), sort_keys=True)
     return Told(parameters=texts, metrics={"has_changed": float(record.has_changed)})
 
 

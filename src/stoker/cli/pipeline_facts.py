@@ -10,12 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from stoker.cli.memory import remembered_runs
+from stoker.cli.unchanged import has_linked_folders
 from stoker.cli.workloads import region_of
+from stoker.environment import own_pod
 from stoker.errors import StokerError, UsageError
 from stoker.host.listing import listing_version
 from stoker.platforms.aws import Aws
+from stoker.platforms.kubernetes.own_image import own_image_digest
 from stoker.platforms.sagemaker.lineage import image_digest, objects_version
-from stoker.records import Channel, Comparison, RememberedRun, Workload
+from stoker.records import Channel, Comparison, KubernetesSettings, RememberedRun, Workload
 from stoker.records.memory import compared, trains, workload_facts
 
 # A million objects: some minutes of a small host.
@@ -29,7 +32,8 @@ class PipelineFacts:
     Attributes:
         workload: With the run's parameters.
         code: Digest of the code's package; empty: it is in the image, or in an archive in S3.
-        image_digest: Digest of the image; empty: as its name or ECR has it.
+        image_digest: Digest of the image; empty: as its name has it, or ECR; on Kubernetes this
+            process's own pod.
         folders: Channels whose files are in this container.
     """
 
@@ -64,6 +68,10 @@ class PipelineFacts:
 
     def _image(self) -> str:
         image = self.workload.image or ""
+        is_pinned = "@sha256:" in image
+        if self.workload.platform == "kubernetes" and not (is_pinned or self.image_digest):
+            settings = self.workload.kubernetes or KubernetesSettings()
+            return own_image_digest(own_pod(), image=image, settings=settings)
         digest = self.image_digest or image_digest(self._aws, image)
         if not digest:
             what = f"the digest of {image} cannot be read"
@@ -72,10 +80,13 @@ class PipelineFacts:
 
     def _channel(self, name: str, channel: Channel) -> str:
         folder = self.folders.get(name)
-        if folder is None and channel.data_type == "S3Prefix":
+        is_prefix = channel.uri.startswith("s3://") and channel.data_type == "S3Prefix"
+        if folder is None and is_prefix:
             return self._objects(channel.uri)
         if folder is None:
             raise UsageError(f"the files that {channel.uri} lists are not looked at")
+        if has_linked_folders(folder):
+            raise UsageError(f"{folder} has linked folders, which are not looked into")
         version = listing_version(folder)
         if version is None:
             raise UsageError(f"{folder} is empty, or could not be read whole")

@@ -118,7 +118,7 @@ def _of_channel(name: str, workload: Workload, before: Lineage) -> str:
     known = before.inputs.get(name)
     try:
         folder = channel_folder(name, workload.channels[name].uri)
-        version = None if _has_linked_folders(folder) else listing_version(folder)
+        version = None if has_linked_folders(folder) else listing_version(folder)
     except (StokerError, OSError):
         version = None
     if version is None or known is None or known.version is None:
@@ -126,8 +126,8 @@ def _of_channel(name: str, workload: Workload, before: Lineage) -> str:
     return "" if version == known.version else f"the files of channel {name}"
 
 
-def _has_linked_folders(folder: Path) -> bool:
-    # A listing does not follow them.
+def has_linked_folders(folder: Path) -> bool:
+    """Whether there are folders in it that a listing does not follow."""
     for root, folders, _ in os.walk(folder):
         if any(Path(root, name).is_symlink() for name in folders):
             return True

@@ -155,10 +155,11 @@ def claims_of(workload: Workload) -> Iterator[ClaimUse]:
     uris = {f"channels.{name}": channel.uri for name, channel in workload.channels.items()}
     uris["kubernetes.output"] = settings.output or ""
     uris["kubernetes.champion"] = settings.champion or ""
+    uris["kubernetes.memory"] = settings.memory or ""
     for what, uri in uris.items():
         if uri.startswith("pvc://"):
             is_read, claim = what.startswith("channels."), claim_of(uri, where=f"key {what}")[0]
-            count = 1 if what.endswith(".champion") else hosts
+            count = 1 if what.endswith((".champion", ".memory")) else hosts
             yield ClaimUse(claim, what, count, not is_read, is_read and data)
     for role, pods in (("dnn", settings.dnn), ("data", settings.data)):
         count, more = (hosts, False) if role == "dnn" else (1, data)

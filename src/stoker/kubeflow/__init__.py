@@ -22,8 +22,10 @@ command itself names no such input: Kubeflow Pipelines 2.17 refuses a step if it
 input without a value.
 """
 
+import contextlib
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, ParamSpec, Union
 
@@ -54,7 +56,10 @@ from stoker.kubeflow.steps import (
     compiled,
     control_step,
     follower,
+    image_to_compare,
+    mounted_channels,
     pipeline,
+    with_image_and_data,
 )
 from stoker.pipelines.kubeflow.compile import KubeflowRequest
 
@@ -136,6 +141,81 @@ def period(number: OutputText, image: str, cache_days: int) -> ContainerSpec:
 
 
 @_training_component
+def compare(
+    comparison: OutputText,
+    has_changed: OutputText,
+    words: OutputText,
+    since: OutputText,
+    record: Output[Artifact],
+    image: str,
+    workload: str,
+    memory: str,
+    channels: str,
+    job_image: str | None = None,
+    instance_type: str | None = None,
+    instance_count: int | None = None,
+    input_data: str | None = None,
+    objective: str | None = None,
+    max_usd_per_hour: str | None = None,
+    max_usd: str | None = None,
+    max_data_hosts: int | None = None,
+    allowed_types: str | None = None,
+    replace_dataloader: str | None = None,
+    epochs: int | None = None,
+    gate: str | None = None,
+    pools_file: str | None = None,
+    skip_unchanged: str | None = None,
+    branch: str | None = None,
+    hyperparameters: str | None = None,
+) -> ContainerSpec:
+    """Compares what a run would train with the last run that passed.
+
+    This step succeeds whatever it finds; what it cannot read counts as changed. An input that is
+    left out has the workload's value. `if_changed` makes it, with the pod that it needs.
+
+    Args:
+        image: Image of the step's pod: the job's, whose digest it reads, unless that is in its
+            name.
+        workload: The workload, as JSON.
+        memory: Folder in which `remember` keeps what passed.
+        channels: Folder of each channel that is mounted, by its address, as JSON.
+        job_image: Image of the job's hosts.
+        instance_type: Instance type, or node pool, of today's cluster.
+        instance_count: Number of hosts in today's cluster.
+        input_data: Address of the training data.
+        objective: As for decide.
+        max_usd_per_hour: As for decide.
+        max_usd: As for decide.
+        max_data_hosts: As for decide.
+        allowed_types: As for decide.
+        replace_dataloader: As for train.
+        epochs: Number of training epochs.
+        gate: As for evaluate.
+        pools_file: The CSV file of node pools, as text.
+        skip_unchanged: false: the run counts as changed.
+        branch: As for train.
+        hyperparameters: As for train.
+        comparison: comparison.json, as text.
+        has_changed: true or false.
+        words: What has changed, or that nothing has.
+        since: The run that it was compared with; empty: none.
+        record: comparison.json.
+    """
+    return _container(image, "compare", f"--memory={memory}", f"--out={record.path}")
+
+
+@_component
+def unchanged(image: str, words: str) -> ContainerSpec:
+    """Prints why a run was skipped.
+
+    Args:
+        image: Image of the step's pod: any image.
+        words: What is printed.
+    """
+    return ContainerSpec(image=f"{image}", command=["echo"], args=[words])
+
+
+@_training_component
 def profile(
     profile: Output[Artifact],
     metrics: Output[Metrics],
@@ -199,6 +279,7 @@ def decide(
     replace_dataloader: str | None = None,
     epochs: int | None = None,
     pools_file: str | None = None,
+    memory: str | None = None,
 ) -> ContainerSpec:
     """Ranks the clusters on which the training could run, by time or cost.
 
@@ -218,6 +299,8 @@ def decide(
         replace_dataloader: As for train.
         epochs: Number of training epochs.
         pools_file: The CSV file of node pools, as text.
+        memory: Folder in which `remember` keeps what passed: the last run's plan stays until
+            another one is clearly better. Empty: every run decides anew.
         decision: decision.json.
         metrics: Predictions for the chosen plan.
         summary: The plans and the reasons, in words.
@@ -358,6 +441,41 @@ def gate(evaluation: Input[Artifact], image: str, champion: str | None = None) -
 
 
 @_component
+def remember(
+    profile: Input[Artifact],
+    decision: Input[Artifact],
+    evaluation: Input[Artifact],
+    image: str,
+    workload: str,
+    memory: str,
+    training: str,
+    comparison: str | None = None,
+) -> ContainerSpec:
+    """Keeps a run that passed in the memory, for the next run's `compare` and `decide`.
+
+    The last step of a run: what fails before it is not remembered.
+
+    Args:
+        profile: profile.json.
+        decision: decision.json.
+        evaluation: evaluation.json.
+        image: Image of the step's pod; needs no torch.
+        workload: The workload, as JSON.
+        memory: Folder of the memory.
+        training: training.json, as text.
+        comparison: comparison.json, as text; left out: no later run is skipped because of this one.
+    """
+    return _container(
+        image,
+        "evaluate",
+        f"--gate-of={evaluation.path}",
+        f"--profile={profile.path}",
+        f"--decision={decision.path}",
+        f"--remember={memory}",
+    )
+
+
+@_component
 def finish(
     outcome: PipelineTaskFinalStatus,
     record: Output[Artifact],
@@ -401,11 +519,36 @@ def finish(
     )
 
 
+@contextlib.contextmanager
+def if_changed(run: PipelineRun) -> Iterator[PipelineRun]:
+    """Runs the steps in it only if something has changed since the last run that passed.
+
+        with dsl.ExitHandler(last, name="run"), if_changed(run) as run:
+
+    Without `skip_unchanged` in the workload they always run. Else the run begins with a step that
+    compares; where nothing has changed, a step that says so is the only other one. Yields the run
+    for the steps.
+    """
+    if not run.request.workload.skip_unchanged:
+        yield run
+        return
+    given = run.inputs(compare, image=image_to_compare(run), channels=mounted_channels(run))
+    compared = with_image_and_data(compare(**given), run, name="Compare").outputs
+    with dsl.If(compared["has_changed"] == "true", name="changed"):
+        yield dataclasses.replace(run, comparison=compared["comparison"])
+    # A step that ends after the other condition was found false: only the end of a step makes
+    # Kubeflow tell the exit handler that all before it is complete.
+    with dsl.If(compared["has_changed"] != "true", name="unchanged"):
+        prints = unchanged(words=compared["words"], **run.inputs(unchanged))
+        control_step(prints, run, name="Unchanged")
+
+
 __all__ = [
     "RUN_ID",
     "KubeflowRequest",
     "PipelineRun",
     "Task",
+    "compare",
     "compiled",
     "control_step",
     "decide",
@@ -413,8 +556,11 @@ __all__ = [
     "finish",
     "follower",
     "gate",
+    "if_changed",
     "period",
     "pipeline",
     "profile",
+    "remember",
     "train",
+    "unchanged",
 ]

@@ -16,6 +16,7 @@ and drop capabilities.
 
 import dataclasses
 import inspect
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,12 +34,15 @@ from stoker.parameters import BRANCH_INPUT, Parameter
 from stoker.pipelines.kubeflow.compile import (
     CHAMPION,
     CHAMPIONS_FOLDER,
+    CHANNELS_FOLDER,
+    MEMORY,
+    MEMORY_FOLDER,
     KubeflowRequest,
     kubeflow_request,
     workload_text,
 )
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
-from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL
+from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL, claim_of
 from stoker.records import Workload, nearest
 from stoker.records.platforms import amount
 from stoker.records.profile_key import same_cost_names
@@ -76,11 +80,13 @@ class PipelineRun:
         request: What the pipeline is compiled from.
         parameters: Values by name; a parameter without a value has the workload's.
         branches: What tells this training from the run's others, from the outermost branch on.
+        comparison: Output of the step `compare`; None: the pipeline has none.
     """
 
     request: KubeflowRequest
     parameters: Mapping[str, object] = field(default_factory=dict)
     branches: tuple[object, ...] = ()
+    comparison: object = None
 
     @classmethod
     def of(cls, workload: Workload, **parameters: object) -> "PipelineRun":
@@ -129,6 +135,11 @@ class PipelineRun:
         """Image of the steps, which do not train."""
         return self.value("control_image" if "control_image" in self._known else "image")
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the training's runs are remembered: there is a claim, and it is in no branch."""
+        return self.request.memory is not None and not self.branches
+
     def value(self, name: str) -> object:
         """Returns the run's value of a parameter, or else the workload's."""
         if name in self.parameters:
@@ -143,6 +154,10 @@ class PipelineRun:
             own: Inputs that replace these.
         """
         shared = {"image": self.control_image, "job_image": self.image, "run_id": RUN_ID}
+        if self.request.memory and self.has_memory:
+            shared[MEMORY] = self.request.memory.folder
+        if self.comparison is not None:
+            shared["comparison"] = self.comparison
         named = component.component_spec.inputs or {}
         known = {name: self.value(name) for name in named if name in self._known}
         if isinstance(component, TrainingComponent):
@@ -167,7 +182,8 @@ class PipelineRun:
 def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
     """Gives a step a small pod on any node, retries, and no result from the cache.
 
-    A step with an input `champion` gets the claim of `kubernetes.champion` mounted.
+    A step with an input `champion` gets the claim of `kubernetes.champion` mounted, and one with an
+    input `memory` that of `kubernetes.memory`.
 
     Args:
         task: A step of kfp.
@@ -196,6 +212,11 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
     if champions and CHAMPION in task.inputs:
         claim, folder = champions
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
+    memory = run.request.memory
+    if memory and MEMORY in task.inputs:
+        kubernetes.mount_pvc(
+            task, pvc_name=memory.claim, mount_path=MEMORY_FOLDER, sub_path=memory.mounted
+        )
     task.set_cpu_request(str(control.cpu))
     if settings.cpu_limit:
         task.set_cpu_limit(str(control.cpu_limit))
@@ -204,6 +225,39 @@ def control_step(task: Task, run: PipelineRun, *, name: str, num_retries: int = 
         kubernetes.set_timeout(task, control.max_run_seconds)
     _retried(task, num_retries, after_seconds=_CONTROL_RETRY_SECONDS)
     return task
+
+
+def with_image_and_data(task: Task, run: PipelineRun, *, name: str) -> Task:
+    """Gives a step the pod of `control_step`, with the job's image and the channels' claims.
+
+    The image is pulled again by its tag where the workload does not say how, as a node may have an
+    earlier one.
+    """
+    step = control_step(task, run, name=name)
+    if not run.request.settings.image_pull_policy and not _is_pinned(run.request.image):
+        kubernetes.set_image_pull_policy(step, "Always")
+    # Its own pod shows the digest of the image.
+    kubernetes.use_field_path_as_env(step, "POD_NAMESPACE", "metadata.namespace")
+    for channel, address in run.request.workload.channels.items():
+        claim, folder = claim_of(address.uri, where=f"key channels.{channel}.uri")
+        path = f"{CHANNELS_FOLDER}/{channel}"
+        kubernetes.mount_pvc(step, pvc_name=claim, mount_path=path, sub_path=folder)
+    return step
+
+
+def image_to_compare(run: PipelineRun) -> object:
+    """Returns the image of the step that compares: the small one where the digest is in a name."""
+    return run.control_image if _is_pinned(run.request.image) else run.image
+
+
+def mounted_channels(run: PipelineRun) -> str:
+    """Returns where `with_image_and_data` mounts the channels, by their addresses, as JSON."""
+    channels = run.request.workload.channels.items()
+    return json.dumps({channel.uri: f"{CHANNELS_FOLDER}/{name}" for name, channel in channels})
+
+
+def _is_pinned(image: str) -> bool:
+    return "@sha256:" in image
 
 
 def _retried(task: Task, num_retries: int, *, after_seconds: int) -> None:

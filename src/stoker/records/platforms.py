@@ -452,6 +452,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         champion: Model in use, for a pipeline's gates such as accuracy>=champion-0.005: a folder as
             pvc://CLAIM/FOLDER, where a model that passed replaces it; or registry:GROUP, of
             SageMaker's registry, where people approve it. Absent: no gate may name a champion.
+        memory: Where a pipeline keeps the records of runs that passed, for skip_unchanged and the
+            next decision, as pvc://CLAIM/FOLDER of a ReadWriteMany claim. Absent: the folder memory
+            in that of `champion`; without such a claim a pipeline remembers nothing.
         image_pull_secrets: Names of Secrets with the login of private registries, for the pods of
             jobs and of a pipeline's steps.
         pools: Node pools by the instance type in plans.
@@ -508,6 +511,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
     champion: Champion | None = None
+    memory: Claim | None = None
     image_pull_secrets: tuple[Name, ...] = ()
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None

@@ -52,7 +52,7 @@ SAME: Mapping[str, frozenset[str]] = {
             *("namespace", "context", "strict_tls", "output", "champion", "image_pull_secrets"),
             *("run_as", "max_restarts", "max_fresh_starts", "max_run_seconds", "kubeflow"),
             *("follower_lease_minutes", "queue_wait_minutes", "dead_node", "dead_node_minutes"),
-            "control",
+            *("control", "memory"),
         )
     ),
 }

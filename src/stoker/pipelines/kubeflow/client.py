@@ -26,7 +26,12 @@ from stoker.parameters import Kind
 from stoker.pipelines.base import Compiled, PipelineClient, RunState
 from stoker.pipelines.changes import PipelineVersion
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
-from stoker.pipelines.kubeflow.run_steps import exit_code_of, steps_of_run, tasks_of
+from stoker.pipelines.kubeflow.run_steps import (
+    exit_code_of,
+    skipped_by,
+    steps_of_run,
+    tasks_of,
+)
 from stoker.pipelines.kubeflow.schedule import kinds_of, schedule_of, schedule_request, typed
 from stoker.pipelines.kubeflow.step_logs import StepLogs
 from stoker.pipelines.kubeflow.versions import (
@@ -48,6 +53,7 @@ TIMEOUT_SECONDS = (10.0, 60.0)
 # Some of the service's databases refuse a longer one.
 _MAX_DESCRIPTION = 255
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UNCHANGED = "nothing changed since the last run that passed: skipped"
 _LOGIN = (
     "kubectl create token default-editor -n NAMESPACE --audience pipelines.kubeflow.org > F, then "
     "--token-file F; with Kubeflow's dashboard the host is https://SITE/pipeline"
@@ -282,6 +288,9 @@ class KubeflowClient(PipelineClient):
         said = [document, *reversed(mappings(document, "state_history"))]
         reasons = [str(mapping(each, "error").get("message") or "") for each in said]
         reasons += [f"{failed.name}: {failed.reason}"] if failed and failed.reason else []
+        if skipped := skipped_by(state, steps):
+            lines = self._logs.lines_of(document, skipped.name)
+            reasons += [*lines[-1:], _UNCHANGED]
         shown = failed or next((step for step in steps if step.status == "RUNNING"), None)
         return RunState(
             run=id,

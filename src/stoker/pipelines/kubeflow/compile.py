@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,12 @@ _REUSE = "Text of a profile.json to use instead of a new profile; empty: profile
 # The parameter of the model in use, and where steps have the folder of champions.
 CHAMPION = "champion"
 CHAMPIONS_FOLDER = "/mnt/champions"
+# Where steps have the folder of the memory: that of `kubernetes.memory`, or the champion's.
+MEMORY = "memory"
+MEMORY_FOLDER = "/mnt/memory"
+# Where the step that compares has the data, each channel in a folder of its name.
+CHANNELS_FOLDER = "/mnt/channels"
+COMPARE, REMEMBER = "compare", "remember"
 _CHAMPION = (
     "The model in use, for gates such as accuracy>=champion-0.005: a folder of champions, an "
     "evaluation.json there, or registry:GROUP of SageMaker; empty: none."
@@ -51,7 +58,24 @@ COMPONENTS = {
     "gate": "evaluate/gate.yaml",
     "finish": "train/finish.yaml",
     "period": "profile/period.yaml",
+    COMPARE: "profile/compare.yaml",
+    "unchanged": "profile/unchanged.yaml",
+    REMEMBER: "evaluate/remember.yaml",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountedMemory:
+    """The claim in which a pipeline remembers its runs.
+
+    Attributes:
+        mounted: Folder of the claim that steps mount at `MEMORY_FOLDER`.
+        folder: Where steps have the memory.
+    """
+
+    claim: str
+    mounted: str
+    folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +108,18 @@ class KubeflowRequest:
         where = "key kubernetes.champion"
         return claim_of(named, where=where) if named.startswith("pvc://") else None
 
+    @property
+    def memory(self) -> MountedMemory | None:
+        """The memory's claim; None: the pipeline has none."""
+        if self.settings.memory:
+            claim, mounted = claim_of(self.settings.memory, where="key kubernetes.memory")
+            return MountedMemory(claim=claim, mounted=mounted, folder=MEMORY_FOLDER)
+        if self.champions is None:
+            return None
+        claim, mounted = self.champions
+        # Pods may write to the folder of champions; the kubelet would make another one as root.
+        return MountedMemory(claim=claim, mounted=mounted, folder=f"{MEMORY_FOLDER}/{MEMORY}")
+
 
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
     """Compiles the workload's pipeline by pipelines/kubeflow.py of the project, without network.
@@ -94,6 +130,8 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
     request = kubeflow_request(workload)
     with project_pipeline("kubeflow", folder=folder or Path.cwd()) as module:
         definition = str(module.build(request))
+    if workload.skip_unchanged:
+        _check_compares(definition, where=f"workload {workload.name}, key skip_unchanged")
     return Compiled(
         name=workload.name,
         description=f"stoker: profile, decide, train, evaluate {workload.name}.",
@@ -116,7 +154,7 @@ def component_files() -> dict[str, str]:
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
     """Returns what the pipeline is built from; raises UsageError if anything is missing."""
-    check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
+    check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge", may_skip=True)
     check_own(workload, target="kubeflow")
     check_decidable(workload, platform="kubernetes")
     workload = with_short_prices(workload)
@@ -139,12 +177,38 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
         what = "a gate compares with the champion, but no champion is configured"
         fix = "kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker"
         raise UsageError(what, where=f"{where}, key gate", fix=fix)
+    _check_can_skip(placed, settings)
     size = len(workload_text(placed).encode())
     if size > MAX_WORKLOAD_BYTES:
         what = f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}"
         fix = "shorten it; a pools file needs only the pools that plans may have"
         raise UsageError(what, where=where, fix=fix)
     return KubeflowRequest(workload=placed, parameters=parameters, settings=settings)
+
+
+def _check_can_skip(workload: Workload, settings: KubernetesSettings) -> None:
+    """Raises UsageError if no run of a pipeline with `skip_unchanged` could ever be skipped."""
+    where = f"workload {workload.name}, key skip_unchanged"
+    has_memory = settings.memory or (settings.champion or "").startswith("pvc://")
+    if workload.skip_unchanged and not has_memory:
+        what = "the pipeline has no place where it remembers its runs, so it would always train"
+        fix = "kubernetes.memory: pvc://CLAIM/FOLDER, of a ReadWriteMany claim"
+        raise UsageError(what, where=where, fix=fix)
+    if workload.skip_unchanged and not workload.channels:
+        what = "the workload names no channels, so that new data would not be seen"
+        fix = "channels: {train: {uri: pvc://CLAIM/FOLDER}}, or leave skip_unchanged out"
+        raise UsageError(what, where=where, fix=fix)
+
+
+def _check_compares(definition: str, *, where: str) -> None:
+    """Raises UsageError if a project's own pipeline lacks the steps that skip a run."""
+    executors = mapping(spec_of_text(definition), "pipeline", "deploymentSpec", "executors")
+    for component in (COMPARE, REMEMBER):
+        if not any(re.fullmatch(rf"exec-{component}(-\d+)?", name) for name in executors):
+            what = f"the project's pipelines/kubeflow.py has no step {component}"
+            fix = "with if_changed(run): around its steps, and remember(...) as the last one, as "
+            fix += "in stoker's own (docs/kubeflow.md, Only if something has changed)"
+            raise UsageError(what, where=where, fix=fix)
 
 
 def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Parameter, ...]:

@@ -23,6 +23,7 @@ _NOT_OF_THE_STEP = re.compile(r'[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ |time="?\d{4}-\d
 _REASON = re.compile(r"(?m)^error: (.+)$")
 _LAST_LINES = 20
 _GATE = re.compile(r"gate(-\d+)?(\[\d+])?")
+_UNCHANGED = re.compile(r"unchanged(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +200,14 @@ def reason_in(lines: Sequence[str]) -> str:
     """Returns why a step failed: stoker's own error in its lines, or else the last line."""
     errors = _REASON.findall("\n".join(lines))
     return errors[-1] if errors else lines[-1] if lines else ""
+
+
+def skipped_by(state: str, steps: Sequence[RunStep]) -> RunStep | None:
+    """Returns the step that says why a run was skipped; None: it was not."""
+    if state != "SUCCEEDED":
+        return None
+    ended = (step for step in steps if step.status in ("SUCCEEDED", "cached"))
+    return next((step for step in ended if _UNCHANGED.fullmatch(step.name)), None)
 
 
 def exit_code_of(state: str, steps: Sequence[RunStep]) -> int:

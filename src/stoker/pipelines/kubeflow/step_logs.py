@@ -42,7 +42,7 @@ class ApiClient(Protocol):
 
 
 class StepLogs:
-    """Reads the logs of failed steps, once each: a run that is waited for is read again and again.
+    """Reads the logs of steps, once each: a run that is waited for is read again and again.
 
     Args:
         sent: Sends a request, and raises ServiceError if it is refused.
@@ -74,10 +74,11 @@ class StepLogs:
         step = dataclasses.replace(step, log=log)
         if step.status != "FAILED":
             return step
-        lines = self._lines_of(run, step.name)
+        lines = self.lines_of(run, step.name)
         return dataclasses.replace(step, lines=lines, reason=reason_in(lines))
 
-    def _lines_of(self, run: Document, step: str) -> tuple[str, ...]:
+    def lines_of(self, run: Document, step: str) -> tuple[str, ...]:
+        """Returns a step's own last lines; empty if neither service nor cluster has them."""
         id = str(run.get("run_id"))
         lines = self._lines.get((id, step), ())
         if not lines:
