@@ -121,6 +121,23 @@ def test_changed_files_of_a_claim_train(change, installation):
     assert "train" in installation.told["compare"].stdout
 
 
+def test_data_that_changes_between_the_first_step_and_the_training_leads_to_no_skip(installation):
+    """It came back afterwards: the next run sees what the first step saw, and no training did."""
+    file = data_folder(installation) / "a.csv"
+    before = file.stat()
+
+    def change(step):
+        if step.task == "train":
+            file.write_text("10\n")
+        if step.task == "evaluate":
+            file.write_text("1\n")
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert tasks_of(ran(installation, skipping(), before=change)) == TRAINED
+    assert tasks_of(ran(installation, skipping())) == TRAINED
+    assert tasks_of(ran(installation, skipping())) == SKIPPED
+
+
 UNREAD = {
     "a linked folder": (
         lambda at: (at / "latest").symlink_to(at.parent, target_is_directory=True),

@@ -1247,6 +1247,28 @@ def test_the_last_step_asks_the_workflow_how_a_run_ended_that_kubeflow_calls_run
     assert f": {words}" in done.stdout.splitlines()[0]
 
 
+@pytest.mark.parametrize("state", ["COMPLETE", "RUNNING"])
+@pytest.mark.parametrize("is_skipped", [True, False])
+def test_the_last_step_of_a_skipped_run_says_why(
+    api, job, step, tmp_path, monkeypatch, is_skipped, state
+):
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url))
+    step("finish", run_id=RUN_ID)
+    api.change("workflows", "w", {"status": {"nodes": {"g": {"type": "DAG"}}}})
+    words = "nothing changed since digits-1a2b3c4d of 2026-11-19: skipped"
+    if is_skipped:
+        api.make_step("unchanged-1", workflow="w")
+        ended = {"containerStatuses": [{"name": "main", "state": {"terminated": {}}}]}
+        labels = {"labels": {"pipeline/runid": RUN_ID}}
+        api.change("pods", "unchanged-1", {"metadata": labels, "status": ended})
+        api.say("unchanged-1", words)
+    own = msgspec.structs.replace(job.platform_settings, skip_unchanged=True)
+    given = {"workload": to_json(own), "run_id": RUN_ID, "outcome": {"state": state, "error": {}}}
+    read = {"inputs": {"parameterValues": given}, "outputs": {"outputFile": "unused"}}
+    done = succeeds("train", "--finish", "--executor-input", json.dumps(read))
+    assert done.stdout.splitlines()[0].endswith(f": {words}") == is_skipped
+
+
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_a_workflow_of_another_namespace_is_asked_there(
     api, platform, job, monkeypatch, is_allowed, step

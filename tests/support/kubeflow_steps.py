@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 
 from stoker.cli.outputs import carried
+from stoker.host.listing import listing_version
 from stoker.records import Decision, Profile, Training, read_json, to_json
+from stoker.records.training import InputVersion, Lineage
 from support.command import Done, stoker
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.processes import ran
@@ -138,6 +140,8 @@ class Installation:
         if measured and decision.plan.predicted:
             seconds = 1.2 * decision.plan.predicted.step_seconds
             measured = msgspec.structs.replace(measured, step_seconds=seconds)
+        data = self.claim("datasets", "digits")
+        seen = {"train": InputVersion(address=str(data), version=listing_version(data))}
         job = msgspec.structs.replace(training.job, name=f"digits-{self.num_runs:08x}")
         return msgspec.structs.replace(
             training,
@@ -145,6 +149,7 @@ class Installation:
             groups=decision.plan.groups,
             measured=measured,
             workload_sha256=decision.workload_sha256,
+            lineage=Lineage(inputs=seen),
         )
 
 

@@ -13,6 +13,7 @@ from stoker.cli.memory import keep_run, remembered_runs
 from stoker.decide import LastRun, remembered
 from stoker.records import Comparison, Decision, read_json, write_json
 from stoker.records.memory import compared, remembered_run, workload_facts
+from stoker.records.training import InputVersion, Lineage
 from support import builders, decisions, sample_records
 from support.command import stoker
 
@@ -54,6 +55,30 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     run = run_of()
     keep_run(tmp_path, run)
     assert remembered_runs(tmp_path, workload=workload()).runs == (run,)
+
+
+LINEAGES = {
+    "the same": ({"version": FACTS["channel.train"]}, FACTS["image"], []),
+    "not known": ({"version": None}, None, []),
+    "data that changed meanwhile": ({"version": "sha256:9"}, FACTS["image"], ["channel.train"]),
+    "a tag that was pushed again": ({"version": None}, "sha256:9", ["image"]),
+}
+
+
+@pytest.mark.parametrize(("data", "image", "lost"), LINEAGES.values(), ids=LINEAGES)
+def test_what_the_training_saw_otherwise_is_no_fact_of_its_run(data, image, lost):
+    """Red before: it trained on other data than its first step saw, and was taken for the same."""
+    lineage = Lineage(image_digest=image, inputs={"train": InputVersion(address="a", **data)})
+    training = replace(trained(decided(), day="2026-11-20"), lineage=lineage)
+    about = {"branch": "", "execution": "", "now": "", "made_of": FACTS}
+    records = (profile(), decided(), training)
+    run = remembered_run(workload=workload(), run="a", records=records, **about)
+    assert FACTS.keys() - run.made_of.keys() == set(lost)
+    assert compared(FACTS, unknown={}, last=run).has_changed == bool(lost)
+    # A name by digest is no other image, however the cluster spells it.
+    pinned = replace(workload(), image=f"a/b@sha256:{'1' * 64}")
+    run = remembered_run(workload=pinned, run="a", records=records, **about)
+    assert "image" in run.made_of
 
 
 def test_metrics_that_are_no_numbers_do_not_spoil_the_memory(tmp_path):

@@ -67,6 +67,8 @@ def finish_run(
         elif state not in _SUCCEEDED:
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
+        else:
+            ending.note = why = _why_skipped(workload, run_id=run_id)
         if recovering and state not in (*_SUCCEEDED, "cancelled"):
             lost = LostJobs(
                 workload=workload,
@@ -93,6 +95,27 @@ def finish_run(
         return
     print(f"run {run}: {state}" + (f": {why}" if why else ""))
     print("\n".join([ended or "no job of the run was left", *followed]))
+
+
+def _why_skipped(workload: "Workload", *, run_id: str) -> str:
+    """Returns why a run was skipped; empty: it was not, or the cluster does not show it."""
+    from stoker.environment import own_pod
+    from stoker.pipelines.kubeflow.step_logs import words_of_skip
+    from stoker.platforms.kubernetes.api import ClusterApi
+
+    settings, pod = workload.kubernetes, own_pod()
+    if not (workload.skip_unchanged and settings and pod):
+        return ""
+    cluster = ClusterApi(
+        context=settings.context,
+        namespace=pod.namespace or settings.namespace,
+        strict_tls=settings.strict_tls,
+    )
+    try:
+        return words_of_skip(cluster, run_id=run_id)
+    except StokerError:
+        # The run has succeeded all the same.
+        return ""
 
 
 def _state(outcome: str) -> tuple[str, str]:

@@ -150,7 +150,8 @@ def remembered_run(
         run: Name of the run.
         execution: Run of the service; empty: nobody needs to ask how it has ended.
         now: Time for a training that has none: ISO 8601, in UTC.
-        made_of: As its comparison had it; empty: not compared.
+        made_of: As its comparison had it, without what the training saw otherwise; empty: not
+            compared.
         records: The profile is kept whole, as runs are replayed from it; the decision with its own
             plans alone; the training without what is of single hosts.
     """
@@ -180,11 +181,23 @@ def remembered_run(
         run=run,
         execution=execution,
         ended_at=training.events[-1].when if training.events else now,
-        made_of=dict(made_of),
+        made_of=_confirmed(made_of, image=workload.image or "", lineage=training.lineage),
         profile=profile,
         decision=msgspec.structs.replace(decision, plans=plans, path=(), advice=(), warnings=()),
         training=trained,
     )
+
+
+def _confirmed(made_of: Mapping[str, str], *, image: str, lineage: Lineage) -> dict[str, str]:
+    """Returns the facts, without those that the training saw otherwise.
+
+    Data may change between the comparison and the training, and so may what a tag names; or a node
+    has kept an earlier image of it. A fact that is left out counts as changed.
+    """
+    seen = {f"channel.{name}": data.version for name, data in lineage.inputs.items()}
+    if "@sha256:" not in image:
+        seen["image"] = lineage.image_digest
+    return {fact: digest for fact, digest in made_of.items() if seen.get(fact) in (None, digest)}
 
 
 def _digest(value: Json) -> str:

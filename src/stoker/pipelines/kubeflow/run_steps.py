@@ -23,7 +23,9 @@ _NOT_OF_THE_STEP = re.compile(r'[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ |time="?\d{4}-\d
 _REASON = re.compile(r"(?m)^error: (.+)$")
 _LAST_LINES = 20
 _GATE = re.compile(r"gate(-\d+)?(\[\d+])?")
-_UNCHANGED = re.compile(r"unchanged(-\d+)?")
+# The step of a run that is skipped.
+UNCHANGED = "unchanged"
+_UNCHANGED = re.compile(rf"{UNCHANGED}(-\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

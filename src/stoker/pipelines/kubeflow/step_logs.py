@@ -11,7 +11,13 @@ from typing import Protocol
 
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import RunStep
-from stoker.pipelines.kubeflow.run_steps import node_of, own_lines, reason_in, text_of_artifact
+from stoker.pipelines.kubeflow.run_steps import (
+    UNCHANGED,
+    node_of,
+    own_lines,
+    reason_in,
+    text_of_artifact,
+)
 from stoker.platforms.kubernetes.api import PODS, ClusterApi, name_of
 from stoker.platforms.kubernetes.objects import STEP_LABEL
 from stoker.platforms.kubernetes.streams import split_time
@@ -104,16 +110,29 @@ class StepLogs:
     def _of_pod(self, run_id: str, step: str) -> str:
         """Returns the log of a step's newest pod that has one; empty if the cluster shows none."""
         try:
-            cluster = self._cluster()
-            pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
+            return _log_of_step(self._cluster(), run_id=run_id, step=step)
         except StokerError:
             # The status is shown without it.
             return ""
-        for pod in sorted(pods, key=_created_at, reverse=True):
-            # The newest may not have started: an attempt before it has the reason.
-            if log := _log_of(cluster, name_of(pod)):
-                return log
-        return ""
+
+
+def words_of_skip(cluster: ClusterApi, *, run_id: str) -> str:
+    """Returns why a run was skipped, from its step's log; empty: it was not, or none shows it.
+
+    Raises:
+        ServiceError: If the cluster refuses, or does not answer.
+    """
+    lines = own_lines(_log_of_step(cluster, run_id=run_id, step=UNCHANGED))
+    return lines[-1] if lines else ""
+
+
+def _log_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> str:
+    pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
+    for pod in sorted(pods, key=_created_at, reverse=True):
+        # The newest may not have started: an attempt before it has the reason.
+        if log := _log_of(cluster, name_of(pod)):
+            return log
+    return ""
 
 
 def _log_of(cluster: ClusterApi, pod: str) -> str:
