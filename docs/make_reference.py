@@ -67,6 +67,7 @@ _PATTERNS = {
     "^s3://[^/]+(/.*)?$": "an s3:// address",
     "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
     "^arn:aws[a-z-]*:sqs:": "the ARN of a queue",
+    "^(arn:aws[a-z-]*:batch:.+:job-queue/)?[A-Za-z0-9_-]{1,128}$": "the name or ARN of a job queue",
     "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$": "pvc://CLAIM/FOLDER",
     "^(pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?|registry:[A-Za-z0-9](-*[A-Za-z0-9])*)$": "pvc://"
     "CLAIM/FOLDER or registry:GROUP",

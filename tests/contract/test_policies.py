@@ -70,6 +70,8 @@ OF_OTHERS = {
     *("ecr:PutImage", "ecr:UploadLayerPart"),
     # Asked for wherever a request names a role; no operation of the API.
     "iam:PassRole",
+    # Asked for with a submission that has tags.
+    "batch:TagResource",
     # S3 and the service, with a key of the user's own.
     *("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey"),
     # The pipeline, of its steps.
@@ -89,6 +91,8 @@ NO_RESOURCE = {
     *("cloudwatch:GetMetricData", "cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
     *("sagemaker:ListTrainingJobs", "scheduler:ListSchedules", "ec2:DescribeDhcpOptions"),
     "sagemaker:ListPipelines",
+    *("batch:DescribeJobQueues", "batch:DescribeServiceEnvironments"),
+    *("batch:DescribeServiceJob", "batch:ListServiceJobs"),
     *("ec2:DescribeNetworkInterfaces", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups"),
     *("ec2:DescribeSubnets", "ec2:DescribeVpcEndpoints", "ec2:DescribeVpcs"),
     *("servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"),
@@ -257,6 +261,31 @@ def test_each_part_reaches_what_is_its_own_alone(policies, action, allowed, refu
         assert not is_allowed(policy, action, refused)
 
 
+BATCH = f"arn:aws:batch:{REGION}:{ACCOUNT}"
+
+
+@pytest.mark.parametrize(
+    ("action", "allowed", "refused", "tag"),
+    [
+        ("batch:SubmitServiceJob", f"{BATCH}:job-queue/gpus", f"{BATCH}:job-queue/gpus2", ""),
+        ("batch:GetJobQueueSnapshot", f"{BATCH}:job-queue/gpus", f"{BATCH}:job-queue/other", ""),
+        ("batch:TerminateServiceJob", f"{BATCH}:service-job/1", f"{BATCH}:job/1", "Resource"),
+        ("batch:TagResource", f"{BATCH}:service-job/1", f"{BATCH}:job-queue/gpus", "Request"),
+        ("sagemaker:DescribeTrainingJob", f"{JOB}/AWSBatchmnist--1", f"{JOB}/other-1", ""),
+        ("sagemaker:StopTrainingJob", "", f"{JOB}/AWSBatchother--1", ""),
+    ],
+)
+def test_the_queues_policy_reaches_its_queue_and_the_workloads_jobs_alone(
+    action, allowed, refused, tag
+):
+    for run, is_own in (("mnist--1", True), ("mnist-stage--1", False)):
+        context = {f"aws:{tag}Tag/stoker:run": run}
+        asked = {"context": context, "is_all": True}
+        is_wanted = bool(allowed) and (is_own or not tag)
+        assert is_allowed("queue", action, allowed, **asked) == is_wanted
+        assert not is_allowed("queue", action, refused, **asked)
+
+
 @pytest.mark.parametrize("policy", ["step", "caller"])
 def test_a_role_is_handed_to_its_service_alone(policy):
     role = f"arn:aws:iam::{ACCOUNT}:role/{role_name('training')}"
@@ -311,6 +340,7 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights():
     few = {action for policy in rendered().values() for action, _ in actions(policy)}
     services = {action.partition(":")[0] for action in rendered_actions() - few}
     assert services == {
+        "batch",
         "ec2",
         "kms",
         "sagemaker",
@@ -332,7 +362,8 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     heart = {"Role", "Policy", "Function", "Rule", "Permission", "Alarm"}
     mail |= {f"Heartbeat{part}" for part in heart}
     policies = {
-        f"{name}Policy" for name in ("Network", "Mlflow", "Key", "Webhook", "Queue", "Secrets")
+        f"{name}Policy"
+        for name in ("Network", "Mlflow", "Key", "Webhook", "Queue", "Secrets", "TrainingQueue")
     }
     assert made.keys() - few.keys() == {*mail, *policies, "Schedule"}
     pipeline = f"{LINE}/mnist"

@@ -26,6 +26,7 @@ EVERYTHING = {
     "WebhookSecret": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:webhook-a1b2c3",
     "TrainingSecrets": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:hub-a1b2c3",
     "DeadLetterQueue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
+    "TrainingQueue": "gpus",
     "ScheduleExpression": "rate(1 day)",
     "FailureEmail": "ada@example.org",
     "HeartbeatHours": "30",
@@ -34,7 +35,8 @@ EVERYTHING = {
 PARTS = ("execution", "step", "pipeline", "scheduler", "starter", "heartbeat")
 ROLES = {part: f"{part.capitalize()}Role" for part in PARTS}
 # Those of people and CI are managed policies, not roles'.
-POLICIES = ("caller", "prune", *PARTS)
+POLICIES = ("caller", "prune", "queue", *PARTS)
+_OF_PEOPLE = {"PrunePolicy": "prune", "TrainingQueuePolicy": "queue"}
 
 
 def role_name(part: str) -> str:
@@ -134,7 +136,7 @@ def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
         if not str(resource["Type"]).endswith("Policy") or name == "FailureTopicPolicy":
             continue
         roles = properties.get("Roles", [])
-        peoples = "prune" if name == "PrunePolicy" else "caller"
+        peoples = _OF_PEOPLE.get(name, "caller")
         for part in POLICIES:
             is_peoples = part == peoples and "Managed" in str(resource["Type"])
             if ROLES.get(part) in roles or is_peoples:
@@ -161,9 +163,9 @@ def resources(statement: Mapping[str, Json]) -> list[str]:
     return [str(each) for each in named] if isinstance(named, list) else [str(named)]
 
 
-def is_allowed(name, action, resource, *, context=None) -> bool:
+def is_allowed(name, action, resource, *, context=None, is_all=False) -> bool:
     """Whether a policy of the example allows an action on a resource, as IAM matches both."""
-    for allowed, statement in actions(rendered()[name]):
+    for allowed, statement in actions(rendered(is_all=is_all)[name]):
         matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
         if allowed != action or not matches:
             continue

@@ -33,12 +33,13 @@ class Verb:
 
 
 class Train(Verb):
-    """`stoker train` on a workload, with one dnn host and two data hosts."""
+    """`stoker train` on a workload, with one dnn host and two data hosts of a type, if any."""
 
     def __init__(self, folder, workload, *, name, data, environ):
         (folder / "workload.yaml").write_text(workload)
         words = ["train", "workload.yaml", "--name", name, "--yes"]
-        super().__init__(folder, [*words, "--group", "dnn=1", "--group", f"data={data}:2"], environ)
+        groups = ["--group", "dnn=1", *(["--group", f"data={data}:2"] if data else [])]
+        super().__init__(folder, [*words, *groups], environ)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Whether the types that a job may get instead of its plan's are types that it may have."""
+"""Whether a plan can have what its job may get instead of it, or go through its queue."""
 
 from stoker.catalog import Catalog, Instance
 from stoker.errors import UsageError
@@ -8,15 +8,20 @@ _KEY = "key sagemaker.further_types"
 
 
 def refuse_preferences(workload: Workload, catalog: Catalog) -> None:
-    """Raises UsageError for `sagemaker.further_types` that the constraints do not allow.
+    """Raises UsageError for `sagemaker.further_types` or a queue that the constraints do not allow.
 
-    SageMaker chooses among them without asking again, so that each of them has to be one.
+    Of the types SageMaker chooses one without asking again, so that each of them has to be one.
     """
-    further = workload.sagemaker.further_types if workload.sagemaker else ()
-    if not further or not catalog.info.needs_training_enum:
+    if workload.sagemaker is None or not catalog.info.needs_training_enum:
+        return
+    further, constraints = workload.sagemaker.further_types, workload.known_constraints
+    if workload.sagemaker.queue and constraints.max_data_hosts != 0:
+        what = "a queue of AWS Batch takes no data group, and a plan may have one"
+        where = f"workload {workload.name}, key sagemaker.queue"
+        raise UsageError(what, where=where, fix="set constraints.max_data_hosts: 0")
+    if not further:
         return
     where = f"workload {workload.name}, {_KEY}"
-    constraints = workload.known_constraints
     if constraints.max_data_hosts != 0:
         what = "instance groups have one type each, and a plan may have a data group"
         raise UsageError(what, where=where, fix="set constraints.max_data_hosts: 0")

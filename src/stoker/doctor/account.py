@@ -13,9 +13,10 @@ from stoker.doctor import Finding
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.sagemaker.batch_queue import SERVICE_JOB_TYPE
 from stoker.records import Channel, Json, SageMakerSettings, Workload, bare_type
 from stoker.records.base import mapping, mappings
-from stoker.records.platforms import patch_document
+from stoker.records.platforms import QueueSettings, patch_document
 
 # "Private registry authentication", Amazon ECR: the account, region and name of an image.
 _ECR_IMAGE = re.compile(
@@ -71,6 +72,9 @@ def _checks(
         if channel.uri.startswith("s3://"):
             yield "data", partial(data_finding, aws, name, channel)
     yield "quota", partial(quota_finding, aws, workload, settings)
+    if settings.queue:
+        count = workload.cluster.dnn.count if workload.cluster else 1
+        yield "queue", partial(queue_finding, aws, settings.queue, num_hosts=count)
     if settings.vpc:
         yield "vpc", partial(vpc_finding, aws, settings)
 
@@ -213,6 +217,54 @@ def _quotas(aws: Aws) -> dict[str, float]:
     for quota in aws.pages("service-quotas", "ListServiceQuotas", items="Quotas", **code):
         quotas[str(quota["QuotaName"])] = float(str(quota["Value"]))
     return quotas
+
+
+def queue_finding(aws: Aws, queue: QueueSettings, *, num_hosts: int) -> Finding:
+    """Checks that a queue of AWS Batch takes training jobs of so many hosts."""
+    answer = aws.call("batch", "DescribeJobQueues", jobQueues=[queue.job_queue])
+    named = mappings(answer, "jobQueues")
+    if not named:
+        fix = "create it (type SAGEMAKER_TRAINING), or correct sagemaker.queue.job_queue"
+        return Finding("queue", "fail", f"there is no queue {queue.job_queue}", fix)
+    described = named[0]
+    kind, state, status = (str(described.get(key)) for key in ("jobQueueType", "state", "status"))
+    if kind != SERVICE_JOB_TYPE:
+        words = f"{queue.name} is of the type {kind}, not {SERVICE_JOB_TYPE}"
+        return Finding("queue", "fail", words, "name a queue with a service environment")
+    if state != "ENABLED" or status != "VALID":
+        words = f"{queue.name} is {state}, {status}: it takes no jobs"
+        return Finding("queue", "fail", words, "enable it, or name another queue")
+    has_share = bool(queue.share_identifier or queue.quota_share_name)
+    has_policy = bool(described.get("schedulingPolicyArn"))
+    if has_share != has_policy:
+        has = "has" if has_policy else "has no"
+        words = f"{queue.name} {has} scheduling policy, and the workload names a share: {has_share}"
+        fix = "name share_identifier or quota_share_name where the queue has a policy"
+        return Finding("queue", "fail", words, fix)
+    return _room_finding(aws, queue, described, num_hosts=num_hosts)
+
+
+def _room_finding(
+    aws: Aws, queue: QueueSettings, described: Mapping[str, Json], *, num_hosts: int
+) -> Finding:
+    """Compares the hosts of a job with what a queue's service environments may hold."""
+    order = mappings(described, "serviceEnvironmentOrder")
+    names = [str(place["serviceEnvironment"]) for place in order]
+    answer = aws.call("batch", "DescribeServiceEnvironments", serviceEnvironments=names)
+    environments = mappings(answer, "serviceEnvironments")
+    enabled = [place for place in environments if place.get("state") == "ENABLED"]
+    largest = max(map(_largest, enabled), default=0)
+    words = f"{queue.name}, {len(enabled)} service environments, {largest} hosts at most"
+    if largest < num_hosts:
+        fix = "raise maxCapacity of its service environment"
+        return Finding("queue", "fail", f"{words}; a job has {num_hosts}", fix)
+    return Finding("queue", "ok", words)
+
+
+def _largest(environment: Mapping[str, Json]) -> int:
+    """Returns the most hosts that a service environment holds, of one type where it says so."""
+    limits = mappings(environment, "capacityLimits")
+    return max((int(str(limit.get("maxCapacity") or 0)) for limit in limits), default=0)
 
 
 def _allowed_types(workload: Workload) -> list[str]:

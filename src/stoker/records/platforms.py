@@ -222,6 +222,35 @@ class ScheduleSettings(Record, frozen=True, kw_only=True):
     parameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
 
 
+class QueueSettings(Record, frozen=True, kw_only=True):
+    """A queue of AWS Batch, through which jobs of SageMaker start (SubmitServiceJob).
+
+    Attributes:
+        job_queue: Name or ARN of a job queue of the type SAGEMAKER_TRAINING.
+        scheduling_priority: Priority among jobs of one share; higher ones start first. Absent: the
+            queue's.
+        share_identifier: Share of a queue with a fair-share policy, which needs one.
+        quota_share_name: Share of a queue with a quota-share policy, which needs one.
+        preemption_retries: With quota_share_name: how often a job that had to make room for others
+            starts again. It continues from checkpoints, or from the beginning if there are none.
+        wait_minutes: Minutes for which stoker leaves a job waiting. A week, as that costs nothing;
+            then on_no_capacity.then applies.
+    """
+
+    job_queue: Annotated[
+        str, msgspec.Meta(pattern="^(arn:aws[a-z-]*:batch:.+:job-queue/)?[A-Za-z0-9_-]{1,128}$")
+    ]
+    scheduling_priority: Annotated[int, msgspec.Meta(ge=0, le=9999)] | None = None
+    share_identifier: Name | None = None
+    quota_share_name: Name | None = None
+    preemption_retries: NonNegativeInt = 3
+    wait_minutes: PositiveInt = 10080
+
+    @property
+    def name(self) -> str:
+        return self.job_queue.rpartition("/")[2]
+
+
 class SageMakerSettings(Record, frozen=True, kw_only=True):
     """Settings of a workload for SageMaker.
 
@@ -248,6 +277,9 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
             CHECKPOINT_URI/RUN, from which further attempts continue. Absent: none are kept.
         resume_from: Folder of an earlier run's checkpoints; this run continues from them, and saves
             there.
+        queue: Queue of AWS Batch through which `stoker train`, `profile` and `run` start their
+            jobs. Absent: they start at once. Only for jobs of one group, so without data hosts, and
+            without spot, warm pools and further_types; not in pipelines.
         request: Patch of the CreateTrainingJob request, in the service's own names, such as
             VpcConfig, RetryStrategy or Tags. Maps are merged, null deletes, lists are replaced; but
             Tags are merged by Key, and InputDataConfig by ChannelName. Fields that stoker relies on
@@ -279,6 +311,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     further_types: Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)] = ()
     checkpoint_uri: Uri | None = None
     resume_from: Uri | None = None
+    queue: QueueSettings | None = None
     request: Patch = msgspec.field(default_factory=dict)
     control: ControlSettings = ControlSettings()
     model: ModelSettings = ModelSettings()

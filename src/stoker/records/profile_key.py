@@ -44,7 +44,7 @@ SAME: Mapping[str, frozenset[str]] = {
             *("role", "output_uri", "region", "max_run_seconds", "checkpoint_uri", "resume_from"),
             *("control", "model", "pipeline_role", "schedule_role", "overlap", "cache_days"),
             *("dead_letter_queue", "schedule", "elsewhere"),
-            "further_types",
+            *("further_types", "queue"),
         )
     ),
     "kubernetes": frozenset(

@@ -15,6 +15,7 @@ from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
+from stoker.pipelines.sagemaker.queued import is_service_job, queued_state
 from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, step_names
 from stoker.pipelines.sagemaker.schedule import (
     as_sent,
@@ -27,6 +28,7 @@ from stoker.pipelines.sagemaker.versions import SageMakerVersions, compared_vers
 from stoker.pipelines.schedules import Schedule
 from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.batch_queue import terminate
 from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.registry import tag_group
@@ -181,7 +183,9 @@ class SageMakerClient(PipelineClient):
         )
 
     def status(self, run: str) -> RunState:
-        """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a training job."""
+        """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a job."""
+        if is_service_job(run):
+            return queued_state(self._aws, run)
         named = _RUN.fullmatch(run)
         name, id = named.groups() if named else (run, None)
         found = self._find(name) if ":training-job/" not in run else None
@@ -228,7 +232,9 @@ class SageMakerClient(PipelineClient):
         name, slash, id = state.run.partition("/")
 
         def ask() -> None:
-            if not slash:
+            if is_service_job(state.run):
+                terminate(self._aws, state.run)
+            elif not slash:
                 stop_job(self._aws, name)
             elif found := self._find(name):
                 arn, token = f"{found['PipelineArn']}/execution/{id}", secrets.token_hex(16)

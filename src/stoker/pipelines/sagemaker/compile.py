@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import with_short_prices
+from stoker.errors import UsageError
 from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.pipelines.base import (
     CODE,
@@ -28,7 +29,7 @@ from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.platforms.sagemaker.places import check_places
-from stoker.records import Channel, Group, Json, Workload
+from stoker.records import Channel, Group, Json, SageMakerSettings, Workload
 from stoker.records.hyperparameters import values_of
 from stoker.records.profile_key import profile_key, same_cost_names
 from stoker.records.step_cost import split_command
@@ -112,9 +113,18 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
     )
 
 
+def _refuse_queue(settings: SageMakerSettings) -> None:
+    """Raises UsageError for a queue of AWS Batch: a TrainingStep starts its job at once."""
+    if settings.queue is None:
+        return
+    what = "the steps of a pipeline start their jobs at once, not through a queue of AWS Batch"
+    fix = "--set sagemaker.queue=null for the pipeline; stoker train and run take the queue"
+    raise UsageError(what, where="key sagemaker.queue", fix=fix)
+
+
 def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequest:
     """Returns what a pipeline of `workload` is built from; arguments as of `compile_pipeline`."""
-    sagemaker_of(workload)
+    _refuse_queue(sagemaker_of(workload))
     check_own(workload, target="sagemaker")
     image = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"
     check_complete(workload, image=image, instance_type="ml.g5.xlarge")

@@ -9,10 +9,13 @@ from stoker.errors import ServiceError
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker.batch_queue import namesakes
 from stoker.platforms.sagemaker.checks import notes, settings_of
 from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
 from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.preferences import choices_of
+from stoker.platforms.sagemaker.queued_job import QueuedRun
+from stoker.platforms.sagemaker.queued_submit import find_own_queued, queue_of, start_queued
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
 from stoker.records import Group, Json
@@ -43,9 +46,11 @@ class SageMakerPlatform:
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
         folder = request.code_folder
+        queued = {"SubmitServiceJob": request.queued} if request.queued else {}
         return {
             "platform": self.name,
             "CreateTrainingJob": request.body,
+            **queued,
             "token_uri": request.token_uri,
             "code_uri": request.code_uri,
             "code_folder": str(folder) if folder else None,
@@ -62,11 +67,16 @@ class SageMakerPlatform:
         if not pipeline_execution():
             check_caller(self._aws.caller(), settings_of(request.job))
         log = Log(run=request.job.name, host="sagemaker")
-        rename = self._renamed(request)
+        aws, job, rename = self._aws, request.job, self._renamed(request)
+        if request.queued:
+            started, entry = self._patiently(
+                lambda: start_queued(aws, request, rename=rename, log=log), job=job, log=log
+            )
+            return QueuedRun(aws, request=started, asked_name=job.run_name, service_job=entry)
         started = self._patiently(
-            lambda: start(self._aws, request, rename=rename, log=log), job=request.job, log=log
+            lambda: start(aws, request, rename=rename, log=log), job=job, log=log
         )
-        return SageMakerRun(self._aws, request=started, asked_name=request.job.run_name)
+        return SageMakerRun(aws, request=started, asked_name=job.run_name)
 
     def fetched(self, address: str, *, folder: Path) -> Path | None:
         """Unpacks the part of stoker in an output.tar.gz; repeated for READ_AGAIN_SECONDS."""
@@ -74,16 +84,30 @@ class SageMakerPlatform:
         return fetch_outputs(self._aws, address, folder=folder, log=log)
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
-        job = requests[0].job
+        first, job = requests[0], requests[0].job
 
         def find() -> int:
-            there = [*enumerate(requests)][1:] if find_job(self._aws, job.name) else []
+            there = [*enumerate(requests)][1:] if self._has_begun(first) else []
             for index, request in reversed(there):
-                if find_own(self._aws, request, rename=self._renamed(request)) is not None:
+                if self._has_own(request):
                     return index
             return 0
 
         return self._patiently(find, job=job, log=Log(run=job.name, host="sagemaker"))
+
+    def _has_begun(self, request: SageMakerRequest) -> bool:
+        """Whether there is a job of the request's name."""
+        name = request.job.name
+        if request.queued:
+            return bool(namesakes(self._aws, queue_of(request), name))
+        return find_job(self._aws, name) is not None
+
+    def _has_own(self, request: SageMakerRequest) -> bool:
+        """Whether the request's own job runs, waits in its queue, or has completed."""
+        rename = self._renamed(request)
+        if request.queued:
+            return find_own_queued(self._aws, request, rename=rename) is not None
+        return find_own(self._aws, request, rename=rename) is not None
 
     def _patiently(self, call: Callable[[], ResultT], *, job: JobSpec, log: Log) -> ResultT:
         """Repeats a call before the job is followed, which finds what earlier calls have made."""

@@ -3,7 +3,6 @@
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
@@ -38,6 +37,7 @@ from stoker.platforms.sagemaker.submit import (
     stop_command,
     stop_job,
 )
+from stoker.records.training import Lineage
 from stoker.repeat import ResultT, Suppressed, may_pass
 
 FOLDER = "stoker"
@@ -212,6 +212,22 @@ class SageMakerRun(FollowedRun):
     def _has_ended(self) -> bool:
         return self._state is not None and self._state.is_final
 
+    @property
+    def _logged_job(self) -> str:
+        """The name of the training job that CloudWatch knows."""
+        return self.name
+
+    def _ask_to_stop(self) -> None:
+        """Asks for the end of the job, which may have ended meanwhile; does not wait."""
+        stop_job(self._aws, self.name)
+
+    def _observe(self) -> bool:
+        """Looks at the job once; returns whether there is news."""
+        return self._take(job_state(await_found(self._aws, self.name)))
+
+    def _lineage(self, state: TrainingJobState) -> Lineage:
+        return kept_lineage(self._aws, state.arn)
+
     def _is_cancelled(self) -> bool:
         return is_cancelled(self._aws)
 
@@ -238,7 +254,7 @@ class SageMakerRun(FollowedRun):
 
     def _stop(self, *, deadline: float) -> None:
         try:
-            self._repeated(lambda: stop_job(self._aws, self.name), until=deadline)
+            self._repeated(self._ask_to_stop, until=deadline)
         except StokerError as err:
             self._remains = err.what
             self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
@@ -246,8 +262,7 @@ class SageMakerRun(FollowedRun):
         self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
         try:
             while self._aws.clock() < deadline:
-                look = partial(await_found, self._aws, self.name)
-                self._take(job_state(self._repeated(look, until=deadline)))
+                self._repeated(self._observe, until=deadline)
                 if self._has_ended:
                     return
                 self._aws.sleep(MIN_INTERVAL_SECONDS)
@@ -269,7 +284,7 @@ class SageMakerRun(FollowedRun):
         }
         loads = read_utilisation(
             self._aws,
-            job_name=self.name,
+            job_name=self._logged_job,
             roster=roster,
             types=types,
             sizes=sizes,
@@ -324,7 +339,7 @@ class SageMakerRun(FollowedRun):
                 for group in groups_that_ran(job, state.groups)
                 if state.billed_seconds is not None
             },
-            lineage=kept_lineage(self._aws, state.arn),
+            lineage=self._lineage(state),
             unfetched=unfetched,
             groups=groups_that_ran(job, state.groups),
         )
@@ -358,7 +373,7 @@ class SageMakerRun(FollowedRun):
         if self._has_ended:
             return False
         try:
-            answer = await_found(self._aws, self.name)
+            has_news = self._observe()
         except PlatformError as err:
             now = self._aws.clock()
             self._endure(err, now=now, failing_seconds=now - self._reached_at)
@@ -366,7 +381,7 @@ class SageMakerRun(FollowedRun):
                 self._aws.renew_login()
             return False
         self._reached_at = self._aws.clock()
-        return self._take(job_state(answer))
+        return has_news
 
     def _take(self, state: TrainingJobState) -> bool:
         """Reports what is new in a state; returns whether anything is."""

@@ -54,9 +54,14 @@ def kept_lineage(aws: Aws, arn: str) -> Lineage:
     with contextlib.suppress(StokerError):
         tags = aws.repeated(lambda: list(aws.pages("sagemaker", "ListTags", **asked)))
     pairs = {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}
+    return lineage_in(pairs, job_id=arn)
+
+
+def lineage_in(pairs: Mapping[str, str], *, job_id: str) -> Lineage:
+    """Returns the facts in tags of a job."""
     facts = {k.removeprefix(_PREFIX): v for k, v in pairs.items() if k.startswith(_PREFIX)}
     return Lineage(
-        job_id=arn,
+        job_id=job_id,
         image_digest=facts.pop("image_digest", None),
         code=facts.pop("code", None),
         inputs={

@@ -125,6 +125,7 @@ def _addresses(
         "sagemaker.resume_from": settings.resume_from,
         "sagemaker.source": settings.source,
         "sagemaker.dead_letter_queue": settings.dead_letter_queue,
+        "sagemaker.queue.job_queue": settings.queue.job_queue if settings.queue else None,
         "tracking.mlflow": job.tracking.mlflow,
         **others,
     }

@@ -17,6 +17,7 @@ from stoker.platforms.base import (
     run_environment,
 )
 from stoker.platforms.patch import check_patch, mapping_of
+from stoker.platforms.sagemaker.batch_queue import queue_request
 from stoker.platforms.sagemaker.checks import (
     CODE_CHANNEL,
     TOKEN_CHANNEL,
@@ -148,8 +149,11 @@ def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
     by_name = ("data" if g.name.lower().startswith("data") else "dnn" for g in job.groups)
     are_known = len(job.groups) == 1 or [*by_name] == [group.role for group in job.groups]
     settings = job.platform_settings.sagemaker
+    is_queued = settings is not None and settings.queue is not None
     ours = replace(
         told,
+        # Batch names the training job.
+        run_id=job.name if is_queued else told.run_id,
         requirements=settings.requirements if settings and code else "auto",
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
         code_file=code,
@@ -173,6 +177,7 @@ class SageMakerRequest:
 
     Attributes:
         body: CreateTrainingJob's, without secrets.
+        queued: SubmitServiceJob's, which contains it; None: the job starts at once.
         token_uri: Address of the run's token, which is deleted at the end.
         code_uri: Address of the packed folder `code_folder`.
         code_folder: None if the code is in the image, or already packed.
@@ -180,6 +185,7 @@ class SageMakerRequest:
 
     job: JobSpec
     body: Mapping[str, Json]
+    queued: Mapping[str, Json] | None = None
     token_uri: str
     code_uri: str | None = None
     code_folder: Path | None = None
@@ -241,9 +247,15 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         tags.append({"Key": WORKLOAD_TAG, "Value": job.settings.workload_sha256})
     body["Tags"] = sorted(tags, key=lambda tag: str(mapping(tag).get("Key")))
     check_body(body)
+    queued = None
+    if settings.queue:
+        queued = queue_request(
+            settings.queue, body, has_checkpoints=bool(body.get("CheckpointConfig"))
+        )
     return SageMakerRequest(
         job=job,
         body=body,
+        queued=queued,
         token_uri=f"{folder}/{TOKEN_CHANNEL}/token",
         code_uri=code_uri if code_folder else None,
         code_folder=code_folder,

@@ -41,6 +41,7 @@ FINAL = ("Completed", "Failed", "Stopped")
 _EXIT_CODE = re.compile(r"exit code:? (-?\d+)", re.IGNORECASE)
 _NO_CAPACITY = re.compile(
     r"CapacityError|InsufficientCapacity|InsufficientInstanceCapacity|"
+    r"INSUFFICIENT_INSTANCE_CAPACITY|"
     r"insufficient (instance )?capacity|unable to provision requested .*capacity",
     re.IGNORECASE,
 )
@@ -277,9 +278,9 @@ def start(
             pipeline's run has a training of this name, which would register this one's model.
     """
     # First, so that a folder that cannot be packed leaves nothing behind.
-    packed = _packed(request)
+    packed = packed_code(request)
     num_taken = 0
-    for candidate in _named(request, rename):
+    for candidate in named_requests(request, rename):
         name = candidate.job.name
         found = find_job(aws, name)
         if found is None:
@@ -306,7 +307,7 @@ def start(
     raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
 
 
-def _packed(request: SageMakerRequest) -> bytes | None:
+def packed_code(request: SageMakerRequest) -> bytes | None:
     """Returns the request's code, packed; None: it is in the image, or in S3."""
     if request.code_folder is None:
         return None
@@ -320,8 +321,8 @@ def find_own(
     aws: Aws, request: SageMakerRequest, *, rename: Callable[[str], SageMakerRequest]
 ) -> str | None:
     """Returns the name of this request's job if it runs or has completed, else None."""
-    packed = _packed(request)
-    for candidate in _named(request, rename):
+    packed = packed_code(request)
+    for candidate in named_requests(request, rename):
         found = find_job(aws, candidate.job.name)
         if found is None:
             return None
@@ -331,7 +332,7 @@ def find_own(
     return None
 
 
-def _named(
+def named_requests(
     request: SageMakerRequest, rename: Callable[[str], SageMakerRequest]
 ) -> Iterator[SageMakerRequest]:
     """Yields the request as NAME, NAME-2 and so on."""
@@ -399,21 +400,29 @@ def stop_job(aws: Aws, name: str) -> None:
             raise
 
 
-def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: Log) -> bool:
-    """Writes token and code and creates the job; returns False if the name is taken."""
+def lineage_tags(aws: Aws, request: SageMakerRequest, *, packed: bytes | None) -> list[Json]:
+    """Returns the tags that say of what a job is made; a profile makes no model, and has none."""
+    if request.job.settings.profile:
+        return []
+    return tags_of(made_of(aws, request.job, packed=packed, code_uri=request.code_uri))
+
+
+def write_inputs(aws: Aws, request: SageMakerRequest, *, packed: bytes | None) -> None:
+    """Writes token and code, which the hosts download as channels when they start."""
     settings = request.job.platform_settings.sagemaker
     kms_key = settings.output_kms_key if settings else None
-    facts: list[Json] = []
-    # A profile makes no model.
-    if not request.job.settings.profile:
-        facts = tags_of(made_of(aws, request.job, packed=packed, code_uri=request.code_uri))
+    token = secrets.token_hex(TOKEN_BYTES).encode("ascii")
+    aws.create_object(request.token_uri, token, kms_key=kms_key)
+    if packed is not None and request.code_uri:
+        aws.write_object(request.code_uri, packed, kms_key=kms_key)
+
+
+def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: Log) -> bool:
+    """Writes token and code and creates the job; returns False if the name is taken."""
+    facts = lineage_tags(aws, request, packed=packed)
     name, is_sent = request.job.name, False
     try:
-        # Before the job: its hosts download both as channels when they start.
-        token = secrets.token_hex(TOKEN_BYTES).encode("ascii")
-        aws.create_object(request.token_uri, token, kms_key=kms_key)
-        if packed is not None and request.code_uri:
-            aws.write_object(request.code_uri, packed, kms_key=kms_key)
+        write_inputs(aws, request, packed=packed)
         is_sent = True
         tags = [*mappings(request.body.get("Tags")), *facts][:MAX_TAGS]
         answer = aws.call("sagemaker", "CreateTrainingJob", **{**request.body, "Tags": tags})
@@ -492,7 +501,7 @@ def _is_ours(
     is_same = wanted == tagged
     if not tagged:
         is_same = all(is_within(request.body.get(key), found.get(key)) for key in _TELLING)
-    return is_same and (packed is None or _has_code(aws, request, packed))
+    return is_same and (packed is None or has_code(aws, request, packed))
 
 
 def _tag_of(aws: Aws, arn: str) -> str | None:
@@ -510,7 +519,7 @@ def _tag(tags: Json) -> str | None:
     return next(found, None)
 
 
-def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
+def has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     with Suppressed("missing"):
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     # It was deleted after the hosts had read it.
