@@ -5,7 +5,7 @@ import io
 import socket
 import threading
 
-from stoker.launch.trainer_host import with_reachable_mlflow
+from stoker.launch.train_command import with_reachable_mlflow
 from stoker.logs import Log, parse_line
 
 

@@ -25,7 +25,7 @@ from stoker.feed.rank_reports import (
 from stoker.feed.timeline import COLUMNS, FILE, MeasuredStep, Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.trainer_host import Release
+from stoker.launch.run_guards import Release
 from stoker.logs import Log
 
 
@@ -40,7 +40,7 @@ def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[OptimizerW
 @pytest.fixture(autouse=True)
 def without_feed(monkeypatch):
     monkeypatch.setattr(unfed, "_FEED", "no.such.module")
-    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.run_guards._POLL_SECONDS", 0.0)
 
 
 def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path):

@@ -3,73 +3,49 @@
 Supervision of the training command, and SIGTERM for its checkpoint, are in `supervise`.
 """
 
-import contextlib
 import dataclasses
-import http.client
-import os
 import re
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-import msgspec
-
-from stoker.environment import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 from stoker.errors import (
     EXIT_PEER_LOST,
     RESTARTING_CODES,
-    FeedError,
     PlatformError,
-    StokerError,
     UsageError,
 )
-from stoker.feed.rank_reports import Unfed, discard_loadings, why_refused, why_unfed, why_unhelped
+from stoker.feed.rank_reports import why_refused, why_unfed, why_unhelped
 from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport, Progress
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
-from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.commands import EngineCommands
-from stoker.launch.feed_log import FeedLog, ProgressLog
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
-from stoker.launch.gpu_log import GpuLines, GpuLog
+from stoker.launch.gpu_log import GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
-from stoker.launch.log_metrics import LogMetrics
-from stoker.launch.other_programs import OthersLog, OthersWatch
+from stoker.launch.other_programs import OthersLog
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
-from stoker.launch.script_python import script_python
-from stoker.launch.secrets import fetched_secrets
+from stoker.launch.run_guards import gpus_of_all, is_fed, watchdog_of
 from stoker.launch.spending import Spending, earlier_seconds
-from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
-    COMMAND_NOT_FOUND,
     Decided,
     Ending,
     SignalReceived,
     next_event,
-    resolve_program,
-    supervise,
 )
 from stoker.launch.topology import is_job_pod, platform_name
-from stoker.launch.watchdog import RankStacks, Watchdog
-from stoker.logs import EventName, Log, now_utc
-from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
+from stoker.launch.train_command import as_a_pod_ends, train
+from stoker.logs import EventName, now_utc
 from stoker.records import Event
 from stoker.records.gpu import loads_as_json
-from stoker.records.secrets import parts_to_hide
 from stoker.records.training import STARTED, InputVersion
 
-_POLL_SECONDS = 1.0
 # A host that never came: the platform's code, as the training has none.
 HOST_LOST = PlatformError.exit_code
 # Of a command: any failure. Its own code would restart the job as the loss of a host does.
@@ -84,96 +60,6 @@ _WITHOUT_WORKERS = re.compile(r"no data worker came|lost all data workers|FeedLo
 _MAX_FAILED = 3
 # Beyond a lease, for the news that a peer was lost.
 NEWS_SECONDS = 5.0
-
-
-class Release:
-    """Whether this host's ranks train without asking for a batch.
-
-    If all do, they will make their own batches until the end. A follower reports it to the leader,
-    which releases the data hosts once all ranks of the run do.
-    """
-
-    def __init__(
-        self,
-        output: Path,
-        run: Coordinator | Membership,
-        *,
-        ranks: int,
-        all_ranks: int,
-        log: Log,
-    ) -> None:
-        self._log = log
-        self._has_logged = False
-        self._output = output
-        self._run = run
-        self._ranks = ranks
-        self._all_ranks = all_ranks
-        self._look_at = 0.0
-        self._word: Unfed | None = None
-        self._settles_at: float | None = None
-        self._is_done = False
-        for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
-            file.unlink(missing_ok=True)
-
-    def tick(self) -> None:
-        now = time.monotonic()
-        if self._is_done or now < self._look_at:
-            return
-        self._look_at = now + _POLL_SECONDS
-        self._word = self._word or self._agreed()
-        if self._word is None:
-            return
-        self._log_once(self._word)
-        if isinstance(self._run, Membership):
-            self._run.tell_unfed(self._ranks)
-            self._is_done = True
-        elif self._ranks + self._run.unfed_ranks >= self._all_ranks:
-            self._run.release_agents(self._word.words)
-            self._is_done = True
-
-    def close(self) -> None:
-        """Logs a message that came after the last look: a script may end sooner than the next."""
-        for word in self._said()[:1]:
-            self._log_once(word)
-
-    def _log_once(self, word: Unfed) -> None:
-        # A Python without stoker writes no log line; others have.
-        if not word.text and not self._has_logged:
-            self._has_logged = True
-            self._log.event(EventName.FEED_UNUSED, text=word.words)
-
-    def _agreed(self) -> Unfed | None:
-        """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
-        said = self._said()
-        if len(said) < self._ranks:
-            self._settles_at = None
-            return None
-        if not self._is_settled(max(each.settle_seconds for each in said)):
-            return None
-        # File first, then a second check: a rank that does request a batch withdraws its message
-        # and then checks this file, so one of both sees the other.
-        released = self._output / RELEASED_FILE
-        released.touch()
-        said = self._said()
-        if len(said) < self._ranks:
-            # One withdrew its message, and may not have seen the file.
-            released.unlink()
-            return None
-        return said[0]
-
-    def _is_settled(self, seconds: float) -> bool:
-        """Whether all ranks have said it for so long."""
-        now = time.monotonic()
-        if self._settles_at is None:
-            self._settles_at = now
-        return now >= self._settles_at + seconds
-
-    def _said(self) -> list[Unfed]:
-        said = []
-        for file in self._output.glob(unfed_file("*")):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                said.append(msgspec.json.decode(file.read_bytes(), type=Unfed))
-        return said
 
 
 def lead(run: HostRun, command: Sequence[str]) -> int:
@@ -205,7 +91,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             on_failure=fail,
         )
     lease = FollowerLease(run.settings.follower_lease)
-    watchdog = _watchdog(run, coordinator)
+    watchdog = watchdog_of(run, coordinator)
     earlier = earlier_seconds(run.output, restarts=run.settings.restarts, now=time.time())
     spending = Spending(
         run.settings.budget,
@@ -230,11 +116,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             coordinator,
             watchdog=watchdog,
             spending=spending,
-            gpus=partial(_gpus_of_all, run, gpus, coordinator),
+            gpus=partial(gpus_of_all, run, gpus, coordinator),
             run_id=run.settings.run_id,
             log=run.log,
         ):
-            ending = engine.lead(coordinator) or _train(
+            ending = engine.lead(coordinator) or train(
                 run,
                 command,
                 trainer,
@@ -249,11 +135,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
-        outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
+        outcome, code = _judge(run, as_a_pod_ends(run, ending), causes)
         if outcome.failure and coordinator:
             failure = with_failed_hosts(outcome.failure, coordinator.gone_agents)
             outcome = dataclasses.replace(outcome, failure=failure)
-        if outcome.status == "succeeded" and _is_fed(run) and coordinator:
+        if outcome.status == "succeeded" and is_fed(run) and coordinator:
             outcome, why = _judge_feed(run, outcome, coordinator.progress)
             if why:
                 events.append(Event(when=now_utc(), what=why, host=run.topology.host))
@@ -309,7 +195,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         # No token, no coordinator: only torchrun connects the hosts.
         trainer = Trainer.of(run.settings, run.topology, run.environ)
         alone = EngineCommands(run, lambda _: None)
-        ending = _train(run, command, trainer, alone, gpus=_gpu_log(run), leader_ip=None)
+        ending = train(run, command, trainer, alone, gpus=_gpu_log(run), leader_ip=None)
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
@@ -333,7 +219,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
                 GpuReport(host=host, states=states[:MAX_GPUS])
             ),
         )
-        ending = engine.follow(membership) or _train(
+        ending = engine.follow(membership) or train(
             run,
             command,
             trainer,
@@ -353,7 +239,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             # As the leader does: with another code a platform would restart the run.
             membership.leave(exit_code=0)
             return 0
-        ending = _as_a_pod_ends(run, ending)
+        ending = as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
             ending = _await_verdict(run, membership, ending)
@@ -381,28 +267,6 @@ def _gpu_log(
     return GpuLog(run.output, environ=run.environ, host=run.topology.host, log=run.log, tell=tell)
 
 
-def _gpus_of_all(
-    run: HostRun, gpus: GpuLog, coordinator: Coordinator | None
-) -> dict[str, tuple[GpuState, ...]]:
-    others = coordinator.gpu_states if coordinator else {}
-    return {run.topology.host: gpus.states, **others}
-
-
-def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
-    settings, folder = run.settings, run.settings.base_dir
-    return Watchdog(
-        settings.watchdog,
-        output=run.output,
-        saved=(folder / "checkpoints", folder / "model"),
-        log=run.log,
-        start_seconds=settings.feed.start_deadline_seconds,
-        expects_steps=_is_fed(run),
-        end=lambda reason: run.inbox.put(Decided(reason)),
-        told=(lambda: coordinator.progress) if coordinator else dict,
-        ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
-    )
-
-
 def with_failed_hosts(failure: str, gone: Mapping[str, str]) -> str:
     """Returns the failure of a training, with the reasons of data hosts that failed before it.
 
@@ -417,18 +281,6 @@ def with_failed_hosts(failure: str, gone: Mapping[str, str]) -> str:
         return failure
     head, newline, rest = failure.partition("\n")
     return f"{head} (data hosts: {'; '.join(failed[:_MAX_FAILED])}){newline}{rest}"
-
-
-def _as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Ending:
-    """Returns the end with the signal's code if a pod was told to end.
-
-    A command that saves on SIGTERM exits with 0, and Kubernetes would take the job as finished; any
-    other code is a failure if the pod is deleted: only evictions have a DisruptionTarget. A failure
-    does not count if the command was running when the signal came, or a peer is gone.
-    """
-    if ending.signals and not (counts and ending.exit_code) and is_job_pod(run.environ):
-        return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
-    return ending
 
 
 def _is_consequence(change: Change) -> bool:
@@ -447,7 +299,7 @@ def _await_verdict(run: HostRun, membership: Membership, ending: Ending) -> Endi
         happening = next_event(run.inbox, 0.1)
         if isinstance(happening, SignalReceived):
             ending = dataclasses.replace(ending, signals=(happening.number,))
-            return _as_a_pod_ends(run, ending, counts=False)
+            return as_a_pod_ends(run, ending, counts=False)
     if membership.verdict is None:
         return ending
     return dataclasses.replace(ending, decided=membership.verdict.reason)
@@ -468,7 +320,7 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
         return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
     # The leader's host was told to end, and perhaps this one, a moment before it heard of that.
     if verdict.state.outcome == "stopped":
-        own = _as_a_pod_ends(run, ending, counts=False).exit_code
+        own = as_a_pod_ends(run, ending, counts=False).exit_code
         return own if ending.signals else EXIT_PEER_LOST
     code = verdict.state.exit_code
     return ending.exit_code if verdict.state.outcome == "succeeded" or code is None else code
@@ -497,207 +349,8 @@ def _await_followers(
         happening = next_event(run.inbox, 0.1)
         if isinstance(happening, SignalReceived):
             ending = dataclasses.replace(ending, signals=(happening.number,))
-            return _as_a_pod_ends(run, ending, counts=not is_consequence)
+            return as_a_pod_ends(run, ending, counts=not is_consequence)
     return ending
-
-
-def _train(
-    run: HostRun,
-    command: Sequence[str],
-    trainer: Trainer,
-    engine: EngineCommands,
-    *,
-    gpus: GpuLog,
-    leader_ip: str | None,
-    coordinator: Coordinator | None = None,
-    membership: Membership | None = None,
-    lease: FollowerLease | None = None,
-    watchdog: Watchdog | None = None,
-    spending: Spending | None = None,
-    others: OthersLog | None = None,
-) -> Ending:
-    finish.forget_failures(run.output)
-    discard_loadings(run.output)
-    profile_ended = run.output / PROFILE_ENDED_FILE
-    profile_ended.unlink(missing_ok=True)
-    environ = trainer.environ(
-        run.settings,
-        run.topology,
-        run.environ,
-        output=run.output,
-        coordinator=run.coordinator_address if run.keys else None,
-        launcher_pid=os.getpid(),
-        folder=run.folder,
-    )
-    environ |= engine.environment
-    try:
-        environ |= fetched_secrets(run.environ, role="dnn")
-    except StokerError as err:
-        run.log.event(EventName.TRAINING_NOT_STARTED, reason=err.what)
-        return Ending(exit_code=err.exit_code, refused=str(err))
-    environ = with_reachable_mlflow(environ, run.log)
-    found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
-    if found is None:
-        what, fix = why_not_found(command[0], folder=run.folder)
-        words = (
-            f"error: {what}\n"
-            f"where: host {run.topology.host}, PATH {environ.get('PATH', '')}\n"
-            f"try:   {fix}, or install the program in the image\n"
-        )
-        run.log.event(EventName.COMMAND_NOT_FOUND, program=command[0])
-        return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
-    refused = _refused(run, found, environ)
-    if refused is not None:
-        return refused
-    address = leader_ip or run.coordinator_address[0]
-    # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
-    master = (address, run.coordinator_address[1] + 2)
-    logs: list[ProgressLog | FeedLog | GpuLines] = []
-    if run.topology.is_leader:
-        told = (lambda: coordinator.progress) if coordinator else dict
-        spent = (lambda: spending.usd) if spending else (lambda: None)
-        guessed = spending.is_estimate if spending else False
-        logs.append(
-            ProgressLog(run.output, run.log, progress=told, spent_usd=spent, is_estimate=guessed)
-        )
-        logs.append(GpuLines(run.log, hosts=partial(_gpus_of_all, run, gpus, coordinator)))
-    if coordinator:
-        file = run.output / "feed.csv"
-        file.unlink(missing_ok=True)
-        logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
-    release = None
-    ranks = trainer.processes_per_host
-    if in_run := coordinator or membership:
-        all_ranks = ranks * len(run.topology.dnn_hosts)
-        release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks, log=run.log)
-    stacks, num_asked = RankStacks(run.log), 0
-    watch = OthersWatch()
-
-    def look(*, is_last: bool = False) -> None:
-        # A follower's go to the leader with its heartbeats.
-        if others is not None:
-            others.add(run.topology.host, watch.look(is_last=is_last))
-
-    def end_the_run() -> None:
-        if coordinator:
-            coordinator.announce("ending")
-        run.tell_ranks_to_save()
-
-    def tick() -> None:
-        nonlocal num_asked
-        for each in logs:
-            each.tick()
-        look()
-        if watchdog:
-            watchdog.tick()
-        elif membership and membership.stacks > num_asked:
-            num_asked = membership.stacks
-            stacks.begin()
-        stacks.tick()
-        if release:
-            release.tick()
-        if lease and lease.tick():
-            run.log.event(EventName.RUN_ABANDONED, reason=lease.failure)
-            end_the_run()
-        if spending and spending.tick():
-            end_the_run()
-
-    with contextlib.ExitStack() as closed:
-        for each in logs:
-            closed.callback(each.close)
-        if release:
-            closed.callback(release.close)
-        line: tuple[str, ...] | Ending
-        mpi_host = None
-        if trainer.strategy == "mpi":
-            mpi_host = MpiHost(
-                run, environ, coordinator=coordinator, membership=membership, master=master
-            )
-            closed.callback(mpi_host.close)
-            environ = mpi_host.environ
-            line = mpi_host.line(
-                found,
-                processes_per_host=trainer.processes_per_host,
-                more=trainer.settings.mpi_arguments,
-            )
-        else:
-            line = trainer.command(found, run.topology, master=master, feed=run.settings.feed)
-        if isinstance(line, Ending):
-            return line
-        gpus.start()
-        closed.callback(gpus.close)
-        patterns = run.settings.metric_patterns if run.topology.is_leader else {}
-        printed = LogMetrics(patterns) if patterns else None
-        if printed:
-            closed.callback(printed.close)
-        ending = supervise(
-            line,
-            environ=environ,
-            inbox=run.inbox,
-            log=run.log,
-            on_tick=tick,
-            folder=run.folder,
-            asks_children=mpi_host is not None,
-            # Not for several ranks, which would compete for it.
-            takes_input=trainer.strategy == "none" and membership is None,
-            others=engine.pids,
-            hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
-            read=printed.read if printed else None,
-        )
-        if printed:
-            printed.close()
-            printed.write(run.output)
-            for name in printed.slow:
-                run.log.event(EventName.METRIC_PATTERN_SLOW, metric=name, pattern=patterns[name])
-            for name in patterns.keys() - printed.values.keys():
-                run.log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=patterns[name])
-        look(is_last=True)
-        if mpi_host:
-            ending = mpi_host.judged(ending)
-    ending = _as_a_pod_ends(run, ending, counts=False)
-    # A profile ends the command early, which is not a failure.
-    return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
-
-
-def _refused(run: HostRun, command: Sequence[str], environ: Mapping[str, str]) -> Ending | None:
-    """Returns the end of a training whose Python stoker cannot feed, before it starts."""
-    python = script_python(command, environ=environ, folder=run.folder) if _is_fed(run) else None
-    if python is None:
-        return None
-    if not python.has_startup:
-        # In case the script says nothing of its loaders.
-        python.loading().write(run.output, pid=0)
-    why = python.why_unfed()
-    if why is None:
-        return None
-    run.log.event(EventName.TRAINING_NOT_STARTED, reason=why.words)
-    return Ending(exit_code=FeedError.exit_code, refused=why.words)
-
-
-def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
-    """Returns the command's environment, without MLflow's variables if its server is unreachable.
-
-    Then the script's first `mlflow.log_metric` would wait for minutes and end the training. Blocks
-    for at most 10 s.
-    """
-    address = environ.get(MLFLOW_URI, "")
-    # Without a run, the address is the user's.
-    if MLFLOW_RUN not in environ or not address.startswith("http"):
-        return dict(environ)
-    # urllib would take name and password for the host's name.
-    parts = urllib.parse.urlsplit(address)
-    server = parts.netloc.rpartition("@")[2]
-    try:
-        urllib.request.urlopen(parts._replace(netloc=server).geturl(), timeout=10).close()
-    # It exists, but refuses a request without a token, or has another certificate.
-    except (urllib.error.HTTPError, ssl.SSLError):
-        pass
-    except (OSError, ValueError, http.client.HTTPException) as err:
-        if not isinstance(getattr(err, "reason", None), ssl.SSLError):
-            text = f"mlflow: {server} cannot be reached from here; the script's calls are not sent"
-            log.event(EventName.MLFLOW_FAILED, text=text)
-            return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
-    return dict(environ)
 
 
 def _input_versions(run: HostRun) -> dict[str, InputVersion]:
@@ -750,11 +403,6 @@ def _judge_feed(
         # The exit code stays 0: platforms then keep the model and do not retry.
         return dataclasses.replace(outcome, status="failed", failure=why, is_unfed=True), ""
     return outcome, why_unhelped(run.output, progress)
-
-
-def _is_fed(run: HostRun) -> bool:
-    is_planned = run.settings.engine.name == "feed" and bool(run.topology.data_hosts)
-    return is_planned and run.settings.profile is None
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
