@@ -1,4 +1,4 @@
-"""What looks after a training on its host while it runs."""
+"""What looks after a training on its host while its command runs: one `tick` for all of it."""
 
 import contextlib
 import time
@@ -10,12 +10,15 @@ from stoker.environment import RELEASED_FILE, unfed_file
 from stoker.feed.rank_reports import Unfed
 from stoker.host.gpus import GpuState
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.gpu_log import GpuLog
+from stoker.launch.feed_log import FeedLog, ProgressLog
+from stoker.launch.finish import RunOutcome
+from stoker.launch.follower_lease import FollowerLease
+from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership
-from stoker.launch.supervise import (
-    Decided,
-)
-from stoker.launch.watchdog import Watchdog
+from stoker.launch.other_programs import OthersLog, OthersWatch
+from stoker.launch.spending import Spending, earlier_seconds
+from stoker.launch.supervise import Decided, Ending
+from stoker.launch.watchdog import RankStacks, Watchdog
 from stoker.logs import EventName, Log
 
 _POLL_SECONDS = 1.0
@@ -44,7 +47,7 @@ class Release:
         self._ranks = ranks
         self._all_ranks = all_ranks
         self._look_at = 0.0
-        self._word: Unfed | None = None
+        self._message: Unfed | None = None
         self._settles_at: float | None = None
         self._is_done = False
         for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
@@ -55,63 +58,232 @@ class Release:
         if self._is_done or now < self._look_at:
             return
         self._look_at = now + _POLL_SECONDS
-        self._word = self._word or self._agreed()
-        if self._word is None:
+        self._message = self._message or self._agreed()
+        if self._message is None:
             return
-        self._log_once(self._word)
+        self._log_once(self._message)
         if isinstance(self._run, Membership):
             self._run.tell_unfed(self._ranks)
             self._is_done = True
         elif self._ranks + self._run.unfed_ranks >= self._all_ranks:
-            self._run.release_agents(self._word.words)
+            self._run.release_agents(self._message.words)
             self._is_done = True
 
     def close(self) -> None:
         """Logs a message that came after the last look: a script may end sooner than the next."""
-        for word in self._said()[:1]:
-            self._log_once(word)
+        for message in self._messages()[:1]:
+            self._log_once(message)
 
-    def _log_once(self, word: Unfed) -> None:
+    def _log_once(self, message: Unfed) -> None:
         # A Python without stoker writes no log line; others have.
-        if not word.text and not self._has_logged:
+        if not message.text and not self._has_logged:
             self._has_logged = True
-            self._log.event(EventName.FEED_UNUSED, text=word.words)
+            self._log.event(EventName.FEED_UNUSED, text=message.words)
 
     def _agreed(self) -> Unfed | None:
         """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
-        said = self._said()
-        if len(said) < self._ranks:
+        messages = self._messages()
+        if len(messages) < self._ranks:
             self._settles_at = None
             return None
-        if not self._is_settled(max(each.settle_seconds for each in said)):
+        if not self._is_settled(max(message.settle_seconds for message in messages)):
             return None
         # File first, then a second check: a rank that does request a batch withdraws its message
         # and then checks this file, so one of both sees the other.
         released = self._output / RELEASED_FILE
         released.touch()
-        said = self._said()
-        if len(said) < self._ranks:
+        messages = self._messages()
+        if len(messages) < self._ranks:
             # One withdrew its message, and may not have seen the file.
             released.unlink()
             return None
-        return said[0]
+        return messages[0]
 
     def _is_settled(self, seconds: float) -> bool:
-        """Whether all ranks have said it for so long."""
+        """Whether all ranks have sent one for so long."""
         now = time.monotonic()
         if self._settles_at is None:
             self._settles_at = now
         return now >= self._settles_at + seconds
 
-    def _said(self) -> list[Unfed]:
-        said = []
+    def _messages(self) -> list[Unfed]:
+        messages = []
         for file in self._output.glob(unfed_file("*")):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                said.append(msgspec.json.decode(file.read_bytes(), type=Unfed))
-        return said
+                messages.append(msgspec.json.decode(file.read_bytes(), type=Unfed))
+        return messages
 
 
-def watchdog_of(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
+class RunGuards:
+    """What looks after a training on a host while its command runs.
+
+    Its logs are written, and data hosts that no rank needs are released. This is all of a host that
+    knows no other; `LeaderGuards` and `FollowerGuards` add what their part of a run needs.
+
+    Args:
+        gpus: The load of this host's GPUs, which the training starts and closes.
+        connection: To the other hosts of the run; None: there is none.
+    """
+
+    def __init__(
+        self, run: HostRun, *, gpus: GpuLog, connection: Coordinator | Membership | None = None
+    ) -> None:
+        self.gpus = gpus
+        self._run = run
+        self._connection = connection
+        self._logs: list[ProgressLog | FeedLog | GpuLines] = []
+        self._release: Release | None = None
+
+    def begin(self, *, num_ranks: int) -> None:
+        """Begins the logs and the release, when the command is about to start.
+
+        Args:
+            num_ranks: Ranks of this host.
+        """
+        self._logs = self._new_logs()
+        if self._connection:
+            self._release = Release(
+                self._run.output,
+                self._connection,
+                ranks=num_ranks,
+                all_ranks=num_ranks * len(self._run.topology.dnn_hosts),
+                log=self._run.log,
+            )
+
+    def tick(self) -> None:
+        """Looks at everything that is due; called about twice a second."""
+        for log in self._logs:
+            log.tick()
+        self._look_at_ranks()
+        if self._release:
+            self._release.tick()
+
+    def command_ended(self) -> None:
+        """Takes a last look, as the command has ended."""
+
+    def close(self) -> None:
+        """Writes last lines, also of what came after the last look."""
+        with contextlib.ExitStack() as closing:
+            for log in self._logs:
+                closing.callback(log.close)
+            if self._release:
+                closing.callback(self._release.close)
+
+    def _new_logs(self) -> list[ProgressLog | FeedLog | GpuLines]:
+        return []
+
+    def _look_at_ranks(self) -> None:
+        """Looks at what only a part of the hosts looks at."""
+
+
+class FollowerGuards(RunGuards):
+    """A follower's: its ranks' stacks, when the leader asks for them."""
+
+    def __init__(self, run: HostRun, *, gpus: GpuLog, membership: Membership) -> None:
+        super().__init__(run, gpus=gpus, connection=membership)
+        self._membership = membership
+        self._stacks = RankStacks(run.log)
+        self._num_asked = 0
+
+    def _look_at_ranks(self) -> None:
+        if self._membership.stacks > self._num_asked:
+            self._num_asked = self._membership.stacks
+            self._stacks.begin()
+        self._stacks.tick()
+
+
+class LeaderGuards(RunGuards):
+    """The leader's, which also end the run: if it is abandoned, hangs, or costs too much.
+
+    Attributes:
+        lease: Whether the run is still followed.
+        watchdog: The time since the run's last step.
+        spending: Its dollars and its time, against their limits.
+        others: What other programs use of the run's hosts.
+    """
+
+    def __init__(self, run: HostRun, *, gpus: GpuLog, coordinator: Coordinator | None) -> None:
+        super().__init__(run, gpus=gpus, connection=coordinator)
+        self._coordinator = coordinator
+        self._others_watch: OthersWatch | None = None
+        self.others = coordinator.others if coordinator else OthersLog()
+        self.lease = FollowerLease(run.settings.follower_lease)
+        self.watchdog = _watchdog(run, coordinator)
+        groups = [group for group in run.topology.groups if group.hosts]
+        self.spending = Spending(
+            run.settings.budget,
+            hosts={group.name: len(group.hosts) for group in groups},
+            log=run.log,
+            earlier_seconds=earlier_seconds(
+                run.output, restarts=run.settings.restarts, now=time.time()
+            ),
+            max_seconds=run.settings.max_run_seconds,
+        )
+
+    def begin(self, *, num_ranks: int) -> None:
+        super().begin(num_ranks=num_ranks)
+        self._others_watch = OthersWatch()
+
+    def tick(self) -> None:
+        super().tick()
+        if self.lease.tick():
+            self._run.log.event(EventName.RUN_ABANDONED, reason=self.lease.failure)
+            self._end_run()
+        if self.spending.tick():
+            self._end_run()
+
+    def command_ended(self) -> None:
+        self._count_others(is_last=True)
+
+    def outcome_of(self, ending: Ending) -> RunOutcome | None:
+        """Returns the outcome of a run that was ended here, with the hosts' exit code.
+
+        None: it ended otherwise.
+        """
+        failure, code = self.watchdog.failure, self.watchdog.exit_code
+        if not failure or ending.decided != failure:
+            # All hosts end with 0, which no platform restarts; the record says that it failed.
+            failure, code = self.lease.failure or self.spending.failure, 0
+        return RunOutcome(status="failed", exit_code=code, failure=failure) if failure else None
+
+    def gpus_of_all(self) -> dict[str, tuple[GpuState, ...]]:
+        """Returns the latest sample of each dnn host's GPUs."""
+        of_followers = self._coordinator.gpu_states if self._coordinator else {}
+        return {self._run.topology.host: self.gpus.states, **of_followers}
+
+    def _new_logs(self) -> list[ProgressLog | FeedLog | GpuLines]:
+        run, coordinator = self._run, self._coordinator
+        progress = ProgressLog(
+            run.output,
+            run.log,
+            progress=(lambda: coordinator.progress) if coordinator else dict,
+            spent_usd=lambda: self.spending.usd,
+            is_estimate=self.spending.is_estimate,
+        )
+        logs: list[ProgressLog | FeedLog | GpuLines] = [progress]
+        logs.append(GpuLines(run.log, hosts=self.gpus_of_all))
+        if coordinator:
+            file = run.output / "feed.csv"
+            file.unlink(missing_ok=True)
+            logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
+        return logs
+
+    def _look_at_ranks(self) -> None:
+        self._count_others()
+        self.watchdog.tick()
+
+    def _count_others(self, *, is_last: bool = False) -> None:
+        # A follower's go to the leader with its heartbeats.
+        if self._others_watch:
+            self.others.add(self._run.topology.host, self._others_watch.look(is_last=is_last))
+
+    def _end_run(self) -> None:
+        if self._coordinator:
+            self._coordinator.announce("ending")
+        self._run.tell_ranks_to_save()
+
+
+def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
     settings, folder = run.settings, run.settings.base_dir
     return Watchdog(
         settings.watchdog,
@@ -124,13 +296,6 @@ def watchdog_of(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
         told=(lambda: coordinator.progress) if coordinator else dict,
         ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
     )
-
-
-def gpus_of_all(
-    run: HostRun, gpus: GpuLog, coordinator: Coordinator | None
-) -> dict[str, tuple[GpuState, ...]]:
-    others = coordinator.gpu_states if coordinator else {}
-    return {run.topology.host: gpus.states, **others}
 
 
 def is_fed(run: HostRun) -> bool:

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 from stoker.environment import PROFILE_ENDED_FILE
 from stoker.errors import (
@@ -21,16 +21,11 @@ from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.commands import EngineCommands
-from stoker.launch.feed_log import FeedLog, ProgressLog
-from stoker.launch.follower_lease import FollowerLease
-from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.log_metrics import LogMetrics
-from stoker.launch.other_programs import OthersLog, OthersWatch
-from stoker.launch.run_guards import Release, gpus_of_all, is_fed
+from stoker.launch.run_guards import RunGuards, is_fed
 from stoker.launch.script_python import script_python
 from stoker.launch.secrets import fetched_secrets
-from stoker.launch.spending import Spending
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
@@ -40,31 +35,66 @@ from stoker.launch.supervise import (
     supervise,
 )
 from stoker.launch.topology import is_job_pod
-from stoker.launch.watchdog import RankStacks, Watchdog
 from stoker.logs import EventName, Log
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records.secrets import parts_to_hide
 
 
-def train(
-    run: HostRun,
-    command: Sequence[str],
-    trainer: Trainer,
-    engine: EngineCommands,
-    *,
-    gpus: GpuLog,
-    leader_ip: str | None,
-    coordinator: Coordinator | None = None,
-    membership: Membership | None = None,
-    lease: FollowerLease | None = None,
-    watchdog: Watchdog | None = None,
-    spending: Spending | None = None,
-    others: OthersLog | None = None,
-) -> Ending:
-    finish.forget_failures(run.output)
-    discard_loadings(run.output)
-    profile_ended = run.output / PROFILE_ENDED_FILE
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What a dnn host trains with.
+
+    Attributes:
+        command: The user's command, before its program is found.
+        leader_ip: Address of the leader as this host sees it; None: as the topology names it.
+        coordinator: The leader's; None: on a follower, or with one host.
+        membership: A follower's; None: on the leader, or without a token.
+    """
+
+    run: HostRun
+    command: Sequence[str]
+    trainer: Trainer
+    engine: EngineCommands
+    guards: RunGuards
+    leader_ip: str | None = None
+    coordinator: Coordinator | None = None
+    membership: Membership | None = None
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """Address and port at which torchrun or mpirun connects the hosts."""
+        address, port = self.run.coordinator_address
+        # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
+        return self.leader_ip or address, port + 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Command:
+    """A command whose program exists, with its environment."""
+
+    words: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def train(training: TrainingRun) -> Ending:
+    """Runs the training command of this host to its end, for which it blocks."""
+    output = training.run.output
+    finish.forget_failures(output)
+    discard_loadings(output)
+    profile_ended = output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
+    command = _prepare(training)
+    if isinstance(command, Ending):
+        return command
+    training.guards.begin(num_ranks=training.trainer.processes_per_host)
+    ending = _supervise(training, command)
+    # A profile ends the command early, which is not a failure.
+    return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
+
+
+def _prepare(training: TrainingRun) -> _Command | Ending:
+    """Returns the command as it can be started, or the end of a training that cannot."""
+    run, trainer = training.run, training.trainer
     environ = trainer.environ(
         run.settings,
         run.topology,
@@ -74,104 +104,77 @@ def train(
         launcher_pid=os.getpid(),
         folder=run.folder,
     )
-    environ |= engine.environment
+    environ |= training.engine.environment
     try:
         environ |= fetched_secrets(run.environ, role="dnn")
     except StokerError as err:
         run.log.event(EventName.TRAINING_NOT_STARTED, reason=err.what)
         return Ending(exit_code=err.exit_code, refused=str(err))
     environ = with_reachable_mlflow(environ, run.log)
-    found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
-    if found is None:
-        what, fix = why_not_found(command[0], folder=run.folder)
-        words = (
+    words = resolve_program((*training.command, *trainer.arguments), environ, folder=run.folder)
+    if words is None:
+        return _not_found(training, environ)
+    return _refused(run, words, environ) or _Command(words=words, environ=environ)
+
+
+def _not_found(training: TrainingRun, environ: Mapping[str, str]) -> Ending:
+    run, program = training.run, training.command[0]
+    what, fix = why_not_found(program, folder=run.folder)
+    run.log.event(EventName.COMMAND_NOT_FOUND, program=program)
+    return Ending(
+        exit_code=COMMAND_NOT_FOUND,
+        stderr=(
             f"error: {what}\n"
             f"where: host {run.topology.host}, PATH {environ.get('PATH', '')}\n"
             f"try:   {fix}, or install the program in the image\n"
-        )
-        run.log.event(EventName.COMMAND_NOT_FOUND, program=command[0])
-        return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
-    refused = _refused(run, found, environ)
-    if refused is not None:
-        return refused
-    address = leader_ip or run.coordinator_address[0]
-    # feed.port is for coordinator and agents, the next one for batches, the third for torchrun.
-    master = (address, run.coordinator_address[1] + 2)
-    logs: list[ProgressLog | FeedLog | GpuLines] = []
-    if run.topology.is_leader:
-        told = (lambda: coordinator.progress) if coordinator else dict
-        spent = (lambda: spending.usd) if spending else (lambda: None)
-        guessed = spending.is_estimate if spending else False
-        logs.append(
-            ProgressLog(run.output, run.log, progress=told, spent_usd=spent, is_estimate=guessed)
-        )
-        logs.append(GpuLines(run.log, hosts=partial(gpus_of_all, run, gpus, coordinator)))
-    if coordinator:
-        file = run.output / "feed.csv"
-        file.unlink(missing_ok=True)
-        logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
-    release = None
-    ranks = trainer.processes_per_host
-    if in_run := coordinator or membership:
-        all_ranks = ranks * len(run.topology.dnn_hosts)
-        release = Release(run.output, in_run, ranks=ranks, all_ranks=all_ranks, log=run.log)
-    stacks, num_asked = RankStacks(run.log), 0
-    watch = OthersWatch()
+        ),
+    )
 
-    def look(*, is_last: bool = False) -> None:
-        # A follower's go to the leader with its heartbeats.
-        if others is not None:
-            others.add(run.topology.host, watch.look(is_last=is_last))
 
-    def end_the_run() -> None:
-        if coordinator:
-            coordinator.announce("ending")
-        run.tell_ranks_to_save()
-
-    def tick() -> None:
-        nonlocal num_asked
-        for each in logs:
-            each.tick()
-        look()
-        if watchdog:
-            watchdog.tick()
-        elif membership and membership.stacks > num_asked:
-            num_asked = membership.stacks
-            stacks.begin()
-        stacks.tick()
-        if release:
-            release.tick()
-        if lease and lease.tick():
-            run.log.event(EventName.RUN_ABANDONED, reason=lease.failure)
-            end_the_run()
-        if spending and spending.tick():
-            end_the_run()
-
+def _supervise(training: TrainingRun, command: _Command) -> Ending:
+    run, trainer, guards = training.run, training.trainer, training.guards
     with contextlib.ExitStack() as closed:
-        for each in logs:
-            closed.callback(each.close)
-        if release:
-            closed.callback(release.close)
-        line: tuple[str, ...] | Ending
-        mpi_host = None
-        if trainer.strategy == "mpi":
-            mpi_host = MpiHost(
-                run, environ, coordinator=coordinator, membership=membership, master=master
-            )
+        closed.callback(guards.close)
+        mpi_host = _mpi_host(training, command)
+        if mpi_host:
             closed.callback(mpi_host.close)
-            environ = mpi_host.environ
             line = mpi_host.line(
-                found,
+                command.words,
                 processes_per_host=trainer.processes_per_host,
                 more=trainer.settings.mpi_arguments,
             )
         else:
-            line = trainer.command(found, run.topology, master=master, feed=run.settings.feed)
+            line = trainer.command(
+                command.words, run.topology, master=training.master, feed=run.settings.feed
+            )
         if isinstance(line, Ending):
             return line
-        gpus.start()
-        closed.callback(gpus.close)
-        patterns = run.settings.metric_patterns if run.topology.is_leader else {}
+        guards.gpus.start()
+        closed.callback(guards.gpus.close)
+        ending = _watched(training, line, mpi_host.environ if mpi_host else command.environ)
+        guards.command_ended()
+        if mpi_host:
+            ending = mpi_host.judged(ending)
+    return as_a_pod_ends(run, ending, counts=False)
+
+
+def _mpi_host(training: TrainingRun, command: _Command) -> MpiHost | None:
+    if training.trainer.strategy != "mpi":
+        return None
+    return MpiHost(
+        training.run,
+        command.environ,
+        coordinator=training.coordinator,
+        membership=training.membership,
+        master=training.master,
+    )
+
+
+def _watched(training: TrainingRun, line: Sequence[str], environ: Mapping[str, str]) -> Ending:
+    """Runs the command under the guards, and reads the metrics that it prints."""
+    run, strategy = training.run, training.trainer.strategy
+    patterns = run.settings.metric_patterns if run.topology.is_leader else {}
+    with contextlib.ExitStack() as closed:
         printed = LogMetrics(patterns) if patterns else None
         if printed:
             closed.callback(printed.close)
@@ -180,28 +183,29 @@ def train(
             environ=environ,
             inbox=run.inbox,
             log=run.log,
-            on_tick=tick,
+            on_tick=training.guards.tick,
             folder=run.folder,
-            asks_children=mpi_host is not None,
+            asks_children=strategy == "mpi",
             # Not for several ranks, which would compete for it.
-            takes_input=trainer.strategy == "none" and membership is None,
-            others=engine.pids,
+            takes_input=strategy == "none" and training.membership is None,
+            others=training.engine.pids,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
             read=printed.read if printed else None,
         )
         if printed:
-            printed.close()
-            printed.write(run.output)
-            for name in printed.slow:
-                run.log.event(EventName.METRIC_PATTERN_SLOW, metric=name, pattern=patterns[name])
-            for name in patterns.keys() - printed.values.keys():
-                run.log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=patterns[name])
-        look(is_last=True)
-        if mpi_host:
-            ending = mpi_host.judged(ending)
-    ending = as_a_pod_ends(run, ending, counts=False)
-    # A profile ends the command early, which is not a failure.
-    return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
+            _write_metrics(printed, run)
+    return ending
+
+
+def _write_metrics(printed: LogMetrics, run: HostRun) -> None:
+    """Writes what the patterns found, and logs those that were slow or found nothing."""
+    patterns = run.settings.metric_patterns
+    printed.close()
+    printed.write(run.output)
+    for name in printed.slow:
+        run.log.event(EventName.METRIC_PATTERN_SLOW, metric=name, pattern=patterns[name])
+    for name in patterns.keys() - printed.values.keys():
+        run.log.event(EventName.METRIC_NOT_IN_LOG, metric=name, pattern=patterns[name])
 
 
 def _refused(run: HostRun, command: Sequence[str], environ: Mapping[str, str]) -> Ending | None:

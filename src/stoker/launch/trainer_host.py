@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from stoker.errors import (
@@ -24,14 +25,11 @@ from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.finish import RunOutcome, record_end, write_failure
-from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.gpu_log import GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
-from stoker.launch.other_programs import OthersLog
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
-from stoker.launch.run_guards import gpus_of_all, is_fed, watchdog_of
-from stoker.launch.spending import Spending, earlier_seconds
+from stoker.launch.run_guards import FollowerGuards, LeaderGuards, RunGuards, is_fed
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
     Decided,
@@ -40,7 +38,7 @@ from stoker.launch.supervise import (
     next_event,
 )
 from stoker.launch.topology import is_job_pod, platform_name
-from stoker.launch.train_command import as_a_pod_ends, train
+from stoker.launch.train_command import TrainingRun, as_a_pod_ends, train
 from stoker.logs import EventName, now_utc
 from stoker.records import Event
 from stoker.records.gpu import loads_as_json
@@ -62,13 +60,17 @@ _MAX_FAILED = 3
 NEWS_SECONDS = 5.0
 
 
-def lead(run: HostRun, command: Sequence[str]) -> int:
-    """Trains on the first dnn host, coordinates the others, and writes the record."""
-    causes: list[Change] = []
+class _Causes:
+    """Failures of other hosts and of engines, each of which ends the run."""
 
-    def fail(change: Change) -> None:
-        causes.append(change)
-        decided = partial(run.inbox.put, Decided(_words_of(change)))
+    def __init__(self, run: HostRun) -> None:
+        self._run = run
+        self.changes: list[Change] = []
+
+    def add(self, change: Change) -> None:
+        """Ends the run for a host's failure; called from any thread."""
+        self.changes.append(change)
+        decided = partial(self._run.inbox.put, Decided(_words_of(change)))
         if _is_consequence(change):
             # Perhaps the leader's own ranks failed first: give them time to report it.
             timer = threading.Timer(OWN_CAUSE_SECONDS, decided)
@@ -77,128 +79,176 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         else:
             decided()
 
-    coordinator = None
-    if run.keys is not None:
-        coordinator = Coordinator(
-            keys=run.keys,
-            run_id=run.settings.run_id,
-            agents=run.topology.data_hosts,
-            followers=run.topology.dnn_hosts[1:],
-            feed=run.settings.feed,
-            log=run.log,
-            address=run.listen_address,
-            port=run.settings.port or run.coordinator_address[1],
-            on_failure=fail,
-        )
-    lease = FollowerLease(run.settings.follower_lease)
-    watchdog = watchdog_of(run, coordinator)
-    earlier = earlier_seconds(run.output, restarts=run.settings.restarts, now=time.time())
-    spending = Spending(
-        run.settings.budget,
-        hosts={group.name: len(group.hosts) for group in run.topology.groups if group.hosts},
-        log=run.log,
-        earlier_seconds=earlier,
-        max_seconds=run.settings.max_run_seconds,
+    def add_of_engine(self, reason: str) -> None:
+        """Ends the run for a failure of the leader's engine, which counts as a follower's."""
+        host = self._run.topology.host
+        self.add(Change(what="left", host=host, kind="follower", reason=reason))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leader:
+    """The leader's parts of a run.
+
+    Attributes:
+        coordinator: Of several hosts; None: there is one, or no token.
+        inputs: Versions of the input channels as the training begins.
+    """
+
+    run: HostRun
+    coordinator: Coordinator | None
+    causes: _Causes
+    guards: LeaderGuards
+    engine: EngineCommands
+    inputs: Mapping[str, InputVersion]
+    started: Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunEnd:
+    """How a run ended, the exit code of all its hosts, and what the record says of it."""
+
+    outcome: RunOutcome
+    exit_code: int
+    events: tuple[Event, ...]
+
+
+def lead(run: HostRun, command: Sequence[str]) -> int:
+    """Trains on the first dnn host, coordinates the others, and writes the record."""
+    causes = _Causes(run)
+    coordinator = _coordinator(run, on_failure=causes.add)
+    leader = _Leader(
+        run=run,
+        coordinator=coordinator,
+        causes=causes,
+        guards=LeaderGuards(run, gpus=_gpu_log(run), coordinator=coordinator),
+        engine=EngineCommands(run, causes.add_of_engine),
+        inputs=_input_versions(run),
+        started=_event_now(run, STARTED),
     )
-    # To the leader, an engine's failure is a follower's.
-    left = partial(Change, what="left", host=run.topology.host, kind="follower")
-    engine = EngineCommands(run, lambda words: fail(left(reason=words)))
-    inputs = _input_versions(run)
-    gpus = _gpu_log(run)
-    others = coordinator.others if coordinator else OthersLog()
-    events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
     try:
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
-        with metrics_served(
-            run.settings.feed,
-            coordinator,
-            watchdog=watchdog,
-            spending=spending,
-            gpus=partial(gpus_of_all, run, gpus, coordinator),
-            run_id=run.settings.run_id,
-            log=run.log,
-        ):
-            ending = engine.lead(coordinator) or train(
-                run,
-                command,
-                trainer,
-                engine,
-                gpus=gpus,
-                leader_ip=None,
-                coordinator=coordinator,
-                lease=lease,
-                watchdog=watchdog,
-                spending=spending,
-                others=others,
-            )
-        if coordinator:
-            ending = _await_followers(run, coordinator, ending, causes)
-        outcome, code = _judge(run, as_a_pod_ends(run, ending), causes)
-        if outcome.failure and coordinator:
-            failure = with_failed_hosts(outcome.failure, coordinator.gone_agents)
-            outcome = dataclasses.replace(outcome, failure=failure)
-        if outcome.status == "succeeded" and is_fed(run) and coordinator:
-            outcome, why = _judge_feed(run, outcome, coordinator.progress)
-            if why:
-                events.append(Event(when=now_utc(), what=why, host=run.topology.host))
-        if watchdog.failure and ending.decided == watchdog.failure:
-            code = watchdog.exit_code
-            outcome = RunOutcome(status="failed", exit_code=code, failure=watchdog.failure)
-        elif failure := lease.failure or spending.failure:
-            # All hosts end with 0, which no platform restarts; the record says that it failed.
-            code = 0
-            outcome = RunOutcome(status="failed", exit_code=code, failure=failure)
+        end = _end_of(leader, _lead_training(leader, command, trainer))
     # Also KeyboardInterrupt: otherwise the other hosts wait until their leases expire.
     except BaseException as err:
         if coordinator:
             coordinator.end("failed", exit_code=None, reason=repr(err))
-        engine.stop()
+        leader.engine.stop()
         if coordinator:
             coordinator.close()
         raise
-    events.append(Event(when=now_utc(), what=f"training {outcome.status}", host=run.topology.host))
+    _end_hosts(leader, end)
+    _record(leader, trainer, end)
+    return end.exit_code
+
+
+def _coordinator(run: HostRun, *, on_failure: Callable[[Change], None]) -> Coordinator | None:
+    if run.keys is None:
+        return None
+    return Coordinator(
+        keys=run.keys,
+        run_id=run.settings.run_id,
+        agents=run.topology.data_hosts,
+        followers=run.topology.dnn_hosts[1:],
+        feed=run.settings.feed,
+        log=run.log,
+        address=run.listen_address,
+        port=run.settings.port or run.coordinator_address[1],
+        on_failure=on_failure,
+    )
+
+
+def _lead_training(leader: _Leader, command: Sequence[str], trainer: Trainer) -> Ending:
+    """Trains, serves metrics meanwhile, and waits for the other dnn hosts' ends."""
+    run, coordinator, guards, engine = leader.run, leader.coordinator, leader.guards, leader.engine
+    training = TrainingRun(
+        run=run,
+        command=command,
+        trainer=trainer,
+        engine=engine,
+        guards=guards,
+        coordinator=coordinator,
+    )
+    with metrics_served(
+        run.settings.feed,
+        coordinator,
+        watchdog=guards.watchdog,
+        spending=guards.spending,
+        gpus=guards.gpus_of_all,
+        run_id=run.settings.run_id,
+        log=run.log,
+    ):
+        ending = engine.lead(coordinator) or train(training)
     if coordinator:
-        coordinator.end(outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
-    engine.stop()
-    if outcome.failure:
-        run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
-        _write_failure(run, outcome.failure)
+        ending = _await_followers(run, coordinator, ending, leader.causes.changes)
+    return ending
+
+
+def _end_of(leader: _Leader, ending: Ending) -> _RunEnd:
+    """Returns how the run ended, by the leader's ranks, other hosts, the feed and the guards."""
+    run, coordinator = leader.run, leader.coordinator
+    outcome, code = _judge(run, as_a_pod_ends(run, ending), leader.causes.changes)
+    events = [leader.started]
+    if outcome.failure and coordinator:
+        failure = with_failed_hosts(outcome.failure, coordinator.gone_agents)
+        outcome = dataclasses.replace(outcome, failure=failure)
+    if outcome.status == "succeeded" and is_fed(run) and coordinator:
+        outcome, why = _judge_feed(run, outcome, coordinator.progress)
+        if why:
+            events.append(_event_now(run, why))
+    if guarded := leader.guards.outcome_of(ending):
+        outcome, code = guarded, guarded.exit_code or 0
+    events.append(_event_now(run, f"training {outcome.status}"))
+    return _RunEnd(outcome=outcome, exit_code=code, events=tuple(events))
+
+
+def _event_now(run: HostRun, what: str) -> Event:
+    return Event(when=now_utc(), what=what, host=run.topology.host)
+
+
+def _end_hosts(leader: _Leader, end: _RunEnd) -> None:
+    """Tells the other hosts how the run ended, and logs a failure."""
+    run, failure = leader.run, end.outcome.failure
+    if leader.coordinator:
+        reason = (failure or "")[:1000]
+        leader.coordinator.end(end.outcome.status, exit_code=end.exit_code, reason=reason)
+    leader.engine.stop()
+    if failure:
+        run.log.event(EventName.TRAINING_FAILED, reason=failure.partition("\n")[0])
+        _write_failure(run, failure)
+
+
+def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
+    """Writes the record, and again after the data hosts' release, for which it waits."""
+    run, coordinator, others = leader.run, leader.coordinator, leader.guards.others
     record = partial(
         record_end,
-        outcome,
+        end.outcome,
         run,
         coordinator,
         processes_per_host=trainer.processes_per_host,
         strategy=trainer.strategy,
-        events=events,
-        spending=spending,
-        gpus=gpus.loads(),
-        inputs=inputs,
+        events=end.events,
+        spending=leader.guards.spending,
+        gpus=leader.guards.gpus.loads(),
+        inputs=leader.inputs,
     )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
     written = record(others=others.programs())
     for group in written.useless_groups if written else ():
         run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
-    run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
+    run.log.event(EventName.TRAINING_ENDED, status=end.outcome.status, exit_code=end.exit_code)
     if coordinator:
         coordinator.close()
         # Data hosts told more meanwhile.
         record(others=others.programs())
-    return code
 
 
 def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
     if run.keys is None:
-        # No token, no coordinator: only torchrun connects the hosts.
-        trainer = Trainer.of(run.settings, run.topology, run.environ)
-        alone = EngineCommands(run, lambda _: None)
-        ending = train(run, command, trainer, alone, gpus=_gpu_log(run), leader_ip=None)
-        if ending.exit_code:
-            _write_failure(run, _failure_of(run, ending))
-        return ending.exit_code
+        return _train_alone(run, command)
     membership = run.membership(run.join())
     engine = EngineCommands(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
     membership.start()
@@ -211,26 +261,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             run.log.event(EventName.TRAINING_NOT_STARTED, reason=verdict.reason if verdict else "")
             # 143: a signal asked this host to stop (128 + SIGTERM).
             return HOST_LOST if verdict else 143
-        trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
-        host = run.topology.host
-        gpus = _gpu_log(
-            run,
-            tell=lambda states: membership.tell_gpus(
-                GpuReport(host=host, states=states[:MAX_GPUS])
-            ),
-        )
-        ending = engine.follow(membership) or train(
-            run,
-            command,
-            trainer,
-            engine,
-            gpus=gpus,
-            leader_ip=membership.leader_ip,
-            membership=membership,
-        )
-        if loads := gpus.loads():
-            text = loads_as_json(loads, max_bytes=MAX_GPU_LOADS_BYTES)
-            membership.tell_gpus(GpuReport(host=host, loads=text))
+        ending = _follow_training(run, command, engine, membership)
         if not ending.exit_code:
             # Other hosts may still use this host's engine commands.
             engine.outlast(membership)
@@ -239,26 +270,72 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             # As the leader does: with another code a platform would restart the run.
             membership.leave(exit_code=0)
             return 0
-        ending = as_a_pod_ends(run, ending)
-        failure = _failure_of(run, ending) if ending.exit_code else ""
-        if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
-            ending = _await_verdict(run, membership, ending)
-        # After a verdict an engine's failure is a consequence: its other end is gone.
-        has_failed = bool(engine.failure) and membership.verdict is None
-        if has_failed:
-            ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
-            failure = engine.failure
-        membership.leave(
-            exit_code=None if has_failed else ending.exit_code,
-            reason=failure,
-            is_signalled=bool(ending.signals),
-        )
-        if failure and not ending.decided:
-            _write_failure(run, failure)
-        return _follower_code(run, ending, membership.verdict)
+        return _leave(run, engine, membership, as_a_pod_ends(run, ending))
     finally:
         engine.stop()
         membership.close()
+
+
+def _train_alone(run: HostRun, command: Sequence[str]) -> int:
+    """Trains without a token, and so without a coordinator: only torchrun connects the hosts."""
+    training = TrainingRun(
+        run=run,
+        command=command,
+        trainer=Trainer.of(run.settings, run.topology, run.environ),
+        engine=EngineCommands(run, lambda _: None),
+        guards=RunGuards(run, gpus=_gpu_log(run)),
+    )
+    ending = train(training)
+    if ending.exit_code:
+        _write_failure(run, _failure_of(run, ending))
+    return ending.exit_code
+
+
+def _follow_training(
+    run: HostRun, command: Sequence[str], engine: EngineCommands, membership: Membership
+) -> Ending:
+    """Trains, and reports the load of this host's GPUs to the leader."""
+    host = run.topology.host
+    trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
+
+    def report(states: tuple[GpuState, ...]) -> None:
+        membership.tell_gpus(GpuReport(host=host, states=states[:MAX_GPUS]))
+
+    gpus = _gpu_log(run, tell=report)
+    training = TrainingRun(
+        run=run,
+        command=command,
+        trainer=trainer,
+        engine=engine,
+        guards=FollowerGuards(run, gpus=gpus, membership=membership),
+        leader_ip=membership.leader_ip,
+        membership=membership,
+    )
+    ending = engine.follow(membership) or train(training)
+    if loads := gpus.loads():
+        text = loads_as_json(loads, max_bytes=MAX_GPU_LOADS_BYTES)
+        membership.tell_gpus(GpuReport(host=host, loads=text))
+    return ending
+
+
+def _leave(run: HostRun, engine: EngineCommands, membership: Membership, ending: Ending) -> int:
+    """Tells the leader how this host ended; returns its exit code."""
+    failure = _failure_of(run, ending) if ending.exit_code else ""
+    if finish.says_peer_is_gone(failure) and not (ending.decided or ending.signals):
+        ending = _await_verdict(run, membership, ending)
+    # After a verdict an engine's failure is a consequence: its other end is gone.
+    has_failed = bool(engine.failure) and membership.verdict is None
+    if has_failed:
+        ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
+        failure = engine.failure
+    membership.leave(
+        exit_code=None if has_failed else ending.exit_code,
+        reason=failure,
+        is_signalled=bool(ending.signals),
+    )
+    if failure and not ending.decided:
+        _write_failure(run, failure)
+    return _follower_code(run, ending, membership.verdict)
 
 
 def _gpu_log(
@@ -320,8 +397,8 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
         return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
     # The leader's host was told to end, and perhaps this one, a moment before it heard of that.
     if verdict.state.outcome == "stopped":
-        own = as_a_pod_ends(run, ending, counts=False).exit_code
-        return own if ending.signals else EXIT_PEER_LOST
+        code_of_pod = as_a_pod_ends(run, ending, counts=False).exit_code
+        return code_of_pod if ending.signals else EXIT_PEER_LOST
     code = verdict.state.exit_code
     return ending.exit_code if verdict.state.outcome == "succeeded" or code is None else code
 
@@ -358,9 +435,9 @@ def _input_versions(run: HostRun) -> dict[str, InputVersion]:
     if platform_name(run.topology, run.environ) == "sagemaker" or not folder.is_dir():
         return {}
     return {
-        each.name: InputVersion(address=str(each), version=listing_version(each))
-        for each in folder.iterdir()
-        if each.is_dir()
+        channel.name: InputVersion(address=str(channel), version=listing_version(channel))
+        for channel in folder.iterdir()
+        if channel.is_dir()
     }
 
 
@@ -368,13 +445,15 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
     # First: failures of ranks that were asked to end do not count.
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
-    own = _failure_of(run, ending) if ending.exit_code else ""
-    is_consequence = bool(ending.decided) or finish.says_peer_is_gone(own) or not own
+    failure_here = _failure_of(run, ending) if ending.exit_code else ""
+    is_consequence = not failure_here or finish.says_peer_is_gone(failure_here)
+    is_consequence = is_consequence or bool(ending.decided)
     if run.settings.strategy.name == "mpi" and not finish.read_failures(run.output):
         # mpirun's message about a rank elsewhere, whose host has the rank's own.
         is_consequence = True
     if causes and is_consequence:
-        change = next((each for each in causes if not _is_consequence(each)), causes[0])
+        first_causes = (change for change in causes if not _is_consequence(change))
+        change = next(first_causes, causes[0])
         code = _code_of_command(run, change.exit_code or HOST_LOST)
         if change.is_loss:
             code = EXIT_PEER_LOST
@@ -383,7 +462,7 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
             failure = _words_of(change)
         return RunOutcome(status="failed", exit_code=change.exit_code, failure=failure), code
     if ending.exit_code:
-        failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=own)
+        failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=failure_here)
         return failed, _code_of_command(run, ending.exit_code)
     return RunOutcome(status="succeeded", exit_code=0), 0
 
