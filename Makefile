@@ -16,7 +16,7 @@ CPU_TORCH := $(if $(NVIDIA),,$(if $(filter Linux,$(shell uname)),https://downloa
 unexport PYTHONDONTWRITEBYTECODE
 # Processes that share the tests, on two cores: most tests of faults wait.
 JOBS ?= 4
-CHECKS := check-format check-lint check-types check-layers
+CHECKS := check-format check-lint check-spelling check-types check-layers
 BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
 
 # Stamps: what running needs, and what developing needs on top of it.
@@ -74,7 +74,7 @@ test-docker: $(DEV)  ## the images, built and run on a Docker engine of their ow
 	@$(BIN)/pytest -q tests/docker -m docker
 
 # In parallel; all run, also after one has failed, with each tool's output together where make can do that.
-check: $(DEV)  ## format, lint, types, import layers
+check: $(DEV)  ## format, lint, spelling, types, import layers
 	@$(MAKE) -k -j$(words $(CHECKS)) $(if $(filter output-sync,$(.FEATURES)),--output-sync) $(CHECKS)
 
 check-format:
@@ -82,6 +82,9 @@ check-format:
 
 check-lint:
 	@$(BIN)/ruff check -q .
+
+check-spelling:
+	@$(BIN)/codespell src docs tests
 
 check-types:
 	@$(BIN)/mypy --num-workers 2

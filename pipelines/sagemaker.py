@@ -40,7 +40,7 @@ def steps(run: PipelineRun) -> list[Step]:
 
 
 def after(run: PipelineRun, profile: RequestStep | Text) -> list[Step]:
-    """Returns the steps that follow a profile, new or re-used."""
+    """Returns the steps that follow a profile, new or reused."""
     decided = decide_step(run, profile=profile)
     trained = train_step(run, decision=decided)
     judged = evaluate_step(run, profile=profile, training=trained, refused_expires=True)

@@ -563,7 +563,7 @@ _PARAMETERS = (
     ),
     Parameter(
         name="reuse_profile",
-        text="Folder with a profile.json to re-use instead of a new profile; empty: profile.",
+        text="Folder with a profile.json to reuse instead of a new profile; empty: profile.",
         default=lambda workload: "",
         overrides=lambda value: (),
     ),

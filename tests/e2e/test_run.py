@@ -121,7 +121,7 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
     again = succeeds("run", "mini.yaml", "--from", "train", cwd=folder)
     assert only_run(folder) == run
     assert (run / "profile.json").stat().st_mtime_ns == profiled_at
-    assert "re-used" in again.stderr
+    assert "reused" in again.stderr
 
     # Another gate is the same workload: what was trained is judged again.
     missed = ["--from", "evaluate", "--set", "gate=[{metric: accuracy, min: 0.9999}]"]

@@ -151,7 +151,7 @@ class Project:
         return Execution(self.account, found["PipelineDefinition"], name="mnist", **about)
 
     def profile(self) -> str:
-        """Uploads a profile to re-use, by which a data host pays, and returns its folder."""
+        """Uploads a profile to reuse, by which a data host pays, and returns its folder."""
         profile = msgspec.to_builtins(sample_records.profile())
         profile["host"] = {"instance_type": "ml.c5.xlarge", "count": 1, "vcpus": 4}
         # The CPU is the limit, by far.

@@ -198,7 +198,7 @@ class Chain:
         file = self.run_dir / f"{_RECORD_OF[name]}.json"
         if STEPS.index(name) < self.first:
             record = read_json(file, kind)
-            say(step_line(name, f"re-used: {words(record)}", None), quiet=self.quiet)
+            say(step_line(name, f"reused: {words(record)}", None), quiet=self.quiet)
             self.tell_age(record)
             return record
         began, self.doing = time.monotonic(), name

@@ -152,7 +152,7 @@ def profile_or_reuse(
     needs_profile = ConditionStep(
         name=f"NeedsProfile{run.suffix}",
         depends_on=[*guard, *depends_on],
-        display_name="Is there no profile to re-use?",
+        display_name="Is there no profile to reuse?",
         conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
         if_steps=[today, *after(run, today)],
         else_steps=[*after(run.alternative("Again"), reuse)],

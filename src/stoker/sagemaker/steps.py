@@ -163,7 +163,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         outputs: Names to addresses, for later steps.
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.
-        cache_days: Days for which the service re-uses a run of the same request; 0: never.
+        cache_days: Days for which the service reuses a run of the same request; 0: never.
         capacity_minutes: How long a job without capacity is retried.
         owned: Addresses that no other step of the run may write to.
     """

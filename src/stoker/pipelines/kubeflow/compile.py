@@ -217,7 +217,7 @@ def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Paramet
         for p in parameters_of(workload)
         if p.name not in _NOT_HERE
     ]
-    text = "Days for which Kubeflow may re-use a profile of the same inputs; 0: it may not."
+    text = "Days for which Kubeflow may reuse a profile of the same inputs; 0: it may not."
     mine = [
         fixed("workload", "string", "The workload, as JSON.", workload_text(workload)),
         fixed("cache_days", "integer", text, cache_days),
