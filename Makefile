@@ -87,7 +87,7 @@ check-spelling:
 	@$(BIN)/codespell src docs tests
 
 check-types:
-	@$(BIN)/mypy --num-workers 2
+	@$(BIN)/python tests/check_types.py
 
 check-layers:
 	@$(BIN)/lint-imports

@@ -246,7 +246,7 @@ def nodes_in(text: str) -> list[Node]:
             items = document["items"] or []
         for item in items:
             kind = item.get("kind", "Node") if isinstance(item, dict) else "text"
-            if kind != "Node":
+            if not isinstance(item, dict) or kind != "Node":
                 raise SystemExit(f"error: expected nodes, found a {kind}: {_READ_WITH}")
             nodes.append(item)
     if not nodes:

@@ -1,0 +1,70 @@
+"""Checks types: of stoker strictly, of the tests by what tests/data/untyped.json still allows.
+
+    python tests/check_types.py [--hold]
+
+No error is allowed outside the tests. A file of tests may have as many as that list says: one more
+fails, and so does one fewer, until `--hold` has lowered the number.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ALLOWED = ROOT / "tests" / "data" / "untyped.json"
+PLACES = ["src/stoker", "pipelines", "tools", "tests"]
+ERROR = re.compile(r"(?P<file>[^:]+):\d+: error: ")
+
+
+def errors_by_file() -> dict[str, list[str]]:
+    """Runs mypy, for one to three minutes the first time.
+
+    Raises:
+        SystemExit: Mypy says something else than errors of types.
+    """
+    # In one process: workers of mypy's that a busy machine starts too late end it.
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", *PLACES]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if completed.returncode > 1 or completed.stderr:
+        raise SystemExit(completed.stdout + completed.stderr)
+    errors = defaultdict(list)
+    for line in completed.stdout.splitlines():
+        if match := ERROR.match(line):
+            errors[match["file"]].append(line)
+    return errors
+
+
+def hold(allowed: Counter[str], counts: Counter[str]) -> None:
+    """Writes the list with what is both allowed and there."""
+    lowered = allowed & counts
+    ALLOWED.write_text(json.dumps(dict(sorted(lowered.items())), indent=2) + "\n")
+
+
+def main() -> None:
+    """Prints what is new; the exit code is 1 if there is any."""
+    parser = argparse.ArgumentParser(description="Checks types of stoker and of its tests.")
+    parser.add_argument("--hold", action="store_true", help="lower what the list allows")
+    arguments = parser.parse_args()
+    errors = errors_by_file()
+    counts = Counter({file: len(lines) for file, lines in errors.items()})
+    allowed = Counter(json.loads(ALLOWED.read_text()))
+    if arguments.hold:
+        hold(allowed, counts)
+        return
+    for file in sorted(counts - allowed):
+        print(f"{file}: {counts[file]} errors of types, {allowed[file]} allowed")
+        print("\n".join(errors[file]))
+    mended = sorted(allowed - counts)
+    if mended:
+        print(
+            f"fewer errors of types than allowed, try: python tests/check_types.py --hold: {mended}"
+        )
+    sys.exit(counts != allowed)
+
+
+if __name__ == "__main__":
+    main()
