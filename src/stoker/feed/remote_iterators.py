@@ -21,6 +21,7 @@ from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, worker_init_of
+from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
@@ -245,7 +246,17 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         return self._num_before + self._session.schedule.num_taken
 
     def __next__(self) -> object:
-        return self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
+        position = self._epoch.order.position
+        try:
+            batch = self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
+        except BaseException:
+            if self._session.unreturned is not None:
+                # A signal's handler raised: the next call returns the batch.
+                yielded(position, self._num_taken() - 1)
+            raise
+        # Without a call: no handler can raise between this and the script's getting the batch.
+        self._session.unreturned = None
+        return batch
 
     def _unnamed_next(self) -> object:
         """Returns the next batch without a name for profilers; 10 us less than torch's."""

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
 from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
+from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.loader_state import (
     Stateful,
     digest_with,
@@ -240,6 +241,8 @@ class _Draws:
                 # A new one: the traceback of the original would keep the iterator.
                 self._error = StopIteration()
             except Exception as err:
+                if is_of_signal_handler(err):
+                    raise
                 self._error = err
 
 

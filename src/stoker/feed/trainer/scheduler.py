@@ -156,7 +156,12 @@ class Scheduler(ABC):
     def is_there(self, number: int) -> bool: ...
 
     @abstractmethod
-    def take(self, now: float) -> None: ...
+    def take(self, now: float) -> None:
+        """Counts the batch at the head as the trainer's: all of it or nothing, if interrupted."""
+
+    @abstractmethod
+    def complete_take(self) -> None:
+        """Does what follows a `take` that a signal's handler may have interrupted."""
 
     def grant(self, peer: Peer, credits: int) -> None:
         """Lets the peer have `credits` batches in flight; an unknown one joins."""
@@ -311,15 +316,22 @@ class BatchScheduler(Scheduler):
         return number in self._arrived
 
     def take(self, now: float) -> None:
-        self._held_bytes -= self._arrived.pop(self.head, 0)
-        self._refused.pop(self.head, None)
-        self.head += 1
+        head = self.head
+        num_bytes = self._arrived.get(head, 0)
+        # A signal's handler may raise at calls: from here to the next one there is none.
+        self._held_bytes -= num_bytes
+        self.head = head + 1
         self._taken += 1
+        self._arrived.pop(head, None)
+        self._refused.pop(head, None)
         self._ready_at_takes += len(self._arrived)
         takes = self._takes
         if takes:
             self._gaps.append(now - takes[-1])
         takes.append(now)
+        self._is_interval_old = True
+
+    def complete_take(self) -> None:
         self._is_interval_old = True
 
     def arrived(

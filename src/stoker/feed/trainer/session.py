@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from stoker.errors import FeedError
+from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
@@ -93,6 +95,7 @@ class FeedSession:
         check_at: When `LateBatches` has to look again at the batch that is waited for.
         makers: What peers are known to make of that batch.
         inquiries: Questions about it to hosts that have not answered.
+        unreturned: The batch that `next` has returned; who gives it to the script removes it here.
     """
 
     def __init__(
@@ -130,6 +133,9 @@ class FeedSession:
         self._asked: dict[int, AskedBatch] = {}
         self._asked_each: AskedBatch | None = None
         self.outcomes: dict[int, BatchOutcome] = {}
+        self.unreturned: BatchOutcome | None = None
+        self._last_taken = self._num_before = 0
+        self._is_drawing = False
         self._lock = lock
         self._arrival = threading.Condition(lock)
         self._num_waiting = 0
@@ -195,6 +201,7 @@ class FeedSession:
             epoch_id = self.epoch_id
             self._asked_each = asked_each
             self._forget()
+            self._is_drawing = False
             self.alone_since = time.monotonic()
             self.is_busy = self.has_news = True
             self._indices = indices
@@ -219,6 +226,8 @@ class FeedSession:
     def next(self, epoch_id: int, *, timeout_seconds: float) -> BatchOutcome:
         """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
 
+        It is the same batch again until `unreturned` is None.
+
         Raises:
             StopIteration: At the end of the epoch.
             RuntimeError: After the loader's `timeout` (0: none), in torch's words. It begins when a
@@ -230,6 +239,8 @@ class FeedSession:
             with self._lock:
                 if self.epoch_id != epoch_id:
                     raise StopIteration
+                if self._is_drawing:
+                    self._end_torn()
                 outcome = self._await_head()
                 # Also after a batch that was there: its place in the window is free.
                 wanted, has_work = self._look(epoch_id)
@@ -240,8 +251,11 @@ class FeedSession:
                 self._wake()
             if outcome is not None:
                 break
-        if outcome.error is not None:
-            raise outcome.error
+        error = outcome.error
+        if error is not None:
+            # In place of its batch.
+            self.unreturned = None
+            raise error
         return outcome
 
     def take_back(self, epoch_id: int) -> tuple[list[AskedBatch], BaseException | None]:
@@ -268,36 +282,54 @@ class FeedSession:
     def _await_head(self) -> BatchOutcome | None:
         """Waits for the batch at the head of the line; None: ask the sampler for more first."""
         while True:
+            unreturned = self.unreturned
+            if unreturned is not None and self.schedule.num_taken > self._num_before:
+                self.schedule.complete_take()
+                self._asked.pop(self._last_taken, None)
+                self.outcomes.pop(self._last_taken, None)
+                return unreturned
             head = self.schedule.head
             # Both: a local batch may be pinned at this moment; a shard's may have overtaken others.
             if head in self.outcomes and self.schedule.is_there(head):
-                self.schedule.take(time.monotonic())
-                self._asked.pop(head, None)
-                if self.waits_since is not None:
-                    self._end_wait()
-                return self.outcomes.pop(head)
+                return self._taken(head)
             if self.failure is not None:
                 raise self.failure
-            if self.schedule.is_over():
-                if self.is_busy:
-                    self._end_epoch()
-                    self._wake()
-                if self._sampler_error is not None:
-                    error, self._sampler_error = self._sampler_error, None
-                    raise error
-                raise StopIteration
+            # It is idle and not over if a signal's handler raised while the epoch was ended.
+            if self.schedule.is_over() or not self.is_busy:
+                raise self._ended()
             if self.schedule.wanted(time.monotonic()):
                 return None
             if self.has_timed_out:
                 self.has_timed_out = False
                 raise RuntimeError(f"DataLoader timed out after {self.timeout_seconds} seconds")
-            self._num_waiting += 1
             self.called_at = self.called_at or time.monotonic()
             self.waits_since = self.waits_since or self.called_at
+            self._num_waiting += 1
             try:
                 self._arrival.wait()
             finally:
                 self._num_waiting -= 1
+
+    def _taken(self, head: int) -> BatchOutcome:
+        """Takes the batch at the head; complete after an interruption by `complete_take`."""
+        outcome = self.outcomes[head]
+        # Before it is taken: a signal's handler may raise at any call.
+        self._last_taken, self._num_before = head, self.schedule.num_taken
+        self.unreturned = outcome
+        self.schedule.take(time.monotonic())
+        self._asked.pop(head, None)
+        if self.waits_since is not None:
+            self._end_wait()
+        del self.outcomes[head]
+        return outcome
+
+    def _ended(self) -> BaseException:
+        """Ends the epoch; returns the sampler's error, or StopIteration."""
+        if self.is_busy:
+            self._end_epoch()
+            self._wake()
+        error, self._sampler_error = self._sampler_error, None
+        return StopIteration() if error is None else error
 
     def _end_wait(self) -> None:
         self.waits_since, self.num_hangs_told, self.num_starts_told = None, 0, 0
@@ -324,6 +356,7 @@ class FeedSession:
         self._indices = iter(())
 
     def _forget(self) -> None:
+        self.unreturned = None
         self._asked.clear()
         self.outcomes.clear()
         self._end_wait()
@@ -335,7 +368,20 @@ class FeedSession:
         wanted, has_work = self.schedule.look(time.monotonic())
         return wanted, has_work or self.has_news
 
+    def _end_torn(self) -> None:
+        """Ends the epoch with an error, after the batches that were asked for."""
+        self._is_drawing = False
+        what = "an exception of a signal's handler came while the sampler was asked"
+        fix = (
+            "let the handler set a flag that the loop reads; or iterate again, over a new loader "
+            "that has loaded the state_dict() of this one"
+        )
+        self._sampler_error = FeedError(what, where=f"epoch {self.epoch}", fix=fix)
+        self.schedule.mark_complete()
+
     def _draw(self, epoch_id: int, first: int, wanted: int) -> None:
+        # True for ever if a signal's handler raises before the end: see `next`.
+        self._is_drawing = True
         # Outside the lock: the sampler is the user's code.
         fresh: dict[int, AskedBatch] = {}
         is_last = False
@@ -347,6 +393,8 @@ class FeedSession:
             except StopIteration:
                 is_last = True
             except Exception as err:
+                if is_of_signal_handler(err):
+                    raise
                 # Raised once all batches before it are taken, as torch's loader does.
                 self._sampler_error = err
                 is_last = True
@@ -357,6 +405,7 @@ class FeedSession:
                 self.schedule.supply(len(fresh))
                 if is_last:
                     self.schedule.mark_complete()
+            self._is_drawing = False
             has_work = self.has_news or self.schedule.may_assign()
         if has_work:
             self._wake()

@@ -199,10 +199,15 @@ class ShardScheduler(Scheduler):
     def take(self, now: float) -> None:
         if self._persists:
             self._ask_as_torch()
-        self._shard_of(self.head).taken += 1
+        shard = self._shard_of(self.head)
+        # A signal's handler may raise at calls: from here to the next one there is none.
+        shard.taken += 1
         self.head += 1
         self._taken += 1
         self._ready_at_takes += self._num_ready()
+        self._skip()
+
+    def complete_take(self) -> None:
         self._skip()
 
     def mark_draining(self, peer: Peer) -> None:
