@@ -66,3 +66,36 @@ def steps(run: PipelineRun, days: int = 30) -> None:
 
 request = kubeflow_request(read_workload("configs/mnist-kubeflow.yaml"))
 definition = pipeline(request, steps, description="Numbers a span of days.")
+
+# %% if_changed, compare, unchanged, remember
+from stoker.kubeflow import if_changed, remember
+
+memory = ["skip_unchanged=true", "kubernetes.memory=pvc://runs/mnist/memory"]
+whole = PipelineRun.of(read_workload("configs/mnist-kubeflow.yaml", overrides=memory))
+
+
+@dsl.pipeline(name="weekly")
+def weekly() -> None:
+    # It makes the steps compare, before the others, and unchanged, in their place.
+    with if_changed(whole) as run:
+        measured = follower(profile(**run.inputs(profile)), run, name="Profile")
+        found = measured.outputs["profile"]
+        decided = control_step(decide(profile=found, **run.inputs(decide)), run, name="Decide")
+        plan = decided.outputs["decision"]
+        job = train(profile=found, decision=plan, **run.inputs(train))
+        record = follower(job, run, name="Train").outputs["training"]
+        judged = evaluate(profile=found, decision=plan, training=record, **run.inputs(evaluate))
+        evaluation = control_step(judged, run, name="Evaluate").outputs["evaluation"]
+        passed = gate(evaluation=evaluation, **run.inputs(gate))
+        last = control_step(passed, run, name="Gate")
+        kept = remember(
+            profile=found,
+            decision=plan,
+            training=record,
+            evaluation=evaluation,
+            **run.inputs(remember),
+        )
+        control_step(kept, run, name="Remember").after(last)
+
+
+Path("weekly.yaml").write_text(compiled(weekly))

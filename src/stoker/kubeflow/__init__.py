@@ -523,8 +523,6 @@ def finish(
 def if_changed(run: PipelineRun) -> Iterator[PipelineRun]:
     """Runs the steps in it only if something has changed since the last run that passed.
 
-        with dsl.ExitHandler(last, name="run"), if_changed(run) as run:
-
     Without `skip_unchanged` in the workload they always run. Else the run begins with a step that
     compares; where nothing has changed, a step that says so is the only other one. Yields the run
     for the steps.
