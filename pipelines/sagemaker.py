@@ -6,7 +6,9 @@
                                                              └── not ────► Refuse
 
 ═► is taken even if the training fails. Branches cannot join, so the steps after a profile are made
-twice; after a reused profile their names are DecideAgain, TrainAgain and so on.
+twice; after a reused profile their names are DecideAgain, TrainAgain and so on. With
+`sagemaker.cache_days` the step FindProfile comes before Profile: if an earlier run has measured
+what a step costs, DecideKept, TrainKept and so on follow in place of Profile and what is after it.
 
 You can add steps before, between and after these. Other arguments of `steps`, with types and
 defaults, become parameters of the pipeline (docs/sagemaker.md of stoker's checkout has an example).

@@ -27,10 +27,11 @@ def flags(words: str) -> set[str]:
 
 VERBS = {
     "run": EVERY | flags("from group replace-dataloader prices yes"),
-    "profile": OF_STEP | flags("budget copy training-job logs instance-type region platform yes"),
+    "profile": OF_STEP
+    | flags("budget copy training-job logs instance-type region platform yes find package"),
     "decide": OF_STEP
     | flags("workload objective max-usd-per-hour prices group as cpu-speed platform report")
-    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate code")
+    | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate package")
     | flags("memory branch"),
     "train": OF_STEP
     | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
@@ -56,8 +57,8 @@ VERBS = {
 
 # Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
-    "profile": STEP,
-    "decide": STEP | {"--code", "--branch"},
+    "profile": STEP | flags("find package"),
+    "decide": STEP | flags("package branch"),
     "train": STEP | flags("run-id profile finish always evaluation report"),
     "evaluate": STEP | flags("always expires remember comparison branch"),
     "status": {"--besides"},

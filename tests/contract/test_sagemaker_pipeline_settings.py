@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.pipelines.sagemaker.compile import compile_pipeline
+from stoker.pipelines.sagemaker.compile import compile_pipeline, pipeline_request
 from stoker.records import (
     Cluster,
     Constraints,
@@ -22,6 +22,7 @@ from stoker.records import (
     Workload,
     to_json,
 )
+from stoker.sagemaker import pipeline, profile_step
 from support import sagemaker_pipeline as sample
 from support.command import stoker, succeeds
 from support.sagemaker_execution import checked_steps
@@ -101,7 +102,7 @@ def test_a_raised_quota_lets_a_step_last_nine_days():
 
 
 @pytest.fixture(scope="module")
-def full():
+def everything():
     settings = with_settings(
         region="eu-west-1",
         source="s3://bucket/code.tar.gz",
@@ -122,7 +123,19 @@ def full():
         ),
         model=ModelSettings(group="digits", image="serve:1", content_types=("text/csv",)),
     )
-    return steps_of(changed(sagemaker=settings))
+    return changed(sagemaker=settings)
+
+
+@pytest.fixture(scope="module")
+def full(everything):
+    return steps_of(everything)
+
+
+@pytest.fixture(scope="module")
+def cached_profile(everything):
+    """The profile step of a pipeline that asks for it alone: the service's own cache has it."""
+    request = pipeline_request(everything, folder=sample.ROOT)
+    return checked_steps(pipeline(request, lambda run: [profile_step(run)]))["Profile"]
 
 
 def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(full):
@@ -150,10 +163,32 @@ def test_the_profile_keeps_the_jobs_role_and_neither_its_tags_nor_its_checkpoint
     assert "s3://bucket/checkpoints" not in json.dumps(full)
 
 
-def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(full):
-    assert full["Profile"]["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
-    assert [name for name, step in full.items() if "CacheConfig" in step] == ["Profile"]
-    profile = full["Profile"]["Arguments"]
+def test_a_pipeline_looks_for_a_kept_profile_itself_before_it_asks_for_a_gpu(full):
+    # The service would compare the address of the data with its date.
+    assert not [name for name, step in full.items() if "CacheConfig" in step]
+    find = full["FindProfile"]["Arguments"]
+    assert find["ProcessingResources"]["ClusterConfig"]["InstanceType"] == "ml.m5.large"
+    words = find["AppSpecification"]["ContainerArguments"]
+    assert EXECUTION in words
+    told = json.dumps(words)
+    for name in ("InstanceType", "InstanceCount", "Image", "InputData", "Lr"):
+        assert f"Parameters.{name}" in told
+    # S3 has to be asked.
+    assert find["NetworkConfig"]["EnableNetworkIsolation"] is False
+    tail = ("Decide", "Train", "Evaluate", "Gate")
+    for end in ("", "Kept", "Again"):
+        assert {f"{name}{end}" for name in tail} <= full.keys()
+    kept = json.dumps(full["DecideKept"]["Arguments"]["ProcessingInputs"])
+    assert find["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]["S3Uri"] is not None
+    assert "/profile/profile.json" in kept
+    assert "Execution.PipelineExecutionId" in json.dumps(
+        full["Profile"]["Arguments"]["CheckpointConfig"]
+    )
+
+
+def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(cached_profile):
+    assert cached_profile["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
+    profile = cached_profile["Arguments"]
     # What the service compares when it looks for an earlier run.
     image = {key: profile.get(key) for key in ("AlgorithmSpecification", "HyperParameters")}
     compared = json.dumps([image, profile["InputDataConfig"]])
@@ -172,8 +207,10 @@ def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(full
 
 def test_a_cached_profile_whose_address_would_be_too_long_is_refused():
     many = {f"parameter{number}": "x" * 150 for number in range(6)}
+    told = changed(hyperparameters=many, sagemaker=with_settings(cache_days=3))
+    request = pipeline_request(told, folder=sample.ROOT)
     with pytest.raises(UsageError, match="at most 1024"):
-        steps_of(changed(hyperparameters=many, sagemaker=with_settings(cache_days=3)))
+        pipeline(request, lambda run: [profile_step(run)])
 
 
 def test_todays_type_is_spelt_as_the_service_does():

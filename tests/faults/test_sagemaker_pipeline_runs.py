@@ -183,11 +183,33 @@ def test_the_profiles_own_checkpoints_reach_no_other_step(project):
             read = read_by[run.steps[step].job][name]
             assert not [key for key in read if key.endswith("/epoch")], read
         assert len(read_by[run.steps[step].job]["profile"]) == 1
-    # As after a week: what an earlier profile left does not lie where the next one begins.
-    assert project.execution(Epochs="2").run().steps["Profile"].is_cached
-    project.account.cached.clear()
-    again = project.execution(Epochs="2").run()
+    # What an earlier profile left does not lie where the next one begins.
+    again = project.execution(Epochs="2", InstanceType="ml.c5.2xlarge").run()
     assert "begins at epoch 0" in project.log(again, "Profile")
+
+
+def test_a_run_over_data_of_another_date_uses_the_profile_of_an_earlier_run(project):
+    for day in ("2026-11-20", "2026-11-27"):
+        project.aws.write_object(f"s3://{BUCKET}/daily/{day}/numbers", b"1 2 3")
+    project.upload(script=TRAIN, cache_days=7)
+    # What follows the profile of the first run is of no interest here.
+    project.account.faults["Decide"] = ["not retried"]
+    first = project.execution(InputData=f"s3://{BUCKET}/daily/2026-11-20/").run()
+    begins = dict.fromkeys(("NeedsProfile", "FindProfile", "IsProfileKept"), "Succeeded")
+    expected = {**begins, "Profile": "Succeeded", "Decide": "Failed"}
+    assert expected.items() <= statuses(first).items(), project.told(first)
+    where = f"{OUT}/stoker/profiles/mnist/{first.id}/profile.json"
+    profile = msgspec.json.decode(project.aws.read_object(where), type=Profile)
+    assert profile.origin is not None
+    assert set(profile.origin.code) == {"train.py"}
+    given = {"Epochs": "1", "Lr": "0.5", "InputData": f"s3://{BUCKET}/daily/2026-11-27/"}
+    second = project.execution(**given).run()
+    tail = ("Decide", "Train", "Evaluate", "Gate", "Register")
+    expected = {**begins, **dict.fromkeys((f"{name}Kept" for name in tail), "Succeeded")}
+    assert statuses(second) == expected, project.told(second)
+    assert "measured before, nothing is run" in project.log(second, "FindProfile")
+    decision = project.record(second, "decision/decision.json", Decision)
+    assert "code the same" in decision.measured
 
 
 BASE = {

@@ -12,7 +12,7 @@ from stoker.launch.sagemaker_variables import hyperparameters
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.platforms.imported import code_digest, counted_files
 from stoker.records import KubernetesSettings, SageMakerSettings, Workload
-from stoker.records.profile_key import COUNTS, SAME, profile_key
+from stoker.records.profile_key import COUNTS, SAME, profile_key, reuse_key
 from stoker.records.step_cost import split_command
 from stoker.records.workload import refuse_foreign
 from support import sagemaker_pipeline as sample
@@ -107,6 +107,65 @@ def test_a_change_that_leaves_a_steps_cost_finds_the_profile_again(path):
 def test_a_change_that_may_cost_measures_again(path):
     key = profile_key(changed(path, COUNTING_CHANGES[path]))
     assert key != profile_key(workload("mnist", **BASE))
+
+
+# A key path, and two values of it.
+DATED: list[tuple[str, Any, Any]] = [
+    ("channels.train.uri", "s3://b/data/2026-11-26/", "s3://b/data/2026-11-27/"),
+    ("channels.train.uri", "s3://b/data/day=20261126/", "s3://b/data/day=20261127/"),
+    ("hyperparameters.train_uri", "s3://b/2026-11-26/", "s3://b/2026-11-27/"),
+    ("hyperparameters.day", "2026-11-26", "2026-12-01"),
+    ("hyperparameters.files", ["s3://b/a-2026-11-26.tar"], ["s3://b/a-2026-11-27.tar"]),
+    ("environment.DATA", "/mnt/2026/11/26/x", "/mnt/2026/11/27/x"),
+    ("command", ["python", "t.py", "--data=s3://b/2026-11-26"], None),
+    ("command", ["python", "t.py", "--data", "/mnt/2026-11-26/"], None),
+    ("command", ["python", "t.py", "--day", "2026-11-26"], None),
+]
+# The same places, and what is no date.
+UNDATED: list[tuple[str, Any, Any]] = [
+    ("channels.train.uri", "s3://b/small/2026-11-26/", "s3://b/large/2026-11-26/"),
+    ("hyperparameters.size", 20261126, 20261127),
+    ("hyperparameters.transform", "crop=224", "crop=336"),
+    ("hyperparameters.labels", "v1/labels", "v2/labels"),
+    ("environment.DATA", "/mnt/a", "/mnt/b"),
+    ("image", "registry/train:2026-11-26", "registry/train:2026-11-27"),
+    ("image", f"train@sha256:{'a' * 64}", f"train@sha256:{'b' * 64}"),
+    ("command", ["python", "t.py", "--width=2011"], ["python", "t.py", "--width=2012"]),
+]
+
+
+def _other_day(values: tuple[str, Any, Any]) -> tuple[str, Any, Any]:
+    path, first, second = values
+    later = [word.replace("11-26", "11-27") for word in first] if second is None else second
+    return path, first, later
+
+
+@pytest.mark.parametrize(("path", "first", "second"), [_other_day(each) for each in DATED])
+def test_data_of_another_date_finds_the_profile_again(path, first, second):
+    one, other = changed(path, first), changed(path, second)
+    assert first != second
+    assert profile_key(one) == profile_key(other)
+    assert reuse_key(one, code="c") == reuse_key(other, code="c")
+    # The step that decides takes it, too.
+    refuse_foreign("profile", keys=one.profile_keys(), digest=one.digest(), workload=other)
+
+
+@pytest.mark.parametrize(("path", "first", "second"), UNDATED)
+def test_what_is_no_date_measures_again(path, first, second):
+    assert profile_key(changed(path, first)) != profile_key(changed(path, second))
+
+
+def test_help_of_an_option_is_no_change_and_its_type_is_one():
+    own = [{"type": kind, "help": words} for kind, words in (("int", "a"), ("int", "b"))]
+    keys = [profile_key(changed("options.batch_size", each)) for each in own]
+    assert keys[0] == keys[1]
+    assert profile_key(changed("options.batch_size", {"type": "float"})) != keys[0]
+
+
+def test_other_code_or_another_span_of_time_finds_no_profile():
+    first = reuse_key(workload("mnist", **BASE), code="a", span="30.1")
+    assert reuse_key(workload("mnist", **BASE), code="b", span="30.1") != first
+    assert reuse_key(workload("mnist", **BASE), code="a", span="30.2") != first
 
 
 def test_the_lists_of_this_test_have_each_section():
@@ -216,7 +275,8 @@ def profile_step(tmp_path, files=FILES, **changes: Any) -> tuple[str, dict[str, 
     )
     steps = json.loads(compiled.definition)["Steps"]
     (needed,) = [step for step in steps if step["Name"] == "NeedsProfile"]
-    (profile,) = [step for step in needed["Arguments"]["IfSteps"] if step["Name"] == "Profile"]
+    (kept,) = [step for step in needed["Arguments"]["IfSteps"] if step["Type"] == "Condition"]
+    (profile,) = [step for step in kept["Arguments"]["ElseSteps"] if step["Name"] == "Profile"]
     arguments = profile["Arguments"]
     compared = {key: arguments[key] for key in arguments.keys() - {"RoleArn", "Tags"}}
     return json.dumps(compared, sort_keys=True), dict(compiled.uploads)

@@ -108,6 +108,10 @@ def test_an_age_is_told_in_its_unit(measured_at, words):
         ("s3://b/dt=2026-11-25T07/part", "s3://b/dt=2026-11-26T08/part"),
         ("pvc://claim/2026-11", "pvc://claim/2026-12"),
         ("file:///data/snapshot=20261125/a", "file:///data/snapshot=20261126/a"),
+        ("s3://b/train-2026-11-25.tar", "s3://b/train-2026-11-26.tar"),
+        ("s3://b/day_20261125.parquet", "s3://b/day_20261126.parquet"),
+        ("s3://b/export_2026_11_25/", "s3://b/export_2026_12_01/"),
+        ("s3://b/2026-11-25T07-30/x", "s3://b/2026-11-26T08-15/x"),
     ],
 )
 def test_dated_folders_of_one_parent_are_one_dataset(one, other):
@@ -125,6 +129,8 @@ def test_dated_folders_of_one_parent_are_one_dataset(one, other):
         ("s3://b/shards-1000/", "s3://b/shards-2000/"),
         ("s3://b/20269999/", "s3://b/20261125/"),
         ("s3://b/imagenet-2012/", "s3://b/imagenet-2017/"),
+        ("s3://b/part-120261125/", "s3://b/part-120261126/"),
+        ("s3://b/run-20261340/", "s3://b/run-20261341/"),
     ],
 )
 def test_what_is_no_date_is_another_dataset(one, other):

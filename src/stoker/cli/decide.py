@@ -73,7 +73,7 @@ def decide_verb(
     platform: PlatformName = None,
     files: OutputFiles,
     report: OutFile = None,
-    code: Annotated[str | None, HIDDEN] = None,
+    package: Annotated[Path | None, HIDDEN] = None,
     params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -101,7 +101,7 @@ def decide_verb(
             is runs, or a pipeline's memory (default: none).
         branch (NAME): Which of the pipeline's trainings it is, in a pipeline's memory.
         report (F): Also write an HTML report to this file (default: none).
-        code (DIGEST): Digest of the code's package, which a pipeline's step does not have.
+        package (F): The code's package, for a pipeline's step that has no folder with it.
 
     Examples:
         stoker decide profile.json
@@ -116,7 +116,7 @@ def decide_verb(
         step_inputs,
         told_of_decision,
     )
-    from stoker.cli.reused import with_age
+    from stoker.cli.reused import code_package, with_age
     from stoker.cli.workloads import parse_groups, read_with_params
     from stoker.decide import decide, explain, refuse_unfed
     from stoker.platforms.service_limits import is_training_type
@@ -180,7 +180,8 @@ def decide_verb(
         subject=_subject(workload, named),
     )
     if named and take_as is None:
-        decision = with_age(decision, record, named, code_digest=code or "")
+        packed = code_package(package, named) if package else None
+        decision = with_age(decision, record, named, package=packed)
         say(decision.measured, quiet=as_json or not decision.measured)
     decision = earlier.applied(decision)
     is_here = take_as is None and judged.platform_info.is_this_machine

@@ -53,8 +53,8 @@ MAX_PARAMETER_BYTES = 32 << 10
 _WHERE = "--executor-input"
 _METRICS = "system.Metrics"
 MODEL = "system.Model"
-# Not parameters of the run: the pod's own image, and what only Kubeflow's cache looks at.
-_OF_THE_POD = ("image", "cache_key")
+# No parameter of the run: the pod's own image.
+_OF_THE_POD = ("image",)
 # Empty, they name nothing, also to a workload that has neither channels nor pools.
 _MAY_BE_EMPTY = ("input_data", "pools_file")
 COMPARE_PARAMETERS = frozenset({"comparison", "has_changed", "since", "words"})
@@ -124,6 +124,7 @@ class StepInputs:
     """Inputs of a component's step, as texts.
 
     Attributes:
+        cache_key: Text of the time for which a profile may be used again; None: it may not.
         memory: Folder of the pipeline's memory; empty: it has none.
         comparison: The comparison.json of the run's first step; empty: it has none.
         channels: Folders of channels in this container, by their addresses.
@@ -133,6 +134,7 @@ class StepInputs:
     workload: str | None = None
     run_id: str | None = None
     branch: str = ""
+    cache_key: str | None = None
     training: str | None = None
     champion: str | None = None
     outcome: str | None = None
@@ -165,6 +167,7 @@ def step_inputs(files: OutputFiles) -> StepInputs:
         workload=step_workload() or told,
         run_id=given.pop("run_id", None),
         branch=_branch_of(given),
+        cache_key=given.pop("cache_key", None),
         training=given.pop("training", None),
         champion=given.pop("champion", None),
         outcome=given.pop("outcome", None),

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.options import (
+    HIDDEN,
     AsJson,
     OutputFiles,
     Overrides,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from stoker.cli.outputs import Outputs
+    from stoker.cli.reused import EarlierProfile
     from stoker.platforms.base import LogLine, Platform
     from stoker.records import Cluster, Profile, Workload
 
@@ -64,6 +66,8 @@ def profile_verb(
     training_job: str | None = None,
     logs: Path | None = None,
     region: str | None = None,
+    find: Annotated[str | None, HIDDEN] = None,
+    package: Annotated[Path | None, HIDDEN] = None,
     files: OutputFiles,
     params: StepParams = None,
     overrides: Overrides = None,
@@ -87,6 +91,9 @@ def profile_verb(
             run the command).
         logs (F): With --training-job: log file of that job, for the time of a step (default: none).
         region (R): AWS region (default: as boto3 finds it).
+        find (RUN): Measure nothing; look for a kept profile of the same cost, for this run of a
+            pipeline.
+        package (F): With --find: the code's package.
 
     Examples:
         stoker profile -- python train.py --epochs 10
@@ -95,12 +102,11 @@ def profile_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import outputs_of, step_inputs
-    from stoker.cli.reused import reused_words
+    from stoker.cli.reused import earlier_profile, kept_profiles
     from stoker.cli.workloads import (
         named_run_dir,
         new_run_dir,
         resolve,
-        reused_profile,
         run_base,
         todays_cluster,
     )
@@ -137,11 +143,13 @@ def profile_verb(
     params = [*given.params, *(params or ())]
     with told_by_flag(flags):
         workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
-    if reused := reused_profile(workload, params):
-        say(f"profile of {workload.name}: the given one", quiet=as_json)
-        age = reused_words(reused, workload)
-        say(age.words if age else "", quiet=as_json or age is None)
-        deliver_profile(reused, outputs=outputs, as_json=as_json)
+    service = platform_named(workload.platform, settings=workload)
+    kept_before = kept_profiles(workload, platform=service, span=given.cache_key)
+    earlier = earlier_profile(
+        workload, params=params, kept=kept_before, run=find or "", package=package, outputs=outputs
+    )
+    if earlier.is_answer:
+        tell_earlier(earlier, workload, outputs=outputs, as_json=as_json)
         return
     is_here = workload.platform_info.is_this_machine
     if copy and not is_here:
@@ -191,7 +199,7 @@ def profile_verb(
             record = profile_and_keep(
                 workload,
                 cluster=cluster,
-                platform=platform_named(workload.platform, settings=workload),
+                platform=service,
                 run_dir=run_dir,
                 records={"step": "profile", "workload.json": to_json(workload)} if name else {},
                 quiet=as_json,
@@ -215,6 +223,7 @@ def profile_verb(
                 quiet=as_json,
             )
         raise
+    kept_before.keep(record)
     deliver_profile(record, outputs=outputs, as_json=as_json)
 
 
@@ -224,6 +233,19 @@ def deliver_profile(record: "Profile", *, outputs: "Outputs", as_json: bool) -> 
 
     told = told_of_profile(record)
     deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
+
+
+def tell_earlier(
+    earlier: "EarlierProfile", workload: "Workload", *, outputs: "Outputs", as_json: bool
+) -> None:
+    """Says what is used in place of a measurement, and delivers it."""
+    from stoker.cli.reused import reused_words
+
+    say(f"profile of {workload.name}: {earlier.words}", quiet=as_json)
+    if earlier.profile is not None:
+        age = reused_words(earlier.profile, workload, package=earlier.package)
+        say(age.words if age else "", quiet=as_json or age is None)
+        deliver_profile(earlier.profile, outputs=outputs, as_json=as_json)
 
 
 def profile_and_keep(

@@ -1,24 +1,181 @@
-"""What a run says of a profile that was measured earlier."""
+"""Profiles that were measured earlier: found again, and what a run says of them."""
 
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.errors import UsageError
+
 if TYPE_CHECKING:
+    from stoker.cli.outputs import Outputs
+    from stoker.platforms.base import Platform, RecoveringPlatform
     from stoker.records import Decision, Profile, Workload
     from stoker.records.profile_origin import ReusedProfile
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodePackage:
+    """The code that a pipeline's step on SageMaker has as a package.
+
+    Attributes:
+        files: Digest of each file that a step may depend on, by path; {}: too many to name.
+        digest: Of all of them; empty: not known.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+
+def code_package(file: Path | None, workload: "Workload") -> CodePackage:
+    """Returns what is known of a package's code; raises UsageError for what is no package."""
+    from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of, named_code
+    from stoker.records.profile_origin import digests_of
+
+    if file is None:
+        return CodePackage()
+    try:
+        package = file.read_bytes()
+        digest = code_digest(files_of(package), workload.command)
+    except (OSError, tarfile.TarError) as err:
+        raise UsageError(f"cannot read the code's package: {err}", where=str(file)) from None
+    named = digests_of(named_code(package, workload.command))
+    return CodePackage(files=named, digest=digest[:CODE_DIGITS])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptProfiles:
+    """Where a pipeline's runs keep profiles for later runs whose step costs the same.
+
+    Attributes:
+        platform: None: nothing is kept.
+        key: Key of the profile that this run would measure.
+    """
+
+    workload: "Workload"
+    platform: "RecoveringPlatform[object] | None" = None
+    key: str = ""
+
+    def find(self) -> "Profile | None":
+        """Returns the profile of an earlier run; None without one that can be read."""
+        from stoker.records import Profile, read_json
+
+        record = self.platform.kept_profile(self.workload, self.key) if self.platform else ""
+        try:
+            return read_json(record, Profile) if record else None
+        except UsageError:
+            # Of another version.
+            return None
+
+    def keep(self, profile: "Profile") -> None:
+        from stoker.records import to_json
+
+        if self.platform is not None:
+            self.platform.keep_profile(self.workload, self.key, to_json(profile))
+
+
+def kept_profiles(
+    workload: "Workload", *, platform: "Platform[object]", span: str | None
+) -> KeptProfiles:
+    """Returns where the profile of a pipeline's step may be found again.
+
+    Args:
+        workload: With the values of the run's parameters.
+        platform: Where the profile's job would run.
+        span: Text of the time for which a profile may be used again; empty: it never is.
+    """
+    from stoker.platforms.base import RecoveringPlatform
+    from stoker.profile.profiled_job import code_here
+    from stoker.records.base import sha256_of
+    from stoker.records.profile_key import reuse_key
+
+    if not span or not isinstance(platform, RecoveringPlatform):
+        return KeptProfiles(workload=workload)
+    key = reuse_key(workload, code=sha256_of({**code_here(workload)}), span=span)
+    return KeptProfiles(workload=workload, platform=platform, key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierProfile:
+    """What is used in place of a measurement.
+
+    Attributes:
+        profile: None: there is none.
+        words: Where it is from, or why there is none.
+        is_answer: Whether nothing else is to be done.
+        package: The code, where it is not in this folder.
+    """
+
+    profile: "Profile | None" = None
+    words: str = ""
+    is_answer: bool = False
+    package: CodePackage | None = None
+
+
+def earlier_profile(
+    workload: "Workload",
+    *,
+    params: Sequence[str],
+    kept: KeptProfiles,
+    run: str,
+    package: Path | None,
+    outputs: "Outputs",
+) -> EarlierProfile:
+    """Returns the profile that is given or kept.
+
+    Args:
+        workload: With the values of the run's parameters.
+        params: Of them `reuse_profile` gives one.
+        kept: Where Kubeflow's steps keep them.
+        run: Id of a run on SageMaker that only asks for one; found.json says the answer. Empty: the
+            step measures if there is none.
+        package: The code's package.
+        outputs: Where the answer is written.
+    """
+    from stoker.cli.workloads import reused_profile
+
+    if run:
+        return _found_for(workload, run=run, package=package, outputs=outputs)
+    if reused := reused_profile(workload, params):
+        return EarlierProfile(profile=reused, words="the given one", is_answer=True)
+    if reused := kept.find():
+        words = "measured before, nothing is run"
+        return EarlierProfile(profile=reused, words=words, is_answer=True)
+    return EarlierProfile()
+
+
+def _found_for(
+    workload: "Workload", *, run: str, package: Path | None, outputs: "Outputs"
+) -> EarlierProfile:
+    from stoker.pipelines.sagemaker.kept_profiles import find_profile, found_document
+    from stoker.platforms.aws import Aws
+    from stoker.records import write_text
+    from stoker.records.profile_key import reuse_key
+
+    packed = code_package(package, workload)
+    region = workload.sagemaker.region if workload.sagemaker else None
+    key = reuse_key(workload, code=packed.digest)
+    answer = find_profile(workload, aws=Aws(region=region), key=key, run=run)
+    out = outputs.out or Path("profile.json")
+    write_text(out.parent / "found.json", found_document(answer))
+    return EarlierProfile(
+        profile=answer.profile, words=answer.words, is_answer=True, package=packed
+    )
+
+
 def reused_words(
-    profile: "Profile", workload: "Workload", *, code_digest: str = ""
+    profile: "Profile", workload: "Workload", *, package: CodePackage | None = None
 ) -> "ReusedProfile | None":
     """Returns what a run says of a profile; None: the profile does not say where it is from.
 
     Args:
         profile: Measured earlier, or by the step before.
         workload: As the run has it.
-        code_digest: Digest of a package's code, which this process does not have.
+        package: The code, where it is not in this folder.
     """
     from stoker.profile.profiled_job import origin_here
     from stoker.records.profile_origin import ProfileOrigin, compared
@@ -30,15 +187,21 @@ def reused_words(
             return None
         # An early version wrote the time alone.
         then = ProfileOrigin(measured_at=when)
-    today = msgspec.structs.replace(origin_here(workload), code_digest=code_digest)
+    today = origin_here(workload)
+    if package is not None:
+        today = msgspec.structs.replace(today, code=package.files, code_digest=package.digest)
     return compared(then, today=today, now=datetime.now(UTC))
 
 
 def with_age(
-    decision: "Decision", profile: "Profile", workload: "Workload", *, code_digest: str = ""
+    decision: "Decision",
+    profile: "Profile",
+    workload: "Workload",
+    *,
+    package: CodePackage | None = None,
 ) -> "Decision":
     """Returns the decision with the age of its profile, and with what has changed since."""
-    reused = reused_words(profile, workload, code_digest=code_digest)
+    reused = reused_words(profile, workload, package=package)
     if reused is None:
         return decision
     warnings = (*decision.warnings, *reused.warnings)

@@ -29,7 +29,7 @@ _MAX_NAMED = 3
 _MAX_TEXT = 60
 _INPUTS = re.compile(r's3://[^"\s]+?/stoker/inputs/[0-9a-f]{16}')
 # Of the code, in the requests and commands of steps: its files are told.
-_CODE = re.compile(r'("STOKER_CODE_DIGEST": |"--code", )"[0-9a-f]+"')
+_CODE = re.compile(r'("STOKER_CODE_DIGEST": )"[0-9a-f]+"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

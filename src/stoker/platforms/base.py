@@ -323,6 +323,12 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
     def keep(self, request: RequestT, record: str) -> None:
         """Keeps the record of an ended job, empty if it left none; never raises."""
 
+    def kept_profile(self, settings: PlatformSettings, key: str) -> str:
+        """Returns the profile that an earlier run kept under a key, as JSON, or an empty text."""
+
+    def keep_profile(self, settings: PlatformSettings, key: str, record: str) -> None:
+        """Keeps a profile, as JSON, for later runs; never raises."""
+
     def is_cancelled(self, settings: PlatformSettings) -> bool:
         """Returns whether the pipeline's run is being cancelled; False without the right to ask."""
 

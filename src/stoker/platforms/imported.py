@@ -18,6 +18,10 @@ _PROSE = (
     *(".gitignore", ".stokerignore", ".gitattributes", ".gitlab-ci.yml", "LICENSE", "Makefile"),
 )
 _WORKLOAD = re.compile(rb"^name:.*^command:|^command:.*^name:", re.MULTILINE | re.DOTALL)
+# Of the digest of code that steps and profiles have.
+CODE_DIGITS = 16
+# Of a profile's record, which has a line for each.
+MAX_NAMED_FILES = 300
 # Imports that no reader of the source can follow.
 _DYNAMIC = re.compile(rb"\b(importlib|__import__|runpy|exec|eval|hydra|get_class)\b")
 
@@ -42,6 +46,13 @@ def code_digest(files: Mapping[str, bytes], command: Sequence[str]) -> str:
     for name in sorted(counted_files(files, command)):
         digest.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\0".encode())
     return digest.hexdigest()
+
+
+def named_code(package: bytes, command: Sequence[str]) -> dict[str, bytes]:
+    """Returns the files of a package that a step may depend on, by path; {}: too many to name."""
+    files = files_of(package)
+    names = counted_files(files, command)
+    return {name: files[name] for name in names} if len(names) <= MAX_NAMED_FILES else {}
 
 
 def imported_files(folder: Path, command: Sequence[str]) -> dict[str, bytes]:

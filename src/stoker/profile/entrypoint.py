@@ -4,9 +4,11 @@ import contextlib
 import os
 import resource
 import signal
+import tarfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +21,7 @@ from stoker.launch.finish import write_failure
 from stoker.launch.launcher import output_folder
 from stoker.launch.topology import from_resourceconfig
 from stoker.logs import EventName, Log, now_utc
+from stoker.platforms.imported import named_code
 from stoker.profile.profiled_job import (
     START_ALLOWANCE_SECONDS,
     CommandUsage,
@@ -32,7 +35,7 @@ from stoker.profile.profiled_job import (
 )
 from stoker.profile.rank_results import read_ranks
 from stoker.records import TodaysGroup, Training, read_json, write_json
-from stoker.records.profile_origin import ProfileOrigin
+from stoker.records.profile_origin import ProfileOrigin, digests_of
 from stoker.records.workload import workload_keys
 
 
@@ -112,7 +115,10 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 ),
             )
         origin = ProfileOrigin(
-            measured_at=now_utc(), image=settings.image, code_digest=settings.code_digest
+            measured_at=now_utc(),
+            image=settings.image,
+            code=_code_of(settings.code_file, words),
+            code_digest=settings.code_digest,
         )
         write_json(file, msgspec.structs.replace(found, origin=origin))
     except StokerError as err:
@@ -123,3 +129,14 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     log = Log(run=settings.run_id, host=topology.host)
     log.event(EventName.PROFILE_WRITTEN, file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
+
+
+def _code_of(package: Path | None, command: Sequence[str]) -> dict[str, str]:
+    """Returns the digests of a package's files by path; {} where the code is in the image."""
+    if package is None:
+        return {}
+    try:
+        return digests_of(named_code(package.read_bytes(), command))
+    except (OSError, tarfile.TarError):
+        # A profile that was measured is not lost for the names of its files.
+        return {}

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.environment import PROFILE_ENDED_FILE
+from stoker.environment import PROFILE_ENDED_FILE, own_pod
 from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
@@ -486,16 +486,26 @@ def profile(
 
 def origin_here(workload: Workload) -> ProfileOrigin:
     """Returns what a profile of the workload is measured with now; its code is of this folder."""
-    code = {}
-    if workload.platform_info.is_this_machine:
-        # Elsewhere the code is in the image, or in a package that has a digest.
-        code = digests_of(imported_files(Path.cwd(), workload.command))
     return ProfileOrigin(
         measured_at=now_utc(),
         image=workload.image,
-        code=code,
+        code=code_here(workload),
         data={name: channel.uri for name, channel in workload.channels.items()},
     )
+
+
+def code_here(workload: Workload) -> dict[str, str]:
+    """Returns digests of the script and what it imports, by path; {} where it is not here.
+
+    A step on Kubeflow runs in the image of the jobs, which has the code, unless the workload names
+    another image for its steps.
+    """
+    pods = workload.kubernetes
+    has_own_image = pods is not None and pods.control.image is not None
+    is_in_image = workload.platform == "kubernetes" and own_pod() is not None and not has_own_image
+    if not workload.platform_info.is_this_machine and not is_in_image:
+        return {}
+    return digests_of(imported_files(Path.cwd(), workload.command))
 
 
 def whole_profile(

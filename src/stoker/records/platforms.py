@@ -297,7 +297,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
             deliver a scheduled start twice: then refuse lets one of the two train.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
-        cache_days: Days for which a step's result is used again for the same request; 0: never.
+        cache_days: Days for which a profile is used again whose step costs the same, also over data
+            of another date; 0: never.
     """
 
     role: RoleArn

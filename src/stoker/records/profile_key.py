@@ -11,6 +11,7 @@ import msgspec
 from stoker.records.base import Json, sha256_of, to_document
 from stoker.records.base import mapping as mapping_at
 from stoker.records.hyperparameters import values_of
+from stoker.records.profile_origin import undated_value, undated_word
 from stoker.records.step_cost import is_same_cost, split_command
 from stoker.records.workload import Workload
 
@@ -70,7 +71,7 @@ def profiled(workload: Workload) -> dict[str, Json]:
     """Returns the part of a workload's document that a profile depends on.
 
     Names of hyperparameters that do not count are kept, with null for their values: the script may
-    need the option.
+    need the option. Addresses have `*` for their dates.
     """
     document = to_document(workload)
     found = _counting(document, "")
@@ -84,11 +85,21 @@ def profiled(workload: Workload) -> dict[str, Json]:
     command, options = split_command(workload.command, workload.profile.free_names)
     # No step can take it for the whole workload.
     found["schema"] = PARTIAL_SCHEMA
-    found["command"] = [*command, *sorted(options)]
+    found["command"] = [*map(undated_word, command), *sorted(options)]
     free = same_cost_names(workload)
     values = values_of(workload.hyperparameters).items()
-    found["hyperparameters"] = {name: None if name in free else each for name, each in values}
+    found["hyperparameters"] = {
+        name: None if name in free else undated_value(value) for name, value in values
+    }
+    for key in ("channels", "environment"):
+        found[key] = undated_value(mapping_at(document, key))
+    options_of = mapping_at(document, "options")
+    found["options"] = {name: _without_help(mapping_at(options_of, name)) for name in options_of}
     return found
+
+
+def _without_help(option: Mapping[str, Json]) -> dict[str, Json]:
+    return {key: value for key, value in option.items() if key != "help"}
 
 
 def _counting(document: Mapping[str, Json], section: str) -> dict[str, Json]:
@@ -107,3 +118,19 @@ def profile_key(workload: Workload, *, code: str = "") -> str:
         placed = msgspec.structs.replace(settings, source=code)
         workload = msgspec.structs.replace(workload, sagemaker=placed)
     return sha256_of(profiled(workload))[:16]
+
+
+def reuse_key(workload: Workload, *, code: str, span: str = "") -> str:
+    """Returns the digest by which a run finds a kept profile: 16 hexadecimal digits.
+
+    Args:
+        workload: With the values of the run's parameters.
+        code: Digest of the code that counts; empty: not known.
+        span: Text of the time for which profiles are used; another text finds none.
+    """
+    depends_on: dict[str, Json] = {
+        "profile": profile_key(workload, code=code),
+        "code": code,
+        "span": span,
+    }
+    return sha256_of(depends_on)[:16]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from stoker.records.base import Name, Record
+from stoker.records.base import Json, Name, Record
 
 # Data, drivers and hosts drift; Kubeflow's `cache_days` ends the use of a profile then, too.
 MAX_PROFILE_DAYS = 30
@@ -22,6 +22,14 @@ _DATED = re.compile(
     rf"/((?:\w+=)?{_DAY}{_TIME}"
     r"|(?:year|yyyy|y)=\d{4}|(?:month|mm|mon|m|week|day|dd|d|hour|hh|h|minute)=\d{1,2})(?=/|$)",
     re.IGNORECASE,
+)
+_MONTH_AND_DAY = r"(?:0[1-9]|1[0-2]){0}(?:0[1-9]|[12]\d|3[01])"
+# A text that is nothing but a date, with its dashes.
+_WHOLE_DATE = re.compile(rf"(?:19|20)\d\d-{_MONTH_AND_DAY.format('-')}{_TIME}")
+# A whole date in a longer name: train-2026-11-27.tar, snapshot_20261127.
+_IN_A_NAME = re.compile(
+    rf"(?<!\d)(?:19|20)\d\d(?:-{_MONTH_AND_DAY.format('-')}|_{_MONTH_AND_DAY.format('_')}"
+    rf"|{_MONTH_AND_DAY.format('')}){_TIME}(?!\d)"
 )
 _YEAR_FIRST = re.compile(r"/(?:19|20)\d\d/(?:0[1-9]|1[0-2])(?:/(?:0[1-9]|[12]\d|3[01]))?(?=/|$)")
 
@@ -61,14 +69,37 @@ class ReusedProfile:
 def undated(uri: str) -> str:
     """Returns an address with `*` for its dates: daily folders of one parent are one dataset.
 
-    A folder counts as a date if its whole name is one, with or without a key before `=`.
+    A folder counts as a date if its whole name is one, with or without a key before `=`; in a
+    longer name a whole date does, year, month and day.
     """
     scheme, separator, path = uri.rpartition("://")
     path = _YEAR_FIRST.sub("/*", f"/{path}")
     path = _DATED.sub("/*", path)
+    path = _IN_A_NAME.sub("*", path)
     # Levels of one date, such as year=2026/month=11, are one.
     path = re.sub(r"(?:/\*)+", "/*", path)
     return f"{scheme}{separator}{path[1:]}"
+
+
+def undated_value(value: Json) -> Json:
+    """Returns a value of a workload with `*` for dates, where a text is an address or a date.
+
+    A number is never one: 20261127 may be a seed.
+    """
+    if isinstance(value, Mapping):
+        return {key: undated_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [undated_value(item) for item in value]
+    return undated_word(value) if isinstance(value, str) else value
+
+
+def undated_word(word: str) -> str:
+    """Returns a word of a command, or a text, with `*` for dates: `--data=s3://b/*/`."""
+    option, separator, text = word.partition("=") if word.startswith("-") else ("", "", word)
+    is_date = _WHOLE_DATE.fullmatch(text) is not None
+    if is_date or "/" in text:
+        text = "*" if is_date else undated(text)
+    return f"{option}{separator}{text}"
 
 
 def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:

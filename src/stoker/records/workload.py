@@ -29,6 +29,7 @@ from stoker.records.platforms import (
     PlatformSettings,
     bare_type,
 )
+from stoker.records.profile_origin import undated_word
 from stoker.records.secrets import SecretArn, SecretSource, source_of
 from stoker.records.step_cost import SAME_COST, split_command
 
@@ -496,7 +497,7 @@ def _costs_the_same(keys: Mapping[str, str], workload: "Workload") -> bool:
         return False
     theirs, _ = split_command(shlex.split(keys["command"]), names)
     kept, _ = split_command(workload.command, names)
-    return theirs == kept
+    return [*map(undated_word, theirs)] == [*map(undated_word, kept)]
 
 
 def _short_id(run_id: str) -> str:

@@ -25,6 +25,7 @@ from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
 from stoker.parameters import Parameter, main_channel
+from stoker.pipelines.base import CODE
 from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
@@ -86,9 +87,28 @@ def profile_step(
     Returns:
         The step, with the output `profile`: the folder of profile.json.
     """
-    request, cache_days = run.request.profile, run.settings.cache_days
-    instance_type, instance_count = run.value("instance_type"), run.value("instance_count")
     folder = _profile_uri(run, image=image or run.image)
+    return _profile_step(
+        run,
+        folder=folder,
+        cache_days=run.settings.cache_days,
+        image=image,
+        depends_on=depends_on,
+        name=name,
+    )
+
+
+def _profile_step(
+    run: PipelineRun,
+    *,
+    folder: Text,
+    cache_days: int,
+    image: Text | None = None,
+    depends_on: Waits = (),
+    name: str = "Profile",
+) -> RequestStep:
+    request = run.request.profile
+    instance_type, instance_count = run.value("instance_type"), run.value("instance_count")
     hyperparameters = _hyperparameters(run, request)
     variables = {
         **_without(request["Environment"], _OF_ONE_PROFILE),
@@ -140,24 +160,73 @@ def profile_or_reuse(
     """Makes a profile step, unless `reuse_profile` names a profile, and the steps after it.
 
     Branches of a SageMaker pipeline cannot join, so `after` is called twice. In the second branch,
-    without a profile step, step names end in `Again`. With `sagemaker.overlap: refuse` the first
-    step is `only_run_step`.
+    without a profile step, step names end in `Again`. With `sagemaker.cache_days` a small step
+    looks for a kept profile, and the steps after that one have names that end in `Kept`. With
+    `sagemaker.overlap: refuse` the first step is `only_run_step`.
 
     Args:
         after: Makes the steps that follow, from the run and the profile (a step or an address).
     """
     guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
     reuse = run.reused_profile
-    today = profile_step(run)
     needs_profile = ConditionStep(
         name=f"NeedsProfile{run.suffix}",
         depends_on=[*guard, *depends_on],
         display_name="Is there no profile to reuse?",
         conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
-        if_steps=[today, *after(run, today)],
+        if_steps=_kept_or_measured(run, after),
         else_steps=[*after(run.alternative("Again"), reuse)],
     )
     return [*guard, needs_profile]
+
+
+def _kept_or_measured(
+    run: PipelineRun, after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]]
+) -> list[Step]:
+    if not run.settings.cache_days:
+        today = profile_step(run)
+        return [today, *after(run, today)]
+    # Not the service's own cache: it compares addresses of data, dates included.
+    finding = _find_profile_step(run)
+    today = _profile_step(run, folder=_own_profile_uri(run), cache_days=0)
+    is_kept = ConditionStep(
+        name=f"IsProfileKept{run.suffix}",
+        depends_on=[finding],
+        display_name="Is there a profile of the same cost?",
+        conditions=[ConditionEquals(left=value_in(finding, "found"), right="yes")],
+        if_steps=[*after(run.alternative("Kept"), finding.outputs["profile"])],
+        else_steps=[today, *after(run, today)],
+    )
+    return [finding, is_kept]
+
+
+def _find_profile_step(run: PipelineRun) -> RequestStep:
+    """Makes a small step that looks for a profile of the last `sagemaker.cache_days` days.
+
+    It finds one whose step costs the same, also over data of another date, and whose data are about
+    as much. If there is none, it notes that this run measures.
+
+    Returns:
+        The step, with the output `profile`: a folder with profile.json, if one was found;
+        `value_in(step, "found")` is yes or no.
+    """
+    return control_step(
+        run,
+        name="FindProfile",
+        command=[
+            *("stoker", "profile", WORKLOAD),
+            *("--find", run.branch_id),
+            *_package_words(run),
+            *("--out", f"{OUTPUT}/profile/profile.json"),
+            *run.words(has_hyperparameters=True),
+        ],
+        inputs=_package(run),
+        outputs={"profile": run.uri("profile")},
+        owned=[run.uri("profile")],
+        property_files={"Found": "profile/found.json"},
+        display_name="Find a profile",
+        description="Looks for a kept profile whose step costs the same.",
+    )
 
 
 def only_run_step(
@@ -202,12 +271,12 @@ def decide_step(
         command=[
             *("stoker", "decide", f"{INPUT}/profile/profile.json"),
             *("--workload", WORKLOAD),
-            *(("--code", run.request.code_digest) if run.request.code_digest else ()),
+            *_package_words(run),
             *("--out", f"{OUTPUT}/decision/decision.json"),
             *run.words(),
         ],
         image=image,
-        inputs={"profile": _profile_in(profile)},
+        inputs={"profile": _profile_in(profile), **_package(run)},
         outputs={"decision": run.uri("decision")},
         owned=[run.uri("decision")],
         property_files={"Decision": "decision/decision.json"},
@@ -450,9 +519,9 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     change, so that a run with another batch size does not overwrite a cached profile. It is outside
     the run's folder, as the training's code may write to it.
     """
-    folder = f"{run.output_uri}/stoker/profiles/{run.workload.name}/"
     if not run.settings.cache_days:
-        return text(folder, run.branch_id)
+        return _own_profile_uri(run)
+    folder = f"{run.output_uri}/stoker/profiles/{run.workload.name}/"
     key = run.request.profile_key
     usual = PipelineRun(request=run.request)
     length = len(str(_profile_in(text(f"{folder}{key}/", *_profiled(usual, image=usual.image)))))
@@ -462,6 +531,21 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
         fix = "sagemaker.cache_days: 0, or shorten hyperparameters"
         raise UsageError(what, where="key sagemaker.cache_days", fix=fix)
     return text(f"{folder}{key}/", *_profiled(run, image=image))
+
+
+def _own_profile_uri(run: PipelineRun) -> Text:
+    """Returns the folder of a profile that this run measures."""
+    return text(f"{run.output_uri}/stoker/profiles/{run.workload.name}/", run.branch_id)
+
+
+def _package(run: PipelineRun) -> dict[str, Text]:
+    """Returns the step's input with the packed code; {} without any."""
+    source = run.settings.source
+    return {"code": source} if run.request.code_digest and source else {}
+
+
+def _package_words(run: PipelineRun) -> tuple[str, ...]:
+    return ("--package", f"{INPUT}/code/{CODE}") if _package(run) else ()
 
 
 def _profiled(run: PipelineRun, *, image: Text) -> Iterator[Text | int | float]:

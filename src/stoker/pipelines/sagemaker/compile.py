@@ -24,7 +24,7 @@ from stoker.pipelines.base import (
 from stoker.pipelines.sagemaker.limits import check_definition
 from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
-from stoker.platforms.imported import code_digest, files_of
+from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of
 from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
@@ -39,8 +39,6 @@ from stoker.records.step_cost import split_command
 MAX_DESCRIPTION = 3072
 MAX_ARGUMENT = 256
 
-# Of the digest of code that is passed to steps.
-_CODE_DIGITS = 16
 # Display name of the step that fails a run while another one is active.
 ONLY_RUN = "Only run"
 
@@ -169,7 +167,7 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         profile_key=cached.key,
         same_cost=cached.same_cost,
         code=inputs.code,
-        code_digest=_code_digest(inputs)[:_CODE_DIGITS],
+        code_digest=_code_digest(inputs)[:CODE_DIGITS],
     )
 
 

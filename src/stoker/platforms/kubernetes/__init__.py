@@ -27,6 +27,8 @@ from stoker.platforms.kubernetes.state import (
     job_state,
     jobs_of_run,
     keep_finished,
+    keep_profile,
+    kept_profile,
     records_of,
     run_of,
     told_jobs,
@@ -158,6 +160,26 @@ class KubernetesPlatform:
         try:
             jobs = uids_of_run(cluster, request)
             keep_finished(cluster, workload, run, request_sha256=digest, jobs=jobs, record=record)
+        except StokerError as err:
+            log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
+
+    def kept_profile(self, settings: PlatformSettings, key: str) -> str:
+        workload = name_of_workload(settings)
+        try:
+            cluster = self._cluster_of(settings.kubernetes or KubernetesSettings())
+            return kept_profile(cluster, workload, key)
+        except ServiceError as err:
+            if err.kind != "denied":
+                raise
+            Log(run=workload, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
+            return ""
+
+    def keep_profile(self, settings: PlatformSettings, key: str, record: str) -> None:
+        workload = name_of_workload(settings)
+        log = Log(run=workload, host=SERVICE)
+        try:
+            cluster = self._cluster_of(settings.kubernetes or KubernetesSettings())
+            keep_profile(_patient(cluster, log), workload, key, record)
         except StokerError as err:
             log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
 

@@ -156,6 +156,10 @@ def finished_map(workload: str) -> str:
     return f"stoker-{object_name(workload)}-finished"
 
 
+def profiles_map(workload: str) -> str:
+    return f"stoker-{object_name(workload)}-profiles"
+
+
 def host_pattern(name: str, job: str) -> str:
     """Returns the pattern of a job's host names: JOBSET-JOB-JOBINDEX-PODINDEX.SUBDOMAIN."""
     return f"{name}-{job}-0-{{index}}.{name}"

@@ -25,6 +25,7 @@ from stoker.platforms.kubernetes.objects import (
     RUN_ANNOTATION,
     WORKLOAD_NAME_ANNOTATION,
     finished_map,
+    profiles_map,
     records_map,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
@@ -230,30 +231,46 @@ def keep_finished(
     Deletes the oldest ones.
     """
     facts = {"request_sha256": request_sha256, "when": now_utc(), "record": record}
-    made = json.dumps({**facts, "jobs": list(jobs)}, sort_keys=True)
-    name = finished_map(workload)
-    found = cluster.find(CONFIG_MAPS, name)
-    others = {key: str(value) for key, value in mapping(found, "data").items() if key != run}
-    newest = sorted(others, key=lambda key: text(_entry(others[key]), "when"), reverse=True)
-    room = _KEPT_BYTES - len(made.encode())
-    data: dict[str, Json] = {run: made}
-    for place, key in enumerate(newest, 2):
-        room -= len(others[key].encode())
+    entry = json.dumps({**facts, "jobs": list(jobs)}, sort_keys=True)
+    _keep_entry(cluster, finished_map(workload), run, entry)
+
+
+def kept_profile(cluster: ClusterApi, workload: str, key: str) -> str:
+    """Returns the profile that was kept under a key, as JSON; empty: none."""
+    kept = mapping(cluster.find(CONFIG_MAPS, profiles_map(workload)), "data")
+    return text(_entry(text(kept, key)), "record")
+
+
+def keep_profile(cluster: ClusterApi, workload: str, key: str, record: str) -> None:
+    """Keeps a profile under a key; deletes the oldest ones."""
+    entry = json.dumps({"when": now_utc(), "record": record}, sort_keys=True)
+    _keep_entry(cluster, profiles_map(workload), key, entry)
+
+
+def _keep_entry(cluster: ClusterApi, map_name: str, key: str, entry: str) -> None:
+    """Writes an entry of a ConfigMap, and takes away the oldest ones beyond its room."""
+    before = cluster.find(CONFIG_MAPS, map_name)
+    others = {name: str(value) for name, value in mapping(before, "data").items() if name != key}
+    newest = sorted(others, key=lambda name: text(_entry(others[name]), "when"), reverse=True)
+    room = _KEPT_BYTES - len(entry.encode())
+    data: dict[str, Json] = {key: entry}
+    for place, name in enumerate(newest, 2):
+        room -= len(others[name].encode())
         if place > KEPT_RUNS or room < 0:
             # In a merge patch null takes a key away.
-            data[key] = None
-    if found is None:
+            data[name] = None
+    if before is None:
         document: Document = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": name, "labels": {MANAGED_BY_LABEL: "stoker"}},
+            "metadata": {"name": map_name, "labels": {MANAGED_BY_LABEL: "stoker"}},
             "data": data,
         }
         # Another run may have made it meanwhile.
         with Suppressed("taken"):
             cluster.create(CONFIG_MAPS, document)
             return
-    cluster.patch(CONFIG_MAPS, name, {"data": data})
+    cluster.patch(CONFIG_MAPS, map_name, {"data": data})
 
 
 def _entry(kept: str) -> Document:
