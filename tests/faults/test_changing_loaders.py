@@ -196,3 +196,38 @@ def test_workers_of_a_plan_do_not_make_a_loader_wait_for_ever(case):
     assert trainer.finish() == expected(case)
     (text,) = reasons(trainer)
     assert text.startswith(NAMED[case])
+
+
+ENDED = """
+import json
+import torch
+from torch.utils.data import DataLoader
+from stoker.feed import changes
+from stoker.feed.replace import install
+
+install(DataLoader)
+rows = [torch.full((2,), float(number)) for number in range(16)]
+for steps in (8, 3):
+    loader = DataLoader(list(rows), batch_size=2)
+    for number, _ in enumerate(loader, 1):
+        if number == steps:
+            break
+    else:
+        raise SystemExit("a loader has 8 batches")
+    if steps == 8:
+        for _ in loader:
+            pass
+    print(json.dumps({"steps": steps, "watches": len(changes._watches)}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_an_epoch_that_is_over_costs_other_loaders_nothing(cluster, is_planned, tmp_path):
+    script = tmp_path / "ended.py"
+    script.write_text(ENDED)
+    if is_planned:
+        workers = {"STOKER_WORKERS": json.dumps({"dnn": 2}), "STOKER_REPLACE_DATALOADER": "auto"}
+        trainer = run_script({}, env=workers, script=str(script))
+    else:
+        trainer = cluster.train(script=str(script))
+    assert [line["watches"] for line in trainer.finish()] == [0, 0]

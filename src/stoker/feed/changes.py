@@ -366,6 +366,12 @@ class Watch:
 _watches: "WeakSet[Watch]" = WeakSet()
 
 
+def forget(*watches: Watch) -> None:
+    """Ends the comparison for watches of an epoch that is over; others' batches cost no look."""
+    for watch in watches:
+        _watches.discard(watch)
+
+
 def making(*own: Watch) -> "contextlib.AbstractContextManager[None]":
     """While a loader's batch is made in this process: what changes is no change of the script's.
 

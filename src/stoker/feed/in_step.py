@@ -14,7 +14,7 @@ from typing import Literal
 from torch.utils.data import DataLoader
 
 from stoker.feed.bookkeeping import LoaderBooks
-from stoker.feed.changes import Depth, Watch, making
+from stoker.feed.changes import Depth, Watch, forget, making
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.iterators import TrainerMaker
 from stoker.feed.seeding import Numbered, Seeding
@@ -142,7 +142,8 @@ class InStep:
         self._say_why(f"{path} changed between two batches", path, is_for_good=is_for_good)
 
     def end(self) -> None:
-        """Notes that the sampler is exhausted, and nothing changed."""
+        """Notes that the epoch is over, and nothing changed."""
+        forget(self._parts, self._sampler)
         if self.place == "tried":
             self._books.num_tried = NUM_TRIED_OF_USERS
 

@@ -155,6 +155,9 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             return self._data_made_here(self._in_step.make_meanwhile)
         try:
             return self._fed_data()
+        except StopIteration:
+            self._in_step.end()
+            raise
         finally:
             self._in_step.was_fed()
 
