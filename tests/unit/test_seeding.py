@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from stoker.feed import seeding
-from stoker.feed.seeding import NumpyState, Seeder, preserved_random_state
+from stoker.feed import random_states, seeding
+from stoker.feed.random_states import preserved_random_states
+from stoker.feed.seeding import Seeder
 from support.property_tests import examples
 
 Draws = tuple[float, float, float]
@@ -77,7 +78,7 @@ def test_the_trainers_own_random_state_is_restored():
     draws_of_batch((9,))
     expected = draws()
     draws_of_batch((9,))
-    with seeding.preserved_random_state(NumpyState()):
+    with preserved_random_states():
         draws_of_batch((1, 2))
         random.gauss(0, 1)
     assert draws() == expected
@@ -104,11 +105,10 @@ def _half_used():
 @pytest.mark.parametrize("after", SCRIPTS_DRAWS.values(), ids=SCRIPTS_DRAWS)
 @pytest.mark.parametrize("before", SCRIPTS_DRAWS.values(), ids=SCRIPTS_DRAWS)
 def test_numpys_state_is_the_scripts_after_each_batch_whatever_it_draws(before, after):
-    kept = NumpyState()
     for draw in (before, before, after, after, before):
         draw()
         expected = np.random.get_state()
-        with seeding.preserved_random_state(kept):
+        with preserved_random_states():
             draws_of_batch((1, 2))
             np.random.normal()
         found = np.random.get_state()
@@ -132,28 +132,27 @@ CACHED_DRAWS = {
 @pytest.mark.parametrize("before", CACHED_DRAWS.values(), ids=CACHED_DRAWS)
 @pytest.mark.parametrize("is_half_used", [False, True])
 def test_a_cached_normal_draw_that_a_script_restores_is_kept(is_half_used, before, after):
-    kept = NumpyState()
     np.random.seed(11)
     if is_half_used:
         np.random.normal()
     for change in (lambda _: None, before, after, before):
         change(np.random.get_state(legacy=False))
         expected = np.random.get_state()
-        with seeding.preserved_random_state(kept):
+        with preserved_random_states():
             draws_of_batch((1, 2))
         found = np.random.get_state()
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
 def test_the_cached_normal_draw_is_found_in_this_numpy():
-    assert seeding._normal_place() is not None
+    assert random_states._normal_place() is not None
 
 
 def test_numpys_state_of_another_bit_generator_is_kept():
-    kept, bits = NumpyState(), np.random.mtrand._rand._bit_generator
+    bits = np.random.mtrand._rand._bit_generator
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
-        with seeding.preserved_random_state(kept):
+        with preserved_random_states():
             np.random.random(3)
         found = np.random.random(3)
         np.random.set_bit_generator(np.random.PCG64(5))
@@ -162,16 +161,122 @@ def test_numpys_state_of_another_bit_generator_is_kept():
         np.random.set_bit_generator(bits)
 
 
-def test_memory_of_another_layout_is_not_believed(monkeypatch):
-    monkeypatch.setattr(seeding, "_MT19937_BYTES", 100)
-    kept = NumpyState()
+@pytest.fixture
+def asked_again():
+    """What is known of the two libraries' memory is found anew in this test, and after it."""
+
+    def forget():
+        random_states._python_of.cache_clear()
+        random_states._numpy_of.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+LAYOUTS = {
+    "NumPy keeps the normal draw elsewhere": ("_normal_place", lambda: None),
+    "NumPy's words are others": ("_shows_numpy", lambda memory: False),
+    "Python's words are others": ("_shows_python", lambda generator: False),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_memory_of_another_layout_is_not_believed_and_draws_are_the_same(
+    name, monkeypatch, asked_again
+):
+    expected_of_batch = draws_of_batch((1, 2))
+    random_states._python_of.cache_clear()
+    random_states._numpy_of.cache_clear()
+    function, instead = LAYOUTS[name]
+    monkeypatch.setattr(random_states, function, instead)
+    libraries = {type(random_states._python()), type(random_states._numpy())}
+    assert libraries & {random_states._PythonLibrary, random_states._NumpyLibrary}
     for _ in range(3):
-        expected = np.random.get_state()[1].tolist()
-        with seeding.preserved_random_state(kept):
-            np.random.seed(8)
-        assert np.random.get_state()[1].tolist() == expected
-        # What changes at its end is not in the first bytes.
+        draws_of_batch((9,))
+        expected = draws()
+        draws_of_batch((9,))
+        with preserved_random_states():
+            assert draws_of_batch((1, 2)) == expected_of_batch
+            random.gauss(0, 1), np.random.normal()
+        assert draws() == expected
+
+
+def test_both_libraries_are_read_as_memory_here():
+    assert isinstance(random_states._python(), random_states._PythonMemory)
+    assert isinstance(random_states._numpy(), random_states._NumpyMemory)
+
+
+def test_memory_that_is_not_the_state_is_found_out(asked_again):
+    generator, other = random.Random(1), random.Random(2)
+    assert random_states._shows_python(generator)
+    numpys = random_states._numpy()
+    assert isinstance(numpys, random_states._NumpyMemory)
+    assert random_states._shows_numpy(numpys)
+    numpys._words = memoryview(bytes(2500))
+    assert not random_states._shows_numpy(numpys)
+    assert not random_states._shows_python(_Subclass(3))
+    assert other.random() == random.Random(2).random()
+
+
+class _Subclass(random.Random):
+    pass
+
+
+@given(st.binary(min_size=32, max_size=32))
+@settings(max_examples=examples(50))
+def test_numpy_is_seeded_as_by_its_own_function(eight_words):
+    for words in (eight_words, eight_words[:28] + bytes(4), bytes(32), bytes(31) + b"\1"):
+        np.random.normal()
+        np.random.seed(np.frombuffer(words, dtype="<u4"))
+        expected = np.random.get_state()
+        np.random.normal(size=3)
+        random_states._numpy().seed(words)
+        found = np.random.get_state()
+        assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+NORMALS = {
+    "none": lambda: None,
+    "one of a pair": lambda: random.gauss(0, 1),
+    "both": lambda: (random.gauss(0, 1), random.gauss(0, 1)),
+}
+
+
+@pytest.mark.parametrize("after", NORMALS.values(), ids=NORMALS)
+@pytest.mark.parametrize("before", NORMALS.values(), ids=NORMALS)
+def test_pythons_second_normal_draw_is_the_scripts_after_each_batch(before, after):
+    for draw in (before, after, before):
+        draw()
+        expected = random.getstate()
+        with preserved_random_states():
+            draws_of_batch((1, 2))
+            random.gauss(0, 1)
+        assert random.getstate() == expected
+
+
+def test_another_bit_generator_under_the_global_functions_is_seeded():
+    bits = np.random.mtrand._rand._bit_generator
+    np.random.set_bit_generator(np.random.PCG64(5))
+    try:
+        first = draws_of_batch((1, 2))
+        np.random.random(3)
+        assert draws_of_batch((1, 2)) == first
+        assert draws_of_batch((1, 3)) != first
+    finally:
+        np.random.set_bit_generator(bits)
+
+
+def test_a_dataset_that_exchanges_numpys_generator_does_not_break_the_batch():
+    bits = np.random.mtrand._rand._bit_generator
+    try:
+        with preserved_random_states():
+            np.random.set_bit_generator(np.random.PCG64(5))
+            np.random.random()
+        assert np.random.mtrand._rand._bit_generator is not bits
         np.random.random()
+    finally:
+        np.random.set_bit_generator(bits)
 
 
 class Lazy:
@@ -213,7 +318,7 @@ KINDS = [Lazy, Randomizable, Eager, Global]
 @pytest.fixture(autouse=True)
 def _kept_state(monkeypatch):
     monkeypatch.setattr(torch_worker, "_worker_info", None)
-    with preserved_random_state(NumpyState()):
+    with preserved_random_states():
         yield
 
 

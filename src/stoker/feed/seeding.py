@@ -9,14 +9,11 @@ script's `num_workers`, as with torch. So a dataset that makes a generator from
 """
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import random
 import struct
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Literal, TypeVar, cast
 
 import msgspec
@@ -28,13 +25,13 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.environment import from_environment
 from stoker.errors import ShippingError
 from stoker.feed.generators import (
-    MAX_SEED,
     GeneratorKind,
     HeldGenerators,
     global_generators,
     kind_of,
     put_back,
 )
+from stoker.feed.random_states import preserved_random_states, seed_states
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.logs import EventName, Log
 
@@ -45,10 +42,6 @@ _MASK = (1 << 64) - 1
 
 # Unit of seeding: a batch, a sample, or workers as torch does.
 Seeding = Literal["batch", "sample", "torch"]
-# Of a Mersenne Twister: 624 words of 4 bytes, and the place among them.
-_MT19937_BYTES = 2500
-# Of a `RandomState`: whether it holds the second of two normal draws, and that draw.
-_NORMAL = struct.Struct("@id")
 # How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
@@ -63,7 +56,9 @@ class Numbered(msgspec.Struct):
 
 def seed_batch(words: Sequence[int]) -> bytes:
     """Sets the random states from `words` (0 to 2**64 - 1), in 15 us; returns their digest."""
-    return _seed(_digest(words))
+    digest = _digest(words)
+    seed_states(digest)
+    return digest
 
 
 def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
@@ -76,7 +71,9 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
     digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
     digest.update(index_bytes(index))
     digest.update(struct.pack("<Q", occurrence))
-    return _seed(digest.digest())
+    of_sample = digest.digest()
+    seed_states(of_sample)
+    return of_sample
 
 
 def makes_many(dataset: object) -> bool:
@@ -139,121 +136,14 @@ def seed_as_torch(base_seed: int, worker_id: int) -> int:
     return seed
 
 
-class NumpyState:
-    """NumPy's global random state, read in 1 us while it stays as it was, and set in 4.
-
-    NumPy's own functions take 50 us each: they copy 624 numbers one by one. So the memory of
-    generator and cached normal draw is compared with what it was at the last reading; it is never
-    written to.
-    """
-
-    def __init__(self) -> None:
-        self._bits: np.random.BitGenerator | None = None
-        self._address = self._normal_address = 0
-        # What the memory held when the state was read; empty: it does not show the whole state.
-        self._memory = b""
-        self._state: dict[str, object] = {}
-
-    def read(self) -> dict[str, object]:
-        """Returns a state for `write`; not to be changed."""
-        memory = self._memory_now()
-        if not memory or memory != self._memory:
-            self._state = np.random.get_state(legacy=False)
-            self._memory = self._note(memory)
-        return self._state
-
-    def write(self, state: dict[str, object]) -> None:
-        np.random.set_state(state)
-
-    def _memory_now(self) -> bytes:
-        bits = np.random.mtrand._rand._bit_generator
-        if bits is not self._bits:
-            self._bits, self._address, self._memory = bits, 0, b""
-            place = _normal_place()
-            if type(bits) is np.random.MT19937 and place is not None:
-                self._address = bits.ctypes.state_address
-                self._normal_address = id(np.random.mtrand._rand) + place
-        if not self._address:
-            return b""
-        numbers = ctypes.string_at(self._address, _MT19937_BYTES)
-        return numbers + ctypes.string_at(self._normal_address, _NORMAL.size)
-
-    def _note(self, memory: bytes) -> bytes:
-        """Prepares a state that was just read for `write`; returns the memory that shows it."""
-        words = self._state["state"]
-        if not memory or not isinstance(words, dict) or "key" not in words:
-            return b""
-        numbers = words["key"].tobytes() + words["pos"].to_bytes(4, sys.byteorder)
-        # As Python's integers, which NumPy takes ten times as fast as its own.
-        self._state["state"] = {"key": words["key"].tolist(), "pos": words["pos"]}
-        normal = memory[_MT19937_BYTES:]
-        is_known = memory == numbers + normal and self._shows_normal(normal)
-        return memory if is_known else b""
-
-    def _shows_normal(self, memory: bytes) -> bool:
-        has_normal, normal = _NORMAL.unpack(memory)
-        known = (bool(self._state["has_gauss"]), self._state["gauss"])
-        return (bool(has_normal), normal) == known or not (has_normal or known[0])
-
-
 @functools.cache
-def _normal_place() -> int | None:
-    """Returns where a `RandomState` keeps the second of two normal draws, in bytes from its start.
-
-    It follows the only pointer of the object into itself (legacy-distributions.h: `aug_bitgen_t`).
-    None: this NumPy keeps it elsewhere.
-    """
-    kind = np.random.RandomState
-    samples = [kind(number) for number in range(2)]
-    places = set(range(0, kind.__basicsize__ - _NORMAL.size - 8, 8))
-    for sample in samples:
-        start = id(sample)
-        memory = ctypes.string_at(start, kind.__basicsize__)
-        pointers = {at: int.from_bytes(memory[at : at + 8], sys.byteorder) for at in places}
-        inside = range(start, start + kind.__basicsize__)
-        places = {at for at, pointer in pointers.items() if pointer in inside}
-    found = [at + 8 for at in places if all(_is_normal(sample, at + 8) for sample in samples)]
-    return found[0] if len(found) == 1 else None
-
-
-def _is_normal(sample: np.random.RandomState, place: int) -> bool:
-    """Returns whether `place` of the object is 0, and then the second draw of a pair."""
-
-    def read() -> tuple[int, float]:
-        has_normal, normal = _NORMAL.unpack(ctypes.string_at(id(sample) + place, _NORMAL.size))
-        return has_normal, normal
-
-    sample.seed(5)
-    if read()[0] != 0:
-        return False
-    sample.standard_normal()
-    state = sample.get_state(legacy=False)
-    return read() == (1, state["gauss"]) and bool(state["has_gauss"])
-
-
-@contextmanager
-def preserved_random_state(numpy_state: NumpyState) -> Iterator[None]:
-    """Restores the random states at its end, in 20 us, so that the trainer's draws stay."""
-    python, numpy, own = random.getstate(), numpy_state.read(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        numpy_state.write(numpy)
-        torch.set_rng_state(own)
+def _words(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
 
 
 def _digest(words: Sequence[int]) -> bytes:
-    packed = struct.pack(f"<{len(words)}Q", *(word & _MASK for word in words))
+    packed = _words(len(words)).pack(*[word & _MASK for word in words])
     return hashlib.blake2b(packed, digest_size=64, person=b"stoker batch").digest()
-
-
-def _seed(digest: bytes) -> bytes:
-    random.seed(int.from_bytes(digest[:16], "little"))
-    np.random.seed(np.frombuffer(digest, dtype="<u4", count=8, offset=16))
-    # Not torch.manual_seed: it visits every backend, 76 us against 1.2 us.
-    torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little") & MAX_SEED)
-    return digest
 
 
 def index_bytes(index: object) -> bytes:
@@ -288,7 +178,6 @@ class Seeder:
         self._held = HeldGenerators(roots)
         self._warns = warns
         self._warned: set[str] = set()
-        self._numpy = NumpyState()
         self._base_seed: int | None = None
         self._infos: dict[int, torch_worker.WorkerInfo] = {}
         self._tell()
@@ -331,13 +220,13 @@ class Seeder:
 
     def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
-        return self._held_preserved() if self._held.found else preserved_random_state(self._numpy)
+        return self._held_preserved() if self._held.found else preserved_random_states()
 
     @contextlib.contextmanager
     def _held_preserved(self) -> Iterator[None]:
         states = self._held.states()
         try:
-            with preserved_random_state(self._numpy):
+            with preserved_random_states():
                 yield
         finally:
             put_back(states)

@@ -1,0 +1,228 @@
+"""The global random states of a process: those of Python's `random`, NumPy and torch.
+
+A batch is made from states that depend on its number only, and then the script's own come back. In
+a trainer's process that happens between two steps, when nothing of it is in the processor's caches:
+there the functions of `random` and `numpy.random`, which turn 624 words into as many Python objects
+and back, take ten times as long as in a loop. So both Mersenne Twisters are read and written as the
+2,500 bytes that they are. That is done only where what these bytes show was compared with what the
+library itself says; elsewhere (another generator in NumPy's place, another layout, a Python without
+the global lock) the libraries' functions are called.
+"""
+
+import ctypes
+import functools
+import random
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+import torch
+
+from stoker.feed.generators import MAX_SEED, any_kind_of
+
+# A Mersenne Twister: 624 words of 4 bytes, and the place among them (Python has it first).
+_NUM_WORDS = 624
+_PLACE_BYTES = 4
+_TWISTER_BYTES = 4 * _NUM_WORDS + _PLACE_BYTES
+# Of a `RandomState`: whether it holds the second of two normal draws, and that draw.
+_NORMAL = struct.Struct("@id")
+_NO_NORMAL = _NORMAL.pack(0, 0.0)
+# Of a digest: where NumPy's 8 words are.
+_NUMPY_WORDS = slice(16, 48)
+
+
+@contextmanager
+def preserved_random_states() -> Iterator[None]:
+    """Restores the random states at its end, so that the trainer's draws stay."""
+    # Also where a dataset puts another generator in NumPy's place meanwhile.
+    python, numpy = _python(), _numpy()
+    of_python, of_numpy, of_torch = python.read(), numpy.read(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        python.write(of_python)
+        numpy.write(of_numpy)
+        torch.set_rng_state(of_torch)
+
+
+def seed_states(digest: bytes) -> None:
+    """Sets the random states of this process from 64 bytes."""
+    random.seed(int.from_bytes(digest[:16], "little"))
+    _numpy().seed(digest[_NUMPY_WORDS])
+    # Not torch.manual_seed: it visits every backend, 76 us against 1.2 us.
+    torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little") & MAX_SEED)
+
+
+class _Generator(random.Random):
+    # The second of two normal draws.
+    gauss_next: float | None
+
+
+class _PythonLibrary:
+    """The state of `random` by its own functions."""
+
+    def read(self) -> object:
+        return random.getstate()
+
+    def write(self, state: object) -> None:
+        random.setstate(cast("tuple[object, ...]", state))
+
+
+class _PythonMemory:
+    """The state of `random` as the memory of its generator."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = cast("_Generator", generator)
+        self._memory = _memory_at(id(generator) + object.__basicsize__, _TWISTER_BYTES)
+
+    def read(self) -> object:
+        return self._memory.tobytes(), self._generator.gauss_next
+
+    def write(self, state: object) -> None:
+        words, self._generator.gauss_next = cast("tuple[bytes, float | None]", state)
+        self._memory[:] = words
+
+    def seeded(self, seed: int) -> bytes:
+        """Returns the memory after a seed, in NumPy's order: words, place."""
+        self._generator.seed(seed)
+        place_and_words = self._memory.tobytes()
+        return place_and_words[_PLACE_BYTES:] + place_and_words[:_PLACE_BYTES]
+
+
+class _NumpyLibrary:
+    """The state of `numpy.random` by its own functions."""
+
+    def read(self) -> object:
+        return np.random.get_state(legacy=False)
+
+    def write(self, state: object) -> None:
+        np.random.set_state(cast("dict[str, object]", state))
+
+    def seed(self, words: bytes) -> None:
+        kind = any_kind_of(_global_of_numpy())
+        assert kind is not None
+        kind.seed(_global_of_numpy(), words)
+
+
+class _NumpyMemory:
+    """The state of `numpy.random` as the memory of its twister and of its cached normal draw."""
+
+    def __init__(self, bits: np.random.MT19937, *, normal: int, twin: _PythonMemory) -> None:
+        # Their memory is read for as long as this object is there.
+        self._owners = bits, _global_of_numpy()
+        self._lock = bits.lock
+        self._words = _memory_at(bits.ctypes.state_address, _TWISTER_BYTES)
+        self._normal = _memory_at(normal, _NORMAL.size)
+        self._twin = twin
+
+    def read(self) -> object:
+        # Draws release Python's lock, but hold this one.
+        with self._lock:
+            return self._words.tobytes(), self._normal.tobytes()
+
+    def write(self, state: object) -> None:
+        words, normal = cast("tuple[bytes, bytes]", state)
+        with self._lock:
+            self._words[:] = words
+            self._normal[:] = normal
+
+    def seed(self, words: bytes) -> None:
+        if not any(words[-_PLACE_BYTES:]):
+            # A whole number does not show that its highest word is 0.
+            np.random.seed(np.frombuffer(words, dtype="<u4"))
+            return
+        # Both seed by the twister's own `init_by_array`; NumPy's way there takes 5 times as long.
+        self.write((self._twin.seeded(int.from_bytes(words, "little")), _NO_NORMAL))
+
+
+def _python() -> _PythonLibrary | _PythonMemory:
+    return _python_of(cast("random.Random", getattr(random.getstate, "__self__", None)))
+
+
+@functools.lru_cache(maxsize=1)
+def _python_of(generator: random.Random) -> _PythonLibrary | _PythonMemory:
+    return _PythonMemory(generator) if _shows_python(generator) else _PythonLibrary()
+
+
+def _numpy() -> _NumpyLibrary | _NumpyMemory:
+    return _numpy_of(_global_of_numpy()._bit_generator)
+
+
+@functools.lru_cache(maxsize=1)
+def _numpy_of(bits: np.random.BitGenerator) -> _NumpyLibrary | _NumpyMemory:
+    twin, place = random.Random(), _normal_place()
+    if type(bits) is not np.random.MT19937 or place is None or not _shows_python(twin):
+        return _NumpyLibrary()
+    normal = id(_global_of_numpy()) + place
+    memory = _NumpyMemory(bits, normal=normal, twin=_PythonMemory(twin))
+    return memory if _shows_numpy(memory) else _NumpyLibrary()
+
+
+def _global_of_numpy() -> np.random.RandomState:
+    return np.random.mtrand._rand
+
+
+def _memory_at(address: int, num_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
+
+
+def _shows_python(generator: random.Random) -> bool:
+    """Returns whether the memory of a generator is the twister that its state describes."""
+    has_global_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    has_room = random.Random.__basicsize__ >= object.__basicsize__ + _TWISTER_BYTES
+    if type(generator) is not random.Random or not has_global_lock or not has_room:
+        return False
+    memory = _memory_at(id(generator) + object.__basicsize__, _TWISTER_BYTES)
+    *words, place = generator.getstate()[1]
+    return struct.unpack(f"={_NUM_WORDS + 1}I", memory) == (place, *words)
+
+
+def _shows_numpy(memory: _NumpyMemory) -> bool:
+    """Returns whether a memory is the state that NumPy describes."""
+    words, normal = cast("tuple[bytes, bytes]", memory.read())
+    state = np.random.get_state(legacy=False)
+    twister = state["state"]
+    described = twister["key"].tobytes() + twister["pos"].to_bytes(_PLACE_BYTES, sys.byteorder)
+    has_normal, normal_draw = _NORMAL.unpack(normal)
+    is_normal_shown = bool(has_normal) == bool(state["has_gauss"])
+    if has_normal:
+        is_normal_shown = is_normal_shown and normal_draw == state["gauss"]
+    return is_normal_shown and bool(words == described)
+
+
+@functools.cache
+def _normal_place() -> int | None:
+    """Returns where a `RandomState` keeps the second of two normal draws, in bytes from its start.
+
+    It follows the only pointer of the object into itself (legacy-distributions.h: `aug_bitgen_t`).
+    None: this NumPy keeps it elsewhere.
+    """
+    kind = np.random.RandomState
+    samples = [kind(number) for number in range(2)]
+    places = set(range(0, kind.__basicsize__ - _NORMAL.size - 8, 8))
+    for sample in samples:
+        start = id(sample)
+        memory = ctypes.string_at(start, kind.__basicsize__)
+        pointers = {at: int.from_bytes(memory[at : at + 8], sys.byteorder) for at in places}
+        inside = range(start, start + kind.__basicsize__)
+        places = {at for at, pointer in pointers.items() if pointer in inside}
+    found = [at + 8 for at in places if all(_is_normal(sample, at + 8) for sample in samples)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_normal(sample: np.random.RandomState, place: int) -> bool:
+    """Returns whether `place` of the object is 0, and then the second draw of a pair."""
+
+    def read() -> tuple[int, float]:
+        has_normal, normal = _NORMAL.unpack(ctypes.string_at(id(sample) + place, _NORMAL.size))
+        return has_normal, normal
+
+    sample.seed(5)
+    if read()[0] != 0:
+        return False
+    sample.standard_normal()
+    state = sample.get_state(legacy=False)
+    return read() == (1, state["gauss"]) and bool(state["has_gauss"])
