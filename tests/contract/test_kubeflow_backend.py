@@ -243,6 +243,25 @@ def test_steps_under_a_condition_run_where_it_is_met(score, tasks, state, tmp_pa
     assert json.loads(run.steps[-1].command[1])["state"] == state
 
 
+@pytest.mark.parametrize("word", ["yes", "no", ""])
+def test_of_two_conditions_on_a_text_one_runs(word, tmp_path):
+    """Of the group that ends last, a launcher tells the state: it is complete."""
+
+    def one() -> None:
+        with dsl.ExitHandler(end()):
+            made = tell(text="first")
+            with dsl.If(made.outputs["word"] == "yes", name="first"):
+                named(text="a", aside="b")
+            with dsl.If(made.outputs["word"] != "yes", name="second"):
+                judge()
+
+    run = played(one, tmp_path, told={"parameterValues": {"word": word, "score": 1}})
+    expected = ["tell", "named" if word == "yes" else "judge", "end"]
+    assert (run.state, [step.task for step in run.steps]) == ("SUCCEEDED", expected)
+    if word != "yes":
+        assert json.loads(run.steps[-1].command[1])["state"] == "COMPLETE"
+
+
 def test_a_condition_with_another_branch_is_not_played(tmp_path):
     def one(least: float = 0.95) -> None:
         with dsl.If(judge().output >= least):

@@ -22,6 +22,8 @@ from support import builders, sample_records
 from support import kubeflow_pipeline as sample
 from support.kubeflow_backend import KubeflowRun
 from support.kubeflow_steps import Installation, tasks_of
+from support.kubernetes_api import kube_config
+from support.platform_jobs import use_kube_config
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -183,6 +185,42 @@ def test_changed_parameters_of_a_run_train(parameters, fact, installation):
 def test_another_workload_or_image_trains(change, installation):
     ran(installation, skipping())
     assert tasks_of(ran(installation, skipping(change))) == TRAINED
+
+
+TAG = "registry/stoker:digits"
+
+
+@pytest.fixture
+def pull(api, tmp_path, monkeypatch):
+    """Makes the pod of the step that compares, with this digest of the image of a tag."""
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url))
+    for key, value in api.make_step("compare-1", workflow="").items():
+        monkeypatch.setenv(key, value)
+
+    def pulled(letter: str) -> None:
+        image_id = f"registry/stoker@sha256:{letter * 64}"
+        containers = {"containers": [{"name": "main", "image": TAG}]}
+        statuses = {"containerStatuses": [{"name": "main", "imageID": image_id}]}
+        api.change("pods", "compare-1", {"spec": containers, "status": statuses})
+
+    return pulled
+
+
+def test_an_image_by_its_tag_is_the_one_that_the_step_s_own_pod_has_pulled(api, installation, pull):
+    text = skipping(f"image={TAG}")
+    pull("a")
+    assert tasks_of(ran(installation, text)) == TRAINED
+    assert tasks_of(ran(installation, text)) == SKIPPED
+    # Pushed again.
+    pull("b")
+    assert tasks_of(ran(installation, text)) == TRAINED
+    assert "2026-11-20: image" in installation.told["compare"].stdout
+    # A run with another image than the pod's.
+    again = ran(installation, text, parameters={"image": "registry/stoker:letters"})
+    assert tasks_of(again) == TRAINED
+    assert "runs another image" in installation.told["compare"].stdout
+    api.remove("pods", "compare-1")
+    assert tasks_of(ran(installation, text)) == TRAINED
 
 
 BAD = {

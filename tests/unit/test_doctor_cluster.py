@@ -168,6 +168,8 @@ def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api):
     assert claims("constraints.max_data_hosts=0") == [("ok", "datasets"), ("ok", "runs")]
     volume = "{name: x, persistentVolumeClaim: {claimName: runs}}"
     assert claims(f"kubernetes.data.pod.spec.volumes=[{volume}]")[2:] == [("warn", "runs")]
+    assert claims("kubernetes.memory=pvc://runs/memory")[2:] == [("ok", "runs")]
+    assert claims("kubernetes.memory=pvc://absent/memory")[2:] == [("fail", "claim")]
     api.remove("persistentvolumeclaims", "runs")
     assert claims()[1] == ("fail", "claim")
 
