@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from stoker.profile.divided_streams import is_divided, watch_streams
+from stoker.profile.batches import is_divided, watch_streams
 
 
 class Divided(IterableDataset[torch.Tensor]):

@@ -5,8 +5,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from stoker.profile import gpu_decoding
-from stoker.profile.gpu_decoding import JpegDecoder, measure_gpu_decoding
+from stoker.profile import inventory
+from stoker.profile.inventory import JpegDecoder, measure_gpu_decoding
 
 
 class Computed(Dataset):
@@ -41,7 +41,7 @@ def calls(monkeypatch):
         return data
 
     decoder = JpegDecoder(decode, list, lambda: None, "cuda:0", "torchvision")
-    monkeypatch.setattr(gpu_decoding, "find_decoder", lambda: decoder)
+    monkeypatch.setattr(inventory, "find_decoder", lambda: decoder)
     return seen
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from stoker.profile.combine import transforms_of
-from stoker.profile.costs import measure_costs, name_of, size_of, time_transforms
 from stoker.profile.explain import transform_table
+from stoker.profile.loader_phases import measure_costs, name_of, size_of, time_transforms
 from stoker.profile.rank_results import Cost, RankResult
 
 Sample = torch.Tensor

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import stoker
-from stoker.profile.loop_changes import LoopChanges
+from stoker.profile.batches import LoopChanges
 
 
 class Replay(Dataset):

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from stoker.profile.batch_memory import copy_of, kind_of
-from stoker.profile.batches import CACHED_BATCHES, Cache, OtherLoaders
-from stoker.profile.device_clock import StepClock
+from stoker.profile.batches import CACHED_BATCHES, Cache, OtherLoaders, copy_of, kind_of
+from stoker.profile.step_clock import StepClock
 
 Loader = DataLoader[torch.Tensor]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.profile.cache_files import TAG, is_cache
 from stoker.profile.file_guard import FileGuard
-from stoker.profile.grown_files import grown, snapshot
+from stoker.profile.user_files import TAG, grown, is_cache, snapshot
 
 CACHES = [
     "project/__pycache__/model.cpython-312.pyc",

@@ -3,9 +3,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stoker
 from stoker.profile.batches import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
-from stoker.profile.device_clock import Mark
+from stoker.profile.step_clock import WARM_UP_STEPS, Mark
 from stoker.profile.step_watch import AsIsSteps
-from stoker.profile.warm_up import WARM_UP_STEPS
 
 
 def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.profile.device_copies import DeviceCopies, room_on_device
+from stoker.profile.script_phases import DeviceCopies, room_on_device
 
 WAYS = {
     "to": lambda tensor: tensor.to("meta"),

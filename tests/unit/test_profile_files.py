@@ -4,16 +4,16 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.profile.grown_files import (
+from stoker.profile.rank_results import GrownFile, RankResult
+from stoker.profile.user_files import (
     files_of,
     folders_of,
     grown,
+    scratch_copy,
     snapshot,
     with_grown_files,
     words_of,
 )
-from stoker.profile.rank_results import GrownFile, RankResult
-from stoker.profile.scratch_copy import scratch_copy
 from support import builders
 
 

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from stoker.profile import gpu_decoding
+from stoker.profile import inventory
 from stoker.profile.explain import explain
-from stoker.profile.gpu_decoding import (
+from stoker.profile.inventory import (
     EncodedPictures,
     JpegDecoder,
     calls_of,
@@ -134,7 +134,7 @@ def test_files_of_another_format_are_no_jpegs(tmp_path):
 
 def test_what_is_read_ends_at_a_number_of_bytes(files, monkeypatch):
     size = files[0].stat().st_size
-    monkeypatch.setattr(gpu_decoding, "_MOST_BYTES", int(3.5 * size))
+    monkeypatch.setattr(inventory, "_MOST_BYTES", int(3.5 * size))
     assert len(read_pictures([str(file) for file in files]).data) == 3
 
 

@@ -9,10 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from stoker.profile.batches import Cache
-from stoker.profile.device_clock import StepClock
 from stoker.profile.rank_results import quartiles
-from stoker.profile.replay_variants import VARIANTS, VariantPhases, pin_seconds
-from stoker.profile.script_phases import Replay
+from stoker.profile.script_phases import VARIANTS, Replay, VariantPhases, pin_seconds
+from stoker.profile.step_clock import StepClock
 from stoker.profile.step_watch import ReplaySteps
 from support.device_double import DeviceDouble
 
@@ -168,7 +167,7 @@ def test_variants_come_in_their_order_and_one_that_was_left_out_is_not_made_up_f
 def test_a_variant_ends_after_its_share_of_the_budget_however_few_steps_it_had(monkeypatch):
     training = Training(budget_seconds=100.0)
     now = 0.0
-    monkeypatch.setattr("stoker.profile.replay_variants.time.monotonic", lambda: now)
+    monkeypatch.setattr("stoker.profile.script_phases.time.monotonic", lambda: now)
     training.variants.begin("on-device")
     assert not training.variants.is_enough()
     training.train(training.variants.running, steps=150)

@@ -4,8 +4,8 @@ import threading
 import pytest
 
 from stoker.host.counters import StrayCpu
-from stoker.profile.device_clock import Mark
 from stoker.profile.rank_results import block_means, quartiles
+from stoker.profile.step_clock import WARM_UP_STEPS, Mark
 from stoker.profile.step_watch import (
     AS_IS_ENOUGH,
     WARM_UP_REPLAYS,
@@ -16,7 +16,6 @@ from stoker.profile.step_watch import (
     missing_of,
     speed_spread,
 )
-from stoker.profile.warm_up import WARM_UP_STEPS
 
 
 def at(seconds: float) -> Mark:

@@ -112,9 +112,8 @@ def profile_verb(
     )
     from stoker.environment import own_pod
     from stoker.platforms import platform_named
-    from stoker.profile.grown_files import COPY
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
-    from stoker.profile.scratch_copy import scratch_copy
+    from stoker.profile.user_files import COPY, scratch_copy
     from stoker.records import Group, to_json, write_json
 
     if (logs or region) and not training_job:

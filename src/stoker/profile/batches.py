@@ -1,23 +1,47 @@
-"""Copies of batches, facts about them, and the choice of the loader that is measured."""
+"""Copies of batches in memory of the same kind, and facts about the loader that makes them.
+
+How long an accelerator takes to copy a batch depends on its memory: pinned memory is copied by the
+device alone; other memory is read by a CPU, and a batch of a loader's worker is mapped into the
+trainer page by page when it is first read. A replayed batch costs what the loader's own did only if
+it lies in the same kind of memory.
+
+Of the loader: which one is measured, whether its stream divides itself among workers
+(`get_worker_info()`, observed in the worker, as a library may call it deep below the script), and
+whether the script changes what a loader without workers makes its batches from. Under data hosts or
+with a plan's workers such a loader is made in the trainer (feed/in_step.py), so that neither helps:
+what the script had in hand between two batches is compared, of the first ones all, of later ones
+for at most 0.5 % of the time.
+"""
 
 import contextlib
 import copy
 import itertools
+import mmap
+import os
+import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
+import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.worker import WorkerInfo
 
 from stoker.feed.bookkeeping import FormerLoader
-from stoker.feed.changes import making
+from stoker.feed.changes import Watch, making
 from stoker.feed.foreign_loaders import reach_of
+from stoker.feed.in_step import MAX_CHANGED_EPOCHS, NO_BATCH_AHEAD, NUM_TRIED, watches_of
 from stoker.feed.memory import num_bytes
-from stoker.profile.batch_memory import KeptPages, MemoryKind, copy_of, kind_of
-from stoker.profile.device_clock import Mark, StepClock
+from stoker.feed.wire.pickling import factories_in
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
+from stoker.profile.step_clock import Mark, StepClock
 from stoker.profile.step_watch import AsIsSteps
 
 # Only this many values of a large batch are looked at: enough to tell bytes from real numbers.
@@ -29,6 +53,16 @@ _CACHED_BYTES = 2 << 30
 MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 CopyTensor = Callable[[torch.Tensor], torch.Tensor]
+# own: ordinary memory of this process; worker: shared with a worker, not read here before.
+MemoryKind = Literal["own", "worker", "pinned"]
+
+# Mapping a smaller tensor takes less than a microsecond a page, but some system calls a tensor.
+_LEAST_MAPPED = 1 << 20
+# Of any rank of the host: all of them run one script.
+_FILE = "stream-divides"
+# They ask whether they are in a worker, of any dataset.
+_NOT_OF_STREAMS = ("stoker.", "torch.utils.data._utils.")
+_SHARE = 0.005
 
 
 def own_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -309,3 +343,223 @@ class Choice:
         self._main = ref(loader)
         self._former = FormerLoader(loader)
         return True
+
+
+def kind_of(tensor: torch.Tensor) -> MemoryKind:
+    if tensor.device.type != "cpu":
+        return "own"
+    if tensor.is_shared():  # type: ignore[no-untyped-call]
+        return "worker"
+    return "pinned" if _is_pinned(tensor) else "own"
+
+
+def copy_of(tensor: torch.Tensor, kind: MemoryKind) -> torch.Tensor:
+    """Returns a copy in memory of `kind`, or in ordinary memory where there is none of it."""
+    plain = tensor.detach()
+    # A subclass may hold more than its values.
+    if kind == "own" or type(plain) is not torch.Tensor or plain.device.type != "cpu":
+        return plain.clone()
+    try:
+        return _pinned(plain) if kind == "pinned" else _mapped(plain)
+    except (OSError, RuntimeError):
+        # No memory of this kind is left: a copy in another one is nearly as good as none.
+        return plain.clone()
+
+
+def _is_pinned(tensor: torch.Tensor) -> bool:
+    try:
+        return bool(tensor.is_pinned())
+    except RuntimeError:
+        return False
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+
+
+def _mapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy whose pages this process has not seen, as one that a worker made.
+
+    It is the only one that holds them: they are freed with it, which takes as long as to read them.
+    """
+    source = tensor.clone()
+    num_bytes = source.untyped_storage().nbytes()
+    if num_bytes < _LEAST_MAPPED or not hasattr(os, "memfd_create"):
+        return source
+    file = _file_of(source)
+    try:
+        pages = mmap.mmap(file, num_bytes)
+    finally:
+        os.close(file)
+    return _tensor_in(pages, like=source)
+
+
+class KeptPages:
+    """Pages of a tensor that stay when its copies go, as of a dataset that returns what it holds.
+
+    A worker that holds the memory of its batches maps the same pages for each: a trainer that drops
+    one unmaps them, and frees none.
+
+    Raises:
+        OSError: If no memory is left for them.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._like = tensor.detach().clone()
+        self._file = -1
+        if self._num_bytes >= _LEAST_MAPPED and hasattr(os, "memfd_create"):
+            self._file = _file_of(self._like)
+            weakref.finalize(self, os.close, self._file)
+
+    @property
+    def _num_bytes(self) -> int:
+        return self._like.untyped_storage().nbytes()
+
+    def copy(self) -> torch.Tensor:
+        """Returns the tensor in pages that this process has not mapped yet."""
+        if self._file < 0:
+            return self._like.clone()
+        # Private: what a script changes in its batch is in no later one.
+        pages = mmap.mmap(self._file, self._num_bytes, flags=mmap.MAP_PRIVATE)
+        return _tensor_in(pages, like=self._like)
+
+
+def _file_of(tensor: torch.Tensor) -> int:
+    """Returns a file in memory with the bytes of the tensor's storage."""
+    file = os.memfd_create("stoker-batch", os.MFD_CLOEXEC)
+    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    try:
+        _write(file, memoryview(content.numpy()).cast("B"))  # type: ignore[arg-type]
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _tensor_in(pages: mmap.mmap, *, like: torch.Tensor) -> torch.Tensor:
+    storage = torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
+    mapped = torch.empty(0, dtype=like.dtype)
+    return mapped.set_(storage, 0, like.size(), like.stride())
+
+
+def _write(file: int, content: "memoryview[int]") -> None:
+    written = 0
+    while written < len(content):
+        written += os.pwrite(file, content[written:], written)
+
+
+def watch_streams(folder: Path) -> None:
+    """Makes workers of this process leave a file in `folder` if their stream calls the function.
+
+    To be called at the end of torch's import, before a script or a library has taken the function.
+    """
+    original = torch_worker.get_worker_info
+    file = folder / _FILE
+
+    def get_worker_info() -> WorkerInfo | None:
+        info = original()
+        if info is not None and isinstance(info.dataset, IterableDataset):
+            asks = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if not asks.startswith(_NOT_OF_STREAMS) and not file.exists():
+                file.touch()
+        return info
+
+    for module in (torch_worker, torch.utils.data, torch.utils.data.dataloader):
+        vars(module)["get_worker_info"] = get_worker_info
+
+
+def is_divided(folder: Path) -> bool:
+    return (folder / _FILE).exists()
+
+
+class LoopChanges:
+    """What one loader's loop changes, batch by batch.
+
+    Attributes:
+        words: Why nothing may be made ahead, as half a sentence; empty: nothing was seen.
+        once: Path of a change that was seen once, in later steps.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args: clock: In seconds."""
+        self.words = ""
+        self.once = ""
+        self._clock = clock
+        self._began = clock()
+        self._spent_seconds = 0.0
+        self._loader: Callable[[], object] = lambda: None
+        self._watches: tuple[Watch, ...] = ()
+        self._num_compared = 0
+        self._num_changes = 0
+        # What the watches know is of the last batch; of this moment, before the next one is made.
+        self._is_fresh = False
+        self._is_exact = False
+        self._judges_making = False
+
+    def asked(self, loader: DataLoader[object]) -> None:
+        """Compares with what was there when the last batch was made; call it before the next."""
+        if loader.num_workers or self.words:
+            return
+        self._is_exact = False
+        if self._loader() is not loader:
+            self._begin(loader)
+        elif self._is_fresh:
+            self._timed(self._compare)
+        self._is_fresh = False
+
+    def made(self) -> None:
+        """Takes what is there for unchanged: a batch has just been made from it."""
+        if not self._watches or self.words:
+            return
+        is_new = self._num_compared < NUM_TRIED
+        elapsed = self._clock() - self._began
+        if is_new or self._spent_seconds <= _SHARE * elapsed:
+            self._timed(self._look)
+
+    def epoch_ended(self) -> None:
+        """What changes between two epochs is in the next one's batches anyway."""
+        self._is_fresh = False
+
+    def _begin(self, loader: DataLoader[object]) -> None:
+        self._loader = ref(loader)
+        self._watches = ()
+        # Data hosts make a dataset by name in any case.
+        if next(factories_in(loader.dataset), None) is None:
+            self._timed(lambda: self._find(loader))
+
+    def _find(self, loader: DataLoader[object]) -> None:
+        parts, sampler = self._watches = watches_of(loader)
+        waits = sampler.waits or parts.waits
+        if waits:
+            self.words = f"{waits} may wait for the loop, and {NO_BATCH_AHEAD}"
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        # Data hosts make those of stoker's class from the first batch on.
+        is_stokers = reach_of(type(loader))[1] == "stoker"
+        self._judges_making = not (is_stream or is_stokers)
+        self._is_exact = True
+
+    def _compare(self) -> None:
+        self._num_compared += 1
+        path = next(filter(None, (watch.changed(depth="all") for watch in self._watches)), "")
+        if not path:
+            self._is_exact = True
+            return
+        self._num_changes += 1
+        is_early = self._num_compared <= NUM_TRIED
+        if is_early or self._num_changes >= MAX_CHANGED_EPOCHS:
+            self.words = f"{path} changed between two batches, and {NO_BATCH_AHEAD}"
+        self.once = "" if self.words else path
+
+    def _look(self) -> None:
+        parts, sampler = self._watches
+        path = parts.changed_in_making() if self._judges_making and self._is_exact else ""
+        if path:
+            self.words = f"{path} changes as a batch is made, and {NO_BATCH_AHEAD}"
+        parts.look()
+        sampler.look()
+        self._is_fresh = True
+
+    def _timed(self, act: Callable[[], None]) -> None:
+        began = self._clock()
+        act()
+        self._spent_seconds += self._clock() - began

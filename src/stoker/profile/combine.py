@@ -8,8 +8,6 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
-from stoker.profile.device_clock import HOST
-from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import (
     AsIs,
     Cost,
@@ -18,18 +16,22 @@ from stoker.profile.rank_results import (
     Quartiles,
     RankResult,
     Receive,
+    epochs_of,
 )
-from stoker.profile.replayed_states import neighbour_seconds, slowest_of, transfer_seconds
 from stoker.profile.states import (
     Signs,
+    find_fixes,
     find_states,
+    neighbour_seconds,
     others_of,
     signs_of,
+    slowest_of,
+    transfer_seconds,
     with_one_step,
     without_stops,
 )
+from stoker.profile.step_clock import HOST
 from stoker.profile.step_watch import speed_spread
-from stoker.profile.whole_epochs import epochs_of
 from stoker.records import (
     Check,
     GpuLoad,

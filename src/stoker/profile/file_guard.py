@@ -19,8 +19,7 @@ import torch
 import torch.serialization
 
 from stoker.errors import StokerError
-from stoker.profile.cache_files import is_cache
-from stoker.profile.grown_files import short_path
+from stoker.profile.user_files import is_cache, short_path
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 _MAX_NAMED = 5

@@ -25,17 +25,14 @@ from stoker.feed.timeline import Timeline, read_timeline
 from stoker.feed.wire.dataset import DatasetSpec, refusal_of, what_is_shared
 from stoker.logs import EventName, Log
 from stoker.profile import batches
-from stoker.profile.batches import Choice, facts_of, is_cuda_used, versions
-from stoker.profile.costs import measure_costs
-from stoker.profile.divided_streams import is_divided
+from stoker.profile.batches import Choice, LoopChanges, facts_of, is_cuda_used, is_divided, versions
 from stoker.profile.file_guard import FileGuard
-from stoker.profile.gpu_decoding import MOST_SECONDS, measure_gpu_decoding
-from stoker.profile.grown_files import Growth
-from stoker.profile.inventory import take_inventory
+from stoker.profile.inventory import MOST_SECONDS, measure_gpu_decoding, take_inventory
 from stoker.profile.loader_phases import (
     Iterate,
     Loader,
     error_words,
+    measure_costs,
     measure_loading,
     measure_reads,
     room_for_batches,
@@ -54,10 +51,8 @@ from stoker.profile.lockstep import (
     RankPlace,
     end_process,
 )
-from stoker.profile.loop_changes import LoopChanges
 from stoker.profile.rank_results import Drain, quartiles
-from stoker.profile.replay_variants import VariantPhases
-from stoker.profile.script_phases import Reading, Replay, StepsSoFar
+from stoker.profile.script_phases import Reading, Replay, StepsSoFar, VariantPhases
 from stoker.profile.states import with_one_step
 from stoker.profile.step_watch import (
     AS_IS_ENOUGH,
@@ -69,6 +64,7 @@ from stoker.profile.step_watch import (
     lack_of,
     missing_of,
 )
+from stoker.profile.user_files import Growth
 from stoker.records import Shippable
 from stoker.units import wait_share
 

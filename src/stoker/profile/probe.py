@@ -21,12 +21,12 @@ from stoker.environment import from_environment
 from stoker.errors import UsageError
 from stoker.feed.foreign_loaders import own_loaders
 from stoker.feed.replace import note_makings
-from stoker.profile.divided_streams import watch_streams
+from stoker.profile.batches import watch_streams
 from stoker.profile.file_guard import FileGuard
-from stoker.profile.grown_files import own_folders
 from stoker.profile.loader_phases import Iterate, Loader
 from stoker.profile.lockstep import Board
 from stoker.profile.phases import ProfileSession
+from stoker.profile.user_files import own_folders
 
 _ENOUGH_STEPS = 20
 

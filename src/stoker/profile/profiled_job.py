@@ -35,9 +35,9 @@ from stoker.platforms.base import (
 )
 from stoker.platforms.imported import imported_files
 from stoker.profile.combine import LONGER, combine
-from stoker.profile.grown_files import files_of, with_grown_files, words_of
 from stoker.profile.rank_results import AsIs, RankResult, read_ranks
 from stoker.profile.step_watch import NO_BATCH
+from stoker.profile.user_files import files_of, with_grown_files, words_of
 from stoker.records import (
     Cluster,
     GpuLoad,

@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.host.machine import CpuLimit
-from stoker.records import EpochTimes, GpuDecoding, Shippable, read_text
+from stoker.records import EpochPause, EpochTimes, GpuDecoding, Shippable, read_text
 
 # Blocks of steps of which a median and its quartiles are taken.
 MIN_BLOCKS = 3
@@ -26,6 +26,7 @@ _EVEN = 0.05
 _CLIP = 2.0
 _RARE = 3
 _UNEXPLAINED = 0.2
+_NO_PAUSE = EpochPause(seconds=0.0, low_seconds=0.0, high_seconds=0.0, count=0)
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -436,3 +437,41 @@ def read_ranks(folder: Path) -> list[RankResult]:
                 f"not a result of a profile: {err}", where=str(path), fix="profile again"
             ) from None
     return sorted(results, key=lambda result: result.rank)
+
+
+def epochs_of(rank: RankResult, *, batch_in_one_worker: Quartiles | None) -> EpochTimes | None:
+    """Returns the epochs of a rank that was profiled; None: nothing is known of them.
+
+    Where no second epoch began in the steps as they are, its start is the time in which one worker
+    makes a batch, as all workers begin at once. What lies between epochs stays unknown then.
+    """
+    if rank.as_is is None or rank.epoch_times is None:
+        return None
+    start = rank.epoch_times.start
+    num_workers = rank.loader.num_workers if rank.loader else 0
+    if start is None and num_workers == 0:
+        start = _NO_PAUSE
+    elif start is None and batch_in_one_worker is not None:
+        start = _first_batch(batch_in_one_worker, usual_wait=rank.as_is.wait_seconds.median)
+    return EpochTimes(
+        steps=rank.epoch_times.steps,
+        start=start,
+        between=rank.epoch_times.between,
+        # The script's warm-up is in the mean of its steps.
+        inside_seconds=None,
+    )
+
+
+def batch_in_one_worker(rank: RankResult) -> Quartiles | None:
+    """Returns the time in which one worker of this rank makes a batch; None: not measured."""
+    alone = (drain.wall_seconds for drain in rank.drains if drain.workers == 1)
+    return next(alone, None)
+
+
+def _first_batch(batch: Quartiles, *, usual_wait: float) -> EpochPause:
+    return EpochPause(
+        seconds=max(0.0, batch.median - usual_wait),
+        low_seconds=max(0.0, batch.low - usual_wait),
+        high_seconds=max(0.0, batch.high - usual_wait),
+        count=0,
+    )

@@ -36,7 +36,6 @@ from stoker.host.counters import (
     throttling,
 )
 from stoker.host.machine import cpu_groups, cpu_quota
-from stoker.profile.device_clock import HOST, Mark, StepClock
 from stoker.profile.rank_results import (
     MIN_BLOCKS,
     AcceleratorOnly,
@@ -49,7 +48,7 @@ from stoker.profile.rank_results import (
     cycle_of,
     quartiles,
 )
-from stoker.profile.warm_up import WarmUp
+from stoker.profile.step_clock import HOST, Mark, StepClock, WarmUp
 from stoker.units import count
 
 WARM_UP_REPLAYS = 3
