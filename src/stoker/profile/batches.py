@@ -59,10 +59,10 @@ MemoryKind = Literal["own", "worker", "pinned"]
 # Mapping a smaller tensor takes less than a microsecond a page, but some system calls a tensor.
 _LEAST_MAPPED = 1 << 20
 # Of any rank of the host: all of them run one script.
-_FILE = "stream-divides"
+_DIVIDES_FILE = "stream-divides"
 # They ask whether they are in a worker, of any dataset.
 _NOT_OF_STREAMS = ("stoker.", "torch.utils.data._utils.")
-_SHARE = 0.005
+_LOOK_SHARE = 0.005
 
 
 def own_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -454,7 +454,7 @@ def watch_streams(folder: Path) -> None:
     To be called at the end of torch's import, before a script or a library has taken the function.
     """
     original = torch_worker.get_worker_info
-    file = folder / _FILE
+    file = folder / _DIVIDES_FILE
 
     def get_worker_info() -> WorkerInfo | None:
         info = original()
@@ -469,7 +469,7 @@ def watch_streams(folder: Path) -> None:
 
 
 def is_divided(folder: Path) -> bool:
-    return (folder / _FILE).exists()
+    return (folder / _DIVIDES_FILE).exists()
 
 
 class LoopChanges:
@@ -513,7 +513,7 @@ class LoopChanges:
             return
         is_new = self._num_compared < NUM_TRIED
         elapsed = self._clock() - self._began
-        if is_new or self._spent_seconds <= _SHARE * elapsed:
+        if is_new or self._spent_seconds <= _LOOK_SHARE * elapsed:
             self._timed(self._look)
 
     def epoch_ended(self) -> None:

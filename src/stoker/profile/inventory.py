@@ -52,14 +52,13 @@ _MOST_PICTURES, _MOST_BYTES = 256, 64 << 20
 # Of one call. A decoded picture is 10 to 20 times its file: 16 MB need 0.3 GB on the device.
 _CALL_PICTURES, _CALL_BYTES = 128, 16 << 20
 # What pictures are cropped to, and normalised by: those of ImageNet, as most scripts have them.
-_SIDE, _MEAN, _STD = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CROPPED_SIDE, _MEAN, _STD = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Fewer say nothing about a dataset.
 _LEAST_PICTURES = 8
-# Datasets may wrap each other.
-# Parts of a dataset that are looked at, at each depth.
+# Parts of a dataset that are looked at, at each depth: datasets may wrap each other.
 _MOST_DATASETS = 64
-_DEPTH = 4
-_MAX_BATCHES = 2
+_DATASET_DEPTH = 4
+_MAX_DECODED_BATCHES = 2
 
 Decode = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -275,7 +274,9 @@ def _augmentation() -> Callable[[Sequence[torch.Tensor]], object]:
     """Returns torchvision's random crop and flip of each picture, and the batch's normalisation."""
     from torchvision.transforms import v2
 
-    of_each = v2.Compose([v2.RandomResizedCrop(_SIDE, antialias=True), v2.RandomHorizontalFlip()])
+    of_each = v2.Compose(
+        [v2.RandomResizedCrop(_CROPPED_SIDE, antialias=True), v2.RandomHorizontalFlip()]
+    )
     of_batch = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)])
 
     def augment(pictures: Sequence[torch.Tensor]) -> object:
@@ -385,7 +386,7 @@ def named_files(dataset: object) -> list[str]:
         for listed in attributes.values():
             if names := _jpegs_among(listed, root=root):
                 return names
-        if depth < _DEPTH:
+        if depth < _DATASET_DEPTH:
             waiting += [(inner, depth + 1) for inner in _datasets_in(attributes)]
     return []
 
@@ -396,7 +397,7 @@ def opened_files(loader: Loader, *, seconds: float, iterate: Iterate) -> list[st
         loader,
         opened_jpegs,
         workers=1,
-        num_batches=_MAX_BATCHES,
+        num_batches=_MAX_DECODED_BATCHES,
         seconds=seconds,
         iterate=iterate,
     )

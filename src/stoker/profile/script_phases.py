@@ -56,19 +56,19 @@ _LONGEST_WARM_UP_SHARE = 0.25
 # there: answered by a copy on the device; pinned: made from pinned memory, without waiting.
 CopyMode = Literal["there", "pinned"]
 # Batches that a script may hold before it copies the first: Lightning takes one ahead.
-_HELD = 4
+_HELD_BY_SCRIPT = 4
 # Copies on the device: the one that stays, the one that the script gets, and one more.
-_COPIES = 3
+_COPIES_ON_DEVICE = 3
 ON_DEVICE, PINNED, BESIDE_WORKERS = "on-device", "pinned", "beside-workers"
 VARIANTS = (ON_DEVICE, PINNED, BESIDE_WORKERS)
-_ENOUGH = Enough(steps=60, least=0.01, usual=0.03, most=0.04, last=0.05)
+_ENOUGH_OF_VARIANT = Enough(steps=60, least=0.01, usual=0.03, most=0.04, last=0.05)
 # However few steps there were, a variant ends after this share of the budget.
-_LONGEST_SHARE = 0.05
+_LONGEST_VARIANT_SHARE = 0.05
 # What is measured without the model needs the rest of the budget, and some seconds beyond it.
 _LATEST_SHARE = 0.75
 _LEAST_STEPS = 5
 # More batches than these would only take more of the device's memory.
-_BATCHES = 2
+_VARIANT_BATCHES = 2
 _PINNINGS = 3
 # Until all workers have made a batch, as a share of the budget; they import and open files first.
 _START_SHARE = 0.10
@@ -319,7 +319,9 @@ class DeviceCopies:
         # By place of the batch and of the tensor's memory in it, the copy that stays.
         self._there: dict[tuple[int, int, torch.device], torch.Tensor] = {}
         # The memory of the batches given last: its tensor, and its place.
-        self._given: deque[dict[int, tuple[torch.Tensor, tuple[int, int]]]] = deque(maxlen=_HELD)
+        self._given: deque[dict[int, tuple[torch.Tensor, tuple[int, int]]]] = deque(
+            maxlen=_HELD_BY_SCRIPT
+        )
         self._move = cast("_TensorMethod", torch.Tensor.to)
 
     def give(self, batch: object, *, place: int) -> object:
@@ -469,7 +471,7 @@ def room_on_device(batch: object, device: str) -> bool:
         free += module.memory_reserved(device) - module.max_memory_allocated(device)
     except (AttributeError, RuntimeError, AssertionError):
         return True
-    return bool(free >= _COPIES * num_bytes(batch))
+    return bool(free >= _COPIES_ON_DEVICE * num_bytes(batch))
 
 
 class _VariantSource(BatchSource, Protocol):
@@ -496,7 +498,7 @@ class _Copies:
 
     def give(self, index: int) -> object:
         self.copied_bytes = max(self.copied_bytes, self.copies.copied_bytes)
-        place = index % min(_BATCHES, len(self._cache.batches))
+        place = index % min(_VARIANT_BATCHES, len(self._cache.batches))
         if self._mode == "there":
             batch = self._cache.give(place)
         else:
@@ -636,7 +638,7 @@ class VariantPhases:
         assert self.running is not None
         elapsed = time.monotonic() - self._began
         steps = self.running.steps
-        return elapsed >= _LONGEST_SHARE * self._budget or _ENOUGH.holds(
+        return elapsed >= _LONGEST_VARIANT_SHARE * self._budget or _ENOUGH_OF_VARIANT.holds(
             steps=steps.count,
             elapsed_seconds=elapsed,
             budget_seconds=self._budget,
@@ -692,7 +694,7 @@ class VariantPhases:
         if why:
             self._note(why, of=(self._name,))
             return
-        self._steps[self._name] = running.steps.result(cached_batches=_BATCHES).step_seconds
+        self._steps[self._name] = running.steps.result(cached_batches=_VARIANT_BATCHES).step_seconds
 
     def result(self) -> ReplayVariants | None:
         """Returns what the variants gave; None: none was measured."""
@@ -724,7 +726,9 @@ class VariantPhases:
         if running is None or self._name != name:
             return self._steps.get(name)
         is_known = running.steps.count >= _LEAST_STEPS
-        return running.steps.result(cached_batches=_BATCHES).step_seconds if is_known else None
+        return (
+            running.steps.result(cached_batches=_VARIANT_BATCHES).step_seconds if is_known else None
+        )
 
     def _waits_for_copies(self) -> bool:
         source = self._source

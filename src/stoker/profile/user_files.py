@@ -42,7 +42,7 @@ _COMPILED = (".pyc", ".pyo", ".nbi", ".nbc")
 MAX_FILES = 20_000
 MAX_SECONDS = 1.0
 MAX_NAMED = 5
-_KEPT = 50
+_MAX_RECORDED = 50
 # Below the folder of a run: the user's folder, where the script runs in a copy of it.
 COPY = "copy"
 # The kernel's, and what runs the container keeps in it: Argo's folder is /var/run/argo.
@@ -162,7 +162,7 @@ def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
         elif known is not None and changed != known[1]:
             found.append(GrownFile(path=path, num_bytes=num_bytes, is_rewritten=True))
     users = [file for file in found if not is_cache(file.path)]
-    return sorted(users, key=lambda file: (-file.num_bytes, file.path))[:_KEPT]
+    return sorted(users, key=lambda file: (-file.num_bytes, file.path))[:_MAX_RECORDED]
 
 
 def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> list[Path]:
