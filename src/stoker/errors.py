@@ -157,12 +157,14 @@ class NoCapacityError(JobStoppedError):
         types: Instance types without capacity; empty where the platform does not say.
         may_pass: Whether waiting may help: not with a quota of 0, or after the job has waited.
         had_hosts: Whether the job had all its dnn hosts before.
+        waited_seconds: How long the platform has let the job wait, before it gave up.
         still_there: Error to raise before another job is tried; None once this job is deleted.
     """
 
     types: frozenset[str] = frozenset()
     may_pass = True
     had_hosts = False
+    waited_seconds = 0.0
     still_there: PlatformError | None = None
 
 

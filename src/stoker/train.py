@@ -167,7 +167,7 @@ def train(
         while True:
             try:
                 return _train_once(
-                    current,
+                    replace(current, wait_seconds=_rest(until, now=clock())),
                     platform=platform,
                     catalog=catalog,
                     decision=decision,
@@ -181,7 +181,7 @@ def train(
                 last = err
                 # The time with hosts is not part of the wait.
                 if until is None or err.had_hosts:
-                    until = clock() + 60 * policy.wait_minutes
+                    until = clock() + 60 * policy.wait_minutes - err.waited_seconds
                 left = until - clock()
                 if left <= 0 or not err.may_pass:
                     break
@@ -232,6 +232,11 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
         yield replace(job, name=name, run=job.run_name, groups=plan.groups, next_best="")
         if len(seen) == MAX_PLANS:
             return
+
+
+def _rest(until: float | None, *, now: float) -> float | None:
+    """Returns how long a plan may still wait for hosts; None: it has not waited yet."""
+    return None if until is None else max(0.0, until - now)
 
 
 def _needs(job: JobSpec, short: frozenset[str]) -> bool:

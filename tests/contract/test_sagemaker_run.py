@@ -816,6 +816,31 @@ def test_missing_capacity_names_types_groups_and_the_next_plan(platform, aws, an
     assert not aws.has_object(request.token_uri)
 
 
+def alone(job: JobSpec) -> JobSpec:
+    return dataclasses.replace(job, groups=job.groups[:1])
+
+
+@pytest.mark.parametrize("secondary", ["MaxPendingTimeExceeded", "MaxPendingExceeded"])
+def test_a_job_whose_pending_time_ran_out_lacks_capacity(platform, aws, answers, job, secondary):
+    request, run = submit(platform, alone(job))
+    assert request.body["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
+    changes(answers, NAME, TrainingStartTime=None)
+    has_status(answers, ("InProgress", "Pending"), ("Stopped", secondary))
+    with pytest.raises(NoCapacityError) as caught:
+        run.wait()
+    assert caught.value.waited_seconds >= 7200
+    assert caught.value.types == {"ml.g5.2xlarge"}
+    assert secondary in caught.value.what
+    assert not aws.has_object(request.token_uri)
+
+
+def test_an_attempt_adopts_a_pending_job_whatever_is_left_of_the_wait(platform, aws, job):
+    submit(platform, alone(job))
+    later = dataclasses.replace(alone(job), wait_seconds=2000.0)
+    assert submit(platform, later)[1].name == NAME
+    assert created(aws) == [NAME]
+
+
 def put_loads(aws: Aws, answers: Answers) -> None:
     begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
     put_points(aws, "algo-1", begin, CPUUtilization=(800.0, 400.0), GPUUtilization=(30.0, 50.0))

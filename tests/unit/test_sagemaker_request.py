@@ -272,6 +272,7 @@ def test_spot_without_checkpoints_is_told():
 
 Body = dict[str, Json]
 WARM = {"KeepAlivePeriodInSeconds": 60}
+ON_PLAN = {"TrainingPlanArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-plan/p"}
 VPC = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
 
 

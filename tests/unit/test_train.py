@@ -138,6 +138,28 @@ class Restarting(Scarce):
         return super().submit(request)
 
 
+@dataclass
+class Pending(Scarce):
+    """A service that keeps a job without hosts for its limit, or for `gives_up` minutes."""
+
+    gives_up: tuple[float, ...] = ()
+    limits: list[float | None] = field(default_factory=list)
+
+    def submit(self, request: JobSpec) -> Ended:
+        waited, *left = (*self.gives_up, None)
+        self.gives_up = tuple(each for each in left if each is not None)
+        if request.name != "mnist-1":
+            return super().submit(request)
+        self.limits.append(request.wait_seconds)
+        self.asked.append((self.minute, request.name))
+        minutes = request.wait_seconds / 60 if request.wait_seconds is not None else 60
+        minutes = minutes if waited is None else waited
+        self.minute += minutes
+        error = NoCapacityError("no capacity")
+        error.waited_seconds = 60 * minutes
+        raise error
+
+
 def decision() -> Decision:
     plans = [
         Plan(action="heterogeneous", groups=groups, feasible=feasible)
@@ -200,6 +222,27 @@ def test_a_job_without_hosts_is_tried_again_until_another_plan_has_its_turn(
     assert record.status == "succeeded"
     assert record.groups == ((DNN,) if next_plan_asked else (DNN, DATA))
     assert [event.what for event in record.events][: len(said)] == said
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "limits"),
+    [
+        # The service has waited for all of it: the next plan's turn at once.
+        (Pending({}), [0], [None]),
+        # It gave up early: the rest is for further tries.
+        (Pending({}, gives_up=(10,)), [0, 15], [None, 45 * 60]),
+        (Pending({}, gives_up=(10, 20)), [0, 15, 40], [None, 45 * 60, 20 * 60]),
+        # A job that was pending before an earlier attempt was lost.
+        (Pending({}, gives_up=(200,)), [0], [None]),
+    ],
+)
+def test_the_wait_of_the_service_is_part_of_the_wait(tmp_path, platform, asked, limits):
+    record, _ = run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
+    tries = [(minute, name) for minute, name in platform.asked if name == "mnist-1"]
+    assert tries == [(minute, "mnist-1") for minute in asked]
+    assert platform.limits == limits
+    assert record.groups == (DNN,)
+    assert platform.minute == max(60, *platform.asked[-1][:1])
 
 
 @pytest.mark.parametrize(

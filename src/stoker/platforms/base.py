@@ -73,6 +73,7 @@ class JobSpec:
         next_best: The decision's next plan, as text for error messages.
         prices: Known prices in dollars per hour of one host, by instance type.
         run_dir: Local folder for logs and outputs of the run.
+        wait_seconds: How long it may still wait for hosts; absent: as on_no_capacity says.
         records: Documents by name, from which a pipeline's last step can plan and follow this job
             after the step that submitted it was lost.
         lineage: What is known of the run's origin before it starts.
@@ -93,6 +94,7 @@ class JobSpec:
     prices: Mapping[str, float] = field(default_factory=dict)
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    wait_seconds: float | None = None
     records: Mapping[str, str] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
 

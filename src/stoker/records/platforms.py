@@ -614,9 +614,11 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
     """Retries and alternatives while the platform has no hosts for a job.
 
     Attributes:
-        wait_minutes: Minutes for which a plan is retried, every few minutes; 0: no retry. On
-            Kubernetes the time for which pods of the dnn group may wait for nodes. Two hours are a
-            guess: shortages differ by type and region.
+        wait_minutes: Minutes for which a plan is retried, every few minutes; 0: no retry. From 30
+            on, SageMaker itself keeps a job of one group with accelerators waiting for this time
+            (MaxPendingTimeInSeconds), except with spot or a queue. On Kubernetes the time for which
+            pods of the dnn group may wait for nodes. Two hours are a guess: shortages differ by
+            type and region.
         then: next_plan: the decision's next plan with other types, if the job has a decision; fail:
             the run fails.
     """

@@ -299,6 +299,11 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
     if mapping(body, "ResourceConfig").get(warm):
         what = "instance groups have no warm pools"
         yield UsageError(what, where=f"ResourceConfig.{warm}", fix=fix)
+    if mapping(body, "ResourceConfig").get("TrainingPlanArn"):
+        what = "a data group on a training plan is not documented"
+        where = "key sagemaker.request.ResourceConfig.TrainingPlanArn"
+        leave = "train without a data group, or leave the plan out"
+        yield UsageError(what, where=where, fix=leave)
     if body.get(spot):
         what = "managed spot with instance groups is not documented: no lost data host is replaced"
         yield UsageError(what, where=spot, fix=fix)

@@ -8,7 +8,7 @@ from typing import IO, Literal
 
 from stoker import archive
 from stoker.environment import pipeline_execution
-from stoker.errors import PlatformError, ServiceError, StokerError
+from stoker.errors import NoCapacityError, PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, leader_record
@@ -23,8 +23,9 @@ from stoker.platforms.sagemaker.cloudwatch import (
     utilisation_words,
 )
 from stoker.platforms.sagemaker.lineage import kept_lineage
-from stoker.platforms.sagemaker.preferences import groups_that_ran
+from stoker.platforms.sagemaker.preferences import choices_of, groups_that_ran
 from stoker.platforms.sagemaker.request import SageMakerRequest
+from stoker.platforms.sagemaker.shortage import Shortage, shortage
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
     Transition,
@@ -32,11 +33,11 @@ from stoker.platforms.sagemaker.submit import (
     delete_token,
     is_cancelled,
     job_state,
-    lacks_capacity,
     no_capacity,
     stop_command,
     stop_job,
 )
+from stoker.records.base import mapping
 from stoker.records.training import Lineage
 from stoker.repeat import ResultT, Suppressed, may_pass
 
@@ -177,6 +178,8 @@ class SageMakerRun(FollowedRun):
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
         job = request.job
+        pending = mapping(request.body, "StoppingCondition").get("MaxPendingTimeInSeconds")
+        pending = pending if isinstance(pending, int) else None
         super().__init__(
             job.name,
             run=job.name,
@@ -185,11 +188,12 @@ class SageMakerRun(FollowedRun):
             way_back=f"the same command with --name {job.run_name}",
             way_to_stop=stop_command(job.name),
             is_step=bool(pipeline_execution()),
-            may_last_seconds=settings_of(job).may_last_seconds + MARGIN_SECONDS,
+            may_last_seconds=settings_of(job).may_last_seconds + MARGIN_SECONDS + (pending or 0),
         )
         self._aws = aws
         self._job = job
         self._asked_name = asked_name
+        self._pending_seconds = pending
         self._token_uri: str | None = request.token_uri
         self._has_checkpoints = bool(request.body.get("CheckpointConfig"))
         self._logs = JobLogs(
@@ -304,10 +308,9 @@ class SageMakerRun(FollowedRun):
         self._delete_token()
         state, job = self._state, self._job
         # The service looks for hosts after it has created the job.
-        if state.status == "Failed" and lacks_capacity(state.reason):
-            raise no_capacity(
-                state.reason, job.groups, job_name=state.name, next_best=job.next_best
-            )
+        lack = shortage(state, limit_seconds=self._pending_seconds)
+        if lack is not None:
+            raise self._lacking(lack, job_name=state.name)
         outputs = f"{state.output_prefix}/output.tar.gz"
         output_dir = None
         unfetched = None
@@ -343,6 +346,15 @@ class SageMakerRun(FollowedRun):
             unfetched=unfetched,
             groups=groups_that_ran(job, state.groups),
         )
+
+    def _lacking(self, lack: Shortage, *, job_name: str) -> NoCapacityError:
+        job = self._job
+        error = no_capacity(lack.reason, job.groups, job_name=job_name, next_best=job.next_best)
+        error.waited_seconds = lack.waited_seconds
+        if lack.is_for_all and not error.types:
+            clusters = choices_of(job)
+            error.types = frozenset(cluster[0].instance_type for cluster in clusters)
+        return error
 
     def _look(self) -> None:
         """Waits, then polls the job's state and its new log lines."""

@@ -1,4 +1,8 @@
-"""Rules of MaxPendingTimeInSeconds: how long the service keeps a job that waits for capacity."""
+"""MaxPendingTimeInSeconds: how long the service keeps a job that waits for capacity.
+
+stoker asks for the wait of on_no_capacity where the service heeds it: for one group, or several
+types, with accelerators, and without spot. A queue of AWS Batch waits in its place.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -36,6 +40,23 @@ def pending_rules(body: Mapping[str, Json]) -> Iterator[UsageError]:
         what = "a pending limit has no effect on hosts without accelerators"
         fix = "remove it: on_no_capacity.wait_minutes repeats the plan"
         yield UsageError(what, where=_KEY, fix=fix)
+
+
+def pending_limit(body: Mapping[str, Json], *, wait_seconds: float) -> int | None:
+    """Returns the limit of pending time to ask for; None: the service heeds none, or has one.
+
+    Args:
+        body: The CreateTrainingJob request.
+        wait_seconds: How long the job may wait for hosts.
+    """
+    limits = service_model("sagemaker").shape_for("MaxPendingTimeInSeconds").metadata
+    least, most = int(limits["min"]), int(limits["max"])
+    has_limit = "MaxPendingTimeInSeconds" in mapping(body, "StoppingCondition")
+    has_groups = bool(mappings(body, "ResourceConfig", "InstanceGroups"))
+    if has_limit or has_groups or body.get("EnableManagedSpotTraining") or wait_seconds < least:
+        return None
+    is_heeded = any(is_accelerated(name) for name in _types(body))
+    return min(int(wait_seconds), most) if is_heeded else None
 
 
 def is_accelerated(instance_type: str) -> bool:

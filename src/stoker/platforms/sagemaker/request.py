@@ -27,6 +27,7 @@ from stoker.platforms.sagemaker.checks import (
     settings_of,
     without_none,
 )
+from stoker.platforms.sagemaker.pending import pending_limit
 from stoker.platforms.sagemaker.preferences import choices_of, preferred_hosts
 from stoker.records import Channel, Json, SageMakerSettings, nearest
 from stoker.records.base import mapping, mappings
@@ -246,6 +247,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     if job.settings.workload_sha256:
         tags.append({"Key": WORKLOAD_TAG, "Value": job.settings.workload_sha256})
     body["Tags"] = sorted(tags, key=lambda tag: str(mapping(tag).get("Key")))
+    _add_pending_limit(body, job, settings)
     check_body(body)
     queued = None
     if settings.queue:
@@ -260,6 +262,19 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         code_uri=code_uri if code_folder else None,
         code_folder=code_folder,
     )
+
+
+def _add_pending_limit(body: dict[str, Json], job: JobSpec, settings: SageMakerSettings) -> None:
+    """Lets the service wait for hosts as long as stoker would; a queue and a profile do not."""
+    if settings.queue or job.settings.profile:
+        return
+    wait_seconds = job.wait_seconds
+    if wait_seconds is None:
+        wait_seconds = 60.0 * job.platform_settings.on_no_capacity.wait_minutes
+    limit = pending_limit(body, wait_seconds=wait_seconds)
+    if limit is not None:
+        stopping = mapping(body, "StoppingCondition")
+        body["StoppingCondition"] = {**stopping, "MaxPendingTimeInSeconds": limit}
 
 
 def body_digest(body: Mapping[str, Json]) -> str:
