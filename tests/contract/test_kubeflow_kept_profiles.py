@@ -22,7 +22,12 @@ BASE: dict[str, Any] = {
     "platform": "kubernetes",
     "cluster": {"dnn": {"instance_type": "g5.2xlarge"}},
     "channels": {"train": {"uri": "pvc://datasets/2026-11-26"}},
-    "hyperparameters": {"batch_size": 64, "learning_rate": 0.1, "num_workers": 4},
+    "hyperparameters": {
+        "batch_size": 64,
+        "learning_rate": 0.1,
+        "num_workers": 4,
+        "data_uri": "s3://b/2026-11-26/",
+    },
     "gate": [{"metric": "accuracy", "min": 0.9}],
     "kubernetes": {"pools": POOLS, "namespace": "default"},
 }
@@ -82,6 +87,8 @@ SAME: list[dict[str, Any]] = [
     {"inputs": {**SPAN, "input_data": "pvc://datasets/2026-11-27"}},
     {"inputs": {**SPAN, "hyperparameters": '{"learning_rate": 0.7}'}},
     {"channels": {"train": {"uri": "pvc://datasets/2026-12-03"}}},
+    {"inputs": {**SPAN, "branch": "large"}},
+    {"hyperparameters": {**BASE["hyperparameters"], "data_uri": "s3://b/2026-11-27/"}},
     {"gate": [{"metric": "accuracy", "min": 0.5}]},
     {"command": ["python", "train.py", "--lr=0.7"]},
     {"notify": {"on": "always"}},

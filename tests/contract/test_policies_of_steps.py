@@ -53,6 +53,23 @@ def test_every_step_may_read_its_inputs_and_write_its_outputs(steps):
     assert checked > 15
 
 
+@pytest.mark.parametrize(
+    ("action", "path"),
+    [
+        ("s3:PutObject", "by-cost/0123456789abcdef/abcdef123456"),
+        ("s3:GetObject", "by-cost/0123456789abcdef/abcdef123456"),
+        ("s3:GetObject", "abcdef123456/profile.json"),
+    ],
+)
+def test_the_step_that_finds_a_profile_may_read_it_and_note_a_new_one(action, path):
+    settings = example().sagemaker
+    assert settings is not None
+    folder = f"{settings.output_uri.rstrip('/')}/stoker/profiles/mnist"
+    assert is_allowed("step", action, s3_arn(f"{folder}/{path}"))
+    # What was measured is the profile's job's to write, and no small step's.
+    assert not is_allowed("step", "s3:PutObject", s3_arn(f"{folder}/abcdef123456/profile.json"))
+
+
 def test_steps_run_under_roles_that_the_pipeline_may_hand_over(steps):
     roles = {str(request["RoleArn"]) for _, request in steps if "RoleArn" in request}
     assert {role.rpartition("/")[2] for role in roles} == set(POLICIES)

@@ -33,7 +33,14 @@ BASE: dict[str, Any] = {
     "platform": "sagemaker",
     "cluster": {"dnn": {"instance_type": "ml.g5.xlarge"}},
     "channels": {"training": {"uri": f"s3://{BUCKET}/data/2026-11-20/"}},
-    "hyperparameters": {"batch_size": 64, "lr": 0.1, "epochs": 3, "num_workers": 4, "crop": 224},
+    "hyperparameters": {
+        "batch_size": 64,
+        "lr": 0.1,
+        "epochs": 3,
+        "num_workers": 4,
+        "crop": 224,
+        "train_uri": "s3://b/data/2026-11-20/",
+    },
     "sagemaker": {"role": ROLE, "output_uri": OUT, "region": REGION, "cache_days": 7},
 }
 PARAMETERS = ("--param", f"input_data=s3://{BUCKET}/data/2026-11-27/")
@@ -92,6 +99,7 @@ SAME: list[tuple[str, Any]] = [
     ("gate", [{"metric": "accuracy", "min": 0.5}]),
     ("notify", {"on": "always"}),
     ("sagemaker.request", {"Tags": [{"Key": "branch", "Value": "another"}]}),
+    ("hyperparameters.train_uri", "s3://b/data/2026-11-27/"),
     ("sagemaker.schedule", {"cron": "cron(0 3 ? * MON *)"}),
     ("sagemaker.source", "s3://stoker-kept/out/stoker/inputs/0123456789abcdef/code.tar.gz"),
     ("constraints.max_usd", 5.0),
