@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.gpu_log import gpus_in, read_rows
+from stoker.figures.gpu_log import gpus_in, read_rows
 from stoker.logs import parse_line
 from stoker.records import read_json
 from stoker.records.profile import Profile

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from stoker.feed.timeline import read_timeline, steps_in
-from stoker.launch.passive_profile import UNMEASURED
+from stoker.figures.passive_profile import UNMEASURED
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import stoker
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.feed_log import FeedInterval, feed_limit_of, joined, read_csv
+from stoker.figures.feed_intervals import FeedInterval, feed_limit_of, joined, read_csv
 from stoker.records import FeedSettings
 from support.local_job import LocalJob, until
 

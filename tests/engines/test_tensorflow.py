@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stoker.launch.passive_profile import UNMEASURED
+from stoker.figures.passive_profile import UNMEASURED
 from stoker.records import Profile, read_json
 from support.engine_python import REPO, EngineRun, python_with
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.launch.passive_profile import FILE
+from stoker.figures.passive_profile import FILE
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.records import Plan, write_json
 from support import sample_records

@@ -4,7 +4,7 @@ from io import StringIO
 from pathlib import Path
 from random import Random
 
-from stoker.launch.feed_log import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
+from stoker.figures.feed_intervals import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
 from stoker.logs import Log
 
 SECONDS = 2.0

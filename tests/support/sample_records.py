@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.figures.gpu_log import COLUMNS, GpuRow, StepSpans, csv_line, loads_of
 from stoker.host.gpus import Gpu
-from stoker.launch.gpu_log import COLUMNS, GpuRow, StepSpans, csv_line, loads_of
 from stoker.records import (
     Action,
     Advice,

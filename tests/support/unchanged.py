@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy
 
-from stoker.launch.feed_log import read_csv
+from stoker.figures.feed_intervals import read_csv
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 EPOCHS = 4

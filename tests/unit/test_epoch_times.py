@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.feed.epoch_times import epoch_times, whole_run, whole_step
 from stoker.feed.timeline import MeasuredStep, Timeline, read_timeline, steps_in
 from stoker.feed.training_steps import training_steps
-from stoker.launch.passive_profile import measure
+from stoker.figures.passive_profile import measure
 from stoker.record_words import training_words
 from stoker.records import Group, Job, Training
 from support.aws_answers import Clock

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
-from stoker.launch.feed_log import (
+from stoker.figures.feed_intervals import (
     COLUMNS,
     FeedInterval,
     FeedLog,
+    Figure,
     HostRate,
     RankRate,
-    _Figure,
     csv_text,
     feed_limit_of,
     interval_between,
@@ -144,7 +144,7 @@ counts = st.integers(min_value=0, max_value=1 << 40)
 
 
 def rates(kind, **named):
-    by_type = {int: counts, _Figure: numbers, _Figure | None: st.none() | numbers}
+    by_type = {int: counts, Figure: numbers, Figure | None: st.none() | numbers}
     types = {each.name: each.type for each in dataclasses.fields(kind)}
     drawn = {name: by_type[its] for name, its in types.items() if its in by_type}
     return st.builds(kind, **drawn, **named)

@@ -8,8 +8,7 @@ import pytest
 
 from stoker.feed.timeline import COLUMNS as STEP_COLUMNS
 from stoker.feed.timeline import MeasuredStep
-from stoker.host.gpus import Gpu, GpuReader, GpuSample, GpuState, GpusUnreadError, Look
-from stoker.launch.gpu_log import (
+from stoker.figures.gpu_log import (
     GpuLines,
     GpuLog,
     GpuRow,
@@ -22,6 +21,7 @@ from stoker.launch.gpu_log import (
     row_of,
     spans_of,
 )
+from stoker.host.gpus import Gpu, GpuReader, GpuSample, GpuState, GpusUnreadError, Look
 from stoker.logs import Log, parse_line
 from stoker.records.gpu import busy_share, step_busy_share
 from support.nvml import FakeGpu, FakeNvml
@@ -108,7 +108,7 @@ def test_broken_rows_are_left_out(tmp_path, line):
 
 
 def test_rows_of_a_long_run_stand_for_twice_as_long_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.gpu_log.LEVEL_BYTES", 4096)
+    monkeypatch.setattr("stoker.figures.gpu_log.LEVEL_BYTES", 4096)
     file = tmp_path / "gpu.csv"
     rows = _Rows(file, Log(run="r", host="h", stream=io.StringIO()))
     states = (GpuState(gpu=H100, sample=FULL), GpuState(gpu=OTHER, sample=FULL))
@@ -356,7 +356,7 @@ class Hangs:
 def test_a_driver_that_hangs_holds_up_nothing(tmp_path, monkeypatch):
     import threading
 
-    monkeypatch.setattr("stoker.launch.gpu_log.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("stoker.figures.gpu_log.CLOSE_SECONDS", 0.2)
     release, now = threading.Event(), [0.0]
     driver = Hangs(release)
     log = GpuLog(

@@ -12,8 +12,9 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import read_timeline, steady
 from stoker.feed.training_steps import read_timelines, training_steps
 from stoker.feed.wire.protocol import Progress
+from stoker.figures.passive_profile import measure
+from stoker.figures.step_progress import ProgressLog
 from stoker.launch import sagemaker_variables
-from stoker.launch.feed_log import ProgressLog
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
     RankEnd,
@@ -26,7 +27,6 @@ from stoker.launch.finish import (
     write_failure,
 )
 from stoker.launch.launcher import output_folder
-from stoker.launch.passive_profile import measure
 from stoker.launch.strategies.start import STARTUP_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.logs import Log, parse_line

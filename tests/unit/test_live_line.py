@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.timeline import FILE, Timeline
-from stoker.launch.feed_log import ProgressLog, StepProgress, progress_in
+from stoker.figures.step_progress import ProgressLog, StepProgress, progress_in
 from stoker.logs import Log, parse_line
 from support.aws_answers import Clock
 

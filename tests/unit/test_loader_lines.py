@@ -14,7 +14,7 @@ from stoker.feed import bookkeeping
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.timeline import Timeline, read_timeline, steady
 from stoker.feed.training_steps import read_timelines, training_steps
-from stoker.launch.passive_profile import measure
+from stoker.figures.passive_profile import measure
 
 
 @pytest.fixture

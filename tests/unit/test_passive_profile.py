@@ -12,7 +12,7 @@ from stoker.feed import resource_usage
 from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.passive_profile import MIN_STEPS, measure, passive_profile
+from stoker.figures.passive_profile import MIN_STEPS, measure, passive_profile
 from stoker.records import Decision, Job, Profile, ProfiledLoader, Training
 from support import builders, decisions
 

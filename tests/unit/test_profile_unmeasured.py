@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
-from stoker.launch.passive_profile import FILE, MIN_STEPS, UNMEASURED
+from stoker.figures.passive_profile import FILE, MIN_STEPS, UNMEASURED
 from stoker.profile import explain
 from stoker.profile.profiled_job import (
     _CPU_NOTE,

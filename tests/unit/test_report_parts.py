@@ -17,7 +17,7 @@ from stoker.cli.app import app_for
 from stoker.cli.report import report_of_decision, report_scaling
 from stoker.decide import TakeAs, pareto_front
 from stoker.errors import UsageError
-from stoker.launch.feed_log import COLUMNS, FeedInterval, RankRate, csv_text
+from stoker.figures.feed_intervals import COLUMNS, FeedInterval, RankRate, csv_text
 from stoker.records import write_json
 from stoker.report import scaling_of_runs
 from stoker.report.feed_picture import draw_feed, read_feed

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from stoker.environment import RunEnvironment, from_environment
 from stoker.errors import UsageError
+from stoker.figures.gpu_log import words_for_log
+from stoker.figures.step_progress import ProgressLog
 from stoker.host.gpus import Gpu, GpuSample, GpuState
-from stoker.launch.feed_log import ProgressLog
-from stoker.launch.gpu_log import words_for_log
 from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec

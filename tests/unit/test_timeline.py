@@ -25,8 +25,9 @@ from stoker.feed.timeline import (
 )
 from stoker.feed.training_steps import longest_waiting_file, read_timelines, training_steps
 from stoker.feed.wire.protocol import FeedWork, Progress
-from stoker.launch.feed_log import ProgressLog, interval_between, progress_in
-from stoker.launch.passive_profile import measure
+from stoker.figures.feed_intervals import interval_between
+from stoker.figures.passive_profile import measure
+from stoker.figures.step_progress import ProgressLog, progress_in
 from stoker.logs import Log, parse_line
 from stoker.platforms.base import LogLine
 from stoker.record_words import training_words

@@ -11,7 +11,7 @@ import pytest
 from stoker.feed.epoch_times import whole_run, whole_step
 from stoker.feed.timeline import Steps, Timeline, read_timeline, steps_in
 from stoker.feed.training_steps import read_timelines, shares_of, training_steps
-from stoker.launch.passive_profile import loader_counts, measure
+from stoker.figures.passive_profile import loader_counts, measure
 
 
 @dataclass

@@ -8,8 +8,8 @@ from rich.console import Console
 from stoker.cli import watch
 from stoker.cli.watch import RunView, as_table, plain_line, source_of, watch_verb
 from stoker.errors import PlatformError, UsageError
+from stoker.figures.gpu_log import words_for_log
 from stoker.host.gpus import Gpu, GpuSample, GpuState
-from stoker.launch.gpu_log import words_for_log
 from stoker.logs import Log, LogValue, parse_line
 from support.feed_rows import feed_line, host_rate
 

@@ -303,8 +303,8 @@ class Follow:
 
     def _progress(self, event: LogEvent) -> None:
         # Imported here: verbs that only print a line start faster.
-        from stoker.launch.feed_log import progress_in
-        from stoker.launch.gpu_log import gpus_in
+        from stoker.figures.gpu_log import gpus_in
+        from stoker.figures.step_progress import progress_in
 
         if gpus := gpus_in(event):
             self._busy = f", {gpus.words}" if gpus.words else ""

@@ -23,15 +23,9 @@ from rich.text import Text
 from stoker.cli.options import AsJson
 from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
-from stoker.launch.feed_log import (
-    FeedInterval,
-    HostRate,
-    StepProgress,
-    feed_limit_of,
-    interval_in,
-    progress_in,
-)
-from stoker.launch.gpu_log import GpuNow, GpusNow, gpus_in
+from stoker.figures.feed_intervals import FeedInterval, HostRate, feed_limit_of, interval_in
+from stoker.figures.gpu_log import GpuNow, GpusNow, gpus_in
+from stoker.figures.step_progress import StepProgress, progress_in
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.follow import FileTail, take_lines
 from stoker.record_words import gpu_figures

@@ -33,18 +33,18 @@ from stoker.feed.timeline import FILE as TIMELINE_FILE
 from stoker.feed.timeline import MeasuredStep, read_timeline
 from stoker.feed.training_steps import read_timelines
 from stoker.feed.wire.protocol import Progress
-from stoker.host import machine
-from stoker.launch import sagemaker_variables
-from stoker.launch.coordinator import Coordinator
-from stoker.launch.leader_connection import HostRun
-from stoker.launch.log_metrics import metrics_in_log
-from stoker.launch.passive_profile import (
+from stoker.figures.passive_profile import (
     FILE,
     is_elsewhere,
     loader_counts,
     measure,
     passive_profile,
 )
+from stoker.host import machine
+from stoker.launch import sagemaker_variables
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.leader_connection import HostRun
+from stoker.launch.log_metrics import metrics_in_log
 from stoker.launch.spending import Spending
 from stoker.launch.topology import Topology, platform_name
 from stoker.logs import EventName, Log

@@ -8,12 +8,13 @@ import msgspec
 
 from stoker.environment import RELEASED_FILE, unfed_file
 from stoker.feed.rank_reports import Unfed
+from stoker.figures.feed_intervals import FeedLog
+from stoker.figures.gpu_log import GpuLines, GpuLog
+from stoker.figures.step_progress import ProgressLog
 from stoker.host.gpus import GpuState
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.feed_log import FeedLog, ProgressLog
 from stoker.launch.finish import RunOutcome
 from stoker.launch.follower_lease import FollowerLease
-from stoker.launch.gpu_log import GpuLines, GpuLog
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.other_programs import OthersLog, OthersWatch
 from stoker.launch.spending import Spending, earlier_seconds

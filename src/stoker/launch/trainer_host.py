@@ -19,13 +19,13 @@ from stoker.errors import (
 )
 from stoker.feed.rank_reports import why_refused, why_unfed, why_unhelped
 from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport, Progress
+from stoker.figures.gpu_log import GpuLog
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.finish import RunOutcome, record_end, write_failure
-from stoker.launch.gpu_log import GpuLog
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change

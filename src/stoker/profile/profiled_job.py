@@ -18,10 +18,10 @@ from stoker.errors import PlatformError, StokerError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.training_steps import longest_waiting_file
+from stoker.figures import gpu_log
+from stoker.figures.passive_profile import FILE, MIN_STEPS
 from stoker.host.git import git_state
-from stoker.launch import gpu_log
 from stoker.launch.finish import read_failures
-from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import EventName, now_utc, parse_line
 from stoker.platforms.base import (
     JobEnd,

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
-from stoker.launch.feed_log import (
+from stoker.figures.feed_intervals import (
     FeedBottleneck,
     FeedInterval,
     HostRate,

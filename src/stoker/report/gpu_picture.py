@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from stoker.launch.gpu_log import GpuRow, read_rows
+from stoker.figures.gpu_log import GpuRow, read_rows
 from stoker.records import GpuLoad
 from stoker.records.gpu import busy_share, used_gpus
 from stoker.report.svg import Drawing, fit, text_width, time_axis

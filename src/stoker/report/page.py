@@ -176,8 +176,8 @@ def write_report(
         before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
             profile's medians are drawn; likewise for `after_timeline`.
         environment: Facts to show. `command` is the command line of the run.
-        feed_file: CSV of the feed's rates (see launch.feed_log), if the run had a data group.
-        before_gpus: CSV of the GPUs' load during the profile (see launch.gpu_log), if there is one.
+        feed_file: CSV of rates (see figures.feed_intervals), if the run had a data group.
+        before_gpus: CSV of the GPUs' load in the profile (see figures.gpu_log), if there is one.
         after_gpus: CSV of the GPUs' load during the run, likewise.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, if no record has it.

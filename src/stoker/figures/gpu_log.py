@@ -28,6 +28,7 @@ import msgspec
 from stoker.feed import timeline
 from stoker.feed.timeline import MeasuredStep
 from stoker.feed.training_steps import read_timelines
+from stoker.figures.feed_intervals import interval_of
 from stoker.host.gpus import (
     THROTTLE_REASONS,
     Gpu,
@@ -37,7 +38,6 @@ from stoker.host.gpus import (
     GpusUnreadError,
     Look,
 )
-from stoker.launch.feed_log import interval_of
 from stoker.logs import EventName, Log, LogEvent, LogValue
 from stoker.record_words import gpu_noun
 from stoker.records import GpuLoad
