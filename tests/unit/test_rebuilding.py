@@ -110,7 +110,7 @@ CASES = {
     ),
     "no accelerator": (
         *(raising(RuntimeError(CUDA)), CodeFacts(), Cause.ON_ACCELERATOR),
-        *("holds memory of an accelerator", "keep it on the CPU"),
+        *("needs an accelerator", "keep it on the CPU"),
     ),
     "the script's own error": (
         *(raising(ValueError("my words")), CodeFacts(), Cause.REBUILDING_FAILED),

@@ -1,5 +1,6 @@
 from stoker.failure_reasons import cause_of
-from stoker.feed.workers.pool import advice_on, describe_exit
+from stoker.feed.why_unfed import advice_on
+from stoker.feed.workers.pool import describe_exit
 from stoker.host.processes import why_not_found
 from stoker.launch.finish import words_of_end
 

@@ -4,8 +4,10 @@ Each names what failed and on which host, and what to do. The same words stand i
 script gets, in log lines, in the run's record, and so in its last words, report and webhook.
 """
 
+import os
+import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from typing import TypeVar
 
@@ -20,6 +22,9 @@ MEND_CODE = (
 )
 _IMAGE = "the image of the data hosts"
 _OWN = "give the library a loader of torch's or stoker's, or train without a data group"
+# Signals by which processes are asked to end, and what to do about that.
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDED_BY_OTHERS = "something on that host ended it: see its log, and who else runs there"
 _TORCHS = "train with --replace-dataloader true, or import DataLoader from stoker"
 
 
@@ -35,8 +40,18 @@ class Cause(StrEnum):
     MISSING_MODULE = auto()  # A module is not there.
     MISSING_NAME = auto()  # A class or function is not in its module.
     MISSING_LIBRARY = auto()  # A shared library of the system is not there.
-    MISSING_FILE = auto()  # A file is not there, or cannot be read.
+    MISSING_FILE = auto()  # A file is not there.
+    MISSING_PROGRAM = auto()  # A program of the system is not there.
+    MISSING_VARIABLE = auto()  # An environment variable is not set.
+    MISSING_LOCALE = auto()  # A locale is not there.
+    NO_RIGHT = auto()  # A file may not be read or written.
+    NO_CREDENTIALS = auto()  # A service's credentials are not there.
+    NO_NETWORK = auto()  # Another machine does not answer.
+    STORAGE_FAILED = auto()  # A disk or file server fails.
+    DISK_FULL = auto()  # Nothing more can be written.
+    TOO_MANY = auto()  # A limit of open files or tasks is reached.
     REBUILDING_FAILED = auto()  # The script's own code raised as it was rebuilt.
+    ENDED_ITSELF = auto()  # The script's own code ended its process.
     NOT_PICKLABLE = auto()  # The dataset cannot be sent.
     TOO_LARGE = auto()  # The dataset is larger than its bound.
     ON_ACCELERATOR = auto()  # The dataset holds memory of an accelerator.
@@ -53,12 +68,17 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyUnfed:
-    """A cause with its facts, in words: what, where, and what to do."""
+    """A cause with its facts, in words: what, where, and what to do.
+
+    Attributes:
+        subject: The module, name or path that is missing; empty: it is none of these.
+    """
 
     cause: Cause
     what: str
     where: str = ""
     fix: str = ""
+    subject: str = ""
 
     @property
     def words(self) -> str:
@@ -76,18 +96,25 @@ class Side:
     Attributes:
         part: What is sent: `the dataset`.
         place: Where something is installed for `here`.
+        doing: What `here` does with `part`, in the past.
     """
 
     part: str
     here: str
     there: str
     place: str
+    doing: str = "rebuilt"
 
 
 def of_data_host(host: str) -> Side:
     """Returns the sides of a dataset that a data host rebuilds; `host` may be empty."""
     here = f"data host {host}" if host else "this host"
     return Side(part="the dataset", here=here, there="the trainer", place=_IMAGE)
+
+
+def of_worker(host: str) -> Side:
+    """Returns the sides of a batch that a worker of a data host makes."""
+    return replace(of_data_host(host), part="this batch", doing="made")
 
 
 OF_TRAINER = Side(
@@ -187,6 +214,7 @@ def missing_module(
         cause=Cause.MISSING_MODULE,
         what=f"{side.here} has no module {name}, which {side.part} needs ({raised})",
         fix=fix,
+        subject=name,
     )
 
 
@@ -261,18 +289,146 @@ def missing_file(path: str, side: Side, *, raised: str) -> WhyUnfed:
         cause=Cause.MISSING_FILE,
         what=f"{side.here} cannot open {path}, which {side.part} needs ({raised})",
         fix="have it at the same path there, by a channel or a shared volume",
+        subject=path,
     )
 
 
-def rebuilding_failed(side: Side, *, raised: str, differing: str = "") -> WhyUnfed:
+def missing_program(name: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_PROGRAM,
+        what=f"{side.here} has no program {name}, which {side.part} needs ({raised})",
+        fix=f"install the system's package with {name} in {side.place}",
+    )
+
+
+def missing_variable(name: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_VARIABLE,
+        what=f"{side.here} has no environment variable {name}, which {side.part} needs ({raised})",
+        fix=f"set {name} for all hosts (the workload's environment), or read it in the dataset's "
+        "__init__, which runs in the trainer",
+    )
+
+
+def missing_locale(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_LOCALE,
+        what=f"{side.here} lacks a locale that {side.part} sets ({raised})",
+        fix=f"install it in {side.place} (locale-gen, or locales-all), or use C.UTF-8",
+    )
+
+
+def no_right(path: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.NO_RIGHT,
+        what=f"{side.here} may not use {path}, which {side.part} needs ({raised})",
+        fix="give its user the right (owner, mode, the volume's fsGroup or mount options), or run "
+        "it as the trainer's user",
+        subject=path,
+    )
+
+
+def no_credentials(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.NO_CREDENTIALS,
+        what=f"{side.here} has no credentials that {side.part} needs ({raised})",
+        fix="give data hosts the trainer's role or service account: variables whose names look "
+        "secret are not sent",
+    )
+
+
+def no_network(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.NO_NETWORK,
+        what=f"{side.here} cannot reach a machine that {side.part} needs ({raised})",
+        fix="let data hosts reach what the trainer reaches: subnets, security groups, network "
+        "policies, proxies; an address of the trainer's own host is another one there",
+    )
+
+
+def storage_failed(path: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.STORAGE_FAILED,
+        what=f"the storage below {path} fails on {side.here} ({raised})",
+        fix="look at that mount and its server, and mount it again on the data hosts",
+        subject=path,
+    )
+
+
+def disk_full(path: str, side: Side, *, raised: str) -> WhyUnfed:
+    """Returns the cause: nothing more can be written; `path` may be empty."""
+    fix = "free space there, write less, or set TMPDIR to a larger volume"
+    if path.startswith("/dev/shm"):
+        fix = "give its container more shared memory (--shm-size)"
+    disk = f"the disk of {path}" if path else "a disk"
+    return WhyUnfed(
+        cause=Cause.DISK_FULL,
+        what=f"{disk} is full on {side.here} ({raised})",
+        fix=fix,
+    )
+
+
+def read_only(path: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.NO_RIGHT,
+        what=f"{side.here} cannot write {path}, which is read-only there ({raised})",
+        fix="write below /tmp, or mount it writable for data hosts as well",
+    )
+
+
+def too_many_files(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.TOO_MANY,
+        what=f"{side.here} has too many open files as {side.part} is {side.doing} ({raised})",
+        fix="close files after use, raise the limit there (ulimit -n 65536), or use fewer workers",
+    )
+
+
+def too_many_tasks(side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.TOO_MANY,
+        what=f"{side.here} can start no more threads as {side.part} is {side.doing} ({raised})",
+        fix="raise the limit of tasks there (ulimit -u, a pod's pids limit), or use fewer workers",
+    )
+
+
+def old_system(version: str, side: Side, *, needs: str, raised: str) -> WhyUnfed:
+    """Returns the cause: a library was built for a later system.
+
+    Args:
+        version: What the system lacks: `GLIBC_2.38`.
+        side: Where.
+        needs: The library's file; empty: not known.
+        raised: The error in words.
+    """
+    return WhyUnfed(
+        cause=Cause.MISSING_LIBRARY,
+        what=f"the system of {side.here} has no {version}, which {needs or side.part} needs "
+        f"({raised})",
+        fix=f"use the image of {side.there} for both, or install a build for that system",
+    )
+
+
+def unlike_libraries(library: str, side: Side, *, raised: str) -> WhyUnfed:
+    return WhyUnfed(
+        cause=Cause.MISSING_LIBRARY,
+        what=f"{library} of {side.here} was built for other libraries than are there ({raised})",
+        fix=f"install the same versions in {side.place} as in {side.there}: of its package, and of "
+        "what it was built with (often torch)",
+    )
+
+
+def rebuilding_failed(side: Side, *, raised: str, place: str = "", differing: str = "") -> WhyUnfed:
     """Returns the cause: what is sent raised as it was rebuilt.
 
     Args:
         side: Where it was rebuilt.
         raised: The error in words.
+        place: Where in the user's code; empty: not known.
         differing: Packages that differ between both sides, in words.
     """
-    also = f"; {differing}" if differing else ""
+    also = f", in {place}" if place else ""
+    also += f"; {differing}" if differing else ""
     fix = "see the traceback: what its constructors and __setstate__ use has to be there, too"
     return WhyUnfed(
         cause=Cause.OTHER_VERSION if differing else Cause.REBUILDING_FAILED,
@@ -281,10 +437,28 @@ def rebuilding_failed(side: Side, *, raised: str, differing: str = "") -> WhyUnf
     )
 
 
+def ended_itself(side: Side, *, raised: str, place: str) -> WhyUnfed:
+    """Returns the cause: the user's code raised what ends a process, such as SystemExit.
+
+    Args:
+        side: Where.
+        raised: What was raised, in words.
+        place: Where in the user's code; empty: not known.
+    """
+    in_place = f", in {place}" if place else ""
+    return WhyUnfed(
+        cause=Cause.ENDED_ITSELF,
+        what=f"{side.part} ends its process as it is {side.doing} on {side.here}: {raised}"
+        f"{in_place}",
+        fix="look at what that line asks for and this host lacks, or raise an exception instead "
+        "of calling sys.exit",
+    )
+
+
 def out_of_memory(side: Side, *, raised: str) -> WhyUnfed:
     return WhyUnfed(
         cause=Cause.OUT_OF_MEMORY,
-        what=f"{side.here} ran out of memory as it rebuilt {side.part} ({raised})",
+        what=f"{side.here} ran out of memory as it {side.doing} {side.part} ({raised})",
         fix="give it more memory, or fewer workers, or build the dataset there: "
         "stoker.remote('module:function')",
     )
@@ -293,9 +467,41 @@ def out_of_memory(side: Side, *, raised: str) -> WhyUnfed:
 def needs_accelerator(side: Side, *, raised: str) -> WhyUnfed:
     return WhyUnfed(
         cause=Cause.ON_ACCELERATOR,
-        what=f"{side.part} holds memory of an accelerator, which {side.here} does not have "
-        f"({raised})",
+        what=f"{side.part} needs an accelerator, which {side.here} does not have ({raised})",
         fix="keep it on the CPU, and move batches to the accelerator in the training loop",
+    )
+
+
+def advice_on(how: str) -> str:
+    """Returns what to try after a data worker ended as `pool.describe_exit` has it."""
+    if "ulimit -n" in how:
+        return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
+    if "ended with exit code" in how:
+        return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
+    if any(f"({number.name})" in how for number in _ASKED_TO_END):
+        return _ENDED_BY_OTHERS
+    if "ended with signal" in how and "SIGKILL" not in how:
+        return (
+            "see the stack in the host's log: native code of the dataset crashed, perhaps at one "
+            "sample"
+        )
+    return "see the host's log; give it more memory, or fewer workers"
+
+
+def fix_of_death(status: int) -> str:
+    """Returns what to do where the process that rebuilds a dataset died; negative: by a signal."""
+    if status == -signal.SIGKILL:
+        return "see that host's log; give it more memory, or fewer workers"
+    if -status in _ASKED_TO_END:
+        return _ENDED_BY_OTHERS
+    if status < 0:
+        return (
+            "see the stack in that host's log: native code crashed as modules were imported or "
+            "the dataset was rebuilt"
+        )
+    return (
+        "see that host's log: a module of the dataset, a constructor or __setstate__ ended the "
+        "process (os._exit)"
     )
 
 
@@ -383,17 +589,18 @@ def made_here(reasons: Sequence[str]) -> WhyUnfed:
     )
 
 
-def advice_on_worker_error(name: str, message: str, *, has_module: bool, has_file: bool) -> str:
-    """Returns what to do where a data worker lacks what the trainer has; empty: nothing is known.
+def advice_in_trainer(why: WhyUnfed, *, is_there: bool) -> str:
+    """Returns what to do about an error of a batch, in one line; empty: nothing is known.
 
     Args:
-        name: The module or path that is missing.
-        message: The name of the error's class.
-        has_module: Whether the trainer has a module of that name.
-        has_file: Whether the trainer has a file of that name.
+        why: What the error says of the host that raised it.
+        is_there: Whether the trainer has the module or file that is missing there.
     """
-    if message == "ModuleNotFoundError" and has_module:
-        return f"the trainer has {name}: install it in {_IMAGE}, or put its file there"
-    if message in ("FileNotFoundError", "NotADirectoryError") and has_file:
-        return f"the trainer has {name}: have it at the same path on the data hosts"
-    return ""
+    if why.cause == Cause.MISSING_MODULE and is_there:
+        return f"the trainer has {why.subject}: install it in {_IMAGE}, or put its file there"
+    if why.cause == Cause.MISSING_FILE and is_there:
+        return f"the trainer has {why.subject}: have it at the same path on the data hosts"
+    if why.cause == Cause.MISSING_FILE and os.path.isabs(why.subject):
+        # Nobody has it: the dataset's own mistake.
+        return ""
+    return why.words

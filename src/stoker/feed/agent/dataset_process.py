@@ -29,6 +29,7 @@ from stoker.feed.workers.pool import (
     WorkerRole,
 )
 from stoker.feed.workers.stacks import stacks_of
+from stoker.host.processes import ended_words
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
 STOP_SECONDS = 5.0
@@ -84,9 +85,21 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
+class DatasetEnded(msgspec.Struct, frozen=True, tag=True):
+    """Report that a dataset process ended, of the process that forked it.
+
+    Attributes:
+        status: As in `Exited`.
+        doing: What it did, where that is known: `it imported MODULE`.
+    """
+
+    status: int
+    doing: str = ""
+
+
 to_fork_server = msgspec.msgpack.Decoder(StartDataset)
 to_dataset_process = msgspec.msgpack.Decoder(Fork | Kill)
-from_dataset_process = msgspec.msgpack.Decoder(Up | Loaded | Exited)
+from_dataset_process = msgspec.msgpack.Decoder(Up | Loaded | Exited | DatasetEnded)
 
 
 class WorkerProcess:
@@ -120,6 +133,7 @@ class DatasetProcess:
         self.channel = channel
         self.up: Up | None = None
         self.loaded: Loaded | None = None
+        self.ended: DatasetEnded | None = None
         self._workers: dict[int, tuple[WorkerProcess, int]] = {}
         self._next = 0
 
@@ -147,11 +161,22 @@ class DatasetProcess:
                     self.up = up
                 case Loaded() as loaded:
                     self.loaded = loaded
+                case DatasetEnded() as ended:
+                    self.ended = ended
                 case Exited(token, status):
                     process, descriptor = self._workers.pop(token)
                     process.exitcode = status
                     if descriptor >= 0:
                         os.close(descriptor)
+
+    def death(self) -> tuple[str, str]:
+        """Returns how it died, in words, and what to do; empty: as where memory is short."""
+        ended = self.ended
+        if ended is None:
+            return "the dataset process died, perhaps out of memory", ""
+        doing = f" as {ended.doing}" if ended.doing else ""
+        reason = f"the dataset process died{doing}: {ended_words(ended.status)}"
+        return reason, why_unfed.fix_of_death(ended.status)
 
     def close(self) -> None:
         self.channel.close()
@@ -315,12 +340,14 @@ class HostedSpec:
             self.since = time.monotonic()
             return True
         if self.state in ("loading", "ready") and dataset_process.channel.is_closed:
-            self.fail("the dataset process died, perhaps out of memory")
+            reason, self.fix = dataset_process.death()
+            self.fail(reason)
             return True
         # A pool of shards is never dead: jobs start its workers.
         dead = next((pool for pool in self.pools.values() if pool.is_dead), None)
         if self.state == "ready" and dead is not None:
             self.fail(f"its data workers die: {dead.last_death}")
+            self.fix = why_unfed.advice_on(dead.last_death)
             return True
         return False
 

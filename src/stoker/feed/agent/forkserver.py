@@ -14,6 +14,7 @@ imported nothing of the user's, or (spawn) in a fresh interpreter. The template 
 """
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -32,6 +33,7 @@ from typing import Literal, TypedDict
 import msgspec
 
 from stoker.feed.agent.dataset_process import (
+    DatasetEnded,
     Exited,
     Fork,
     Kill,
@@ -48,6 +50,7 @@ from stoker.feed.wire.dataset import (
     read_spec,
     reopened_spec,
 )
+from stoker.feed.wire.host_errors import words_of_error
 from stoker.feed.wire.imported_code import INSTALLED, imported_code, installed_version
 from stoker.feed.workers import stacks
 from stoker.feed.workers.pipe import Pipe, Received, Up, channel_pair, pack
@@ -66,6 +69,8 @@ _known: set[str] = set()
 # is to begin alone; likewise, and a new template gets the next order: this one's modules have
 # started threads, whose number follows.
 _TAKEN, _REFUSED, _ALONE, _SPOILT = b"taken", b"refused", b"alone", b"spoilt "
+# Before that: the module that it imports next.
+_IMPORTS = b"imports "
 
 
 def main() -> None:
@@ -79,6 +84,8 @@ def main() -> None:
         # The agent died before `end_with_parent`: no signal comes.
         return
     channel = Pipe(sock, blocking=False)
+    # Of it, and of all that are forked: where native code crashes, the host's log has the stack.
+    faulthandler.enable()
     # Only now: it imports torch, and the agent may die meanwhile.
     import_ahead()
     _known.update(sys.modules)
@@ -88,9 +95,12 @@ def main() -> None:
     while not channel.is_closed:
         template.work_on(waiting)
         select.select([channel.fileno(), children.fileno(), *template.filenos()], [], [])
-        if template.pid in children.take_ended():
-            template.close()
+        ended = children.take_ended()
+        # First: the last module that it named may have ended it.
         template.take_reply(waiting)
+        if template.pid in ended:
+            template.tell_end(ended[template.pid])
+            template.close()
         waiting.extend(channel.receive())
     children.stop()
 
@@ -103,6 +113,10 @@ def _serve_as_template(sock: socket.socket) -> None:
     ours, theirs = channel_pair()
     returned = Pipe(ours, blocking=False)
     serve_next = functools.partial(_serve_next_dataset, returns=theirs)
+
+    def say_import(name: str) -> None:
+        orders.send(_IMPORTS + name.encode())
+
     # The first one at once: its first batch waits for this.
     spare = _ForkedAhead(children, orders, serve_next)
     # Replaced by a new template, its dataset processes still serve, and would die with it.
@@ -122,15 +136,14 @@ def _serve_as_template(sock: socket.socket) -> None:
             serve = functools.partial(_serve_alone, data, memory, channel, is_loaded=True)
             # A template that is spoilt cannot fork workers either.
             run = functools.partial(serve, is_fresh=modules.num_threads > 0)
-            _fork(children, orders, orders_back, spare.not_in(run))
+            pid = _fork(children, orders, orders_back, spare.not_in(run))
+            children.tell_end_of(pid, channel)
             _close(memory, channel)
         for data, (memory, channel) in [] if orders.is_closed else orders.receive():
-            reply = _answer(modules.prepare(memory), modules, spare)
-            if reply == _TAKEN and not spare.give((data, (memory, channel))):
-                run = functools.partial(_serve_dataset, data, memory, channel, returns=theirs)
-                _fork(children, orders, (), run)
+            reply = _answer(modules.prepare(memory, say_import), modules, spare)
             if reply == _TAKEN:
-                spare.close()
+                run = functools.partial(_serve_dataset, data, memory, channel, returns=theirs)
+                spare.start((data, (memory, channel)), otherwise=run)
             orders.send(reply)
             _close(memory, channel)
             if reply.startswith(_SPOILT):
@@ -169,8 +182,12 @@ class _Modules:
         self._files: dict[str, tuple[int, int]] = {}
         self._changes: tuple[tuple[str, str | None], ...] | None = None
 
-    def prepare(self, memory: int) -> Literal["ready", "stale", "started", "alone"]:
+    def prepare(
+        self, memory: int, on_import: Callable[[str], None]
+    ) -> Literal["ready", "stale", "started", "alone"]:
         """Imports the modules of the spec in `memory`, before it is unpickled.
+
+        Calls `on_import` with the name of each before: it may end this process.
 
         Returns "stale" if a file of an imported module, or the script's environment, has changed;
         "started" if a module has started threads, of Python or not (`num_threads`), or uses an
@@ -204,7 +221,8 @@ class _Modules:
         before = num_threads()
         for name in missing:
             # Unpickling raises the error again.
-            with contextlib.suppress(Exception, SystemExit):
+            on_import(name)
+            with contextlib.suppress(BaseException):
                 importlib.import_module(name)
         news = sys.modules.keys() - _known
         for name in news:
@@ -257,12 +275,19 @@ class _Children:
         self._readable.setblocking(False)
         self._writable.setblocking(False)
         self.pids: set[int] = set()
+        # Copies of the channels of dataset processes, to tell how these ended.
+        self._channels: dict[int, socket.socket] = {}
         # With SIG_DFL Python would not write to the wake-up descriptor.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._writable.fileno(), warn_on_full_buffer=False)
 
     def fileno(self) -> int:
         return self._readable.fileno()
+
+    def tell_end_of(self, pid: int, channel: int) -> None:
+        """Has the agent hear on that channel, which is copied, if that child crashes."""
+        with contextlib.suppress(OSError):
+            self._channels[pid] = socket.socket(fileno=os.dup(channel))
 
     def take_ended(self) -> dict[int, int]:
         with contextlib.suppress(BlockingIOError):
@@ -277,6 +302,8 @@ class _Children:
             if done:
                 self.pids.discard(pid)
                 ended[pid] = os.waitstatus_to_exitcode(status)
+                if pid in self._channels:
+                    _tell_end(self._channels.pop(pid), DatasetEnded(ended[pid]))
         return ended
 
     def stop(self) -> None:
@@ -300,6 +327,9 @@ class _Children:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._readable.close()
         self._writable.close()
+        # Else this child would hide the end of another.
+        for channel in self._channels.values():
+            channel.close()
 
 
 class _ForkedAhead:
@@ -312,8 +342,9 @@ class _ForkedAhead:
         self._channel = channel
         self._run = run
         self._orders: Pipe | None = None
-        # The unanswered order.
+        # The unanswered order, and the module that is imported for it.
         self._given: Received | None = None
+        self._imports = ""
         self.pid = -1
         self.fork()
 
@@ -342,6 +373,15 @@ class _ForkedAhead:
         self._orders.send(*order)
         return not (self._orders.wants_write or self._orders.is_closed)
 
+    def start(self, order: Received, *, otherwise: Callable[[], None]) -> None:
+        """Gives it an order for a dataset, or forks another child that does as `otherwise`."""
+        pid = self.pid
+        if not self.give(order):
+            pid = _fork(self._children, self._channel, (), otherwise)
+        _, (_, channel) = order
+        self._children.tell_end_of(pid, channel)
+        self.close()
+
     def work_on(self, waiting: deque[Received]) -> None:
         while waiting and self._given is None:
             if not (self.is_there and self.give(waiting[0])):
@@ -352,6 +392,9 @@ class _ForkedAhead:
 
     def take_reply(self, waiting: Iterable[Received]) -> None:
         for reply, _ in self._orders.receive() if self._orders is not None else ():
+            if reply.startswith(_IMPORTS):
+                self._imports = reply.removeprefix(_IMPORTS).decode()
+                continue
             if reply == _REFUSED and self._given is not None:
                 # For the next template. `close` would close its descriptors.
                 refused, self._given = self._given, None
@@ -366,15 +409,24 @@ class _ForkedAhead:
                 is_spoilt = reply.startswith(_SPOILT)
                 num_started = int(reply.removeprefix(_SPOILT)) if is_spoilt else 0
                 run = functools.partial(_serve_alone, data, memory, theirs, num_started=num_started)
-                _fork(self._children, self._channel, waiting, self.not_in(run))
+                pid = _fork(self._children, self._channel, waiting, self.not_in(run))
+                self._children.tell_end_of(pid, theirs)
             self._done()
             if reply.startswith(_SPOILT):
                 self.close()
                 return
 
+    def tell_end(self, status: int) -> None:
+        """Tells the agent how this process ended, which had not answered its order."""
+        if self._given is None:
+            return
+        _, (_, theirs) = self._given
+        doing = f"it imported {self._imports}" if self._imports else ""
+        _tell_end(socket.socket(fileno=os.dup(theirs)), DatasetEnded(status, doing))
+
     def _done(self) -> None:
         _, descriptors = self._given or (b"", ())
-        self._given = None
+        self._given, self._imports = None, ""
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -393,6 +445,14 @@ class _ForkedAhead:
         if self._orders is not None:
             self._orders.close()
         self._orders, self.pid = None, -1
+
+
+def _tell_end(sock: socket.socket, ended: DatasetEnded) -> None:
+    """Sends how a dataset process ended, unless that was as it should, and closes the channel."""
+    sock.setblocking(False)
+    with contextlib.closing(Pipe(sock, blocking=False)) as channel:
+        if ended.status:
+            channel.send(pack(ended))
 
 
 def _fork(
@@ -520,6 +580,7 @@ class _WorkerFacts(TypedDict):
     base_seed: int
     seeding: str
     host: str
+    is_remote: bool
 
 
 def _serve_workers(
@@ -545,6 +606,7 @@ def _serve_workers(
                         base_seed=fork.base_seed,
                         seeding=fork.seeding,
                         host=order.host,
+                        is_remote=True,
                     )
                     run = functools.partial(start, sock, about)
                     tokens[_fork(children, channel, waiting, run)] = fork.token
@@ -573,9 +635,10 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> tuple[DatasetSpe
                 return None
             file.seek(0)
             return read_spec(file, host=order.host), Loaded(warning=other_code)
-    except Exception as err:
+    # Whatever ends a process as well: the script hears of it.
+    except BaseException as err:
         packed = pack_error(err, host=order.host, where="the dataset process")
-        _tell(channel, Loaded(packed, f"{type(err).__name__}: {err}"))
+        _tell(channel, Loaded(packed, words_of_error(err)))
         return None
 
 

@@ -23,9 +23,10 @@ from stoker.feed.trainer.observer import Observer
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.trainer.session import LOCAL, FeedSession, HeadMaker, SharedState
+from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
-from stoker.feed.workers.pool import Result, advice_on
+from stoker.feed.workers.pool import Result
 from stoker.logs import EventName
 from stoker.records import FeedSettings
 

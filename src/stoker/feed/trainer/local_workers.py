@@ -24,8 +24,6 @@ from stoker.feed.workers.pool import (
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
-# Where vCPUs are scarce the trainer comes first: every rank waits for its step.
-NICENESS = 10
 _HURRY_SECONDS = 1.0
 
 
@@ -70,7 +68,6 @@ class LocalWorkers:
                     "base_seed": role.base_seed if role.num_shards else base_seed,
                     "seeding": seeding,
                     "host": host,
-                    "niceness": NICENESS,
                 },
                 daemon=True,
                 name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from stoker.errors import ProtocolError, ShippingError, StokerError
 from stoker.feed import why_unfed
-from stoker.feed.why_unfed import WhyUnfed
+from stoker.feed.why_unfed import Cause, WhyUnfed
 from stoker.feed.wire.definitions import (
     Script,
     classes_digest,
@@ -46,7 +46,7 @@ from stoker.feed.wire.pickling import (
     pickle_of,
 )
 from stoker.feed.wire.process_settings import RANK_SETTINGS_BYTES, InheritedSettings
-from stoker.feed.wire.rebuilding import why_not_rebuilt
+from stoker.feed.wire.rebuilding import why_not_made, why_not_rebuilt
 from stoker.feed.wire.shared_memory import SharedMemoryError, sharing_of
 
 if TYPE_CHECKING:
@@ -88,8 +88,6 @@ LARGE_SPEC_BYTES = 64 << 20
 # Limits of an error's text, which is shortened in the middle, and of its pickled arguments.
 _MAX_ERROR_TEXT = 64 << 10
 _MAX_ERROR_BYTES = 1 << 20
-# What a data worker lacks, in an error's last line.
-_MISSING = re.compile(r"No module named '([\w.]+)'|No such file or directory: '([^']+)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +419,8 @@ def read_spec(file: BinaryIO, *, host: str = "") -> DatasetSpec:
         rebuilding.fill()
     except ShippingError:
         raise
-    except Exception as err:
+    # Also what ends a process: a module may call sys.exit as it is imported.
+    except BaseException as err:
         code, modules = (place.code, place.modules) if place else (None, ())
         side = why_unfed.of_data_host(host)
         why = why_not_rebuilt(err, side, code=code, modules=modules)
@@ -523,10 +522,20 @@ class _PackedError:
     name: str
     message: str
     arguments: bytes | None = None
+    why: WhyUnfed | None = None
 
 
-def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
-    """Pickles a worker's exception; `where` names worker and sample: `data worker 1, index 41`."""
+def pack_error(
+    err: BaseException, *, host: str, where: str, side: why_unfed.Side | None = None
+) -> bytes:
+    """Pickles a worker's exception.
+
+    Args:
+        err: The exception.
+        host: Where it was raised.
+        where: Worker and sample: `data worker 1, index 41`.
+        side: The host in words, where the error may say something of it: a data host.
+    """
     trace = traceback.TracebackException.from_exception(err)
     _cut_texts(trace)
     text = _cut("".join(trace.format()))
@@ -536,7 +545,9 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
     # The error has to fit a message.
     if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
         arguments = None
-    return pickle.dumps(_PackedError(pickle_of(type(err)), type(err).__name__, message, arguments))
+    why = None if side is None or isinstance(err, StokerError) else why_not_made(err, side)
+    packed = _PackedError(pickle_of(type(err)), type(err).__name__, message, arguments, why)
+    return pickle.dumps(packed)
 
 
 def _cut(text: str) -> str:
@@ -563,20 +574,24 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         raise ShippingError(f"expected an error, found a {type(packed).__name__}")
     # Separately: the type may be known here although the arguments cannot be rebuilt.
     kind = _try_unpickle(packed.kind)
+    advice = "" if packed.why is None else _advice(packed.why)
+    message = packed.message + (f"\ntry:   {advice}\n" if advice else "")
     if kind is KeyError:
-        return KeyError(_Text(packed.message))
+        return KeyError(_Text(message))
     original = _try_unpickle(packed.arguments)
     if isinstance(original, StokerError):
         # Rebuilt from a text, it would lose its `where` and `fix`.
-        original.add_note(packed.message)
+        # What was made and not raised has nothing more to show.
+        if "Traceback (most recent call last)" in packed.message:
+            original.add_note(packed.message)
         return original
-    message = packed.message + _advice(packed)
     if isinstance(kind, type) and issubclass(kind, Exception):
         with contextlib.suppress(Exception):
             # As torch does: such a class takes its message by name.
             words = {"message": message}
             made = kind(**words) if getattr(kind, "message", None) else kind(message)
-            if isinstance(made, kind):
+            # Its own __str__ may raise, or leave the message out.
+            if isinstance(made, kind) and str(made):
                 return made
         if isinstance(original, Exception):
             # The constructor takes other arguments: the original gets a note, as tracebacks show.
@@ -585,21 +600,16 @@ def unpack_error(data: bytes | memoryview) -> Exception:
     return RuntimeError(message)
 
 
-def _advice(packed: _PackedError) -> str:
-    """Returns a line with what to do, where this process has what the worker lacked."""
-    last_line = packed.message.rstrip().rpartition("\n")[2]
-    missing = _MISSING.search(last_line)
-    if missing is None:
-        return ""
-    name = missing[1] or missing[2]
-    package = name.partition(".")[0]
-    advice = why_unfed.advice_on_worker_error(
-        name,
-        packed.name,
-        has_module=name in sys.modules or _can_find(package),
-        has_file=os.path.exists(name),
-    )
-    return f"\ntry:   {advice}\n" if advice else ""
+def _advice(why: WhyUnfed) -> str:
+    """Returns what to do, by what this process has of what the worker lacked."""
+    name = why.subject
+    is_there = bool(name)
+    match why.cause:
+        case Cause.MISSING_MODULE:
+            is_there = name in sys.modules or _can_find(name.partition(".")[0])
+        case Cause.MISSING_FILE:
+            is_there = os.path.exists(name)
+    return why_unfed.advice_in_trainer(why, is_there=is_there)
 
 
 def _can_find(package: str) -> bool:

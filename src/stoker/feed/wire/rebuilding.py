@@ -7,16 +7,18 @@ from collections.abc import Collection, Sequence
 
 from stoker.feed import why_unfed
 from stoker.feed.why_unfed import Side, WhyUnfed
+from stoker.feed.wire.host_errors import (
+    cause_on_host,
+    errors_behind,
+    place_of,
+    words_of_error,
+)
 from stoker.feed.wire.imported_code import CodeFacts, installed_version
 
 # The training script's module, on a trainer and where a data host has none.
 _SCRIPTS = ("__main__", "__mp_main__", "stoker.feed.agent.forkserver")
 _ON_MODULE = re.compile(r"^Can't get attribute '([^']+)' on <module '([\w.]+)'")
 _OF_MODULE = re.compile(r"^module '([\w.]+)' has no attribute '([^']+)'")
-_LIBRARY = re.compile(r"^(\S+\.so[\w.]*|\S+\.dylib|\S+\.dll): cannot open shared object file")
-_NEEDS_ACCELERATOR = re.compile(
-    r"deserialize object on a \w+ device|No CUDA GPUs|Found no NVIDIA driver|not compiled with CUDA"
-)
 
 
 def why_not_rebuilt(
@@ -34,27 +36,48 @@ def why_not_rebuilt(
         code: Files and versions that the sender has imported, if they are known.
         modules: The modules that the pickle names.
     """
-    # A library's own error about a module that it cannot import.
-    cause = err.__cause__ if isinstance(err.__cause__, ImportError) else err
-    raised = f"{type(err).__name__}: {err}".rstrip(": ")
+    raised = words_of_error(err)
     facts = code or CodeFacts()
-    match cause:
-        case ModuleNotFoundError(name=str(name)) if name:
-            return _of_module(name, side, raised=raised, code=facts, modules=modules)
-        case ImportError():
-            return _of_import(cause, side, raised=raised, code=facts)
-        case MemoryError():
-            return why_unfed.out_of_memory(side, raised=raised)
-        case AttributeError():
-            found = _of_attribute(str(cause), side, raised=raised, code=facts)
-            if found is not None:
-                return found
-        case OSError(filename=str(path)) if path:
-            return why_unfed.missing_file(path, side, raised=raised)
-    if _NEEDS_ACCELERATOR.search(str(cause)):
-        return why_unfed.needs_accelerator(side, raised=raised)
+    place = place_of(err)
+    if not isinstance(err, Exception):
+        return why_unfed.ended_itself(side, raised=raised, place=place)
+    for cause in errors_behind(err):
+        why = _of_error(cause, side, raised=raised, code=facts, modules=modules)
+        if why is not None:
+            return why
     differing = "; ".join(differing_versions(facts, side))
-    return why_unfed.rebuilding_failed(side, raised=raised, differing=differing)
+    return why_unfed.rebuilding_failed(side, raised=raised, place=place, differing=differing)
+
+
+def why_not_made(err: BaseException, side: Side) -> WhyUnfed | None:
+    """Returns what an error of a batch says of the host that made it; None: nothing.
+
+    Args:
+        err: What the dataset, the collate function or worker_init_fn raised.
+        side: Where, in words.
+    """
+    raised = words_of_error(err)
+    causes = (
+        _of_error(cause, side, raised=raised, code=CodeFacts(), modules=())
+        for cause in errors_behind(err)
+    )
+    return next((why for why in causes if why is not None), None)
+
+
+def _of_error(
+    err: BaseException, side: Side, *, raised: str, code: CodeFacts, modules: Collection[str]
+) -> WhyUnfed | None:
+    why: WhyUnfed | None = None
+    match err:
+        case ModuleNotFoundError(name=str(name)) if name:
+            return _of_module(name, side, raised=raised, code=code, modules=modules)
+        case AttributeError():
+            why = _of_attribute(str(err), side, raised=raised, code=code)
+    why = why or cause_on_host(err, side, raised=raised)
+    if why is None and isinstance(err, ImportError) and err.name:
+        name = getattr(err, "name_from", None) or "what is asked of it"
+        return _of_name(str(name), err.name, side, raised=raised, code=code)
+    return why
 
 
 def differing_versions(code: CodeFacts, side: Side) -> Sequence[str]:
@@ -87,17 +110,6 @@ def _of_module(
     if (code.files or code.versions) and name in modules and not (theirs or is_file):
         return why_unfed.module_in_memory(name, side, raised=raised)
     return why_unfed.missing_module(name, side, raised=raised, version=theirs, is_file=is_file)
-
-
-def _of_import(err: ImportError, side: Side, *, raised: str, code: CodeFacts) -> WhyUnfed:
-    library = _LIBRARY.match(str(err))
-    if library:
-        return why_unfed.missing_library(library[1], side, raised=raised)
-    if err.name:
-        name = getattr(err, "name_from", None) or "what is asked of it"
-        return _of_name(str(name), err.name, side, raised=raised, code=code)
-    differing = "; ".join(differing_versions(code, side))
-    return why_unfed.rebuilding_failed(side, raised=raised, differing=differing)
 
 
 def _of_attribute(text: str, side: Side, *, raised: str, code: CodeFacts) -> WhyUnfed | None:

@@ -89,8 +89,14 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     state: bytes = b""
 
 
+class LastWords(msgspec.Struct, frozen=True, tag=True):
+    """The user's code ends the worker's process, by SystemExit or the like, in these words."""
+
+    words: str
+
+
 to_worker = msgspec.msgpack.Decoder(Make | Reuse)
-from_worker = msgspec.msgpack.Decoder(Up | Slot | SlotClosed | Batch | Error | End)
+from_worker = msgspec.msgpack.Decoder(Up | Slot | SlotClosed | Batch | Error | End | LastWords)
 pack = msgspec.msgpack.Encoder().encode
 
 

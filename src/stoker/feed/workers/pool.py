@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
+from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Make, Stream
@@ -74,17 +75,6 @@ def stop_all(processes: Iterable[ChildProcess]) -> None:
 
 def describe_exit(status: int | None) -> str:
     return "ended" if status is None else f"ended with {ended_words(status)}"
-
-
-def advice_on(how: str) -> str:
-    """Returns what to try after a process ended as `describe_exit` has it."""
-    if "ulimit -n" in how:
-        return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
-    if "ended with exit code" in how:
-        return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
-    if "ended with signal" in how and "SIGKILL" not in how:
-        return "see the host's log: native code of the dataset crashed, perhaps at one sample"
-    return "see the host's log; give it more memory, or fewer workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +150,7 @@ class WorkerEnd:
             are pinned to it.
         begun_at: Monotonic seconds at which it was ready and began its first job.
         patience: How often that job was assigned to others for being late.
+        last_words: What ended its process, where that was the user's code.
     """
 
     number: int
@@ -174,6 +165,7 @@ class WorkerEnd:
     begun_at: float = math.inf
     patience: int = 0
     is_late: bool = False
+    last_words: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -208,6 +200,8 @@ class WorkerEnd:
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
                 case pipe.SlotClosed(slot):
                     self.slots.pop(slot, None)
+                case pipe.LastWords(words):
+                    self.last_words = words
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
                 case pipe.Error():
@@ -582,6 +576,8 @@ class WorkerPool:
             # It has closed its connection and still runs, or its status is unknown.
             stop_all([worker.process])
         how = describe_exit(worker.process.exitcode)
+        if worker.last_words:
+            how += f": {worker.last_words}"
         self.last_death = failure or f"data worker {worker.number} {how}"
         lost: list[WorkerJob]
         self._known_load = None

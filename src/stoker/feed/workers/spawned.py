@@ -4,6 +4,7 @@
 with the pickled spec, and the other arguments of `worker_main` as JSON.
 """
 
+import faulthandler
 import json
 import socket
 import sys
@@ -14,6 +15,8 @@ from stoker.feed.workers.worker import worker_main
 
 def main() -> None:
     """Makes batches until the other end of the channel is closed."""
+    # As a forked one inherits it: where native code crashes, the host's log has the stack.
+    faulthandler.enable()
     channel, memory, facts = sys.argv[1:]
     sock = socket.socket(fileno=int(channel))
     worker_main(sock, reopened_spec(int(memory)), **json.loads(facts))

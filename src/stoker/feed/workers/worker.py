@@ -10,6 +10,7 @@ batch is gone. A worker never waits for a slot: the pool bounds memory by what i
 """
 
 import contextlib
+import functools
 import mmap
 import os
 import signal
@@ -29,11 +30,13 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError, ShippingError
-from stoker.feed import seeding
+from stoker.feed import seeding, why_unfed
 from stoker.feed.seeding import Seeder, set_states, states_here
+from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Arena, Bytes1D, Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
+from stoker.feed.wire.host_errors import place_of, words_of_error
 from stoker.feed.wire.pickling import RARE_DTYPES
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import stacks
@@ -41,6 +44,7 @@ from stoker.feed.workers.pipe import (
     Batch,
     End,
     Error,
+    LastWords,
     Pipe,
     Reuse,
     Slot,
@@ -51,6 +55,8 @@ from stoker.feed.workers.pipe import (
 )
 from stoker.host.spawn import end_with_parent
 
+# On the trainer's host: where vCPUs are scarce it comes first, as every rank waits for its step.
+_NICENESS = 10
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
 # Torch stacks them into new memory only.
@@ -72,7 +78,7 @@ def worker_main(
     base_seed: int,
     seeding: str,
     host: str = "localhost",
-    niceness: int = 0,
+    is_remote: bool = False,
 ) -> None:
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
@@ -83,50 +89,90 @@ def worker_main(
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
         base_seed: Of worker_init_fn; with `torch` seeding until a job has another.
+        is_remote: Whether it is a data host's, which may lack what the trainer has.
     """
     become_worker()
-    os.nice(niceness)
+    os.nice(0 if is_remote else _NICENESS)
     channel = Pipe(sock, blocking=True)
+    side = why_unfed.of_worker(host) if is_remote else None
+    with _last_words(channel):
+        source, slots = _begun(
+            channel,
+            spec,
+            worker_id=worker_id,
+            num_workers=num_workers,
+            base_seed=base_seed,
+            seeding=seeding,
+            host=host,
+            side=side,
+        )
+        serve(channel, slots, source)
+
+
+@contextlib.contextmanager
+def _last_words(channel: Pipe) -> Iterator[None]:
+    """Sends what ends this process, where that is the user's code: SystemExit, as in torch's."""
+    try:
+        yield
+    except BaseException as err:
+        if not isinstance(err, Exception):
+            place = place_of(err)
+            words = words_of_error(err)
+            channel.send(pack(LastWords(f"{words}, in {place}" if place else words)))
+        raise
+
+
+def _begun(
+    channel: Pipe,
+    spec: DatasetSpec | bytes | BinaryIO,
+    *,
+    worker_id: int,
+    num_workers: int,
+    base_seed: int,
+    seeding: str,
+    host: str,
+    side: Side | None,
+) -> "tuple[Source, Slots]":
     up = Up(os.getpid(), stacks.write_on_signal())
     channel.send(pack(msgspec.structs.replace(up, is_ready=False)))
     slots = Slots(channel)
     source: Source
     try:
-        spec = _loaded(spec)
+        spec = _loaded(spec, host=host if side else "")
     except Exception as err:
         source = BrokenSource(err, name=f"data worker {worker_id}", host=host)
         channel.send(pack(up))
-        serve(channel, slots, source)
-        return
+        return source, slots
     slots.shares_arrays = not spec.has_workers
     torch.set_num_threads(spec.num_threads)
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
     spec.settings.set()
     if spec.is_iterable:
         stream = ShardStream(spec, shard=worker_id, num_shards=num_workers, base_seed=base_seed)
-        source = ShardSource(stream, slots, host=host, on_ready=lambda: channel.send(pack(up)))
-    else:
-        source = IndexedSource(
-            spec,
-            slots,
-            worker_id=worker_id,
-            num_workers=num_workers,
-            base_seed=base_seed,
-            seeding=seeding,
-            host=host,
-        )
-        channel.send(pack(up))
-    serve(channel, slots, source)
+        on_ready = functools.partial(channel.send, pack(up))
+        return ShardSource(stream, slots, host=host, side=side, on_ready=on_ready), slots
+    source = IndexedSource(
+        spec,
+        slots,
+        worker_id=worker_id,
+        num_workers=num_workers,
+        base_seed=base_seed,
+        seeding=seeding,
+        host=host,
+        side=side,
+    )
+    channel.send(pack(up))
+    return source, slots
 
 
-def _loaded(spec: DatasetSpec | bytes | BinaryIO) -> DatasetSpec:
+def _loaded(spec: DatasetSpec | bytes | BinaryIO, *, host: str) -> DatasetSpec:
     if isinstance(spec, bytes):
         return unpack_spec(spec)
     if isinstance(spec, DatasetSpec):
         reopened.separate()
         return spec
     with spec:
-        return read_spec(spec)
+        return read_spec(spec, host=host)
 
 
 def become_worker() -> None:
@@ -335,7 +381,9 @@ class IndexedSource:
         base_seed: int,
         seeding: str,
         host: str,
+        side: Side | None = None,
     ) -> None:
+        self._side = side
         self._spec = spec
         self._slots = slots
         self._id = worker_id
@@ -425,7 +473,7 @@ class IndexedSource:
     def _pack(self, err: Exception, where: str) -> bytes:
         # If the batch cannot be sent, no index is at fault.
         place = self._name if isinstance(err, ShippingError) else f"{where}{self._name}"
-        return pack_error(err, host=self._host, where=place)
+        return pack_error(err, host=self._host, where=place, side=self._side)
 
 
 def _seed_as_torch(dataset: object, worker_id: int, *, num_workers: int, base_seed: int) -> None:
@@ -566,9 +614,11 @@ class ShardSource:
         slots: Slots,
         *,
         host: str,
+        side: Side | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         self._on_ready = on_ready
+        self._side = side
         self._stream = stream
         self._slots = slots
         self._host = host
@@ -649,4 +699,4 @@ class ShardSource:
 
     def _pack(self, err: Exception) -> bytes:
         where = f"DataLoader worker process {self._stream.name}"
-        return pack_error(err, host=self._host, where=where)
+        return pack_error(err, host=self._host, where=where, side=self._side)
