@@ -2485,3 +2485,610 @@ for options in ({}, {"num_workers": 0, "prefetch_factor": None}):
     for batch in DataLoader(Numbers(40), 4, worker_init_fn=init, **options):
         show(batch)
 """
+
+SCRIPTS["a counter shared by collate functions"] = """\
+import multiprocessing
+
+seen = multiprocessing.Value("i", 0)
+
+
+def collate(items):
+    with seen.get_lock():
+        seen.value += len(items)
+    return torch.stack(items)
+
+
+for epoch in range(2):
+    loader = DataLoader(Numbers(), 8, collate_fn=collate, num_workers=1)
+    show(sum(batch.sum().item() for batch in loader), seen.value)
+"""
+
+SCRIPTS["a sampler that reads a manager's dict"] = """\
+import multiprocessing
+
+
+class Wanted(Sampler):
+    def __init__(self, shared):
+        self.shared = shared
+
+    def __iter__(self):
+        return iter(range(self.shared["start"], 24, self.shared["step"]))
+
+    def __len__(self):
+        return len(range(self.shared["start"], 24, self.shared["step"]))
+
+
+with multiprocessing.Manager() as manager:
+    shared = manager.dict(start=0, step=3)
+    loader = DataLoader(Numbers(), 3, sampler=Wanted(shared), num_workers=2)
+    for epoch in range(3):
+        show(list(loader))
+        shared["start"] += 1
+        shared["step"] -= 1
+"""
+
+SCRIPTS["a curriculum that the loop moves"] = """\
+class Curriculum(Sampler):
+    def __init__(self):
+        self.level = 1
+
+    def __iter__(self):
+        order = torch.randperm(8 * self.level).tolist()
+        return iter(order)
+
+    def __len__(self):
+        return 8 * self.level
+
+
+curriculum = Curriculum()
+loader = DataLoader(Numbers(), 4, sampler=curriculum, num_workers=2)
+for epoch in range(3):
+    show(len(loader), [batch for batch in loader])
+    curriculum.level = min(3, curriculum.level + 1)
+"""
+
+SCRIPTS["a curriculum in the middle of an epoch"] = """\
+class Hard(Numbers):
+    noise = 0.0
+
+    def __getitem__(self, index):
+        return self.data[index] + self.noise
+
+
+dataset = Hard()
+for batch in DataLoader(dataset, 2):
+    show(batch)
+    dataset.noise += 0.5
+"""
+
+SCRIPTS["a dataset that caches in a dict"] = """\
+class Cached(Dataset):
+    def __init__(self):
+        self.cache = {}
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index not in self.cache:
+            self.cache[index] = torch.full((3,), float(index)) ** 2
+        return self.cache[index]
+
+
+dataset = Cached()
+for workers in (0, 2):
+    loader = DataLoader(dataset, 4, num_workers=workers, persistent_workers=workers > 0)
+    for epoch in range(2):
+        show(list(loader))
+"""
+
+SCRIPTS["weights of a sampler that the loop writes"] = """\
+weights = torch.ones(24, dtype=torch.double)
+sampler = WeightedRandomSampler(weights, 12, replacement=True)
+loader = DataLoader(Numbers(), 4, sampler=sampler, num_workers=2)
+for epoch in range(3):
+    batches = list(loader)
+    show(batches)
+    for value in torch.cat(batches).long().tolist():
+        sampler.weights[value] *= 0.25
+"""
+
+SCRIPTS["sqlite in a list"] = """\
+import sqlite3, tempfile
+
+path = tempfile.mkdtemp() + "/rows.db"
+with sqlite3.connect(path) as db:
+    db.execute("create table rows (id integer, name text)")
+    db.executemany("insert into rows values (?, ?)", [(i, f"row {i}") for i in range(12)])
+
+
+class Rows(Dataset):
+    def __init__(self, path):
+        self.path, self.open = path, []
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if not self.open:
+            self.open.append(sqlite3.connect(self.path))
+        return self.open[0].execute("select * from rows where id = ?", (index,)).fetchone()
+
+
+for batch in DataLoader(Rows(path), 4, num_workers=2):
+    show(batch)
+"""
+
+SCRIPTS["a zip archive in a dataclass in a dict"] = """\
+import tempfile, zipfile
+
+path = tempfile.mkdtemp() + "/a.zip"
+with zipfile.ZipFile(path, "w") as archive:
+    for i in range(8):
+        archive.writestr(f"{i}.txt", f"text {i}")
+
+
+@dataclasses.dataclass
+class Source:
+    archive: zipfile.ZipFile
+    names: list
+
+
+class Zipped(Dataset):
+    def __init__(self):
+        archive = zipfile.ZipFile(path)
+        self.sources = {"train": Source(archive, sorted(archive.namelist()))}
+
+    def __len__(self):
+        return len(self.sources["train"].names)
+
+    def __getitem__(self, index):
+        source = self.sources["train"]
+        return source.archive.read(source.names[index])
+
+
+for batch in DataLoader(Zipped(), 3, num_workers=1, collate_fn=list):
+    show(batch)
+"""
+
+SCRIPTS["memory maps in a tuple"] = """\
+import mmap, tempfile
+
+folder = tempfile.mkdtemp()
+for part in range(2):
+    np.arange(part * 12, part * 12 + 12, dtype=np.int16).tofile(f"{folder}/{part}.bin")
+
+
+class Mapped(Dataset):
+    def __init__(self):
+        self.parts = tuple(
+            np.memmap(f"{folder}/{part}.bin", dtype=np.int16, mode="r") for part in range(2)
+        )
+        self.file = open(f"{folder}/1.bin", "rb")
+        self.raw = [mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ)]
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        part, at = divmod(index, 12)
+        return int(self.parts[part][at]), self.raw[0][2 * at]
+
+
+for batch in DataLoader(Mapped(), 6, num_workers=2):
+    show(batch)
+"""
+
+SCRIPTS["text files with an encoding and their own newlines"] = """\
+import tempfile
+
+folder = tempfile.mkdtemp()
+with open(f"{folder}/latin.txt", "w", encoding="latin-1", newline="\\r\\n") as file:
+    file.writelines(f"zeile {i} \\u00e4\\u00f6\\n" for i in range(8))
+
+
+class Lines(Dataset):
+    def __init__(self):
+        self.kept = open(f"{folder}/latin.txt", encoding="latin-1", newline="")
+        self.plain = open(f"{folder}/latin.txt", encoding="latin-1")
+        self.plain.readline()
+        self.strict = open(f"{folder}/latin.txt", encoding="ascii", errors="replace")
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        self.kept.seek(0)
+        lines = self.kept.readlines()
+        self.strict.seek(0)
+        return lines[index], self.strict.readline(), self.plain.name[-9:]
+
+
+for batch in DataLoader(Lines(), 3, num_workers=1, collate_fn=list):
+    show(batch)
+"""
+
+SCRIPTS["compressed files of three kinds"] = """\
+import bz2, gzip, lzma, tempfile
+
+folder = tempfile.mkdtemp()
+OPENERS = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+for ending, opener in OPENERS.items():
+    with opener(f"{folder}/a.{ending}", "wt") as file:
+        file.writelines(f"{ending} {i}\\n" for i in range(8))
+
+
+class Compressed(Dataset):
+    def __init__(self):
+        self.files = {e: opener(f"{folder}/a.{e}", "rb") for e, opener in OPENERS.items()}
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        found = []
+        for file in self.files.values():
+            file.seek(0)
+            found.append(file.readlines()[index])
+        return found
+
+
+for batch in DataLoader(Compressed(), 4, num_workers=1, collate_fn=list):
+    show(batch)
+"""
+
+SCRIPTS["members of a tar archive"] = """\
+import io, tarfile, tempfile
+
+path = tempfile.mkdtemp() + "/a.tar"
+with tarfile.open(path, "w") as archive:
+    for i in range(9):
+        data = f"sample {i}".encode()
+        info = tarfile.TarInfo(f"{i:03}.txt")
+        info.size = len(data)
+        archive.addfile(info, io.BytesIO(data))
+
+
+class Tarred(Dataset):
+    def __init__(self):
+        self.archive = tarfile.open(path)
+        self.members = self.archive.getmembers()
+
+    def __len__(self):
+        return len(self.members)
+
+    def __getitem__(self, index):
+        return self.archive.extractfile(self.members[index]).read()
+
+
+for batch in DataLoader(Tarred(), 4, num_workers=1, collate_fn=list):
+    show(batch)
+"""
+
+SCRIPTS["seeds of one sample in three libraries"] = """\
+class Noisy(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        own = {
+            "python": random.Random(index),
+            "numpy": np.random.default_rng([7, index]),
+            "torch": torch.Generator().manual_seed(index),
+        }
+        return (
+            own["python"].random(),
+            own["numpy"].normal(size=2),
+            torch.rand(2, generator=own["torch"]),
+        )
+
+
+for batch in DataLoader(Noisy(), 4, shuffle=True, num_workers=2):
+    show(batch)
+"""
+
+SCRIPTS["weak references and a logger with handlers"] = """\
+import io, logging, weakref
+
+stream = io.StringIO()
+logger = logging.getLogger("my.data")
+logger.setLevel(logging.INFO)
+logger.addHandler(logging.StreamHandler(stream))
+logger.propagate = False
+
+
+class Table:
+    def __init__(self):
+        self.rows = [i * i for i in range(12)]
+
+
+class Referring(Dataset):
+    def __init__(self):
+        self.table = Table()
+        self.weak = weakref.ref(self.table)
+        self.by_name = weakref.WeakValueDictionary(squares=self.table)
+        self.log = logger
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        self.log.info("reads %d", index)
+        return self.weak().rows[index], self.by_name["squares"] is self.table
+
+
+for batch in DataLoader(Referring(), 4, num_workers=1):
+    show(batch)
+"""
+
+SCRIPTS["partials, caches and methods"] = """\
+@functools.lru_cache(maxsize=None)
+def squares(count):
+    return [i * i for i in range(count)]
+
+
+def scaled(value, *, by, plus=0):
+    return value * by + plus
+
+
+class Pipeline(Dataset):
+    def __init__(self):
+        self.steps = [
+            functools.partial(scaled, by=2),
+            functools.partial(scaled, by=1, plus=self.size),
+        ]
+        self.again = self.steps[0]
+        self.pick = operator.itemgetter(1)
+        self.own = functools.partialmethod(Pipeline.add, 3).__get__(self)
+
+    @functools.cached_property
+    def table(self):
+        return squares(12)
+
+    @property
+    def size(self):
+        return 100
+
+    def add(self, n, value):
+        return n + value
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        value = self.table[index]
+        for step in self.steps:
+            value = step(value)
+        return self.own(value), self.pick([0, value]), self.again is self.steps[0]
+
+
+squares(3)
+for batch in DataLoader(Pipeline(), 4, num_workers=2):
+    show(batch)
+show(squares.cache_info().currsize)
+"""
+
+SCRIPTS["views and aliases in nested batches"] = """\
+Pair = collections.namedtuple("Pair", "whole head")
+
+
+@dataclasses.dataclass
+class Views:
+    whole: torch.Tensor
+    parts: dict
+
+
+def collate(items):
+    whole = torch.stack(items)
+    return [
+        Pair(whole, whole[:2]),
+        Views(whole, {"rows": whole[1:], "turned": whole.t(), "again": whole}),
+        {"same": [whole, whole]},
+    ]
+
+
+items = [torch.arange(3.0) + i for i in range(8)]
+for pair, views, same in DataLoader(items, 4, collate_fn=collate, num_workers=2):
+    pair.whole[0, 0] = -1
+    show(pair.head, views.parts["turned"], views.parts["again"], same["same"][1])
+    show(same["same"][0] is same["same"][1], views.parts["turned"].stride())
+"""
+
+SCRIPTS["sparse, complex and meta tensors"] = """\
+def collate(items):
+    dense = torch.stack(items)
+    return {
+        "coo": dense.to_sparse(),
+        "csr": dense.to_sparse_csr(),
+        "meta": torch.empty(2, 3, device="meta"),
+        "complex": torch.view_as_complex(dense.repeat(1, 2).reshape(len(items), -1, 2)),
+    }
+
+
+items = [torch.eye(4)[i % 4] * i for i in range(8)]
+for batch in DataLoader(items, 4, collate_fn=collate, num_workers=2):
+    show(batch["coo"].coalesce().indices(), batch["coo"].coalesce().values())
+    show(batch["csr"].crow_indices(), batch["csr"].values(), batch["csr"].layout)
+    show(batch["meta"].shape, batch["meta"].device, torch.view_as_real(batch["complex"]))
+"""
+
+SCRIPTS["nested tensors"] = """\
+import warnings
+
+warnings.simplefilter("ignore")
+
+
+def collate(items):
+    return torch.nested.nested_tensor(items)
+
+
+items = [torch.arange(float(1 + i % 3)) for i in range(9)]
+for batch in DataLoader(items, 3, collate_fn=collate, num_workers=2):
+    show(batch.is_nested, [each for each in batch.unbind()])
+"""
+
+SCRIPTS["packed sequences in both orders"] = """\
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+
+def collate(items):
+    return {
+        "packed": pack_sequence(items, enforce_sorted=False),
+        "tuple": (pack_sequence(sorted(items, key=len, reverse=True)), len(items)),
+    }
+
+
+items = [torch.arange(float(1 + i % 4)) for i in range(8)]
+for batch in DataLoader(items, 4, collate_fn=collate, num_workers=2):
+    packed = batch["packed"]
+    show(*pad_packed_sequence(packed), packed.sorted_indices, packed.unsorted_indices)
+    show(batch["tuple"][0].batch_sizes, batch["tuple"][0].sorted_indices, batch["tuple"][1])
+"""
+
+SCRIPTS["a subclass of Tensor with attributes"] = """\
+class Boxes(torch.Tensor):
+    @staticmethod
+    def __new__(cls, data, *args, **kwargs):
+        return torch.Tensor._make_subclass(cls, torch.as_tensor(data, dtype=torch.float32))
+
+
+class Boxed(Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        boxes = Boxes([[0, 0, index, index]])
+        boxes.size_of_image = (index, 2 * index)
+        return boxes
+
+
+def collate(items):
+    return items
+
+
+for batch in DataLoader(Boxed(), 3, collate_fn=collate, num_workers=2):
+    show([type(each).__name__ for each in batch])
+    show([each.as_subclass(torch.Tensor) for each in batch])
+    show([each.size_of_image for each in batch])
+"""
+
+SCRIPTS["parameters and buffers in a batch"] = """\
+def collate(items):
+    stacked = torch.stack(items)
+    return {
+        "parameter": nn.Parameter(stacked),
+        "frozen": nn.Parameter(stacked, requires_grad=False),
+        "state": nn.Linear(2, 1, bias=False).state_dict(),
+    }
+
+
+items = [torch.full((2,), float(i)) for i in range(8)]
+for batch in DataLoader(items, 4, collate_fn=collate, num_workers=1):
+    show(type(batch["parameter"]).__name__, batch["parameter"].detach())
+    show(batch["frozen"].requires_grad, list(batch["state"]), batch["frozen"].detach())
+"""
+
+SCRIPTS["structured, masked and object arrays"] = """\
+KIND = np.dtype([("id", np.int32), ("box", np.float32, (2,))])
+
+
+def collate(items):
+    records = np.zeros(len(items), KIND)
+    records["id"] = items
+    return {
+        "records": records,
+        "masked": np.ma.masked_greater(np.array(items), 4),
+        "objects": np.array([{"id": i} for i in items], dtype=object),
+        "dates": np.array([np.datetime64("2026-01-01") + i for i in items]),
+        "texts": np.array([f"row {i}" for i in items]),
+        "turned": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    }
+
+
+for batch in DataLoader(range(8), 4, collate_fn=collate, num_workers=2):
+    show(batch["records"].dtype.names, batch["records"]["id"], batch["masked"].filled(-1))
+    show(batch["objects"], batch["dates"].astype(str), batch["texts"])
+    show(batch["turned"].flags.f_contiguous, batch["turned"])
+"""
+
+SCRIPTS["a queue of replay that the loop fills"] = """\
+class Replay(IterableDataset):
+    def __init__(self):
+        self.buffer = collections.deque(maxlen=16)
+
+    def __iter__(self):
+        for number in itertools.count():
+            yield torch.tensor(self.buffer[number % len(self.buffer)])
+
+
+replay = Replay()
+replay.buffer.extend(float(i) for i in range(4))
+batches = iter(DataLoader(replay, 2))
+for step in range(6):
+    batch = next(batches)
+    show(batch)
+    replay.buffer.append(batch.sum().item() + 100 * step)
+"""
+
+SCRIPTS["an iterator over a generator's rows with islice"] = """\
+class Rows(IterableDataset):
+    def __init__(self, *, start, stop):
+        self.start, self.stop = start, stop
+
+    def rows(self):
+        for i in range(self.start, self.stop):
+            yield {"id": i, "row": torch.full((2,), float(i))}
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return itertools.islice(self.rows(), first, None, step)
+
+
+for workers in (0, 2):
+    for batch in DataLoader(Rows(start=3, stop=17), 3, num_workers=workers):
+        show(batch)
+"""
+
+SCRIPTS["a context variable and an environment variable"] = """\
+import contextvars
+
+level = contextvars.ContextVar("level", default=1)
+os.environ["MY_OFFSET"] = "10"
+
+
+class Offset(Numbers):
+    def __getitem__(self, index):
+        return self.data[index] + int(os.environ["MY_OFFSET"])
+
+
+for epoch in range(3):
+    show(list(DataLoader(Offset(12), 4, num_workers=epoch % 2)))
+    os.environ["MY_OFFSET"] = str(20 + epoch)
+"""
+
+SCRIPTS["a pandas-like frame of columns with slots"] = """\
+class Column:
+    __slots__ = ("name", "values", "__weakref__")
+
+    def __init__(self, name, values):
+        self.name, self.values = name, values
+
+
+class Frame(Dataset):
+    __slots__ = ("columns", "order")
+
+    def __init__(self):
+        self.columns = [Column("a", list(range(8))), Column("b", [i / 2 for i in range(8)])]
+        self.order = range(8)
+
+    def __len__(self):
+        return len(self.order)
+
+    def __getitem__(self, index):
+        return {each.name: each.values[index] for each in self.columns}
+
+
+for batch in DataLoader(Frame(), 4, num_workers=2):
+    show(batch)
+"""
