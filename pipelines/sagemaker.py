@@ -5,6 +5,10 @@
                                                         Gate ── passed ──► Register
                                                              └── not ────► Refuse
 
+With `skip_unchanged` in the workload all of it runs only if something has changed:
+
+    Compare ─► HasChanged ── has_changed ──► NeedsProfile and all that follows
+
 ═► is taken even if the training fails. Branches cannot join, so the steps after a profile are made
 twice; after a reused profile their names are DecideAgain, TrainAgain and so on. With
 `sagemaker.cache_days` the step FindProfile comes before Profile: if an earlier run has measured

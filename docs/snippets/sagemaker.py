@@ -29,6 +29,13 @@ from stoker.sagemaker import profile_step
 
 measured = profile_step(run, depends_on=[prepared])
 
+# %% compare_step
+from stoker.sagemaker import compare_step
+
+asked = read_workload("configs/mnist-sagemaker.yaml", overrides=["skip_unchanged=true"])
+skipping = PipelineRun.of(asked)
+compared = compare_step(skipping)  # in a condition: value_in(compared, "has_changed")
+
 # %% decide_step
 from stoker.sagemaker import decide_step
 

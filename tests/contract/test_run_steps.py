@@ -5,6 +5,7 @@ The nodes are those that the strict double of Kubeflow 2.17 makes; its API shows
 
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,9 +15,10 @@ pytest.importorskip("kfp")
 from kfp import dsl
 
 from stoker import kubeflow
+from stoker.errors import ServiceError
 from stoker.kubeflow import PipelineRun, follower
 from stoker.pipelines.kubeflow.run_steps import own_lines, reason_in
-from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, step_names
+from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, skipped_words, step_names
 from stoker.platforms.aws import Aws
 from support.command import stoker
 from support.kfp_server import KfpServer
@@ -304,3 +306,45 @@ def test_on_sagemaker_steps_have_seconds_cache_reason_and_the_command_for_their_
     inner = {"IfSteps": [{"Name": "Register"}], "ElseSteps": [{"Name": "Refuse"}]}
     steps = [{"Name": "Train"}, {"Name": "Gate", "Arguments": inner}]
     assert [*step_names(json.dumps({"Steps": steps}))] == ["Train", "Gate", "Register", "Refuse"]
+
+
+COMPARED = {
+    "StepName": "Compare",
+    "StepDisplayName": "What has changed?",
+    "StepStatus": "Succeeded",
+    "Metadata": {"ProcessingJob": {"Arn": "arn:aws:sagemaker:eu-west-1:1:processing-job/p-a1-x"}},
+}
+WORDS = "nothing changed since mnist--abc of 2026-11-20: skipped"
+
+
+def asked(outcome):
+    return {"StepName": "HasChanged", "Metadata": {"Condition": {"Outcome": outcome}}}
+
+
+def logs_of(*lines):
+    stream = {"logStreamName": "p-a1-x/algo-1"}
+    events = [{"message": line} for line in lines]
+    answers = {"DescribeLogStreams": {"logStreams": [stream]}, "GetLogEvents": {"events": events}}
+
+    def call(service: str, operation: str, **about: object) -> Mapping[str, object]:
+        if not lines:
+            raise ServiceError("access denied", kind="denied")
+        return answers[operation]
+
+    return SimpleNamespace(call=call)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lines", "words"),
+    [
+        ("False", (WORDS, "written: comparison.json"), WORDS),
+        ("False", (), "nothing changed since the last run that passed: skipped"),
+        ("True", (), ""),
+        (None, (), ""),
+    ],
+)
+def test_on_sagemaker_a_run_that_trained_nothing_says_why(outcome, lines, words):
+    steps = [COMPARED, *([asked(outcome)] if outcome else [])]
+    assert skipped_words(logs_of(*lines), steps) == words
+    # Of two branches, one has trained.
+    assert skipped_words(logs_of(*lines), [*steps, asked("True")]) == ""

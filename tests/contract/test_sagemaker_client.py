@@ -89,7 +89,8 @@ def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(server, proje
     words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
     told = json.loads(succeeds(*words).stdout)
     assert (told["action"], told["id"]) == ("created", PIPELINE)
-    assert [uri.rpartition("/")[2] for uri in told["inputs"]] == ["code.tar.gz", "workload.json"]
+    names = [uri.rpartition("/")[2] for uri in told["inputs"]]
+    assert names == ["code.tar.gz", "workload.json", "README.txt"]
     assert all(Aws(region=REGION).has_object(uri) for uri in told["inputs"])
     pipeline = described()
     assert pipeline["RoleArn"] == ROLE

@@ -207,9 +207,70 @@ def test_two_trainings_of_one_run_share_no_job_folder_or_model():
         names.add(json.dumps(words[words.index("--name") + 1]))
         for step in ("Decide", "Train", "Evaluate"):
             outputs = found[f"{step}{number}{name}"]["Arguments"]["ProcessingOutputConfig"]
-            written += [json.dumps(out["S3Output"]["S3Uri"]) for out in outputs["Outputs"]]
+            # Of the memory, in which each run has a file of its job's name, one file.
+            written += [
+                json.dumps(out["S3Output"]["S3Uri"])
+                for out in outputs["Outputs"]
+                if out["OutputName"] != "memory"
+            ]
     assert len(names) == 3
     assert len(set(written)) == len(written) == 9
+
+
+def words_of(step):
+    return step["Arguments"]["AppSpecification"]["ContainerArguments"]
+
+
+def test_each_branch_has_its_own_runs_in_the_memory():
+    run = run_of()
+    low = run.branch("Low")
+    found = defined(run, *trainings(low, low.branch("Night")))
+    for step in ("Decide", "Evaluate"):
+        for name, branch in (("0Low", "Low"), ("1LowNight", "Low-Night")):
+            words = words_of(found[f"{step}{name}"])
+            assert words[words.index("--branch") + 1] == branch
+
+
+def skipping(**changes):
+    own = {"skip_unchanged": True, "image": f"registry/mine@sha256:{'0' * 64}", **changes}
+    return sagemaker.PipelineRun.of(
+        msgspec.structs.replace(sample.WORKLOAD, **own), folder=sample.ROOT
+    )
+
+
+def test_a_pipeline_that_skips_compares_first_and_runs_all_else_in_a_condition():
+    run = skipping()
+    document = json.loads(sagemaker.pipeline(run.request, after_of_all))
+    names = [step["Name"] for step in document["Steps"]]
+    assert names == ["Compare", "HasChanged"]
+    (inner,) = document["Steps"][1]["Arguments"]["IfSteps"]
+    assert inner["Name"] == "NeedsProfile"
+    assert document["Steps"][1]["Arguments"]["ElseSteps"] == []
+    assert "SkipUnchanged" in [each["Name"] for each in document["Parameters"]]
+    found = {step["Name"]: step for step in sample.steps(document)}
+    assert "--comparison" in words_of(found["Evaluate"])
+    assert "--comparison" in words_of(found["EvaluateAgain"])
+    assert len(checked_steps(json.dumps(document))) == 16
+
+
+def after_of_all(run):
+    def after(run, profile):
+        decided = sagemaker.decide_step(run, profile=profile)
+        trained = sagemaker.train_step(run, decision=decided)
+        judged = sagemaker.evaluate_step(run, profile=profile, training=trained)
+        registered = sagemaker.register_step(run, training=trained, evaluation=judged)
+        gate = sagemaker.gate_step(run, evaluation=judged, passed=[registered])
+        return [decided, trained, judged, gate]
+
+    return sagemaker.profile_or_reuse(run, after)
+
+
+def test_with_overlap_refuse_the_comparison_waits_for_it():
+    settings = msgspec.structs.replace(sample.WORKLOAD.sagemaker, overlap="refuse")
+    run = skipping(sagemaker=settings)
+    document = json.loads(sagemaker.pipeline(run.request, after_of_all))
+    assert [step["Name"] for step in document["Steps"]] == ["OnlyRun", "Compare", "HasChanged"]
+    assert document["Steps"][1]["DependsOn"] == ["OnlyRun"]
 
 
 def test_a_search_over_values_is_a_branch_for_each():
@@ -399,7 +460,8 @@ def test_a_value_of_a_step_without_a_property_file_is_refused():
 def test_inputs_are_sent_once(aws_server):
     aws_server.make_bucket("bucket")
     aws, run = Aws(region=REGION), run_of()
-    (uri,) = sagemaker.upload_inputs(run, aws=aws)
+    uri, readme = sagemaker.upload_inputs(run, aws=aws)
     assert uri == f"{run.request.inputs_uri}/workload.json"
+    assert readme == "s3://bucket/out/stoker/memory/mnist/README.txt"
     assert json.loads(aws.read_object(uri))["name"] == "mnist"
     assert sagemaker.upload_inputs(run, aws=aws) == ()

@@ -14,7 +14,7 @@ import typer.main
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stoker.cli.app import VERBS, app_for
+from stoker.cli.app import STEP_VERBS, VERBS, app_for
 from support import sagemaker_pipeline as sample
 from support.examples import printed_elsewhere
 from support.sagemaker_execution import checked_steps
@@ -43,7 +43,7 @@ def test_every_parameter_is_described_and_reaches_a_step():
 
 
 def test_the_cli_understands_what_the_small_steps_say():
-    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_for(*VERBS, *STEP_VERBS)).commands  # type: ignore[attr-defined]
     for step in sample.steps(sample.definition()):
         if step["Type"] != "Processing":
             continue

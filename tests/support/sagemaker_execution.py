@@ -77,6 +77,7 @@ class Account(SageMakerService):
         faults: Step to what its next attempts end with: a kind that retry policies name.
         lose_host_of: Step to a condition: when it is true, the step's host is lost.
         executing: Ids of runs that are under way.
+        endings: How runs have ended, by id.
     """
 
     def __init__(self, server: AwsServer, containers: Containers) -> None:
@@ -87,6 +88,7 @@ class Account(SageMakerService):
         self.faults: dict[str, list[str]] = {}
         self.lose_host_of: dict[str, Callable[[], bool]] = {}
         self.executing: set[str] = set()
+        self.endings: dict[str, str] = {}
         self.cached: dict[str, StepRun] = {}
         self._threads: list[threading.Thread] = []
 
@@ -102,6 +104,8 @@ class Account(SageMakerService):
         """Answers a call about training jobs; None: moto has it."""
         if operation == "ListPipelineExecutions":
             return self._list(asked)
+        if operation == "DescribePipelineExecution":
+            return self._described(asked)
         is_of_a_job = str(asked.get("ResourceArn")).rpartition("/")[2] in self.jobs
         if not is_of_a_job and operation not in _OF_JOBS:
             return None
@@ -137,6 +141,15 @@ class Account(SageMakerService):
             if item["PipelineExecutionArn"].rpartition("/")[2] in self.executing:
                 item["PipelineExecutionStatus"] = "Executing"
         return 200, {"PipelineExecutionSummaries": summaries}
+
+    def _described(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]] | None:
+        """Describes a run of this account, which moto would call Succeeded; None: moto has it."""
+        arn = str(asked["PipelineExecutionArn"])
+        run = arn.rpartition("/")[2]
+        status = "Executing" if run in self.executing else self.endings.get(run)
+        if status is None:
+            return None
+        return 200, {"PipelineExecutionArn": arn, "PipelineExecutionStatus": status}
 
     def close(self) -> None:
         for job in self.jobs.values():
@@ -219,6 +232,7 @@ class Execution:
             return self._run()
         finally:
             self._account.executing.discard(self.id)
+            self._account.endings[self.id] = self.status
 
     def _run(self) -> "Execution":
         taken: dict[str, str] = {}

@@ -150,8 +150,11 @@ class Project:
         about = {"parameters": parameters, "execution_id": arn.rpartition("/")[2]}
         return Execution(self.account, found["PipelineDefinition"], name="mnist", **about)
 
-    def profile(self) -> str:
-        """Uploads a profile to reuse, by which a data host pays, and returns its folder."""
+    def profile(self, name: str = "earlier", **terms: Json) -> str:
+        """Uploads a profile to reuse, by which a data host pays, and returns its folder.
+
+        `terms` replace those of its step.
+        """
         profile = msgspec.to_builtins(sample_records.profile())
         profile["host"] = {"instance_type": "ml.c5.xlarge", "count": 1, "vcpus": 4}
         # The CPU is the limit, by far.
@@ -164,9 +167,10 @@ class Project:
             "trainer_cpu_seconds": 0.05,
             "num_workers": 4,
             "batch_bytes": 512,
+            **terms,
         }
         profile |= {"spread": {}, "fixes": [], "check": None}
-        folder = f"s3://{BUCKET}/earlier"
+        folder = f"s3://{BUCKET}/{name}"
         self.aws.write_object(f"{folder}/profile.json", json.dumps(profile).encode())
         return folder
 

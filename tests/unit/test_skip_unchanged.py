@@ -10,7 +10,7 @@ from stoker.cli.unchanged import code_here, since_last_run
 from stoker.errors import UsageError
 from stoker.host.listing import listing_version
 from stoker.launch.finish import packages_here
-from stoker.pipelines.base import check_complete
+from stoker.pipelines.sagemaker.compile import check_comparable
 from stoker.records import write_json
 from stoker.records.training import InputVersion, Lineage
 from support import builders, sample_records
@@ -154,6 +154,32 @@ def test_a_forced_run_counts_as_the_last_one(folder):
     assert since(folder, workload("notify.on=always")).is_unchanged
 
 
-def test_pipelines_refuse_the_key():
-    with pytest.raises(UsageError, match="does not compare its inputs"):
-        check_complete(workload(), image="a", instance_type="b")
+ECR = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/mnist:1"
+
+
+def in_pipeline(image=ECR, **channel):
+    channels = (
+        {"train": {"uri": "s3://bucket/data/", **channel}} if channel != {"uri": None} else {}
+    )
+    return builders.workload("mnist", "skip_unchanged=true", f"image={image}", channels=channels)
+
+
+def test_a_pipeline_on_sagemaker_takes_the_key_where_its_inputs_can_be_compared():
+    check_comparable(in_pipeline())
+    check_comparable(in_pipeline(image=f"registry.example.com/a@sha256:{'0' * 64}"))
+    # Without the key, nothing is compared.
+    check_comparable(builders.workload("mnist", "image=mine:1"))
+
+
+NEVER_COMPARED = {
+    "no channel": ({"uri": None}, "names none"),
+    "a file system": ({"uri": "fsx://fs-1/data"}, "files of channel train"),
+    "a manifest": ({"data_type": "ManifestFile"}, "files of channel train"),
+    "a tag of another registry": ({"image": "registry.example.com/a:1"}, "the image registry"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), NEVER_COMPARED.values(), ids=NEVER_COMPARED)
+def test_a_pipeline_that_would_always_train_is_refused(change, words):
+    with pytest.raises(UsageError, match=words):
+        check_comparable(in_pipeline(**change))

@@ -244,22 +244,9 @@ def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
     )
 
 
-def check_complete(
-    workload: Workload, *, image: str, instance_type: str, may_skip: bool = False
-) -> None:
-    """Refuses a workload without image or cluster, or with what only this machine can do.
-
-    Args:
-        workload: As it is compiled.
-        image: Example of an image.
-        instance_type: Example of a type.
-        may_skip: Whether the service's pipelines have the step that `skip_unchanged` needs.
-    """
+def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
+    """Refuses a workload without image or cluster, or with what only this machine can do."""
     where = f"workload {workload.name}, key"
-    if workload.skip_unchanged and not may_skip:
-        what = "a pipeline does not compare its inputs with the last run's: it would always train"
-        fix = "leave it out; it is for stoker run on this machine"
-        raise UsageError(what, where=f"{where} skip_unchanged", fix=fix)
     if workload.tracking.is_local:
         what = "the steps of a pipeline do not share a folder of this machine"
         fix = "the address of a tracking server"

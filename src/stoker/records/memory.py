@@ -23,6 +23,8 @@ _NO_CHANGE_ON_SAGEMAKER = (
     *("control", "pipeline_role"),
 )
 _DIGITS = 16
+# How the words of a run begin that trains nothing: `stoker status` finds them in a step's log.
+NOTHING_CHANGED = "nothing changed since"
 
 
 class RememberedRun(Record, frozen=True, kw_only=True):
@@ -102,7 +104,7 @@ def compared(
     changed = [fact for fact in names if made_of.get(fact) != last.made_of.get(fact)]
     if changed:
         return trains(here, f"as this changed since {last.words}: {', '.join(changed)}")
-    words = f"nothing changed since {last.words}: skipped (--param skip_unchanged=false trains)"
+    words = f"{NOTHING_CHANGED} {last.words}: skipped (--param skip_unchanged=false trains)"
     return msgspec.structs.replace(here, has_changed=False, words=words)
 
 

@@ -540,8 +540,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         watchdog: What happens if a training makes no step for long.
         skip_unchanged: Whether `stoker run` on this machine ends at once, with exit code 0, if its
             code, workload, packages and the files of its channels are those of the last run that
-            passed. A pipeline on Kubeflow with kubernetes.memory then ends after its first step;
-            one on SageMaker refuses it.
+            passed. A pipeline then ends after its first step (on Kubeflow it needs
+            kubernetes.memory).
         not_numbers: In documents that stoker wrote: hyperparameters that are NaN, Infinity or
             -Infinity, which are null there, by their path.
     """

@@ -26,7 +26,13 @@ from stoker.errors import UsageError
 from stoker.evaluate import metadata_names
 from stoker.parameters import Parameter, main_channel
 from stoker.pipelines.base import CODE
-from stoker.pipelines.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
+from stoker.pipelines.sagemaker.compile import (
+    COMPARE,
+    HAS_CHANGED,
+    ONLY_RUN,
+    PipelineRequest,
+    no_profile,
+)
 from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
@@ -162,22 +168,102 @@ def profile_or_reuse(
     Branches of a SageMaker pipeline cannot join, so `after` is called twice. In the second branch,
     without a profile step, step names end in `Again`. With `sagemaker.cache_days` a small step
     looks for a kept profile, and the steps after that one have names that end in `Kept`. With
-    `sagemaker.overlap: refuse` the first step is `only_run_step`.
+    `sagemaker.overlap: refuse` the first step is `only_run_step`; with `skip_unchanged` the next
+    one is `compare_step`, and a condition runs all others only if something has changed.
 
     Args:
         after: Makes the steps that follow, from the run and the profile (a step or an address).
     """
     guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
+    if run.workload.skip_unchanged:
+        return [*guard, *_unless_unchanged(run, after, depends_on=[*guard, *depends_on])]
+    return [*guard, _profile_or_reuse(run, after, depends_on=[*guard, *depends_on])]
+
+
+def _profile_or_reuse(
+    run: PipelineRun,
+    after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]],
+    *,
+    depends_on: Waits,
+) -> Step:
     reuse = run.reused_profile
-    needs_profile = ConditionStep(
+    return ConditionStep(
         name=f"NeedsProfile{run.suffix}",
-        depends_on=[*guard, *depends_on],
+        depends_on=list(depends_on),
         display_name="Is there no profile to reuse?",
         conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
         if_steps=_kept_or_measured(run, after),
         else_steps=[*after(run.alternative("Again"), reuse)],
     )
-    return [*guard, needs_profile]
+
+
+def _unless_unchanged(
+    run: PipelineRun,
+    after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]],
+    *,
+    depends_on: Waits,
+) -> list[Step]:
+    """Makes the comparison, and the condition that runs all other steps if something has changed.
+
+    Without a change no further step runs, and the run has succeeded.
+    """
+    comparison = compare_step(run, depends_on=depends_on)
+    condition = ConditionStep(
+        name=f"{HAS_CHANGED}{run.suffix}",
+        display_name="Has anything changed?",
+        depends_on=[comparison],
+        conditions=[ConditionEquals(left=value_in(comparison, "has_changed"), right=True)],
+        if_steps=[_profile_or_reuse(run, after, depends_on=())],
+        else_steps=[],
+    )
+    return [comparison, condition]
+
+
+def compare_step(
+    run: PipelineRun, *, image: Text | None = None, depends_on: Waits = (), name: str = "Compare"
+) -> RequestStep:
+    """Makes a step that compares what the run would train with the last run that passed.
+
+    It lists the channels in S3, and asks ECR for the image's digest and the service how that run
+    ended. What it may not read counts as changed.
+
+    Returns:
+        The step, with the output `comparison`; `value_in(step, "has_changed")` reads
+        comparison.json, and so do "words" and "since".
+
+    Raises:
+        UsageError: If the workload does not say `skip_unchanged`: then nothing is compared.
+    """
+    if not run.workload.skip_unchanged:
+        what = "a comparison of a run whose workload does not ask for it"
+        raise UsageError(what, where=f"step {name}", fix="skip_unchanged: true in the workload")
+    code = run.request.package_digest
+    return control_step(
+        run,
+        name=name,
+        command=[
+            *("stoker", "compare", WORKLOAD),
+            *("--memory", f"{INPUT}/memory"),
+            *_branch_words(run),
+            *(("--code", code) if code else ()),
+            *("--out", f"{OUTPUT}/comparison/comparison.json"),
+            *run.words("skip_unchanged", has_hyperparameters=True),
+        ],
+        image=image,
+        inputs={"memory": run.request.memory_uri},
+        outputs={"comparison": run.uri("comparison")},
+        owned=[run.uri("comparison")],
+        property_files={"Comparison": "comparison/comparison.json"},
+        environment=run.told_run,
+        depends_on=depends_on,
+        display_name=COMPARE,
+        description="What has changed since the last run that passed.",
+    )
+
+
+def _branch_words(run: PipelineRun) -> tuple[str, ...]:
+    """Returns the option that tells a branch's runs from those of the pipeline's others."""
+    return ("--branch", run.variant.removeprefix("-")) if run.variant else ()
 
 
 def _kept_or_measured(
@@ -256,7 +342,8 @@ def decide_step(
 ) -> RequestStep:
     """Makes a step that ranks the possible clusters, and writes the run's decision.json.
 
-    It is never cached: it is cheap, and prices change.
+    It is never cached: it is cheap, and prices change. The plan of the pipeline's last run stays
+    unless another one is clearly better.
 
     Args:
         profile: The profile step, or a folder with profile.json.
@@ -272,11 +359,17 @@ def decide_step(
             *("stoker", "decide", f"{INPUT}/profile/profile.json"),
             *("--workload", WORKLOAD),
             *_package_words(run),
+            *("--memory", f"{INPUT}/memory"),
+            *_branch_words(run),
             *("--out", f"{OUTPUT}/decision/decision.json"),
             *run.words(),
         ],
         image=image,
-        inputs={"profile": _profile_in(profile), **_package(run)},
+        inputs={
+            "profile": _profile_in(profile),
+            "memory": run.request.memory_uri,
+            **_package(run),
+        },
         outputs={"decision": run.uri("decision")},
         owned=[run.uri("decision")],
         property_files={"Decision": "decision/decision.json"},
@@ -349,33 +442,25 @@ def evaluate_step(
 
     Returns:
         The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
-        `value_in(step, "passed")` reads evaluation.json.
+        `value_in(step, "passed")` reads evaluation.json. A run that passed is added to the
+        pipeline's memory.
     """
     step = control_step(
         run,
         name=name,
-        command=[
-            *("stoker", "evaluate", WORKLOAD),
-            *("--profile", f"{INPUT}/profile/profile.json"),
-            *("--decision", f"{INPUT}/run/decision/decision.json"),
-            *("--training", f"{INPUT}/run/training/training.json"),
-            *("--out", f"{OUTPUT}/evaluation/evaluation.json"),
-            *("--report", f"{OUTPUT}/evaluation/report.html"),
-            *("--champion", text("registry:", run.value("model_group"))),
-            *("--set", text("sagemaker.model.approval=", run.value("approval"))),
-            "--always",
-            *(("--expires",) if refused_expires else ()),
-            *run.words(),
-        ],
+        command=_evaluate_command(run, refused_expires=refused_expires),
         image=image,
         inputs={"profile": _profile_in(profile), "run": run.uri("")},
-        outputs={"evaluation": run.uri("evaluation")},
+        outputs={"evaluation": run.uri("evaluation"), "memory": run.request.memory_uri},
         owned=[run.uri("evaluation")],
         property_files={
             "Evaluation": "evaluation/evaluation.json",
             "Metadata": "evaluation/model-metadata.json",
         },
-        environment={"STOKER_PIPELINE_RUN": run.job_name},
+        environment={
+            "STOKER_PIPELINE_RUN": run.job_name,
+            "STOKER_PIPELINE_EXECUTION": EXECUTION_ARN,
+        },
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
         # Never isolated: a run's gate may ask the registry for the champion.
         description="Checks the gates and the prediction; writes the report.",
@@ -384,6 +469,26 @@ def evaluate_step(
     step.outputs["report"] = text(folder, "/report.html")
     step.outputs["model_quality"] = text(folder, "/model-quality.json")
     return step
+
+
+def _evaluate_command(run: PipelineRun, *, refused_expires: bool) -> list[Text]:
+    comparison = f"{INPUT}/run/comparison/comparison.json"
+    return [
+        *("stoker", "evaluate", WORKLOAD),
+        *("--profile", f"{INPUT}/profile/profile.json"),
+        *("--decision", f"{INPUT}/run/decision/decision.json"),
+        *("--training", f"{INPUT}/run/training/training.json"),
+        *("--out", f"{OUTPUT}/evaluation/evaluation.json"),
+        *("--report", f"{OUTPUT}/evaluation/report.html"),
+        *("--champion", text("registry:", run.value("model_group"))),
+        *("--set", text("sagemaker.model.approval=", run.value("approval"))),
+        "--always",
+        *(("--expires",) if refused_expires else ()),
+        *("--remember", f"{OUTPUT}/memory"),
+        *_branch_words(run),
+        *(("--comparison", comparison) if run.workload.skip_unchanged else ()),
+        *run.words(),
+    ]
 
 
 def gate_step(
@@ -654,6 +759,7 @@ __all__ = [
     "StepDependency",
     "Text",
     "TriggerCondition",
+    "compare_step",
     "control_step",
     "decide_step",
     "evaluate_step",

@@ -154,7 +154,7 @@ def component_files() -> dict[str, str]:
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
     """Returns what the pipeline is built from; raises UsageError if anything is missing."""
-    check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge", may_skip=True)
+    check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
     check_own(workload, target="kubeflow")
     check_decidable(workload, platform="kubernetes")
     workload = with_short_prices(workload)

@@ -16,7 +16,7 @@ from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
 from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
 from stoker.pipelines.sagemaker.queued import is_service_job, queued_state
-from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, step_names
+from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, step_names, with_reason
 from stoker.pipelines.sagemaker.schedule import (
     as_sent,
     declared_in,
@@ -220,8 +220,7 @@ class SageMakerClient(PipelineClient):
             for job in jobs
         ]
         failed = next((step for step in begun if step.status == "Failed"), None)
-        if failed and failed.reason and not state.reason:
-            state = dataclasses.replace(state, reason=f"{failed.name}: {failed.reason}")
+        state = with_reason(state, failed=failed, listed=steps, aws=self._aws)
         log = f"log of {failed.name}: {failed.log}; " if failed and failed.log else ""
         note = f"{log}page: SageMaker Studio, Pipelines"
         return dataclasses.replace(state, steps=tuple(begun), note=note)

@@ -1,6 +1,7 @@
 """The compiler of a workload's pipeline on SageMaker: parameters, requests, the definition."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of
 from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
+from stoker.platforms.sagemaker.lineage import is_in_ecr
 from stoker.platforms.sagemaker.places import check_places
 from stoker.records import Channel, Group, Json, SageMakerSettings, Workload
 from stoker.records.hyperparameters import values_of
@@ -41,12 +43,22 @@ MAX_ARGUMENT = 256
 
 # Display name of the step that fails a run while another one is active.
 ONLY_RUN = "Only run"
+# Display name of the step that compares a run with the last one, and the name of its condition.
+COMPARE = "What has changed?"
+HAS_CHANGED = "HasChanged"
 
 # Channel and file of hyperparameters that a cached profile does not depend on.
 _VALUES = "stoker_values"
 _VALUES_FILE = Path("/opt/ml/input/data", _VALUES, "hyperparameters.json")
 # The pipeline reads these itself; the others go to every step.
-_OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
+_OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile", "skip_unchanged")
+# In the memory, so that it exists before the first run has passed.
+_README = "README.txt"
+_README_TEXT = """Memory of a pipeline of stoker: a file for each run that passed.
+
+Its next run decides by these. Without this file the service refuses the memory as an input of a
+step: stoker upload writes it again.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +76,7 @@ class PipelineRequest:
         same_cost: Hyperparameters whose values a cached profile does not depend on.
         code: The packed code, if there is any.
         code_digest: Digest of the files of it that a step may depend on; empty: there is none.
+        package_digest: Digest of the whole packed code; empty: there is none.
     """
 
     workload: Workload
@@ -77,6 +90,12 @@ class PipelineRequest:
     same_cost: tuple[str, ...] = ()
     code: SourcePackage | None = None
     code_digest: str = ""
+    package_digest: str = ""
+
+    @property
+    def memory_uri(self) -> str:
+        """Folder that the runs of the pipeline share, with a slash: a file for each that passed."""
+        return memory_uri(self.workload)
 
 
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
@@ -126,6 +145,7 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     check_own(workload, target="sagemaker")
     image = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"
     check_complete(workload, image=image, instance_type="ml.g5.xlarge")
+    check_comparable(workload)
     check_decidable(workload, platform="sagemaker")
     workload = with_short_prices(workload)
     # Whatever platform the file names: the pipeline's steps submit to this one.
@@ -163,11 +183,14 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         uploads={
             **{f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
             **cached.uploads,
+            # The service refuses an input that does not exist, as before the first run.
+            f"{memory_uri(placed)}{_README}": _README_TEXT.encode(),
         },
         profile_key=cached.key,
         same_cost=cached.same_cost,
         code=inputs.code,
         code_digest=_code_digest(inputs)[:CODE_DIGITS],
+        package_digest=_package_digest(inputs),
     )
 
 
@@ -196,6 +219,36 @@ class _CachedProfile:
     @property
     def has_values(self) -> bool:
         return bool(self.same_cost)
+
+
+def memory_uri(workload: Workload) -> str:
+    """Returns the folder that the runs of a workload's pipeline share, with a slash at its end."""
+    return f"{sagemaker_of(workload).output_uri.rstrip('/')}/stoker/memory/{workload.name}/"
+
+
+def check_comparable(workload: Workload) -> None:
+    """Refuses `skip_unchanged` where a step could never tell that nothing has changed."""
+    if not workload.skip_unchanged:
+        return
+    where = f"workload {workload.name}, key"
+    fix = "or leave skip_unchanged out: it would always train"
+    if not workload.channels:
+        what = "skip_unchanged compares the files of channels, and the workload names none"
+        raise UsageError(what, where=f"{where} channels", fix=f"name them, {fix}")
+    for name, channel in workload.channels.items():
+        if not channel.uri.startswith("s3://") or channel.data_type != "S3Prefix":
+            what = f"no step can tell whether the files of channel {name} are the same"
+            fix = f"a folder in S3 (s3://..., data_type: S3Prefix), {fix}"
+            raise UsageError(what, where=f"{where} channels.{name}", fix=fix)
+    image = workload.image or ""
+    if "@sha256:" not in image and not is_in_ecr(image):
+        what = f"no step can tell whether the image {image} is the same"
+        raise UsageError(what, where=f"{where} image", fix=f"name it by its digest, {fix}")
+
+
+def _package_digest(inputs: Inputs) -> str:
+    packed = inputs.files.get(CODE)
+    return "" if packed is None else f"sha256:{hashlib.sha256(packed).hexdigest()[:CODE_DIGITS]}"
 
 
 def _code_digest(inputs: Inputs) -> str:

@@ -1,15 +1,19 @@
 """The steps of a run of SageMaker Pipelines: seconds, cache, reason, log; and its exit code."""
 
+import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from stoker.errors import GateError, PlatformError, ServiceError, WorkloadError
-from stoker.pipelines.base import RunStep
+from stoker.pipelines.base import RunState, RunStep
+from stoker.pipelines.sagemaker.compile import COMPARE, HAS_CHANGED
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
+from stoker.records.memory import NOTHING_CHANGED
 from stoker.records.outcome import exit_code_of_words
 
 _EXIT_CODE = re.compile(r"(?i)exit code:? (\d+)\b")
@@ -137,6 +141,44 @@ def _last_messages(aws: Aws, group: str, stream: str) -> tuple[str, ...]:
             break
         token = earlier
     return ()
+
+
+def with_reason(
+    state: RunState, *, failed: RunStep | None, listed: Sequence[Mapping[str, Json]], aws: Aws
+) -> RunState:
+    """Returns a run with the reason of its failed step, or why it has trained nothing.
+
+    Args:
+        state: The run, without its steps.
+        failed: Its first failed step. None: none has.
+        listed: Its steps, as ListPipelineExecutionSteps lists them.
+        aws: Where the logs are.
+    """
+    if state.exit_code == 0:
+        return dataclasses.replace(state, reason=skipped_words(aws, listed) or state.reason)
+    if failed and failed.reason and not state.reason:
+        return dataclasses.replace(state, reason=f"{failed.name}: {failed.reason}")
+    return state
+
+
+def skipped_words(aws: Aws, steps: Sequence[Mapping[str, Json]]) -> str:
+    """Returns why a run has trained nothing, in its own words; empty: it has, or would have.
+
+    Args:
+        aws: Where the logs are.
+        steps: As ListPipelineExecutionSteps lists them.
+    """
+    outcomes = [
+        mapping(step, "Metadata", "Condition").get("Outcome")
+        for step in steps
+        if str(step.get("StepName")).startswith(HAS_CHANGED)
+    ]
+    if not outcomes or set(outcomes) != {"False"}:
+        return ""
+    compared = [step for step in steps if step.get("StepDisplayName") == COMPARE]
+    lines = itertools.chain.from_iterable(last_lines(aws, step) for step in compared)
+    reasons = dict.fromkeys(line for line in lines if line.startswith(NOTHING_CHANGED))
+    return "; ".join(reasons) or f"{NOTHING_CHANGED} the last run that passed: skipped"
 
 
 def step_names(definition: str) -> tuple[str, ...]:

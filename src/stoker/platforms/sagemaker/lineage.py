@@ -74,6 +74,11 @@ def lineage_in(pairs: Mapping[str, str], *, job_id: str) -> Lineage:
     )
 
 
+def is_in_ecr(image: str) -> bool:
+    """Whether the digest of an image's tag can be asked for."""
+    return bool(_ECR.fullmatch(image.partition("@")[0]))
+
+
 def image_digest(aws: Aws, image: str) -> str:
     """Returns the digest of an image, as its name or ECR has it; empty: not known."""
     name, _, digest = image.partition("@")
