@@ -29,7 +29,7 @@ def test_what_several_know_is_one_record_and_the_later_counts():
     assert (sorted(more.inputs), more.git) == (["labels", "train"], "0a1b")
 
 
-def test_the_version_of_a_folder_changes_with_its_files_and_is_bounded(tmp_path, monkeypatch):
+def test_the_version_of_a_folder_changes_with_its_files_and_is_bounded(tmp_path):
     assert listing_version(tmp_path) is None
     (tmp_path / "a").mkdir()
     for name in ("a/1", "b"):
@@ -40,8 +40,7 @@ def test_the_version_of_a_folder_changes_with_its_files_and_is_bounded(tmp_path,
     (tmp_path / "b").write_text("xy")
     assert listing_version(tmp_path) != first
     assert listing_version(tmp_path, clock=iter((0.0, 4.0)).__next__) is None
-    monkeypatch.setattr("stoker.host.listing.MAX_FILES", 1)
-    assert listing_version(tmp_path) is None
+    assert listing_version(tmp_path, max_files=1) is None
 
 
 def test_the_leader_s_listing_stays_where_the_platform_knows_the_claim():

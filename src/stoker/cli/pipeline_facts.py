@@ -23,6 +23,9 @@ from stoker.records.memory import compared, trains, workload_facts
 
 # A million objects: some minutes of a small host.
 _MAX_PAGES = 1000
+# As many files of a claim; a file server answers for one in about a millisecond.
+_MAX_FILES = 1_000_000
+_MAX_LISTING_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ class PipelineFacts:
             raise UsageError(f"the files that {channel.uri} lists are not looked at")
         if has_linked_folders(folder):
             raise UsageError(f"{folder} has linked folders, which are not looked into")
-        version = listing_version(folder)
+        version = listing_version(folder, max_files=_MAX_FILES, max_seconds=_MAX_LISTING_SECONDS)
         if version is None:
             raise UsageError(f"{folder} is empty, or could not be read whole")
         return version

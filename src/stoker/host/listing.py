@@ -11,12 +11,24 @@ MAX_FILES = 10_000
 MAX_SECONDS = 3.0
 
 
-def listing_version(folder: Path, *, clock: Callable[[], float] = time.monotonic) -> str | None:
+def listing_version(
+    folder: Path,
+    *,
+    max_files: int = MAX_FILES,
+    max_seconds: float = MAX_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+) -> str | None:
     """Returns `sha256:DIGEST of N files`; None for a folder that is empty, too large or too slow.
 
-    Blocks for about MAX_SECONDS at most. Contents are not read.
+    Blocks for about `max_seconds` at most. Contents are not read.
+
+    Args:
+        folder: Folder with the files.
+        max_files: With more there is no version.
+        max_seconds: After which there is none either.
+        clock: Monotonic seconds.
     """
-    digest, count, until = hashlib.sha256(), 0, clock() + MAX_SECONDS
+    digest, count, until = hashlib.sha256(), 0, clock() + max_seconds
     try:
         for root, folders, files in os.walk(folder):
             # The order of os.walk differs from machine to machine.
@@ -28,7 +40,7 @@ def listing_version(folder: Path, *, clock: Callable[[], float] = time.monotonic
                 line = f"{relative}\n{state.st_size}\n{state.st_mtime_ns}\n"
                 digest.update(line.encode(errors="surrogateescape"))
                 count += 1
-                if count > MAX_FILES or clock() > until:
+                if count > max_files or clock() > until:
                     return None
     except OSError:
         return None
