@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from stoker.platforms.base import LogLine
-from stoker.platforms.follow import FileTail, LogFiles, full_disk
+from stoker.platforms.log_files import FileTail, LogFiles, full_disk
 
 
 def line(text: str) -> LogLine:
@@ -84,7 +84,7 @@ def test_a_line_of_any_length_is_read_once_in_pieces_of_bounded_size(tmp_path):
 
 
 def test_logs_of_many_hosts_keep_beginning_and_end_in_bounded_space(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.platforms.follow.MAX_LOG_BYTES", 30_000)
+    monkeypatch.setattr("stoker.platforms.log_files.MAX_LOG_BYTES", 30_000)
     # Of an earlier attempt.
     (tmp_path / "dnn-a.more.log.old").write_text("x" * 100_000)
     files = LogFiles(tmp_path)

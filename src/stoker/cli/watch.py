@@ -27,7 +27,7 @@ from stoker.figures.feed_intervals import FeedInterval, HostRate, feed_limit_of,
 from stoker.figures.gpu_log import GpuNow, GpusNow, gpus_in
 from stoker.figures.step_progress import StepProgress, progress_in
 from stoker.logs import EventName, LogEvent, parse_line
-from stoker.platforms.follow import FileTail, take_lines
+from stoker.platforms.log_files import FileTail, take_lines
 from stoker.record_words import gpu_figures
 from stoker.units import usd
 

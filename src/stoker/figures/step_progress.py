@@ -27,7 +27,7 @@ from stoker.feed.training_steps import LoaderShares, apart
 from stoker.feed.wire.protocol import Progress
 from stoker.figures.feed_intervals import NO_PROGRESS, Figure
 from stoker.logs import EventName, Log, LogEvent
-from stoker.platforms.follow import FileTail
+from stoker.platforms.log_files import FileTail
 from stoker.units import is_whole_longer, ms, step_words, wait_share, wait_words
 
 REPORT_SECONDS = 2.0

@@ -49,7 +49,7 @@ from stoker.platforms.base import (
     leader_record,
     run_environment,
 )
-from stoker.platforms.follow import FileTail, full_disk
+from stoker.platforms.log_files import FileTail, full_disk
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
 from stoker.records.hyperparameters import encoded

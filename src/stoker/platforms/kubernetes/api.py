@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from urllib.parse import urlencode
 
 from stoker.errors import MissingExtraError, PlatformError, ServiceError, ServiceErrorKind
-from stoker.platforms.follow import take_lines
+from stoker.platforms.log_files import take_lines
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, repeated
