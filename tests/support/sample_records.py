@@ -39,7 +39,7 @@ from stoker.records import (
     TrainingSize,
     Workload,
 )
-from stoker.report import write_report
+from stoker.report import ReportedRun, write_report
 from support import builders
 
 BASELINE_SECONDS = 0.062
@@ -189,7 +189,7 @@ def write_page(folder: Path, **changes: object) -> str:
         "environment": {"command": "stoker run configs/mnist.yaml", "torch": "2.13.0+cpu"},
     }
     path = folder / "report.html"
-    write_report(path, **(records | changes))
+    write_report(path, ReportedRun(**(records | changes)))
     return path.read_text(encoding="utf-8")
 
 

@@ -23,7 +23,7 @@ from stoker.records import (
 )
 from stoker.records.notices import IDLE_SHARE, KINDS, notices_of
 from stoker.records.profile_origin import MAX_PROFILE_DAYS, ProfileOrigin
-from stoker.report import write_report
+from stoker.report import ReportedRun, write_report
 from stoker.tracking import metrics_of
 from support import sample_records
 
@@ -197,13 +197,15 @@ def test_each_notice_has_the_same_words_in_every_place(tmp_path):
     page = tmp_path / "report.html"
     write_report(
         page,
-        run_id="1",
-        workload=sample_records.workload(),
-        profile=profiled(),
-        decision=decided(),
-        training=trained(),
-        evaluation=record,
-        environment={},
+        ReportedRun(
+            run_id="1",
+            workload=sample_records.workload(),
+            profile=profiled(),
+            decision=decided(),
+            training=trained(),
+            evaluation=record,
+            environment={},
+        ),
     )
     shown = html.unescape(page.read_text())
     places = (evaluation_words(record), evaluation_table(record), body["text"], shown)

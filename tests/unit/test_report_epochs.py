@@ -7,7 +7,7 @@ import pytest
 
 from stoker.evaluate import evaluate
 from stoker.records import EpochPause, EpochTimes, Workload
-from stoker.report import write_report
+from stoker.report import ReportedRun, write_report
 from stoker.report.verdict import collect
 from support import sample_records
 
@@ -61,15 +61,17 @@ def page_of(tmp_path, **epochs) -> str:
     )
     write_report(
         tmp_path / "report.html",
-        run_id="r1",
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=training,
-        evaluation=evaluate(
-            workload=workload, profile=profile, decision=decision, training=training
+        ReportedRun(
+            run_id="r1",
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=evaluate(
+                workload=workload, profile=profile, decision=decision, training=training
+            ),
+            environment={},
         ),
-        environment={},
     )
     text = re.sub(r"<[^>]+>", " ", (tmp_path / "report.html").read_text())
     return re.sub(r"[\s\u202f\xa0]+", " ", text)

@@ -268,22 +268,24 @@ def judged(
     if report:
         # Imported here, with the templates of the page.
         from stoker.cli.report import environment, existing, timeline_of
-        from stoker.report import write_report
+        from stoker.report import ReportedRun, write_report
 
         write_report(
             report,
-            run_id=trained.job.name,
-            workload=workload,
-            profile=profiled,
-            decision=decided,
-            training=trained,
-            evaluation=record,
-            before_timeline=existing(profile.with_name("baseline-timeline.csv")),
-            after_timeline=timeline_of(trained, folder=folder),
-            feed_file=existing(folder / "feed.csv"),
-            before_gpus=existing(profile.with_name("baseline-gpu.csv")),
-            after_gpus=existing(folder / "gpu.csv"),
-            environment=environment(),
+            ReportedRun(
+                run_id=trained.job.name,
+                workload=workload,
+                profile=profiled,
+                decision=decided,
+                training=trained,
+                evaluation=record,
+                before_timeline=existing(profile.with_name("baseline-timeline.csv")),
+                after_timeline=timeline_of(trained, folder=folder),
+                feed_file=existing(folder / "feed.csv"),
+                before_gpus=existing(profile.with_name("baseline-gpu.csv")),
+                after_gpus=existing(folder / "gpu.csv"),
+                environment=environment(),
+            ),
         )
     if workload.tracking.mlflow:
         # Under stoker's names: a pipeline names its files itself.

@@ -103,7 +103,7 @@ def report_of_run(
     By default the workload is that in the folder. `failure` is an error that is in no record.
     """
     from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
-    from stoker.report import write_report
+    from stoker.report import ReportedRun, write_report
 
     if workload is None:
         if not (run_dir / "workload.json").is_file():
@@ -120,20 +120,22 @@ def report_of_run(
     file = run_dir / "report.html"
     write_report(
         file,
-        run_id=run_dir.name,
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=training,
-        evaluation=evaluation,
-        before_timeline=existing(run_dir / "profile" / "baseline-timeline.csv"),
-        after_timeline=timeline_of(training, folder=run_dir),
-        feed_file=existing(run_dir / "feed.csv"),
-        before_gpus=existing(run_dir / "profile" / "baseline-gpu.csv"),
-        after_gpus=existing(run_dir / "gpu.csv"),
-        environment={**environment(), **({"command": command} if command else {})},
-        log_files=sorted((run_dir / "logs").glob("*.log")),
-        failure=failure,
+        ReportedRun(
+            run_id=run_dir.name,
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=evaluation,
+            before_timeline=existing(run_dir / "profile" / "baseline-timeline.csv"),
+            after_timeline=timeline_of(training, folder=run_dir),
+            feed_file=existing(run_dir / "feed.csv"),
+            before_gpus=existing(run_dir / "profile" / "baseline-gpu.csv"),
+            after_gpus=existing(run_dir / "gpu.csv"),
+            environment={**environment(), **({"command": command} if command else {})},
+            log_files=sorted((run_dir / "logs").glob("*.log")),
+            failure=failure,
+        ),
     )
     return file
 
@@ -141,18 +143,20 @@ def report_of_run(
 def report_of_decision(
     file: Path, *, workload: "Workload", profile: "Profile", decision: "Decision"
 ) -> None:
-    from stoker.report import write_report
+    from stoker.report import ReportedRun, write_report
 
     write_report(
         file,
-        run_id="none yet",
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=None,
-        evaluation=None,
-        environment=environment(),
-        is_planned=True,
+        ReportedRun(
+            run_id="none yet",
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=None,
+            evaluation=None,
+            environment=environment(),
+            is_planned=True,
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from stoker.record_words import estimate_words, plan_name, todays_group
 from stoker.records import (
     Decision,
     Evaluation,
+    GpuLoad,
     Limit,
     Plan,
     Predicted,
@@ -46,7 +47,14 @@ from stoker.report.step_times import (
     read_steps,
 )
 from stoker.report.svg import Drawing
-from stoker.report.verdict import collect, group_arguments, host_names, judge, transform_rows
+from stoker.report.verdict import (
+    Figures,
+    collect,
+    group_arguments,
+    host_names,
+    judge,
+    transform_rows,
+)
 from stoker.step_model import WAITS, limit_words
 from stoker.units import (
     NBSP,
@@ -69,26 +77,61 @@ _PLANS_AT_ONCE = 10
 _WIDTHS = {"wide": 960.0, "narrow": 360.0}
 
 
-def collect_strips(
-    *,
-    profile: Profile | None,
-    decision: Decision | None,
-    training: Training | None,
-    before: Path | None,
-    after: Path | None,
-) -> list[Strip]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedRun:
+    """A run to report, whole or ended early: then some of its records are missing.
+
+    Attributes:
+        environment: Facts to show. `command` is the command line of the run.
+        before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
+            profile's medians are drawn; likewise for `after_timeline`.
+        feed_file: CSV of rates (see figures.feed_intervals), if the run had a data group.
+        before_gpus: CSV of the GPUs' load in the profile (see figures.gpu_log), if there is one.
+        after_gpus: CSV of the GPUs' load during the run, likewise.
+        log_files: Logs to name; those below the report's folder become links.
+        failure: Why the run ended early, if no record has it.
+        is_planned: Nothing was to be run after the decision.
+    """
+
+    run_id: str
+    workload: Workload
+    profile: Profile | None
+    decision: Decision | None
+    training: Training | None
+    evaluation: Evaluation | None
+    environment: Mapping[str, str]
+    before_timeline: Path | None = None
+    after_timeline: Path | None = None
+    feed_file: Path | None = None
+    before_gpus: Path | None = None
+    after_gpus: Path | None = None
+    log_files: Sequence[Path] = ()
+    failure: str | None = None
+    is_planned: bool = False
+
+    @property
+    def is_profiled_here(self) -> bool:
+        """Whether the profile was taken on today's hosts: else its steps are another machine's."""
+        return not (self.decision and self.decision.taken_elsewhere)
+
+    @property
+    def host_names(self) -> dict[str, str]:
+        """Short names of the training's hosts."""
+        return host_names(self.training)
+
+
+def collect_strips(run: ReportedRun) -> list[Strip]:
     """Returns before and after, as far as known: a timeline, else the record's medians."""
-    # Steps of a profile that was taken elsewhere are another machine's.
-    is_here = not (decision and decision.taken_elsewhere)
-    what = groups_in_words(training.groups) if training else "the chosen cluster"
+    profile, decision, training = run.profile, run.decision, run.training
+    after = groups_in_words(training.groups) if training else "the chosen cluster"
     if decision:
-        what = plan_name(decision.plan, today=todays_group(decision))
+        after = plan_name(decision.plan, today=todays_group(decision))
     strips: list[Strip] = []
     for name, of, file, step in (
-        ("Before", "today's cluster", before, profile.step if profile else None),
-        ("After", what, after, training.measured if training else None),
+        ("Before", "today's cluster", run.before_timeline, profile.step if profile else None),
+        ("After", after, run.after_timeline, training.measured if training else None),
     ):
-        if name == "Before" and not is_here:
+        if name == "Before" and not run.is_profiled_here:
             continue
         recorded = None
         if step and step.wait_seconds is not None and step.step_seconds > 0:
@@ -103,20 +146,15 @@ def collect_strips(
     return strips
 
 
-def collect_gpu_strips(
-    *,
-    profile: Profile | None,
-    decision: Decision | None,
-    training: Training | None,
-    before: Path | None,
-    after: Path | None,
-) -> list[GpuStrip]:
+def collect_gpu_strips(run: ReportedRun) -> list[GpuStrip]:
     """Returns the GPUs' load before and after, as far as it was kept."""
-    is_here = not (decision and decision.taken_elsewhere)
-    earlier = profile.observed.gpus if profile and profile.observed and is_here else ()
+    profile, training = run.profile, run.training
+    earlier: Sequence[GpuLoad] = ()
+    if profile and profile.observed and run.is_profiled_here:
+        earlier = profile.observed.gpus
     now = training.gpus if training else ()
-    first = read_gpu_strip("Before", before, earlier)
-    second = read_gpu_strip("After" if first else "This run", after, now)
+    first = read_gpu_strip("Before", run.before_gpus, earlier)
+    second = read_gpu_strip("After" if first else "This run", run.after_gpus, now)
     return [strip for strip in (first, second) if strip is not None]
 
 
@@ -151,141 +189,138 @@ class PlanRow:
         return self.chosen or self.is_probable or self.plan.action == "keep"
 
 
-def write_report(
-    path: Path,
-    *,
-    run_id: str,
-    workload: Workload,
-    profile: Profile | None,
-    decision: Decision | None,
-    training: Training | None,
-    evaluation: Evaluation | None,
-    environment: Mapping[str, str],
-    before_timeline: Path | None = None,
-    after_timeline: Path | None = None,
-    feed_file: Path | None = None,
-    before_gpus: Path | None = None,
-    after_gpus: Path | None = None,
-    log_files: Sequence[Path] = (),
-    failure: str | None = None,
-    is_planned: bool = False,
-) -> None:
-    """Writes the report of a run, also of one that ended early, without some of its records.
-
-    Args:
-        before_timeline: CSV of the baseline's steps in the profile's as-is phase; without it the
-            profile's medians are drawn; likewise for `after_timeline`.
-        environment: Facts to show. `command` is the command line of the run.
-        feed_file: CSV of rates (see figures.feed_intervals), if the run had a data group.
-        before_gpus: CSV of the GPUs' load in the profile (see figures.gpu_log), if there is one.
-        after_gpus: CSV of the GPUs' load during the run, likewise.
-        log_files: Logs to name; those below the report's folder become links.
-        failure: Why the run ended early, if no record has it.
-        is_planned: Nothing was to be run after the decision.
+def write_report(path: Path, run: ReportedRun) -> None:
+    """Writes the report of a run.
 
     Raises:
         UsageError: If the file cannot be written.
     """
-    figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
-    plans = decision.plans if decision else ()
+    figures = collect(
+        profile=run.profile,
+        decision=run.decision,
+        training=run.training,
+        evaluation=run.evaluation,
+    )
+    plans = run.decision.plans if run.decision else ()
     steps = [plan.predicted.counted_seconds for plan in plans if plan.predicted]
     unit = time_unit([figures.baseline, figures.measured, *steps])
-    nominal = workload.platform_info.is_this_machine
-    if decision:
-        nominal = not decision.prices.is_billed
-    rows = _plan_rows(decision) if decision else []
-    strips = collect_strips(
-        profile=profile,
-        decision=decision,
-        training=training,
-        before=before_timeline,
-        after=after_timeline,
-    )
-    names = host_names(training)
-    gpu_strips = collect_gpu_strips(
-        profile=profile,
-        decision=decision,
-        training=training,
-        before=before_gpus,
-        after=after_gpus,
-    )
-    feed = None
-    if feed_file:
-        feed = read_feed(
-            feed_file,
-            names=names,
-            does_loading_wait=does_loading_wait(profile),
-            wait_share=training.measured.wait_share if training and training.measured else None,
-        )
-    # The command, as the workload's file may not be where the report is read.
-    train = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision)]
-    train += ["--", *workload.command]
-    context: dict[str, object] = {
-        "run_id": run_id,
-        "workload": workload,
-        "profile": profile,
+    context = {
+        **_records(run),
+        **_judgement(run, figures, unit),
+        **_tables(run, unit),
+        **_pictures(run, unit),
+        **_commands(run),
+        "logs": [(log.name, _href(log, path.parent)) for log in run.log_files],
+    }
+    page = _filled(unit).get_template("report.html.jinja").render(context)
+    # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _records(run: ReportedRun) -> dict[str, object]:
+    """Returns the records of the run, and what is read from one of them."""
+    decision, training, evaluation = run.decision, run.training, run.evaluation
+    return {
+        "run_id": run.run_id,
+        "workload": run.workload,
+        "profile": run.profile,
         "decision": decision,
         "taken": decision.taken_elsewhere if decision else None,
         "training": training,
         "evaluation": evaluation,
         "outcome": outcome_of(training, evaluation.gates) if training and evaluation else None,
+        "local_core": local_core_words(decision) if decision else "",
+        "estimates": estimate_words(decision.prices.estimated) if decision else "",
+        "today_limit": limit_words(decision.bottleneck) if decision else "",
+        "host_names": run.host_names,
+        "events": _events(training) if training else [],
+        "origin": sorted(training.lineage.facts().items()) if training else [],
+    }
+
+
+def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, object]:
+    """Returns the figures, and the verdict on them."""
+    nominal = run.workload.platform_info.is_this_machine
+    if run.decision:
+        nominal = not run.decision.prices.is_billed
+    verdict = judge(
+        figures=figures,
+        unit=unit,
+        nominal=nominal,
+        profile=run.profile,
+        decision=run.decision,
+        training=run.training,
+        evaluation=run.evaluation,
+        failure=run.failure,
+        is_planned=run.is_planned,
+    )
+    seconds = figures.baseline_accelerator_seconds or figures.predicted_accelerator_seconds
+    return {
         "figures": figures,
         "unit": unit,
         "nominal": nominal,
-        "has_accelerators": bool(
-            figures.baseline_accelerator_seconds or figures.predicted_accelerator_seconds
-        ),
-        "local_core": local_core_words(decision) if decision else "",
-        "host_names": names,
-        "events": _events(training) if training else [],
-        "origin": sorted(training.lineage.facts().items()) if training else [],
-        "estimates": estimate_words(decision.prices.estimated) if decision else "",
-        "today_limit": limit_words(decision.bottleneck) if decision else "",
-        "verdict": judge(
-            figures=figures,
-            unit=unit,
-            nominal=nominal,
-            profile=profile,
-            decision=decision,
-            training=training,
-            evaluation=evaluation,
-            failure=failure,
-            is_planned=is_planned,
-        ),
+        "has_accelerators": bool(seconds),
+        "verdict": verdict,
+    }
+
+
+def _tables(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
+    profile, training = run.profile, run.training
+    rows = _plan_rows(run.decision) if run.decision else []
+    columns = epoch_columns(
+        profile=profile,
+        measured=training.measured if training else None,
+        is_profiled_here=run.is_profiled_here,
+    )
+    return {
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
-        "epochs": epoch_table(
-            epoch_columns(
-                profile=profile,
-                measured=training.measured if training else None,
-                is_profiled_here=not (decision and decision.taken_elsewhere),
-            ),
-            unit=unit,
-        ),
-        "strips": strips,
-        "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
-        "strip_caption": describe_windows(strips) if strips else "",
-        "plans_picture": decision and _picture("plans", partial(draw_plans, decision, unit=unit)),
-        "gpu_picture": gpu_strips and _picture("gpus", partial(draw_gpus, gpu_strips)),
-        "gpu_strips": gpu_strips,
-        "gpu_rows": gpu_rows(training.gpus, names=names) if training else [],
-        "feed": feed,
-        "feed_picture": feed and _picture("feed", partial(draw_feed, feed)),
-        "environment": {key: text for key, text in environment.items() if key != "command"},
-        "command": environment.get("command", ""),
-        "train_command": shlex.join(train) if decision else "",
-        "workload_command": shlex.join(workload.command),
-        "logs": [(log.name, _href(log, path.parent)) for log in log_files],
+        "epochs": epoch_table(columns, unit=unit),
+        "gpu_rows": gpu_rows(training.gpus, names=run.host_names) if training else [],
         "terms": [
             (name, title.strip(), value)
             for name, title in TERMS
             if profile and profile.step and (value := term(profile.step, name)) is not None
         ],
         "transforms": transform_rows(profile.transforms) if profile else [],
+        "environment": {key: text for key, text in run.environment.items() if key != "command"},
     }
-    page = _filled(unit).get_template("report.html.jinja").render(context)
-    # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
-    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _pictures(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
+    decision, training = run.decision, run.training
+    strips = collect_strips(run)
+    gpu_strips = collect_gpu_strips(run)
+    feed = None
+    if run.feed_file:
+        feed = read_feed(
+            run.feed_file,
+            names=run.host_names,
+            does_loading_wait=does_loading_wait(run.profile),
+            wait_share=training.measured.wait_share if training and training.measured else None,
+        )
+    return {
+        "strips": strips,
+        "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
+        "strip_caption": describe_windows(strips) if strips else "",
+        "plans_picture": decision and _picture("plans", partial(draw_plans, decision, unit=unit)),
+        "gpu_picture": gpu_strips and _picture("gpus", partial(draw_gpus, gpu_strips)),
+        "gpu_strips": gpu_strips,
+        "feed": feed,
+        "feed_picture": feed and _picture("feed", partial(draw_feed, feed)),
+    }
+
+
+def _commands(run: ReportedRun) -> dict[str, object]:
+    workload, decision = run.workload, run.decision
+    # The command, as the workload's file may not be where the report is read.
+    train = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision)]
+    train += ["--", *workload.command]
+    return {
+        "command": run.environment.get("command", ""),
+        "train_command": shlex.join(train) if decision else "",
+        "workload_command": shlex.join(workload.command),
+    }
 
 
 # Cached: compiling the template takes longer than rendering it.
@@ -355,7 +390,7 @@ def _cpu_seconds(value: float | None) -> str:
 
 def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
-    largest = max((each.counted_high for each in predicted), default=0.0)
+    largest = max((outcome.counted_high for outcome in predicted), default=0.0)
     # The chosen plan may have another reason than the same plan in the list.
     key = (decision.plan.action, decision.plan.groups)
     same = (i for i, plan in enumerate(decision.plans) if (plan.action, plan.groups) == key)
