@@ -11,16 +11,19 @@ from botocore.exceptions import ReadTimeoutError
 from stoker.catalog import load_catalog
 from stoker.errors import NoCapacityError, PlatformError, ServiceError, TerminatedError, UsageError
 from stoker.platforms.aws import Aws
+from stoker.platforms.base import leader_record
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.batch_queue import RUN_TAG
 from stoker.platforms.sagemaker.request import REQUEST_TAG, plan_request
-from stoker.records import PlatformSettings
+from stoker.records import PlatformSettings, to_json
 from stoker.records.platforms import QueueSettings
 from stoker.train import train
-from support.aws_answers import Answers, Clock
+from support import sample_records
+from support.aws_answers import Answers, Clock, archive
 from support.batch_service import NO_CAPACITY, batch_service
 from support.cloudwatch import put_lines
 from support.moto_server import ACCOUNT, REGION
+from support.policies import is_allowed, s3_arn
 from support.sagemaker_job import DATA, DNN, SPOT, group, job, profile_job, settings
 from support.sagemaker_service import sagemaker_service
 
@@ -217,6 +220,41 @@ def test_a_job_waits_in_its_place_trains_and_ends(platform, aws, batch, clock, s
     assert (end.status, end.exit_code) == ("succeeded", 0)
     assert not aws.has_object(TOKEN)
     assert training_job(batch).startswith("AWSBatch")
+
+
+def test_outputs_are_below_the_runs_name_and_found_under_the_one_that_batch_made(
+    platform, aws, batch, clock, spec
+):
+    run = platform.submit(platform.plan(spec))
+    own = batch.only_job()
+
+    def leave_outputs() -> None:
+        batch.advance(own, to="RUNNING")
+        record = to_json(sample_records.training()).encode()
+        packed = archive(**{"stoker/training.json": record})
+        place = f"s3://{BUCKET}/out/{NAME}/{training_job(batch)}/output"
+        aws.write_object(f"{place}/output.tar.gz", packed)
+        model = {"S3ModelArtifacts": f"{place}/model.tar.gz"}
+        batch.sagemaker.jobs[training_job(batch)]["ModelArtifacts"] = model
+        aws.write_object(f"{place}/model.tar.gz", b"a model")
+
+    follow(run, clock, leave_outputs, lambda: batch.advance(own, to="SUCCEEDED"))
+    end = run.wait()
+    assert leader_record(end.output_dir) is not None
+    assert end.model_uri.startswith(f"s3://{BUCKET}/out/{NAME}/AWSBatch")
+    # A model may be large: it stays where it is.
+    assert not aws.has_object(f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz")
+
+
+def test_the_training_may_write_its_outputs_where_a_queue_puts_them():
+    body = plan_request(queued(output_uri="s3://bucket/stoker")).body
+    place = body["OutputDataConfig"]["S3OutputPath"].replace(NAME, "mnist--1")
+    made = f"{place}/AWSBatchmnist--1{'0' * 32}/output/output.tar.gz"
+    for policy in ("execution", "caller"):
+        assert is_allowed(policy, "s3:GetObject", s3_arn(made)), policy
+    assert is_allowed("execution", "s3:PutObject", s3_arn(made))
+    other = made.replace("mnist--1/", "mnist-stage--1/")
+    assert not is_allowed("execution", "s3:PutObject", s3_arn(other))
 
 
 def test_tags_of_its_origin_come_from_the_service_job(platform, batch, clock, spec):

@@ -167,6 +167,8 @@ class QueuedRun(SageMakerRun):
             raise self._final(error)
         if self._state is None:
             return self._without_training()
+        # No step registers its model, which would be copied for that.
+        self._asked_name = self._state.name
         try:
             return super()._conclude()
         except NoCapacityError as err:

@@ -203,6 +203,8 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         code_uri = f"{folder}/{CODE_CHANNEL}/code.tar.gz"
         # The whole folder: as a prefix, an object's name could match other objects, too.
         code = f"{folder}/{CODE_CHANNEL}/"
+    # The service adds the training job's name, which Batch makes: the run's rights are on its own.
+    output_uri = folder if settings.queue else settings.output_uri.rstrip("/")
     max_run_seconds = settings.max_run_seconds
     if job.settings.profile:
         allowed = int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS
@@ -223,7 +225,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         "InputDataConfig": input_channels(
             job, token_folder=f"{folder}/{TOKEN_CHANNEL}/", code=code
         ),
-        "OutputDataConfig": {"S3OutputPath": settings.output_uri.rstrip("/")},
+        "OutputDataConfig": {"S3OutputPath": output_uri},
         "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
         "Environment": environment_of(job, code_uri=code_uri),
         "EnableNetworkIsolation": False,
