@@ -244,6 +244,7 @@ def test_the_steps_command_line_finds_a_profile_over_data_of_another_date(aws, p
     (project / "code" / "README.md").write_text("prose")
     said, told = step(project, "r2", *PARAMETERS, "--param=epochs=9", "--param=lr=0.5")
     assert told["found"] == "yes"
+    assert f"measured before over s3://{BUCKET}/data/2026-11-20/, nothing is run" in said
     assert read_json(project / "out" / "profile.json", Profile) == profile_of()
     assert "profile of 24 hours ago" in said
     (project / "code" / "loader.py").write_text("a = 2\n")

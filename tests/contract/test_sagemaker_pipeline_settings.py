@@ -186,6 +186,14 @@ def test_a_pipeline_looks_for_a_kept_profile_itself_before_it_asks_for_a_gpu(ful
     )
 
 
+def test_a_run_that_compares_first_looks_for_a_kept_profile_after_that():
+    found = steps_of(changed(skip_unchanged=True, sagemaker=with_settings(cache_days=7)))
+    order = ("Compare", "HasChanged", "NeedsProfile", "FindProfile", "IsProfileKept", "DecideKept")
+    assert [name for name in found if name in order] == [*order]
+    # Branches cannot join: the tail is there three times, and the limit is 50 steps.
+    assert len(found) < 50
+
+
 def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(cached_profile):
     assert cached_profile["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
     profile = cached_profile["Arguments"]

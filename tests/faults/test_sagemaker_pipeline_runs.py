@@ -207,7 +207,8 @@ def test_a_run_over_data_of_another_date_uses_the_profile_of_an_earlier_run(proj
     tail = ("Decide", "Train", "Evaluate", "Gate", "Register")
     expected = {**begins, **dict.fromkeys((f"{name}Kept" for name in tail), "Succeeded")}
     assert statuses(second) == expected, project.told(second)
-    assert "measured before, nothing is run" in project.log(second, "FindProfile")
+    words = f"measured before over s3://{BUCKET}/daily/2026-11-20/, nothing is run"
+    assert words in project.log(second, "FindProfile")
     decision = project.record(second, "decision/decision.json", Decision)
     assert "code the same" in decision.measured
 

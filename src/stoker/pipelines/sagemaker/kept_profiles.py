@@ -45,10 +45,12 @@ class ProfileNote(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         profile: Address of its profile.json to be.
+        channels: Address of each channel.
         data: Size of each channel in S3. A channel of unknown size is left out.
     """
 
     profile: str
+    channels: dict[str, str] = msgspec.field(default_factory=dict)
     data: dict[str, DataSize] = msgspec.field(default_factory=dict)
 
 
@@ -83,7 +85,11 @@ def find_profile(
         sizes = sizes_of(workload, aws=aws)
         answer = _newest(workload, aws=aws, key=key, sizes=sizes, now=now or datetime.now(UTC))
         if answer.profile is None:
-            note = ProfileNote(profile=f"{_folder(workload)}/{run}/profile.json", data=sizes)
+            note = ProfileNote(
+                profile=f"{_folder(workload)}/{run}/profile.json",
+                channels=_addresses(workload),
+                data=sizes,
+            )
             kms_key = sagemaker_of(workload).output_kms_key
             content = msgspec.json.encode(note)
             aws.write_object(f"{_notes(workload, key)}{run}", content, kms_key=kms_key)
@@ -160,10 +166,22 @@ def _newest(
         change = data_change(note.data, sizes)
         profile = None if change else _profile_at(note.profile, aws=aws)
         if profile is not None and _is_younger(profile, oldest):
-            return FoundProfile(profile=profile, words="measured before, nothing is run")
+            return FoundProfile(profile=profile, words=_measured_words(note, workload))
         if change:
             words = f"it is measured again: {change}"
     return FoundProfile(words=words)
+
+
+def _addresses(workload: Workload) -> dict[str, str]:
+    return {name: channel.uri for name, channel in workload.channels.items()}
+
+
+def _measured_words(note: ProfileNote, workload: Workload) -> str:
+    """Returns that a profile is used, and over which data it was measured if over others."""
+    today = _addresses(workload)
+    others = [uri for name, uri in sorted(note.channels.items()) if today.get(name) != uri]
+    over = f" over {', '.join(others)}" if others else ""
+    return f"measured before{over}, nothing is run"
 
 
 def _young_notes(
