@@ -311,6 +311,8 @@ def test_a_memory_that_may_not_be_written_does_not_fail_a_run_that_passed(instal
     run = ran(installation, definition("kubernetes.champion=pvc://runs/digits/champions"))
     assert (run.state, tasks_of(run)[-2]) == ("SUCCEEDED", "remember")
     assert "this run is not remembered" in installation.told["remember"].stderr
+    # The report shows it.
+    assert "so no run is remembered" in str(decision_of(run).warnings)
 
 
 def decision_of(run: KubeflowRun) -> Decision:

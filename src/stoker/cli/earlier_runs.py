@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.cli.memory import MOST_RUNS, is_memory, remembered_runs
+from stoker.cli.memory import MOST_RUNS, is_memory, remembered_runs, why_unwritable
 from stoker.decide import EarlierRun, LastRun, calibrate, remembered
 from stoker.errors import UsageError
 from stoker.records import (
@@ -94,7 +94,11 @@ def memory_in(folder: Path, *, workload: Workload, branch: str = "") -> Memory:
         branch: Which of the pipeline's trainings it is; empty: its only one.
     """
     if not is_memory(folder):
-        return memory_of(workload, runs=folder, besides=Path())
+        memory = memory_of(workload, runs=folder, besides=Path())
+        is_volume = workload.platform == "kubernetes"
+        # Else nobody would see why no run is ever remembered there.
+        why_not = why_unwritable(folder) if is_volume and memory.last is None else ""
+        return Memory(why_not=why_not) if why_not else memory
     kept = remembered_runs(folder, workload=workload, branch=branch)
     runs = [run for run in kept.runs if _is_of(run, workload)]
     earlier = tuple(

@@ -4,6 +4,7 @@ On SageMaker it is a prefix in S3, which steps get as a folder; on Kubeflow it l
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,6 +83,14 @@ def remembered_runs(folder: Path, *, workload: Workload, branch: str = "") -> Re
 def is_memory(folder: Path) -> bool:
     """Whether a folder has files of runs, as pipelines write them."""
     return bool(_files(folder))
+
+
+def why_unwritable(folder: Path) -> str:
+    """Returns why no run can be kept in a folder, which need not exist; empty: it can."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return ""
+    return f"user {os.getuid()} cannot write to {there}, so no run is remembered"
 
 
 def keep_run(folder: Path, run: RememberedRun) -> Path:
