@@ -39,7 +39,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster test-docker check $(CHECKS) fmt docs faults bench soak image image-data image-control wheel lock clean
+.PHONY: help setup run test test-unit coverage test-failed test-skipped test-engines test-libraries test-cluster test-docker check $(CHECKS) fmt docs faults bench soak image image-data image-control wheel lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -54,6 +54,11 @@ test: $(DEV)  ## all tests: unit, contract, faults, end to end; in four processe
 
 test-unit: $(DEV)  ## the unit tests alone: with `make check` a minute and a half on two cores
 	@$(BIN)/pytest -q tests/unit -n 2
+
+coverage: $(DEV)  ## which lines the unit tests run; fails below the percentage of pyproject.toml
+	@rm -rf .cache/coverage && mkdir -p .cache/coverage
+	@$(BIN)/coverage run -m pytest -q tests/unit -n 2
+	@$(BIN)/coverage combine -q && $(BIN)/coverage report
 
 test-failed: $(DEV)  ## what failed last, one after the other
 	@$(BIN)/pytest -q tests --last-failed --last-failed-no-failures none
