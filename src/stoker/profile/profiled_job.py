@@ -376,6 +376,47 @@ def _step_words(as_is: AsIs) -> str:
 RequestT = TypeVar("RequestT")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledCommand:
+    """A command that was profiled, as its profile says.
+
+    Attributes:
+        group: Today's hosts; where not `is_named`, their type is a guess.
+    """
+
+    command: Sequence[str]
+    group: TodaysGroup
+    settings: ProfileSettings
+    what: dict[str, Value]
+    workload_sha256: str | None
+    workload_keys: Mapping[str, str]
+    is_named: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EndedJob:
+    """A profile job that has ended, and what was seen of it on the way.
+
+    Attributes:
+        interrupted: The interrupt that stopped it; None: none did.
+    """
+
+    end: JobEnd
+    heard: Heard
+    deadline: "_Deadline"
+    interrupted: KeyboardInterrupt | None
+
+    @property
+    def output(self) -> Path | None:
+        """The folder of the ranks' results; None: there is none."""
+        return self.end.output_dir / "stoker" if self.end.output_dir else None
+
+    @property
+    def has_failed(self) -> bool:
+        # A stopped job looks like a failed one, so the deadline is checked first.
+        return self.end.status == "failed" and not self.deadline.has_passed
+
+
 def profile(
     workload: Workload,
     *,
@@ -410,6 +451,31 @@ def profile(
         WorkloadError: If the command failed, with its traceback, or the deadline passed.
         PlatformError: If the platform refused or lost the job.
     """
+    group = _todays_group(workload, cluster)
+    job = profiled_job(workload, group=group, run_dir=run_dir, name=name, records=records or {})
+    run = platform.submit(platform.plan(job))
+    budget = workload.profile.budget_seconds
+    ended = _follow(
+        run,
+        dnn_group=job.groups[0].name,
+        budget_seconds=budget,
+        on_line=on_line,
+        may_go_on=bool(records),
+    )
+    if isinstance(run, ResumableRun):
+        run.clean_up()
+    if ended.end.unfetched and not ended.interrupted:
+        words = "the job has ended, but what it measured could not be read"
+        raise PlatformError(words, where=ended.end.unfetched, fix="see its log, and profile again")
+    ranks = read_ranks(ended.output) if ended.output else []
+    if ended.interrupted and not (verdict_on_interrupt and has_verdict(ranks)):
+        raise ended.interrupted
+    subject = _subject(workload, group)
+    found = _profile_of(ended, ranks, subject=subject, folder=run_dir)
+    return msgspec.structs.replace(found, origin=origin_here(workload))
+
+
+def _todays_group(workload: Workload, cluster: Cluster | None) -> TodaysGroup:
     cluster = cluster or workload.cluster
     if cluster is None:
         raise UsageError(
@@ -417,18 +483,45 @@ def profile(
             where=f"workload {workload.name}, key cluster.dnn",
             fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
         )
-    group = cluster.dnn
-    job = profiled_job(workload, group=group, run_dir=run_dir, name=name, records=records or {})
-    run = platform.submit(platform.plan(job))
-    budget = workload.profile.budget_seconds
+    return cluster.dnn
+
+
+def _subject(workload: Workload, group: TodaysGroup) -> ProfiledCommand:
+    return ProfiledCommand(
+        command=workload.command,
+        group=group,
+        settings=workload.profile,
+        what=what_of(workload.command),
+        workload_sha256=workload.digest(),
+        workload_keys=workload.profile_keys(today=group),
+        is_named=workload.cluster is not None,
+    )
+
+
+def _follow(
+    run: Run,
+    *,
+    dnn_group: str,
+    budget_seconds: float,
+    on_line: Callable[[LogLine], None],
+    may_go_on: bool,
+) -> _EndedJob:
+    """Follows a profile job to its end; stops it at the deadline, or if it is interrupted.
+
+    Args:
+        dnn_group: Name of the group whose first line starts the deadline.
+        budget_seconds: Seconds of the profile.
+        on_line: Called with each line of the job's log.
+        may_go_on: A later attempt can follow the job, so that an error does not stop it.
+    """
     heard = Heard()
-    deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
+    deadline = _Deadline(run=run, heard=heard, budget_seconds=budget_seconds)
     interrupted: KeyboardInterrupt | None = None
     try:
         with contextlib.closing(deadline):
             for line in run.lines():
                 # Not with what a platform says of itself: hosts, images and data take minutes.
-                if line.group == job.groups[0].name:
+                if line.group == dnn_group:
                     deadline.start()
                     heard.line(line.text)
                 on_line(line)
@@ -438,50 +531,35 @@ def profile(
         run.stop()
         end = run.wait()
     except BaseException as err:
-        # Without records no later attempt can follow it.
-        if records:
+        if may_go_on:
             leave_or_stop(run, err)
         raise
     finally:
         run.stop()
-    if isinstance(run, ResumableRun):
-        run.clean_up()
-    if end.unfetched and not interrupted:
-        words = "the job has ended, but what it measured could not be read"
-        raise PlatformError(words, where=end.unfetched, fix="see its log, and profile again")
-    output = end.output_dir / "stoker" if end.output_dir else None
-    ranks = read_ranks(output) if output else []
-    if interrupted and not (verdict_on_interrupt and has_verdict(ranks)):
-        raise interrupted
-    what = what_of(workload.command)
-    timed = timed_profile(output, ranks, what=what) if output else None
-    is_whole = end.status != "failed" or deadline.has_passed
-    if timed and output and (is_whole or was_cut_off(output)):
-        keep_timeline(output, run_dir, file=timeline.FILE)
-        origin = origin_here(workload)
-        return msgspec.structs.replace(
-            timed, loader=own_loader_in(read_seen(output)), origin=origin
-        )
-    # A stopped job looks like a failed one, so the deadline is checked first.
+    return _EndedJob(end=end, heard=heard, deadline=deadline, interrupted=interrupted)
+
+
+def _profile_of(
+    ended: _EndedJob, ranks: Sequence[RankResult], *, subject: ProfiledCommand, folder: Path
+) -> Profile:
+    """Returns the profile of a job that has ended, or raises why there is none."""
+    output, deadline = ended.output, ended.deadline
+    timed = timed_profile(output, ranks, what=subject.what) if output else None
+    if timed and output and (not ended.has_failed or was_cut_off(output)):
+        keep_timeline(output, folder, file=timeline.FILE)
+        return msgspec.structs.replace(timed, loader=own_loader_in(read_seen(output)))
     if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
-        raise no_verdict(ranks, budget_seconds=budget)
-    if end.status == "failed" and not deadline.has_passed:
-        raise _failure(end, output, ranks, command=workload.command)
-    whole = whole_profile(
+        raise no_verdict(ranks, budget_seconds=subject.settings.budget_seconds)
+    if ended.has_failed:
+        raise _failure(ended.end, output, ranks, command=subject.command)
+    return whole_profile(
         output,
         ranks,
-        folder=run_dir,
-        settings=workload.profile,
-        command=workload.command,
-        group=group,
-        used=heard.used,
-        what=what,
-        workload_sha256=workload.digest(),
-        workload_keys=workload.profile_keys(today=group),
-        is_named=workload.cluster is not None,
+        folder=folder,
+        subject=subject,
+        used=ended.heard.used,
         cut_off_seconds=deadline.first_seconds if deadline.saw_nothing else None,
     )
-    return msgspec.structs.replace(whole, origin=origin_here(workload))
 
 
 def origin_here(workload: Workload) -> ProfileOrigin:
@@ -513,26 +591,32 @@ def whole_profile(
     ranks: Sequence[RankResult],
     *,
     folder: Path,
-    settings: ProfileSettings,
-    command: Sequence[str],
-    group: TodaysGroup,
+    subject: ProfiledCommand,
     used: CommandUsage | None,
-    what: dict[str, Value],
-    workload_sha256: str | None,
-    workload_keys: Mapping[str, str],
-    is_named: bool = True,
     cut_off_seconds: float | None = None,
 ) -> Profile:
-    """Returns the profile of a command that ended, or raises UnmeasuredError; copies its steps."""
+    """Returns the profile of a command that ended, and copies its steps.
+
+    Args:
+        output: The ranks' results and records; None: there is no such folder.
+        ranks: Results of the ranks.
+        folder: Where the steps are copied to.
+        subject: The command.
+        used: Time and CPU of the command; None: not known.
+        cut_off_seconds: When it was stopped, as no loader had been read; None: it was not.
+
+    Raises:
+        UnmeasuredError: If not enough was measured.
+    """
     leader = leader_record(output.parent) if output else None
     gpus = leader.gpus if leader else ()
     reason = unmeasured(
         ranks,
         seen=read_seen(output) if output else [],
         used=used,
-        command=command,
-        group=group,
-        what=what,
+        command=subject.command,
+        group=subject.group,
+        what=subject.what,
         timed=too_few(output) if output else "",
         cut_off_seconds=cut_off_seconds,
         gpus=gpus,
@@ -541,12 +625,12 @@ def whole_profile(
         raise reason
     found = combine(
         ranks,
-        group=group,
-        settings=settings,
-        workload_sha256=workload_sha256,
-        workload_keys=workload_keys,
-        is_named=is_named,
-        what=what,
+        group=subject.group,
+        settings=subject.settings,
+        workload_sha256=subject.workload_sha256,
+        workload_keys=subject.workload_keys,
+        is_named=subject.is_named,
+        what=subject.what,
         gpus=gpus,
     )
     if output:
