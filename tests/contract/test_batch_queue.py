@@ -257,6 +257,22 @@ def test_the_training_may_write_its_outputs_where_a_queue_puts_them():
     assert not is_allowed("execution", "s3:PutObject", s3_arn(other))
 
 
+def test_a_success_waits_for_its_training_job_to_be_shown(platform, aws, batch, clock, spec):
+    answers = Answers(aws)
+    run = platform.submit(platform.plan(spec))
+    own = batch.only_job()
+    missing = "Requested resource not found."
+
+    def succeed() -> None:
+        batch.advance(own, to="SUCCEEDED")
+        look = ("sagemaker", "DescribeTrainingJob", "ValidationException", missing)
+        answers.refuse(*look, times=3)
+
+    follow(run, clock, succeed)
+    end = run.wait()
+    assert (end.status, end.exit_code) == ("succeeded", 0)
+
+
 def test_tags_of_its_origin_come_from_the_service_job(platform, batch, clock, spec):
     run = platform.submit(platform.plan(spec))
     own = batch.only_job()

@@ -158,6 +158,13 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
     assert "InstanceGroups" in dict(body["ResourceConfig"])  # type: ignore[call-overload]
 
 
+def test_a_pending_limit_is_not_taken_as_a_data_group_cannot_have_it(tmp_path):
+    limits = {"MaxRuntimeInSeconds": 36000, "MaxPendingTimeInSeconds": 7200}
+    words, workload = made(SCRIPT_MODE | {"StoppingCondition": limits}, tmp_path)
+    assert "StoppingCondition.MaxPendingTimeInSeconds" in words
+    assert "InstanceGroups" in dict(plan(workload, tmp_path)["ResourceConfig"])  # type: ignore[call-overload]
+
+
 def grouped(*groups: tuple[str, str, int]) -> dict[str, object]:
     named = [
         {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}

@@ -36,7 +36,7 @@ def doctor_verb(
         cluster: Check the workload's cluster instead of this host: rights, JobSet or Trainer, the
             job, claims, Kubeflow Pipelines, Argo.
         aws: Check the workload's AWS account instead: roles, images, buckets, data, quotas of all
-            allowed types, the way out of a VPC.
+            allowed types, the queue, the way out of a VPC.
 
     Examples:
         stoker doctor

@@ -30,6 +30,7 @@ _DEFAULTS = ("S3Prefix", "FullyReplicated", "File", "None")
 _NOT_FOR_GROUPS = (
     "EnableManagedSpotTraining",
     "StoppingCondition MaxWaitTimeInSeconds",
+    "StoppingCondition MaxPendingTimeInSeconds",
     "ResourceConfig KeepAlivePeriodInSeconds",
 )
 _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}

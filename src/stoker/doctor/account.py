@@ -1,7 +1,7 @@
 """Checks of an AWS account for one workload: `stoker doctor --aws WORKLOAD`.
 
-Roles, images, buckets, data, quotas of all allowed types, and the way out of a VPC. A check
-that needs a right the caller lacks is a warning that names the right. Nothing is created.
+Roles, images, buckets, data, quotas of all allowed types, the queue, and the way out of a VPC. A
+check that needs a right the caller lacks is a warning that names the right. Nothing is created.
 """
 
 import re

@@ -1,5 +1,7 @@
 """A job in a queue of AWS Batch, followed to its end: its place, then its training jobs."""
 
+from collections.abc import Mapping
+
 from stoker.errors import NoCapacityError, PlatformError, ServiceError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd
@@ -17,12 +19,14 @@ from stoker.platforms.sagemaker.queued_submit import queue_of
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
+    await_found,
     find_job,
     job_state,
     lacks_capacity,
     no_capacity,
     no_quota,
 )
+from stoker.records import Json
 from stoker.records.training import Lineage
 
 
@@ -71,12 +75,20 @@ class QueuedRun(SageMakerRun):
             self._take_attempt(job.training_job)
         is_over = self._state is not None and self._state.is_final
         if job.training_job and not is_over:
-            # One without capacity is deleted by Batch.
-            answer = find_job(self._aws, job.training_job)
+            answer = self._described(job)
             if answer is not None:
                 has_news = self._take(job_state(answer)) or has_news
         self._entry = job
         return has_news
+
+    def _described(self, job: ServiceJob) -> Mapping[str, Json] | None:
+        """Returns what SageMaker says of the latest training job.
+
+        Batch deletes those that got no hosts, so that one may be missing; not one that succeeded.
+        """
+        if job.status == "SUCCEEDED":
+            return await_found(self._aws, job.training_job)
+        return find_job(self._aws, job.training_job)
 
     def _take_attempt(self, training_job: str) -> None:
         """Follows the log of another training job, after the rest of the former one's."""
