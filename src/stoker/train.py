@@ -387,6 +387,7 @@ def facts_of(
         budget=budget_of(job, catalog=catalog, decision=decision),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
+        model_copy_uri=end.model_copy_uri,
         lineage=Lineage(
             image=job.image,
             image_digest=digest or None,

@@ -2,17 +2,24 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import yaml
 
 from stoker.errors import ServiceError
 from stoker.pipelines.sagemaker.expiry import expiry_warnings
 from stoker.platforms.aws import Aws, split_uri
-from stoker.platforms.sagemaker.registry import REFUSED_TAG, keep_registered, mark_model
+from stoker.platforms.sagemaker.registry import (
+    REFUSED_TAG,
+    keep_registered,
+    mark_model,
+    mark_models,
+)
 from stoker.records import Json
 from stoker.records.base import mappings
 from support.moto_server import REGION
 from support.policies import ROOT
+from support.sample_records import training
 
 OUT = "s3://bucket/stoker/"
 MODEL, OTHER = (f"{OUT}mnist--{run}/output/model.tar.gz" for run in ("r1", "r2"))
@@ -74,6 +81,24 @@ def test_a_refused_model_has_the_tag_until_it_passes_and_other_tags_stay(aws, ow
     assert mark_model(aws, MODEL, is_refused=False)
     assert not mark_model(aws, MODEL, is_refused=False)
     assert tags(aws, MODEL) == own
+
+
+@pytest.mark.parametrize(
+    ("model", "copy", "marked"),
+    [
+        (OTHER, MODEL, [OTHER, MODEL]),
+        (OTHER, None, [OTHER]),
+        (None, None, []),
+        ("/opt/ml/model", None, []),
+        ("runs/mnist/model", "s3://bucket/stoker/mnist--r1/output/model.tar.gz", [MODEL]),
+    ],
+)
+def test_a_refused_model_and_its_copy_of_a_retried_job_are_tagged(aws, model, copy, marked):
+    record = msgspec.structs.replace(training(), model_uri=model, model_copy_uri=copy)
+    assert mark_models(aws, record, is_refused=True) == marked
+    assert [uri for uri in (OTHER, MODEL) if tags(aws, uri) == dict([REFUSED_TAG])] == marked
+    assert mark_models(aws, record, is_refused=True) == []
+    assert mark_models(aws, record, is_refused=False) == marked
 
 
 def test_a_refused_model_that_someone_registers_by_hand_expires_no_more(aws):

@@ -230,7 +230,9 @@ def test_the_model_of_another_name_is_found_under_the_one_asked_for_and_its_copy
     list(run_of_another_name.lines())
     end = run_of_another_name.wait()
     assert (end.status, end.model_uri) == ("succeeded", MODEL.format(f"{NAME}-2"))
-    assert aws.read_object(MODEL.format(NAME)) == b"the second model"
+    # Both are tagged if the model is refused.
+    assert end.model_copy_uri == MODEL.format(NAME)
+    assert aws.read_object(end.model_copy_uri) == b"the second model"
 
 
 @pytest.mark.parametrize("code", ["SlowDown", "AccessDenied"])

@@ -187,19 +187,18 @@ def _remember(
 
 
 def _mark(training: "Training", record: "Evaluation", *, workload: "Workload", quiet: bool) -> None:
-    """Tags a model that was refused; what cannot be tagged stays, and a line says so."""
+    """Tags a model that was refused, and its copy; a line names what cannot be tagged."""
     from stoker.cli.workloads import region_of
     from stoker.errors import ServiceError
     from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.registry import keep_registered, mark_model
+    from stoker.platforms.sagemaker.registry import keep_registered, mark_models
 
     settings = workload.sagemaker
-    uri = training.model_uri or ""
-    if not (settings and uri.startswith("s3://")):
+    if not settings:
         return
     aws = Aws(region=region_of(workload))
     try:
-        if mark_model(aws, uri, is_refused=not record.passed):
+        for uri in mark_models(aws, training, is_refused=not record.passed):
             say(f"model:   {uri} was refused, and expires by the bucket's rule", quiet=quiet)
         group, below = settings.model.group or workload.name, f"{settings.output_uri.rstrip('/')}/"
         for kept in keep_registered(aws, group, below=below):

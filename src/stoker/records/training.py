@@ -380,6 +380,8 @@ class Training(Record, frozen=True, kw_only=True):
         gpus: Load of each GPU of the dnn hosts. Empty: there is none, or it was not read.
         metrics: Last reported value of each metric.
         model_uri: Location of the saved model.
+        model_copy_uri: Where a pipeline's later step registers the model, if that is a copy: of a
+            job that was retried, and so has another name.
         job: The run in its platform's terms.
         data_group_release_seconds: Seconds from the end of the training to the last data host's
             end.
@@ -420,6 +422,7 @@ class Training(Record, frozen=True, kw_only=True):
     gpus: tuple[GpuLoad, ...] = ()
     metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
+    model_copy_uri: str | None = None
     job: Job
     data_group_release_seconds: NonNegativeFloat | None = None
     events: tuple[Event, ...] = ()
@@ -701,6 +704,7 @@ class TrainingFacts:
     workload_keys: dict[str, str] | None = None
     decision_id: str | None = None
     model_uri: str | None = None
+    model_copy_uri: str | None = None
     mlflow_run_id: str | None = None
     steps: int | None = None
     is_unfed: bool = False
@@ -744,6 +748,7 @@ def training_record(facts: TrainingFacts) -> Training:
         is_unfed=inside.is_unfed,
         unfetched=facts.unfetched,
         model_uri=facts.model_uri,
+        model_copy_uri=facts.model_copy_uri,
         mlflow_run_id=facts.mlflow_run_id,
         lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
         predicted_usd=facts.budget.predicted_usd if facts.budget else None,

@@ -138,8 +138,12 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
 
 def _copy_model(
     aws: Aws, uri: str, state: TrainingJobState, asked_name: str, *, is_step: bool, log: Log
-) -> None:
-    """Copies the model to where a pipeline's later step registers it: under `asked_name`."""
+) -> str | None:
+    """Copies the model to where a pipeline's later step registers it: under `asked_name`.
+
+    Returns:
+        The copy's address; None: there is none.
+    """
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
         aws.repeated(lambda: aws.copy_object(uri, known))
@@ -150,8 +154,9 @@ def _copy_model(
             what = f"the model {uri} could not be copied to where it is registered: {err.what}"
             fix = f"aws s3 cp {uri} {known}, or the same command with --name {asked_name}"
             raise PlatformError(what, where=known, fix=fix) from err
-    else:
-        log.event(EventName.MODEL_COPIED, object=known)
+        return None
+    log.event(EventName.MODEL_COPIED, object=known)
+    return known
 
 
 def _verdict(
@@ -324,16 +329,19 @@ class SageMakerRun(FollowedRun):
         training = leader_record(output_dir)
         status, failure = _verdict(state, has_checkpoints=self._has_checkpoints)
         exit_code = training.exit_code if training else None
-        model_uri = _model_uri(self._aws, state)
+        model_uri, model_copy_uri = _model_uri(self._aws, state), None
         if status == "succeeded" and model_uri and self._asked_name != state.name:
             name, log = self._asked_name, self._log
-            _copy_model(self._aws, model_uri, state, name, is_step=self._is_step, log=log)
+            model_copy_uri = _copy_model(
+                self._aws, model_uri, state, name, is_step=self._is_step, log=log
+            )
         return JobEnd(
             status=status,
             exit_code=state.exit_code if exit_code is None else exit_code,
             failure=failure,
             output_dir=output_dir,
             model_uri=model_uri,
+            model_copy_uri=model_copy_uri,
             job_url=state.url,
             events=tuple(transition.event for transition in self._told.values()),
             mlflow_run_id=state.mlflow_run_id,

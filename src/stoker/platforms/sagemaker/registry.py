@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.sagemaker.checks import text
+from stoker.records import Training
 from stoker.records.base import mapping, mappings
 from stoker.repeat import Suppressed
 
@@ -81,6 +82,22 @@ def mark_model(aws: Aws, uri: str, *, is_refused: bool) -> bool:
     else:
         aws.call("s3", "DeleteObjectTagging", Bucket=bucket, Key=key)
     return True
+
+
+def mark_models(aws: Aws, training: Training, *, is_refused: bool) -> list[str]:
+    """Does `mark_model` for a training's model, and for its copy under a retried job's first name.
+
+    Args:
+        aws: The account of the bucket.
+        training: Its model may be on a disk, which has no tags.
+        is_refused: Whether the model missed its gate.
+
+    Returns:
+        Addresses of models whose tag was put on or taken off.
+    """
+    models = (training.model_uri or "", training.model_copy_uri or "")
+    stored = [uri for uri in models if uri.startswith("s3://")]
+    return [uri for uri in stored if mark_model(aws, uri, is_refused=is_refused)]
 
 
 def keep_registered(aws: Aws, group: str, *, below: str, now: datetime | None = None) -> list[str]:
