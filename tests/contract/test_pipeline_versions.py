@@ -151,11 +151,13 @@ def test_a_version_whose_inputs_are_gone_is_refused(versions, project):
     assert len(definitions(versions)) == 3
 
 
-def test_a_schedule_that_sets_what_the_version_lacks_is_refused(versions, project):
+@pytest.mark.parametrize("extra", ["", "weekly", "stoker-mnist--night"])
+def test_a_schedule_that_sets_what_the_version_lacks_is_refused(versions, project, extra):
     upload(*CODE)
     upload("--set", "hyperparameters={epochs: 2, depth: 3}", *CODE)
     depth = ("--set", "hyperparameters={epochs: 2, depth: 3}", "--param", "Depth=4")
-    succeeds("schedule", "sagemaker", "w.yaml", "--cron", "rate(1 day)", *depth)
+    name = ("--name", extra) if extra else ()
+    succeeds("schedule", "sagemaker", "w.yaml", "--cron", "rate(1 day)", *depth, *name)
     said = refused("upload", "sagemaker", "w.yaml", "--back-to", "1", "--yes", told="sets Depth")
     assert "--fresh" in said
     assert len(definitions(versions)) == 2

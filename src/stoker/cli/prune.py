@@ -42,7 +42,9 @@ def prune_verb(
     if target != "sagemaker":
         what = "on Kubeflow nothing is uploaded that a run does not keep in its own volume"
         raise UsageError(what, fix="prune versions and runs in its console or by kfp")
+    from stoker.cli.schedule import early_schedules
     from stoker.pipelines.base import sagemaker_of
+    from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.pipelines.sagemaker.prune import delete_folder, left_folders
     from stoker.platforms.aws import Aws
 
@@ -59,6 +61,9 @@ def prune_verb(
         print(json.dumps({"deleted": delete, "folders": listed}, indent=2))
         return
     print(_listing(folders, is_deleted=delete))
+    client = SageMakerClient(of.sagemaker, aws=aws)
+    for line in early_schedules(client, of, workload=workload):
+        say(f"warning: {line}", quiet=False)
     if folders and not delete:
         say("next:    the same command with --delete", quiet=False)
 

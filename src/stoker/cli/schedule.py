@@ -1,6 +1,7 @@
 """`stoker schedule`, and the schedule that `stoker upload` makes of a workload."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ import typer
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile
-from stoker.cli.progress import working
+from stoker.cli.progress import say, working
 from stoker.errors import ServiceError, UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +67,72 @@ def schedule_verb(
     with working(f"scheduling {of.name}", quiet=as_json):
         change = client.schedule(of, asked)
     print(json.dumps(change.document, indent=2) if as_json else "\n".join(change.lines))
+    if line := heartbeat_line(client, of):
+        say(line, quiet=as_json)
+    for line in early_schedules(client, of, workload=workload):
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def show_schedules(
+    client: "PipelineClient", of: "Workload", planned: "PlannedSchedule", *, workload: str
+) -> None:
+    """Prints what an upload did to the schedules of a pipeline, and what is wrong with others.
+
+    Args:
+        client: Of the pipeline's service.
+        of: Names the pipeline.
+        planned: As `planned_schedule` returned it.
+        workload: The file, for a command.
+    """
+    if planned.done_words:
+        print(planned.done_words)
+        if line := heartbeat_line(client, of):
+            print(line)
+    early = early_schedules(client, of, workload=workload)
+    for words in filter(None, [planned.warning, *planned.lacking, *early]):
+        print(f"warning: {words}", file=sys.stderr)
+
+
+def heartbeat_line(client: "PipelineClient", of: "Workload") -> str:
+    """Returns the HeartbeatHours for all schedules of a pipeline; empty: not known, or no stack."""
+    from stoker.pipelines.sagemaker.heartbeat import (
+        alarm_hours,
+        heartbeat_words,
+        longest_gap_hours,
+    )
+    from stoker.platforms.aws import Aws
+
+    if client.target != "sagemaker":
+        return ""
+    try:
+        listed = [entry.schedule for entry in client.schedules(of) if entry.schedule]
+    except (ServiceError, UsageError):
+        # The schedule is made; this needs a right to see all of them.
+        return ""
+    gap = longest_gap_hours(listed, now=datetime.now(UTC))
+    if gap is None:
+        return ""
+    region = of.sagemaker.region if of.sagemaker else None
+    return heartbeat_words(gap, has=alarm_hours(Aws(region=region), of.name))
+
+
+def early_schedules(client: "PipelineClient", of: "Workload", *, workload: str) -> list[str]:
+    """Returns a line for each schedule of an earlier version's name, with what to do about it.
+
+    Args:
+        client: Of the pipeline's service.
+        of: Names the pipeline.
+        workload: The file, for the command.
+    """
+    from stoker.pipelines.schedules import early_words
+
+    if client.target != "sagemaker":
+        return []
+    try:
+        return early_words(client.schedules(of), workload=of, file=workload)
+    except (ServiceError, UsageError):
+        # It needs a right to see schedules, and the command has done its own part.
+        return []
 
 
 def _told(
@@ -125,11 +192,13 @@ class PlannedSchedule:
         asked: What the workload says; None: nothing.
         change: What differs from the one that is there.
         warning: Of a schedule that the workload no longer has.
+        lacking: A line for each schedule whose starts would fail with the pipeline as it will be.
     """
 
     asked: "AskedSchedule | None"
     change: "ScheduleChange | None" = None
     warning: str = ""
+    lacking: "Sequence[str]" = ()
 
     @property
     def is_change(self) -> bool:
@@ -164,11 +233,39 @@ def planned_schedule(
     check_own(workload, target=client.target)
     asked = asked_of(workload, target=client.target)
     if asked is None:
-        return PlannedSchedule(asked=None, warning=_left_behind(client, workload))
+        warning = _left_behind(client, workload)
+        return PlannedSchedule(
+            asked=None, warning=warning, lacking=_lacking(client, workload, compiled)
+        )
     judged = with_params(workload, asked.parameters, target=client.target)
     check_run_decidable(workload, judged, target=client.target, parameters=asked.parameters)
     change = client.plan_schedule(workload, asked, compiled=compiled)
-    return PlannedSchedule(asked=asked, change=change)
+    lacking = _lacking(client, workload, compiled, except_for=asked.name)
+    return PlannedSchedule(asked=asked, change=change, lacking=lacking)
+
+
+def _lacking(
+    client: "PipelineClient", workload: "Workload", compiled: "Compiled", *, except_for: str = ""
+) -> list[str]:
+    """Returns a line for each schedule that sets a parameter which the compiled pipeline lacks.
+
+    Args:
+        client: Of the pipeline's service.
+        workload: Names the pipeline.
+        compiled: What will be uploaded.
+        except_for: A schedule that will be changed.
+    """
+    from stoker.pipelines.schedules import lacking_words
+
+    try:
+        listed = [entry for entry in client.schedules(workload) if entry.name != except_for]
+    except (ServiceError, UsageError):
+        # Who uploads needs no right to see schedules.
+        return []
+    declared = client.declared(workload, compiled) if listed else {}
+    lines = lacking_words(listed, declared, pipeline="this pipeline")
+    fix = "its starts will fail: stoker schedule --fresh, with parameters that the pipeline has"
+    return [f"{line}; {fix}" for line in lines]
 
 
 def _left_behind(client: "PipelineClient", workload: "Workload") -> str:

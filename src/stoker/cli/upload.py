@@ -56,7 +56,7 @@ def upload_verb(
     """
     from stoker.cli.billing import say_prices
     from stoker.cli.compile import again_words, compiled_for
-    from stoker.cli.schedule import planned_schedule
+    from stoker.cli.schedule import planned_schedule, show_schedules
     from stoker.pipelines.base import platform_of
 
     check_version_options(
@@ -105,10 +105,7 @@ def upload_verb(
     for words in warnings if isinstance(warnings, list) else ():
         print(f"warning: {words}", file=sys.stderr)
     print(done_text(done))
-    if planned.done_words:
-        print(planned.done_words)
-    if planned.warning:
-        print(f"warning: {planned.warning}", file=sys.stderr)
+    show_schedules(client, of, planned, workload=workload)
     again = again_words(overrides or ()) + reach.words(None)
     print(f"next:    stoker start {target} {workload}{again}")
     return 0

@@ -120,18 +120,16 @@ def done_text(done: "dict[str, Json]") -> str:
 def _check_schedule(
     client: "PipelineClient", workload: "Workload", version: "UploadedVersion"
 ) -> None:
-    """Refuses a version without a parameter that the schedule sets: its starts would fail."""
-    from stoker.pipelines.schedules import schedule_name
+    """Refuses a version without a parameter that a schedule sets: its starts would fail."""
+    from stoker.pipelines.schedules import lacking_words
 
-    name = schedule_name(workload, None)
     try:
-        schedule = client.find_schedule(workload, name)
+        listed = client.schedules(workload)
     except (ServiceError, UsageError):
-        # Who uploads needs no right to see schedules, and the name may be somebody else's.
+        # Who uploads needs no right to see schedules.
         return
-    declared = client.declared_of(workload, version) if schedule else {}
-    for parameter in schedule.parameters if schedule else ():
-        if parameter not in declared:
-            what = f"the schedule sets {parameter}, which version {version.name} does not have"
-            fix = "stoker schedule --fresh, with the parameters that both versions have"
-            raise UsageError(what, where=f"schedule {name}", fix=fix)
+    declared = client.declared_of(workload, version) if listed else {}
+    lacking = lacking_words(listed, declared, pipeline=f"version {version.name}")
+    if lacking:
+        fix = "stoker schedule --fresh, with the parameters that both versions have, for each"
+        raise UsageError("; ".join(lacking), where="--back-to", fix=fix)

@@ -25,7 +25,13 @@ from stoker.errors import (
     install_command,
 )
 from stoker.parameters import Kind, Parameter
-from stoker.pipelines.schedules import AskedSchedule, Schedule, ScheduleChange, planned
+from stoker.pipelines.schedules import (
+    AskedSchedule,
+    ListedSchedule,
+    Schedule,
+    ScheduleChange,
+    planned,
+)
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
 from stoker.platforms.service_limits import is_training_type
@@ -178,6 +184,10 @@ class PipelineClient(ABC):
     @abstractmethod
     def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
         """Returns the pipeline's schedule of a name."""
+
+    @abstractmethod
+    def schedules(self, workload: Workload) -> list[ListedSchedule]:
+        """Returns all schedules that start the pipeline, whatever they are called."""
 
     @abstractmethod
     def schedule_facts(self, workload: Workload) -> dict[str, str]:

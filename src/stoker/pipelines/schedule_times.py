@@ -35,6 +35,9 @@ _NAMED = {
 _LAST_YEAR = 2199
 # From one 29 February to the next there may be 8 years (2096 to 2104).
 _SEARCHED_YEARS = 9
+# For the longest time between two starts.
+_WATCHED_DAYS = 3 * 366
+_MAX_STARTS = 5000
 _FIXES = {
     "sagemaker": "'cron(0 6 ? * MON-FRI *)': minute hour day month weekday year; 'rate(1 day)'",
     "kubeflow": "six fields, seconds first, such as '0 30 6 * * 1-5', in UTC; or '@every 12h'",
@@ -91,6 +94,24 @@ class ScheduleTimes:
                 for clock in itertools.product(self.hours, self.minutes, self.second):
                     yield datetime.combine(day, time(*clock))
             day += timedelta(days=1)
+
+    def longest_gap_hours(self, now: datetime) -> float | None:
+        """Returns the hours between two starts, at most, by the clock of its zone.
+
+        None: it starts one run.
+        """
+        if self.seconds is not None:
+            return self.seconds / 3600
+        if self.once:
+            return None
+        moments = self._moments(now.date())
+        first = next(moments, None)
+        # Longer than any gap that comes again; of many starts a day some thousands are enough.
+        until = (first or datetime.min) + timedelta(days=_WATCHED_DAYS)
+        later = itertools.takewhile(lambda each: each < until, moments)
+        starts = [*([first] if first else []), *itertools.islice(later, _MAX_STARTS)]
+        gaps = [after - before for before, after in itertools.pairwise(starts)]
+        return max(gaps).total_seconds() / 3600 if gaps else None
 
     def next_words(self, now: datetime) -> str:
         """Returns when it fires next, in its zone, and in UTC where that is another time."""

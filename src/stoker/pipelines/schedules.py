@@ -2,11 +2,13 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from stoker.errors import UsageError
+from stoker.parameters import Kind
 from stoker.pipelines.schedule_times import checked_times
 from stoker.records import Json, ScheduleSettings, Workload
 
@@ -227,6 +229,73 @@ def planned(
         changes=tuple(_changes(there.compared, wanted.compared)) if there else (),
         kept=tuple(kept),
         next_words=times.next_words(now),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSchedule:
+    """A schedule that starts the pipeline, as the service lists it.
+
+    Attributes:
+        schedule: None: this caller may not read it.
+    """
+
+    name: str
+    schedule: Schedule | None = None
+
+
+def lacking_words(
+    listed: Sequence[ListedSchedule], declared: Mapping[str, Kind], *, pipeline: str
+) -> list[str]:
+    """Returns a line for each schedule that sets what a pipeline does not have: its starts fail.
+
+    Args:
+        listed: The schedules that start the pipeline.
+        declared: The parameters of the pipeline that would be started.
+        pipeline: How the lines call it, such as *version 3*.
+    """
+    lines = []
+    for entry in listed:
+        values = entry.schedule.parameters if entry.schedule else {}
+        if lost := [name for name in values if name not in declared]:
+            lines.append(
+                f"the schedule {entry.name} sets {', '.join(lost)}, which {pipeline} does not have"
+            )
+    return lines
+
+
+def early_words(listed: Sequence[ListedSchedule], *, workload: Workload, file: str) -> list[str]:
+    """Returns a line for each additional schedule of SageMaker that an earlier version made.
+
+    It was called stoker-NAME-EXTRA, and is stoker-NAME--EXTRA since: nothing here reads, changes or
+    deletes one of the earlier name. It starts runs all the same.
+
+    Args:
+        listed: The schedules that start the pipeline.
+        workload: Whose schedules they are.
+        file: The workload's file, for the command.
+    """
+    base = f"stoker-{workload.name}"
+    return [
+        _early_line(entry, extra=entry.name.removeprefix(f"{base}-"), file=file)
+        for entry in listed
+        if re.match(rf"{re.escape(base)}-[^-]", entry.name)
+    ]
+
+
+def _early_line(entry: ListedSchedule, *, extra: str, file: str) -> str:
+    schedule = entry.schedule
+    words = ["stoker", "schedule", "sagemaker", file, "--name", extra, "--cron"]
+    words.append(schedule.cron if schedule else "EXPRESSION")
+    if schedule and schedule.time_zone != "UTC":
+        words += ["--time-zone", schedule.time_zone]
+    for name, value in schedule.parameters.items() if schedule else ():
+        words += ["--param", f"{name}={_shown(value)}"]
+    state = "still starts runs" if schedule is None or schedule.is_on else "is there, disabled"
+    delete = _REMOVE["sagemaker"].format(name=entry.name)
+    return (
+        f"schedule {entry.name} {state} under an earlier version's name: adopt it: "
+        f"{shlex.join(words)}; delete it, then or instead: {delete}"
     )
 
 

@@ -757,11 +757,15 @@ def training_record(facts: TrainingFacts) -> Training:
         spending=spending,
         job=facts.job,
         data_group_release_seconds=release,
-        events=tuple(
-            # ISO 8601 in UTC sorts as text.
-            sorted((*(leader.events if leader else ()), *facts.events), key=lambda each: each.when)
-        ),
+        events=_events(facts),
     )
+
+
+def _events(facts: TrainingFacts) -> tuple[Event, ...]:
+    """Returns what the leader and the platform saw, in order of time."""
+    seen = [*(facts.leader.events if facts.leader else ()), *facts.events]
+    # ISO 8601 in UTC sorts as text.
+    return tuple(sorted(seen, key=lambda each: each.when))
 
 
 def with_leader(training: Training, leader: Training | None) -> Training:

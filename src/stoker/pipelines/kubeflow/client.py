@@ -32,7 +32,13 @@ from stoker.pipelines.kubeflow.run_steps import (
     steps_of_run,
     tasks_of,
 )
-from stoker.pipelines.kubeflow.schedule import kinds_of, schedule_of, schedule_request, typed
+from stoker.pipelines.kubeflow.schedule import (
+    kinds_of,
+    newest_first,
+    schedule_of,
+    schedule_request,
+    typed,
+)
 from stoker.pipelines.kubeflow.step_logs import StepLogs
 from stoker.pipelines.kubeflow.versions import (
     KubeflowVersions,
@@ -41,7 +47,7 @@ from stoker.pipelines.kubeflow.versions import (
     version_of,
 )
 from stoker.pipelines.run_parameters import told_parameters
-from stoker.pipelines.schedules import Schedule
+from stoker.pipelines.schedules import ListedSchedule, Schedule
 from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
@@ -169,9 +175,14 @@ class KubeflowClient(PipelineClient):
 
     def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
         newest = next(iter(self._schedules(workload, name)), None)
-        if newest is None:
-            return None
-        return schedule_of(newest, name=name, has_account=bool(self.schedule_facts(workload)))
+        return None if newest is None else self._read(newest)
+
+    def _read(self, found: Document) -> Schedule:
+        return schedule_of(found, has_account=bool(self._settings.service_account))
+
+    def schedules(self, workload: Workload) -> list[ListedSchedule]:
+        schedules = map(self._read, self._schedules(workload, None))
+        return [ListedSchedule(name=run.name, schedule=run) for run in schedules]
 
     def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
         """Makes the recurring run; then removes the earlier ones of its name."""
@@ -184,17 +195,13 @@ class KubeflowClient(PipelineClient):
             id = item.get("recurring_run_id")
             self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
 
-    def _schedules(self, workload: Workload, name: str) -> list[Document]:
-        """Returns the pipeline's recurring runs of a name, the newest first."""
+    def _schedules(self, workload: Workload, name: str | None) -> list[Document]:
+        """Returns the pipeline's recurring runs of a name (None: of all), the newest first."""
         found = self._find(workload.name)
         if found is None:
             return []
-        listed = [
-            item
-            for item in self._all("recurring_run", "list_recurring_runs", "recurringRuns")
-            if _pipeline_of(item) == found[0] and item.get("display_name") == name
-        ]
-        return sorted(listed, key=lambda item: str(item.get("created_at")), reverse=True)
+        listed = self._all("recurring_run", "list_recurring_runs", "recurringRuns")
+        return newest_first(listed, pipeline_id=found[0], name=name)
 
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""

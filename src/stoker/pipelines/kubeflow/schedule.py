@@ -1,6 +1,6 @@
 """Recurring runs of Kubeflow Pipelines, and parameters as its requests have them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from stoker.parameters import Kind
@@ -37,11 +37,24 @@ def typed(told: ToldParameter, kind: Kind) -> Json:
     return Path(told.value).read_text() if is_file else told.value
 
 
-def schedule_of(found: Document, *, name: str, has_account: bool) -> Schedule:
+def newest_first(
+    recurring_runs: Iterable[Document], *, pipeline_id: str, name: str | None
+) -> list[Document]:
+    """Returns a pipeline's recurring runs of a name (None: of all), the newest first."""
+    listed = [
+        run
+        for run in recurring_runs
+        if mapping(run, "pipeline_version_reference").get("pipeline_id") == pipeline_id
+        and name in (None, run.get("display_name"))
+    ]
+    return sorted(listed, key=lambda run: str(run.get("created_at")), reverse=True)
+
+
+def schedule_of(found: Document, *, has_account: bool) -> Schedule:
     """Returns a recurring run; `has_account`: whether the workload names a service account."""
     account = str(found.get("service_account") or "")
     return Schedule(
-        name=name,
+        name=str(found.get("display_name")),
         cron=_cron_of(mapping(found, "trigger")),
         parameters=mapping(found, "runtime_config", "parameters"),
         # Without one in the workload, the service fills in its own.

@@ -18,14 +18,16 @@ from stoker.pipelines.sagemaker.overlap import ACTIVE, steps_of
 from stoker.pipelines.sagemaker.queued import is_service_job, queued_state
 from stoker.pipelines.sagemaker.run_steps import exit_code_of, run_step, step_names, with_reason
 from stoker.pipelines.sagemaker.schedule import (
+    SCHEDULE_GROUP,
     as_sent,
     declared_in,
-    schedule_facts,
-    schedule_of,
+    facts_of_settings,
+    listed_schedules,
+    read_schedule,
     schedule_request,
 )
 from stoker.pipelines.sagemaker.versions import SageMakerVersions, compared_versions
-from stoker.pipelines.schedules import Schedule
+from stoker.pipelines.schedules import ListedSchedule, Schedule
 from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.batch_queue import terminate
@@ -36,7 +38,6 @@ from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import mapping, mappings
 
-SCHEDULE_GROUP = "default"
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
 _JOB = "job "
@@ -156,20 +157,14 @@ class SageMakerClient(PipelineClient):
         return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
 
     def schedule_facts(self, workload: Workload) -> dict[str, str]:
-        settings = self._settings
-        assert settings
-        if settings.schedule_role is None:
-            what = "no role with which the scheduler may start the pipeline"
-            where = f"workload {workload.name}, key sagemaker.schedule_role"
-            fix = "name one; configs/sagemaker/stoker.yaml makes it"
-            raise UsageError(what, where=where, fix=fix)
-        return schedule_facts(role=settings.schedule_role, queue=settings.dead_letter_queue)
+        assert self._settings
+        return facts_of_settings(self._settings, pipeline=workload.name)
 
     def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
-        found = self._aws.find("scheduler", "GetSchedule", Name=name, GroupName=SCHEDULE_GROUP)
-        if not found:
-            return None
-        return schedule_of(found, name=name, pipeline=workload.name)
+        return read_schedule(self._aws, name, pipeline=workload.name)
+
+    def schedules(self, workload: Workload) -> list[ListedSchedule]:
+        return listed_schedules(self._aws, workload.name)
 
     def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
         place = {"Name": wanted.name, "GroupName": SCHEDULE_GROUP}

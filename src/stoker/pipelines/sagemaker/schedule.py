@@ -3,13 +3,15 @@
 import json
 from collections.abc import Mapping
 
-from stoker.errors import UsageError
+from stoker.errors import ServiceError, UsageError
 from stoker.parameters import Kind
 from stoker.pipelines.run_parameters import ToldParameter
-from stoker.pipelines.schedules import OF_WORKLOAD, Schedule
-from stoker.records import Json
+from stoker.pipelines.schedules import OF_WORKLOAD, ListedSchedule, Schedule
+from stoker.platforms.aws import Aws
+from stoker.records import Json, SageMakerSettings
 from stoker.records.base import Document, mapping, mappings
 
+SCHEDULE_GROUP = "default"
 # A start that is an hour late is left to the next one.
 RETRY_POLICY = {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600}
 _QUEUE = "dead letter queue"
@@ -41,6 +43,33 @@ def as_sent(told: ToldParameter) -> str:
     return told.value
 
 
+def read_schedule(aws: Aws, name: str, *, pipeline: str) -> Schedule | None:
+    """Returns a schedule by its name; raises UsageError if it starts something else."""
+    answer = aws.find("scheduler", "GetSchedule", Name=name, GroupName=SCHEDULE_GROUP)
+    return schedule_of(answer, name=name, pipeline=pipeline) if answer else None
+
+
+def listed_schedules(aws: Aws, pipeline: str) -> list[ListedSchedule]:
+    """Returns the schedules that start a pipeline, whatever they are called."""
+    asked = {"items": "Schedules", "GroupName": SCHEDULE_GROUP}
+    names = [
+        str(summary.get("Name"))
+        for summary in aws.pages("scheduler", "ListSchedules", **asked)
+        if str(mapping(summary, "Target").get("Arn")).endswith(f":pipeline/{pipeline}")
+    ]
+    return [_listed(aws, name, pipeline=pipeline) for name in sorted(names)]
+
+
+def _listed(aws: Aws, name: str, *, pipeline: str) -> ListedSchedule:
+    try:
+        return ListedSchedule(name=name, schedule=read_schedule(aws, name, pipeline=pipeline))
+    except ServiceError as err:
+        # The stack's policy is for names that stoker gives now.
+        if err.kind != "denied":
+            raise
+        return ListedSchedule(name=name)
+
+
 def schedule_of(found: Document, *, name: str, pipeline: str) -> Schedule:
     """Returns a schedule as GetSchedule gives it; raises UsageError if it starts something else."""
     target = mapping(found, "Target")
@@ -63,6 +92,16 @@ def schedule_of(found: Document, *, name: str, pipeline: str) -> Schedule:
         is_on=found.get("State", "ENABLED") == "ENABLED",
         is_of_workload=OF_WORKLOAD in str(found.get("Description")),
     )
+
+
+def facts_of_settings(settings: SageMakerSettings, *, pipeline: str) -> dict[str, str]:
+    """Returns a schedule's facts; raises UsageError if the workload names no role for it."""
+    if settings.schedule_role is None:
+        what = "no role with which the scheduler may start the pipeline"
+        where = f"workload {pipeline}, key sagemaker.schedule_role"
+        fix = "name one; configs/sagemaker/stoker.yaml makes it"
+        raise UsageError(what, where=where, fix=fix)
+    return schedule_facts(role=settings.schedule_role, queue=settings.dead_letter_queue)
 
 
 def schedule_facts(*, role: str, queue: str | None) -> dict[str, str]:
