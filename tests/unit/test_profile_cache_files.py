@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.profile.file_guard import FileGuard
-from stoker.profile.user_files import TAG, grown, is_cache, snapshot
+from stoker.profile.user_files import TAG, is_cache
 
 CACHES = [
     "project/__pycache__/model.cpython-312.pyc",
@@ -92,16 +92,6 @@ def test_a_compiled_module_is_not_named_as_written_while_batches_were_repeated(t
     py_compile.compile(str(source), cfile=str(compiled))
     write(kept)
     assert [Path(path).name for path in guard.made()] == ["kept.pt"]
-
-
-def test_caches_did_not_grow_for_the_user(tmp_path):
-    before = snapshot([tmp_path])
-    for name in CACHES:
-        write(tmp_path / name)
-    write(tmp_path / "hub" / TAG)
-    write(tmp_path / "hub" / "blob")
-    write(tmp_path / "kept.pt")
-    assert [Path(file.path).name for file in grown(before, snapshot([tmp_path]))] == ["kept.pt"]
 
 
 def test_a_script_that_lies_in_a_cache_writes_files_of_the_user(tmp_path, monkeypatch):

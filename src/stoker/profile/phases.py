@@ -64,7 +64,6 @@ from stoker.profile.step_watch import (
     lack_of,
     missing_of,
 )
-from stoker.profile.user_files import Growth
 from stoker.records import Shippable
 from stoker.units import wait_share
 
@@ -121,7 +120,6 @@ class ProfileSession:
         self._loaders = 0
         self._loop = LoopChanges()
         self._reading = Reading(budget_seconds=self._budget, say=self._say_so_far)
-        self._growth: Growth | None = None
         self._steps = 0
         self._is_read_out = False
         self._changes = 0
@@ -156,9 +154,6 @@ class ProfileSession:
             self._log.event(
                 EventName.PROFILE_STARTED, budget_seconds=self._budget, pid=self._process
             )
-            if self._settings.rank == 0:
-                # Once, before the first step: the scan may take a second.
-                self._growth = Growth(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
         is_main = self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps)
@@ -722,8 +717,6 @@ class ProfileSession:
             self._findings.note(
                 f"written while batches were repeated, and of no use: {', '.join(made)}"
             )
-        if self._growth and self._findings.result.rank == 0:
-            self._findings.learn(grown_files=self._growth.files())
 
     def _missing(self) -> str:
         return missing_of(

@@ -37,7 +37,6 @@ from stoker.platforms.imported import imported_files
 from stoker.profile.combine import LONGER, combine
 from stoker.profile.rank_results import AsIs, RankResult, read_ranks
 from stoker.profile.step_watch import NO_BATCH
-from stoker.profile.user_files import files_of, with_grown_files, words_of
 from stoker.records import (
     Cluster,
     GpuLoad,
@@ -362,8 +361,6 @@ def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> lis
             found.append(f"a step took {_step_words(rank.as_is)}")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
-        if grown := words_of(files_of([rank]), cwd=Path.cwd()):
-            found.append(grown)
     return found
 
 
@@ -623,7 +620,7 @@ def whole_profile(
     )
     if reason:
         raise reason
-    found = combine(
+    whole = combine(
         ranks,
         group=subject.group,
         settings=subject.settings,
@@ -636,7 +633,7 @@ def whole_profile(
     if output:
         keep_timeline(output, folder)
         keep_gpu_load(output, folder)
-    return with_grown_files(found, ranks)
+    return whole
 
 
 def has_verdict(ranks: Sequence[RankResult]) -> bool:

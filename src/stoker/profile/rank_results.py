@@ -289,15 +289,6 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     shippable: Shippable | None = None
 
 
-class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the script wrote: its growth, or the size of a new or rewritten one."""
-
-    path: str
-    num_bytes: int
-    is_new: bool = False
-    is_rewritten: bool = False
-
-
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one rank; phases that were not reached are None.
 
@@ -342,7 +333,6 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     has_ended: bool = False
     ended_before: str = ""
-    grown_files: tuple[GrownFile, ...] = ()
     epoch_times: EpochTimes | None = None
 
 
