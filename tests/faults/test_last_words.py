@@ -324,3 +324,54 @@ def test_data_hosts_that_are_killed_before_they_come_are_named(tmp_path):
     ended = end_of(last_words(tmp_path, script, *settings))
     assert "algo-1" in ended
     assert "see the logs of the data hosts, or set feed.local_workers" in ended
+
+
+AT_A_SAMPLE = {
+    "a full disk": (
+        "raise OSError(28, 'No space left on device', '/scratch/cache.bin')",
+        ["OSError", "the disk of /scratch/cache.bin is full on data host algo-1", "free space"],
+    ),
+    "a variable": (
+        "os.environ['THEIR_ROOT']",
+        ["KeyError: 'THEIR_ROOT'", "has no environment variable THEIR_ROOT", "for all hosts"],
+    ),
+    "sys.exit": (
+        "sys.exit('no licence on this host')",
+        ["SystemExit: no licence on this host", "__getitem__ (script.py:", "ended its own process"],
+    ),
+    "native code": (
+        "import ctypes; ctypes.string_at(0)",
+        ["signal 11 (SIGSEGV)", "see the stack in the host's log"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_A_SAMPLE)
+def test_what_a_host_lacks_at_a_sample_is_in_the_last_words(name, tmp_path):
+    body, words = AT_A_SAMPLE[name]
+    script = f"class D(Base):\n    def __getitem__(self, index):\n        {body}\ntrain(batches(D()))"
+    ended = end_of(last_words(tmp_path, script))
+    assert [word for word in words if word not in ended] == []
+
+
+def test_an_error_of_several_lines_keeps_its_advice(tmp_path):
+    script = (
+        "class D(Rebuilt):\n    def __setstate__(self, state):\n"
+        "        raise RuntimeError('first line\\nsecond line\\nthird line\\nfourth line')\n"
+        "train(batches(D()))"
+    )
+    ended = end_of(last_words(tmp_path, script))
+    wanted = ["first line second line third line", "__setstate__ (script.py:", "see the traceback"]
+    assert [word for word in wanted if word not in ended] == []
+
+
+def test_another_numpy_on_the_data_hosts_is_named(tmp_path):
+    python = with_stoker(python_without(tmp_path / "python"))
+    with_version(python, "numpy", "1.21.6")
+    script = (
+        "import numpy\nclass D(Base):\n    def __init__(self): self.table = numpy.zeros(3)\n"
+        "train(batches(D()))"
+    )
+    ended = end_of(last_words(tmp_path, script, command=(str(python), "script.py")))
+    assert "package numpy is" in ended
+    assert "1.21.6 in the trainer" in ended
