@@ -1,5 +1,6 @@
 """The fork server imports what specs name once for all of them, with real processes."""
 
+import contextlib
 import importlib
 import os
 import select
@@ -144,6 +145,27 @@ def test_a_dataset_that_hangs_as_it_is_unpickled_shows_where(host):
     until(lambda: words().startswith(f"in hang ({host.name}.py:"), "it hangs")
 
 
+def test_a_module_whose_import_hangs_shows_where(host):
+    module = host.write()
+    hangs = f"import os, threading\nif os.getpid() != {os.getpid()}: threading.Event().wait()\n"
+    (host.folder / f"{host.name}.py").write_text(hangs)
+    memory = os.memfd_create("spec")
+    spec = DatasetSpec(dataset=module.Items("train"), collate_fn=default_collate)
+    os.write(memory, pack_spec(spec, max_bytes=1 << 30).data)
+    # Its own: what comes after that import would wait for it.
+    with contextlib.closing(ForkServer(host="data-2")) as fork_server:
+        dataset_process = fork_server.start_dataset("train", memory)
+        os.close(memory)
+
+        def words() -> str:
+            dataset_process.handle()
+            up = dataset_process.up
+            return "" if up is None else words_of(stacks_of(up.pid, up.stacks))
+
+        until(lambda: f"({host.name}.py:2)" in words(), "it hangs")
+        dataset_process.close()
+
+
 def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host):
     module = host.write()
     (host.folder / f"{host.name}.py").write_text("import no_such_module\n")
@@ -156,7 +178,13 @@ def test_a_module_that_ends_the_process_ends_only_that_dataset(host):
     module = host.write()
     good = sys.modules[host.name]
     (host.folder / f"{host.name}.py").write_text("import os; os._exit(3)\n")
-    assert host.hold(module, "bad").loaded is None
+    dataset_process = host.hold(module, "bad")
+    assert dataset_process.loaded is None
+    dataset_process.handle()
+    assert (dataset_process.ended.status, dataset_process.ended.doing) == (
+        3,
+        f"it imported {host.name}",
+    )
     assert host.fork_server.is_alive
     host.write()
     sys.modules[host.name] = good

@@ -349,7 +349,9 @@ AT_A_SAMPLE = {
 @pytest.mark.parametrize("name", AT_A_SAMPLE)
 def test_what_a_host_lacks_at_a_sample_is_in_the_last_words(name, tmp_path):
     body, words = AT_A_SAMPLE[name]
-    script = f"class D(Base):\n    def __getitem__(self, index):\n        {body}\ntrain(batches(D()))"
+    script = (
+        f"class D(Base):\n    def __getitem__(self, index):\n        {body}\ntrain(batches(D()))"
+    )
     ended = end_of(last_words(tmp_path, script))
     assert [word for word in words if word not in ended] == []
 

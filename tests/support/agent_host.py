@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,9 @@ def main() -> None:
     if "max_files" in given:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (given["max_files"], hard))
+    if "days_ahead" in given:
+        right_time = time.time
+        time.time = lambda: right_time() + 86_400.0 * given["days_ahead"]
     keys = Keys.from_token(read_token(Path(given["token_file"])))
     run, host, workers = given["run"], given["host"], given["workers"]
     log, feed = Log(run=run, host=host), FeedSettings(**given["feed"])

@@ -109,6 +109,8 @@ def _serve_as_template(sock: socket.socket) -> None:
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
+    # Where an import hangs, the agent reads these. Its children register their own.
+    stacks_file = stacks.write_on_signal()
     # Of dataset processes that have threads, and so cannot fork.
     ours, theirs = channel_pair()
     returned = Pipe(ours, blocking=False)
@@ -140,6 +142,7 @@ def _serve_as_template(sock: socket.socket) -> None:
             children.tell_end_of(pid, channel)
             _close(memory, channel)
         for data, (memory, channel) in [] if orders.is_closed else orders.receive():
+            _tell_once(channel, Up(os.getpid(), stacks_file, is_ready=False))
             reply = _answer(modules.prepare(memory, say_import), modules, spare)
             if reply == _TAKEN:
                 run = functools.partial(_serve_dataset, data, memory, channel, returns=theirs)
@@ -445,6 +448,12 @@ class _ForkedAhead:
         if self._orders is not None:
             self._orders.close()
         self._orders, self.pid = None, -1
+
+
+def _tell_once(channel: int, message: Up) -> None:
+    """Sends a message on another process's channel, which stays open."""
+    with contextlib.closing(Pipe(socket.socket(fileno=os.dup(channel)), blocking=False)) as copy:
+        copy.send(pack(message))
 
 
 def _tell_end(sock: socket.socket, ended: DatasetEnded) -> None:
