@@ -162,6 +162,29 @@ def test_help_of_an_option_is_no_change_and_its_type_is_one():
     assert profile_key(changed("options.batch_size", {"type": "float"})) != keys[0]
 
 
+POOLS_FILE = """# of this cluster
+instance_type,vcpus,memory_gib,gpus,ec2_usd_per_hour_us_east_1,priced_on,node_selector
+g5.xlarge,3,12,1,1.006,2026-07-20,pool=train
+feed,15,28,0,0.714,2026-07-20,pool=feed
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "is_same"),
+    [
+        ("1.006,2026-07-20", "1.21,2026-11-20", True),
+        ("# of this cluster", "# of another", True),
+        ("g5.xlarge,3,12", "g5.xlarge,2,12", False),
+        ("pool=train", "pool=other", False),
+    ],
+    ids=["price", "comment", "vcpus", "nodes"],
+)
+def test_a_price_of_a_node_pool_measures_nothing_again(was, now, is_same):
+    first = changed("kubernetes.pools_file", POOLS_FILE)
+    later = changed("kubernetes.pools_file", POOLS_FILE.replace(was, now))
+    assert (profile_key(first) == profile_key(later)) is is_same
+
+
 def test_other_code_or_another_span_of_time_finds_no_profile():
     first = reuse_key(workload("mnist", **BASE), code="a", span="30.1")
     assert reuse_key(workload("mnist", **BASE), code="b", span="30.1") != first

@@ -4,6 +4,7 @@ Each key of a workload either counts, or leaves a step's cost as it is. A test h
 against the schema: a new key has to be in one of them.
 """
 
+import csv
 from collections.abc import Mapping
 
 import msgspec
@@ -57,6 +58,8 @@ SAME: Mapping[str, frozenset[str]] = {
         )
     ),
 }
+# Of a table of node pools: what pods are made of. Prices and facts for plans are in other columns.
+_OF_PODS = ("instance_type", "vcpus", "memory_gib", "gpus", "node_selector", "taints")
 # Of a request's patch: who pays, is told and may read is nothing that a step waits for.
 _SAME_IN_REQUEST = ("Tags", "StoppingCondition", "RetryStrategy", "OutputDataConfig")
 
@@ -82,6 +85,9 @@ def profiled(workload: Workload) -> dict[str, Json]:
     if request:
         of_cost = {key: each for key, each in request.items() if key not in _SAME_IN_REQUEST}
         found["sagemaker"] = {**mapping_at(found, "sagemaker"), "request": of_cost}
+    if pools_file := mapping_at(found, "kubernetes").get("pools_file"):
+        rows = _rows_of_pods(str(pools_file))
+        found["kubernetes"] = {**mapping_at(found, "kubernetes"), "pools_file": rows}
     command, options = split_command(workload.command, workload.profile.free_names)
     # No step can take it for the whole workload.
     found["schema"] = PARTIAL_SCHEMA
@@ -93,13 +99,18 @@ def profiled(workload: Workload) -> dict[str, Json]:
     }
     for key in ("channels", "environment"):
         found[key] = undated_value(mapping_at(document, key))
-    options_of = mapping_at(document, "options")
-    found["options"] = {name: _without_help(mapping_at(options_of, name)) for name in options_of}
+    found["options"] = {name: option.type for name, option in workload.options.items()}
     return found
 
 
-def _without_help(option: Mapping[str, Json]) -> dict[str, Json]:
-    return {key: value for key, value in option.items() if key != "help"}
+def _rows_of_pods(table: str) -> list[Json]:
+    """Returns the rows of a pools file without prices, in the order of their pools."""
+    lines = [line for line in table.splitlines() if not line.lstrip().startswith("#")]
+    return [*sorted(_cells_of_pods(row) for row in csv.DictReader(lines))]
+
+
+def _cells_of_pods(row: Mapping[str, str]) -> list[str]:
+    return [row.get(column) or "" for column in _OF_PODS]
 
 
 def _counting(document: Mapping[str, Json], section: str) -> dict[str, Json]:

@@ -6,7 +6,7 @@ the addresses of data are in no key; much more or less data is seen by its size.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -18,6 +18,8 @@ from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Profile, Workload, read_json
 from stoker.records.base import mappings
+from stoker.units import count
+from stoker.units import size as size_words
 
 # Of 1000 objects each: some ten seconds. The size of a channel with more objects is not known.
 MAX_PAGES = 100
@@ -136,8 +138,7 @@ def _times(one: float, other: float) -> float:
 
 
 def _words(size: DataSize) -> str:
-    objects = "1 object" if size.objects == 1 else f"{size.objects:,} objects"
-    return f"{objects} of {size.bytes / 1e6:,.1f} MB"
+    return f"{count(size.objects, 'object')}, {size_words(size.bytes)}"
 
 
 def _size(uri: str, *, aws: Aws) -> DataSize | None:
@@ -165,7 +166,7 @@ def _newest(
     for note in _young_notes(workload, aws=aws, key=key, oldest=oldest):
         change = data_change(note.data, sizes)
         profile = None if change else _profile_at(note.profile, aws=aws)
-        if profile is not None and _is_younger(profile, oldest):
+        if profile is not None:
             return FoundProfile(profile=profile, words=_measured_words(note, workload))
         if change:
             words = f"it is measured again: {change}"
@@ -193,17 +194,14 @@ def _young_notes(
         items += mappings(page, "Contents")
     young = [item for item in items if datetime.fromisoformat(str(item["LastModified"])) >= oldest]
     young.sort(key=lambda item: str(item["LastModified"]), reverse=True)
-    for name in _names(young[:_MAX_NOTES]):
-        content = aws.read_object(f"{_notes(workload, key)}{name}")
+    for item in young[:_MAX_NOTES]:
+        run = str(item["Key"]).rpartition("/")[2]
+        content = aws.read_object(f"{_notes(workload, key)}{run}")
         try:
             yield msgspec.json.decode(content, type=ProfileNote)
         except msgspec.DecodeError:
             # Of another version.
             continue
-
-
-def _names(items: Sequence[Mapping[str, object]]) -> list[str]:
-    return [str(item["Key"]).rpartition("/")[2] for item in items]
 
 
 def _profile_at(uri: str, *, aws: Aws) -> Profile | None:
@@ -214,15 +212,6 @@ def _profile_at(uri: str, *, aws: Aws) -> Profile | None:
         return read_json(aws.read_object(uri).decode(errors="replace"), Profile)
     except UsageError:
         return None
-
-
-def _is_younger(profile: Profile, oldest: datetime) -> bool:
-    if profile.origin is None:
-        return False
-    try:
-        return datetime.fromisoformat(profile.origin.measured_at) >= oldest
-    except (ValueError, TypeError):
-        return False
 
 
 def _folder(workload: Workload) -> str:
