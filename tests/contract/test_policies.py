@@ -88,7 +88,8 @@ OF_OTHERS = {
 PERMISSION_ONLY = {*("iam:PassRole", "s3:ListBucket", "s3:GetLifecycleConfiguration"), *OF_MLFLOW}
 # Actions for which IAM takes no resource: metrics, logins, listings, and EC2's Describe calls.
 NO_RESOURCE = {
-    *("cloudwatch:GetMetricData", "cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
+    *("cloudwatch:DescribeAlarmsForMetric", "cloudwatch:GetMetricData"),
+    *("cloudwatch:PutMetricData", "ecr:GetAuthorizationToken"),
     *("sagemaker:ListTrainingJobs", "scheduler:ListSchedules", "ec2:DescribeDhcpOptions"),
     "sagemaker:ListPipelines",
     *("batch:DescribeJobQueues", "batch:DescribeServiceEnvironments"),
