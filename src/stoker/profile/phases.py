@@ -597,23 +597,14 @@ class ProfileSession:
         assert loader is not None
         # The script's own workers would load while others are measured.
         shut_down(self._inner())
-        own = findings.result
-        if own.rank == 0:
-            shared = _what_is_shared(loader)
-            shippable, notes = _can_be_sent(loader)
-            findings.note(*notes)
-            if own.loader is not None:
-                findings.learn(
-                    loader=msgspec.structs.replace(
-                        own.loader, made_here=shared, shippable=shippable
-                    )
-                )
+        self._learn_where_batches_are_made(loader)
+        rank = findings.result
         findings.meet("loader-only")
         seconds = _LOADING_SHARE * self._budget
         counts = worker_counts(
             script=loader.num_workers,
-            vcpus=round(own.vcpus),
-            ranks_on_host=own.ranks_on_host,
+            vcpus=round(rank.vcpus),
+            ranks_on_host=rank.ranks_on_host,
             seconds=seconds,
         )
         drains, notes = measure_loading(
@@ -633,9 +624,9 @@ class ProfileSession:
             divides = is_divided(findings.folder)
             findings.learn(loader=msgspec.structs.replace(facts, divides=divides))
         cached = self._reading.cache.batches
-        if own.batch is not None:
+        if rank.batch is not None:
             sizes = quartiles([num_bytes(batch) for batch in cached])
-            findings.learn(batch=msgspec.structs.replace(own.batch, sizes=sizes))
+            findings.learn(batch=msgspec.structs.replace(rank.batch, sizes=sizes))
         findings.write()
         if not findings.is_stopped():
             findings.meet("receive")
@@ -645,10 +636,24 @@ class ProfileSession:
             findings.write()
         self._look_closer(loader)
         # All hosts are of one type: the first one is looked over.
-        if not findings.is_stopped() and own.rank == 0:
+        if not findings.is_stopped() and rank.rank == 0:
             findings.learn(inventory=take_inventory(given=self._asked_type))
             findings.write()
             self._decode_on_device(loader)
+
+    def _learn_where_batches_are_made(self, loader: Loader) -> None:
+        """Learns whether data hosts could make the batches; the first rank tells of all."""
+        findings = self._findings
+        if findings.result.rank != 0:
+            return
+        shared = _what_is_shared(loader)
+        shippable, notes = _can_be_sent(loader)
+        findings.note(*notes)
+        facts = findings.result.loader
+        if facts is not None:
+            findings.learn(
+                loader=msgspec.structs.replace(facts, made_here=shared, shippable=shippable)
+            )
 
     def _decode_on_device(self, loader: Loader) -> None:
         """Decodes some of the dataset's JPEGs where the script uses CUDA; last, as it may fail."""

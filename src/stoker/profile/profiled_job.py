@@ -296,23 +296,8 @@ def _problem(
         if ranks:
             return (f"a notebook ran, and ended too soon: {_too_soon(ranks)}", _AS_SCRIPT)
         return ("a notebook ran, in which no DataLoader of torch was read", _AS_SCRIPT)
-    for rank in ranks:
-        if rank.ended_before:
-            return (
-                f"the profile ended too soon: the script was about to {rank.ended_before} in "
-                f"step {rank.replayed_steps} on batches that the profile repeats",
-                _COPY,
-            )
-    for rank in ranks:
-        if rank.needed_seconds is not None:
-            return (
-                f"the profile needs a longer budget: {rank.missing}",
-                f"--budget {rank.needed_seconds:.0f} (profile.budget_seconds)",
-            )
-    if any(rank.missing == NO_BATCH for rank in ranks):
-        return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
     if ranks:
-        return (f"the script ended too soon: {_too_soon(ranks)}", LONGER)
+        return _problem_of_ranks(ranks)
     problems = [process.problem for process in seen if process.problem]
     if problems:
         return (
@@ -337,6 +322,26 @@ def _problem(
         else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
         "dataset gets one with DataLoader(dataset, batch_size=..., num_workers=...)",
     )
+
+
+def _problem_of_ranks(ranks: Sequence[RankResult]) -> tuple[str, str]:
+    """Returns why ranks that read a loader left no profile, and what to do."""
+    for rank in ranks:
+        if rank.ended_before:
+            return (
+                f"the profile ended too soon: the script was about to {rank.ended_before} in "
+                f"step {rank.replayed_steps} on batches that the profile repeats",
+                _COPY,
+            )
+    for rank in ranks:
+        if rank.needed_seconds is not None:
+            return (
+                f"the profile needs a longer budget: {rank.missing}",
+                f"--budget {rank.needed_seconds:.0f} (profile.budget_seconds)",
+            )
+    if any(rank.missing == NO_BATCH for rank in ranks):
+        return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
+    return (f"the script ended too soon: {_too_soon(ranks)}", LONGER)
 
 
 def _too_soon(ranks: Sequence[RankResult]) -> str:
