@@ -1,4 +1,4 @@
-"""torch 2.13 and 2.14 have all private names that stoker uses, each with what breaks without."""
+"""torch 2.13 to 2.15 have all private names that stoker uses, each with what breaks without."""
 
 import inspect
 
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, dataloader
 from torch.utils.data._utils import collate, fetch, pin_memory, worker
 
 # These ran with the suite, or a part of it: docs/compatibility.md.
-TORCH = ("2.13.", "2.14.")
+TORCH = ("2.13.", "2.14.", "2.15.")
 
 
 NAMES = [
