@@ -152,6 +152,25 @@ def test_memory_that_does_not_fit_is_told_and_not_used(last, training, words):
     assert words in found.previous.forgotten
 
 
+@pytest.mark.parametrize("loading", [0.3, 0.8, 1.5])
+def test_data_hosts_that_save_no_time_are_not_paid_for_ranked_by_time(loading):
+    # Below the price of a second GPU host.
+    limits = {"objective": "time", "allowed_instance_types": TYPES, "max_usd_per_hour": 5.0}
+    last = decided(6.2, **limits)
+    assert "data" in [group.role for group in last.plan.groups]
+    # The accelerator is the limit today: data hosts would only cost.
+    profile = builders.starved(loader_cpu_seconds=loading, step_seconds=0.08, predicted=0.08)
+    step = replace(profile.step, step_seconds=0.08, accelerator_step_seconds=0.08, wait_seconds=0.0)
+    profile, groups = replace(profile, step=step), last.plan.groups
+    fresh = decisions.decided(profile, catalog=CATALOG, last=groups, max_data_hosts=2, **limits)
+    assert fresh.action == "keep"
+    found = after(fresh, last)
+    assert plan_of(found) == plan_of(fresh)
+    assert found.previous.is_changed
+    assert "costs" in found.path[-1].because
+    assert "saves no time" in found.path[-1].because
+
+
 def test_a_plan_that_todays_constraints_rule_out_is_not_held():
     _, last, _ = held()
     fresh = decided(3.8, max_data_hosts=0)

@@ -3,7 +3,8 @@
 Two profiles of the same hosts differ by noise, and a schedule decides on a new one each time. Both
 plans are compared by today's figures, at today's prices; of the last run only its plan counts. Its
 plan is replaced where another saves more than both error bands together: added, and not in squares,
-as one profile may err in one direction and the next in the other.
+as one profile may err in one direction and the next in the other. Ranked by time, it is replaced by
+one that is as fast, too, if its dollars are fewer by as much.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from stoker.decide.choose import followed, misses_deadline
-from stoker.decide.ranking import WORTH_A_TRY, Ranking, error_band, ranking_of
+from stoker.decide.ranking import TIE, WORTH_A_TRY, Ranking, error_band, ranking_of
 from stoker.records import (
     Answer,
     Decision,
@@ -78,13 +79,34 @@ def remembered(decision: Decision, last: LastRun) -> Decision:
         gain=ranking.gain(rival, today.predicted),
         margin=margin(rival, over=today.predicted),
     )
-    assert compared.gain is not None
-    assert compared.margin is not None
-    if compared.gain > compared.margin:
-        text = f"{previous.words} had {plan_in_words(plan)}: {percentage(compared.gain)} "
-        text += f"{ranking.saved_words} saved, more than the {percentage(compared.margin)} needed"
+    why_replaced = _why_replaced(compared, rival, today.predicted, ranking)
+    if why_replaced:
+        text = f"{previous.words} had {plan_in_words(plan)}: {why_replaced}"
         return _with(decision, compared, text, answer="no")
     return _held(decision, today, compared, ranking)
+
+
+def _why_replaced(
+    compared: PreviousDecision, rival: Predicted, last: Predicted, ranking: Ranking
+) -> str:
+    """Returns why today's best plan replaces the last one; empty: it does not."""
+    gain, needed = compared.gain or 0.0, compared.margin or 0.0
+    if gain > needed:
+        saved = f"{percentage(gain)} {ranking.saved_words} saved"
+        return f"{saved}, more than the {percentage(needed)} needed"
+    needless = _needless_usd(rival, last, ranking)
+    if needless > needed:
+        return f"{percentage(needless)} of what it costs saves no {ranking.saved_words}"
+    return ""
+
+
+def _needless_usd(rival: Predicted, last: Predicted, ranking: Ranking) -> float:
+    """Returns the share of its dollars that the last plan costs for no time; 0: it saves time."""
+    is_by_time = ranking.objective == "time" and ranking.is_billed
+    if not is_by_time or ranking.gain(rival, last) < -TIE:
+        return 0.0
+    dollars = ranking.other_value(last)
+    return 1 - ranking.other_value(rival) / dollars if dollars else 0.0
 
 
 def margin(plan: Predicted, *, over: Predicted) -> float:
