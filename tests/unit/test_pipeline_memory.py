@@ -378,6 +378,28 @@ def test_the_second_run_is_skipped_and_one_with_other_data_trains(compared_folde
     assert "channel.train" in third.words
 
 
+def test_the_webhook_is_told_of_a_run_that_is_skipped_where_it_wants_all_runs(
+    compared_folder, monkeypatch
+):
+    sent = []
+    monkeypatch.setenv("STOKER_WEBHOOK_URL", "https://example.com/hook")
+    monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist--b")
+    monkeypatch.setattr("stoker.notify.post", lambda url, body, timeout: sent.append(body) or "")
+    file = compared_folder / "workload.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"notify": {"on": "always"}}))
+    compare_in(compared_folder, *WORDS)
+    # It trains: a later step tells how.
+    assert sent == []
+    decide_by(compared_folder)
+    evaluate_by(compared_folder, "memory", "--comparison", "comparison.json")
+    sent.clear()
+    assert not compare_in(compared_folder, *WORDS).has_changed
+    (body,) = sent
+    assert body["text"].startswith("stoker: run mnist--b of mnist succeeded: nothing changed since")
+    assert body["stoker"]["status"] == "succeeded"
+    assert body["stoker"]["note"].startswith("nothing changed since")
+
+
 UNREADABLE = {
     "no such folder": ("--channel", "train=nowhere"),
     "an empty folder": ("--channel", "train=empty"),
