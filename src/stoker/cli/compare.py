@@ -104,10 +104,7 @@ def _notify(workload: "Workload", comparison: "Comparison", *, quiet: bool) -> N
 
 
 def _folders(texts: Sequence[str]) -> dict[str, Path]:
-    folders: dict[str, Path] = {}
-    for text in texts:
-        name, _, folder = text.partition("=")
-        if not (name and folder):
-            raise UsageError(f"--channel {text} is not NAME=DIR", fix="for example train=/data")
-        folders[name] = Path(folder)
-    return folders
+    folders = dict(text.partition("=")[::2] for text in texts)
+    if not all((*folders, *folders.values())):
+        raise UsageError("--channel is not NAME=DIR", fix="for example train=/data")
+    return {name: Path(folder) for name, folder in folders.items()}

@@ -234,9 +234,9 @@ def _earlier_runs(
     from stoker.cli.earlier_runs import Memory, memory_in
 
     memory, calibration = Memory(), None
-    for flag, folder in {"--calibrate": folders.calibrate, "--memory": folders.memory}.items():
-        if folder and like is None:
-            raise UsageError(f"{flag} cannot be used with --as", fix="leave one of them out")
+    flag = "--memory" if folders.memory else "--calibrate"
+    if like is None and (folders.memory or folders.calibrate):
+        raise UsageError(f"{flag} cannot be used with --as", fix="leave one of them out")
     if folders.memory and workload is None:
         # The folder may have runs of several.
         raise UsageError("--memory needs the workload whose runs count", fix="add --workload W")
@@ -256,7 +256,7 @@ def _memory_words(memory: "Memory", folder: Path) -> str:
         return f"warning: decided without the last run's plan: {memory.why_not}"
     if memory.last is None:
         return f"memory: no run of this workload in {folder} yet"
-    return f"memory: {len(memory.runs)} runs in {folder}, the last one {memory.last.run}"
+    return f"memory: the last run was {memory.last.run}"
 
 
 def _subject(file: str | None, workload: "Workload | None") -> tuple[str, ...]:

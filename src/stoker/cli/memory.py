@@ -6,7 +6,6 @@ On SageMaker it is a prefix in S3, which steps get as a folder; on Kubeflow it l
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def remembered_runs(folder: Path, *, workload: Workload, branch: str = "") -> Re
         branch: Which of the pipeline's trainings it is; empty: its only one.
     """
     runs: list[RememberedRun] = []
-    others: set[str] = set()
+    other = ""
     for file in _files(folder)[:_MOST_READ]:
         try:
             run = read_json(file, RememberedRun)
@@ -67,17 +66,15 @@ def remembered_runs(folder: Path, *, workload: Workload, branch: str = "") -> Re
                 return RememberedRuns(why_not=f"{file.name} cannot be read: {err.what}")
             continue
         if run.pipeline != workload.name:
-            others.add(run.pipeline)
+            other = run.pipeline
         # A step that was repeated may have written its run twice.
         elif run.branch == branch and run.run not in [earlier.run for earlier in runs]:
             runs.append(run)
         if len(runs) == MOST_RUNS:
             break
-    if others and not runs:
-        named = ", ".join(sorted(others))
-        why = f"{folder} is the memory of {named}, not of {workload.name}"
-        return RememberedRuns(why_not=why)
-    return RememberedRuns(runs=tuple(runs))
+    is_foreign = bool(other) and not runs
+    why = f"{folder} is the memory of {other}, not of {workload.name}" if is_foreign else ""
+    return RememberedRuns(runs=tuple(runs), why_not=why)
 
 
 def is_memory(folder: Path) -> bool:
@@ -159,15 +156,13 @@ def keep_remembered(
 
 def _files(folder: Path) -> list[Path]:
     """Returns the files of a memory, by their names newest first."""
-    return sorted(_readable(folder), key=lambda file: file.name, reverse=True)
-
-
-def _readable(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from (file for file in folder.glob("[0-9]*--*.json") if file.is_file())
+    try:
+        files = [file for file in folder.glob("[0-9]*--*.json") if file.is_file()]
+    except OSError:
+        return []
+    return sorted(files, reverse=True)
 
 
 def _file_name(run: RememberedRun) -> str:
     moment = re.sub(r"[^0-9TZ]", "", run.ended_at.partition(".")[0])
-    name = re.sub(r"[^A-Za-z0-9-]+", "-", run.run)
-    return f"{moment}--{name}.json"
+    return f"{moment}--{run.run}.json"

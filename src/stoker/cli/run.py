@@ -313,9 +313,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
                 f"warning: decided without the last run's plan: {memory.why_not}", quiet=chain.quiet
             )
         # A cluster that was named on the command line is what the user wants.
-        if chain.fallback and not memory.why_not:
-            return found
-        return memory.applied(found)
+        return found if chain.fallback else memory.applied(found)
 
     decision = chain.step("decide", Decision, decided, decision_words)
     # A decision of an earlier run may have been followed otherwise.

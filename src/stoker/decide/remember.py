@@ -94,19 +94,11 @@ def _why_replaced(
     if gain > needed:
         saved = f"{percentage(gain)} {ranking.saved_words} saved"
         return f"{saved}, more than the {percentage(needed)} needed"
-    needless = _needless_usd(rival, last, ranking)
-    if needless > needed:
-        return f"{percentage(needless)} of what it costs saves no {ranking.saved_words}"
-    return ""
-
-
-def _needless_usd(rival: Predicted, last: Predicted, ranking: Ranking) -> float:
-    """Returns the share of its dollars that the last plan costs for no time; 0: it saves time."""
     is_by_time = ranking.objective == "time" and ranking.is_billed
-    if not is_by_time or ranking.gain(rival, last) < -TIE:
-        return 0.0
-    dollars = ranking.other_value(last)
-    return 1 - ranking.other_value(rival) / dollars if dollars else 0.0
+    most = ranking.other_value(last) * (1 - needed)
+    if is_by_time and gain >= -TIE and ranking.other_value(rival) < most:
+        return f"it costs more than {percentage(needed)} too much, and saves no time"
+    return ""
 
 
 def margin(plan: Predicted, *, over: Predicted) -> float:

@@ -160,9 +160,8 @@ def remembered_run(
     profile, decision, training = records
     probable = (decision.probable,) if decision.probable else ()
     keep = tuple(plan for plan in decision.plans if plan.action == "keep")
-    # `followed` may ask for each of these.
-    chosen = (decision.plan, *probable, *keep[:1])
-    plans = tuple(plan for at, plan in enumerate(chosen) if plan not in chosen[:at])
+    # `followed` may ask for each of these, which may be one plan.
+    plans = (decision.plan, *probable, *keep[:1])
     measured = training.measured
     if measured:
         measured = msgspec.structs.replace(measured, timeline_file=None)

@@ -231,19 +231,19 @@ def check_comparable(workload: Workload) -> None:
     if not workload.skip_unchanged:
         return
     where = f"workload {workload.name}, key"
-    fix = "or leave skip_unchanged out: it would always train"
     if not workload.channels:
         what = "skip_unchanged compares the files of channels, and the workload names none"
-        raise UsageError(what, where=f"{where} channels", fix=f"name them, {fix}")
+        raise UsageError(what, where=f"{where} channels", fix="name them, or leave it out")
     for name, channel in workload.channels.items():
         if not channel.uri.startswith("s3://") or channel.data_type != "S3Prefix":
             what = f"no step can tell whether the files of channel {name} are the same"
-            fix = f"a folder in S3 (s3://..., data_type: S3Prefix), {fix}"
+            fix = "a folder in S3 (data_type: S3Prefix), or leave skip_unchanged out"
             raise UsageError(what, where=f"{where} channels.{name}", fix=fix)
     image = workload.image or ""
     if "@sha256:" not in image and not is_in_ecr(image):
         what = f"no step can tell whether the image {image} is the same"
-        raise UsageError(what, where=f"{where} image", fix=f"name it by its digest, {fix}")
+        fix = "name it by its digest, or leave skip_unchanged out"
+        raise UsageError(what, where=f"{where} image", fix=fix)
 
 
 def _package_digest(inputs: Inputs) -> str:

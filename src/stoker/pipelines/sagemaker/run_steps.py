@@ -175,10 +175,10 @@ def skipped_words(aws: Aws, steps: Sequence[Mapping[str, Json]]) -> str:
     ]
     if not outcomes or set(outcomes) != {"False"}:
         return ""
-    compared = [step for step in steps if step.get("StepDisplayName") == COMPARE]
+    generic = f"{NOTHING_CHANGED} the last run that passed: skipped"
+    compared = (step for step in steps if step.get("StepDisplayName") == COMPARE)
     lines = itertools.chain.from_iterable(last_lines(aws, step) for step in compared)
-    reasons = dict.fromkeys(line for line in lines if line.startswith(NOTHING_CHANGED))
-    return "; ".join(reasons) or f"{NOTHING_CHANGED} the last run that passed: skipped"
+    return next((line for line in lines if line.startswith(NOTHING_CHANGED)), generic)
 
 
 def step_names(definition: str) -> tuple[str, ...]:
