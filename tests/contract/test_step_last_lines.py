@@ -79,6 +79,17 @@ def pod_of_step(api: Any, name: str, *lines: str) -> None:
 
 
 RUNNING = {"name": "main", "state": {"running": {}}}
+IMAGE = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+}
+
+
+def of(container: str, **state: object) -> dict[str, object]:
+    return {"name": container, "state": state}
 
 
 @pytest.mark.parametrize("refused", NO_ARCHIVE.values(), ids=NO_ARCHIVE)
@@ -109,6 +120,56 @@ def test_a_pod_that_never_started_leaves_the_word_to_the_attempt_before_it(api, 
     waiting = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
     api.change("pods", "train-2", {"status": {"containerStatuses": [waiting]}})
     assert explained(NO_ARCHIVE["missing"]).lines == (CRASH,)
+
+
+ENDED = {
+    "out of memory": (
+        {"containerStatuses": [of("main", terminated={"reason": "OOMKilled", "exitCode": 137})]},
+        "container main: OOMKilled (exit code 137)",
+    ),
+    "evicted": (
+        {"phase": "Failed", "reason": "Evicted", "message": "node was low on memory"},
+        "Evicted: node was low on memory",
+    ),
+    "deadline": (
+        {"reason": "DeadlineExceeded", "message": "active longer than the deadline"},
+        "DeadlineExceeded: active longer than the deadline",
+    ),
+    "no image": (
+        {"containerStatuses": [of("main", waiting=IMAGE)]},
+        "container main: ImagePullBackOff: Back-off pulling image",
+    ),
+    "a failed init container": (
+        {"initContainerStatuses": [of("init", terminated={"reason": "Error", "exitCode": 2})]},
+        "init container init ended with exit code 2",
+    ),
+    "no secret": (
+        {"containerStatuses": [of("main", waiting={"reason": "CreateContainerConfigError"})]},
+        "container main: CreateContainerConfigError",
+    ),
+    "no node": (
+        {"conditions": [UNSCHEDULABLE]},
+        "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    ),
+    "no such program": (
+        {"containerStatuses": [of("main", terminated={"reason": "StartError", "exitCode": 128})]},
+        "container main: StartError (exit code 128)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "words"), ENDED.values(), ids=ENDED)
+def test_a_pod_that_was_ended_says_so_where_its_log_has_no_error(status, words, api, explained):
+    pod_of_step(api, "train-1", "step 100 of 900")
+    api.change("pods", "train-1", {"status": {"containerStatuses": [], **status}})
+    assert explained(NO_ARCHIVE["missing"]).reason == words
+
+
+def test_an_error_of_the_step_comes_before_the_end_of_its_pod(api, explained):
+    pod_of_step(api, "train-1", CRASH)
+    evicted = {"reason": "Evicted", "message": "later"}
+    api.change("pods", "train-1", {"status": evicted})
+    assert explained(NO_ARCHIVE["missing"]).reason == CRASH.removeprefix("error: ")
 
 
 def test_another_runs_pod_is_not_asked(api, explained):

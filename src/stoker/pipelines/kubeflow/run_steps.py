@@ -198,6 +198,11 @@ def own_lines(log: str) -> tuple[str, ...]:
     return tuple(kept[-_LAST_LINES:])
 
 
+def has_error(lines: Sequence[str]) -> bool:
+    """Returns whether a step's lines have an error of stoker's, which says why it failed."""
+    return bool(_REASON.search("\n".join(lines)))
+
+
 def reason_in(lines: Sequence[str]) -> str:
     """Returns why a step failed: stoker's own error in its lines, or else the last line."""
     errors = _REASON.findall("\n".join(lines))

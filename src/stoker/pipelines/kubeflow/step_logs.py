@@ -11,8 +11,10 @@ from typing import Protocol
 
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import RunStep
+from stoker.pipelines.kubeflow.pod_ends import pod_end_words
 from stoker.pipelines.kubeflow.run_steps import (
     UNCHANGED,
+    has_error,
     node_of,
     own_lines,
     reason_in,
@@ -81,7 +83,11 @@ class StepLogs:
         if step.status != "FAILED":
             return step
         lines = self.lines_of(run, step.name)
-        return dataclasses.replace(step, lines=lines, reason=reason_in(lines))
+        reason = reason_in(lines)
+        if not has_error(lines):
+            # A killed pod's last line says nothing of its end.
+            reason = self._end_of_pod(str(run.get("run_id")), step.name) or reason
+        return dataclasses.replace(step, lines=lines, reason=reason)
 
     def lines_of(self, run: Document, step: str) -> tuple[str, ...]:
         """Returns a step's own last lines; empty if neither service nor cluster has them."""
@@ -115,6 +121,14 @@ class StepLogs:
             # The status is shown without it.
             return ""
 
+    def _end_of_pod(self, run_id: str, step: str) -> str:
+        """Returns why a step's newest pod was ended or did not start; empty if nothing says so."""
+        try:
+            pods = _pods_of_step(self._cluster(), run_id=run_id, step=step)
+        except StokerError:
+            return ""
+        return next((words for words in map(pod_end_words, pods) if words), "")
+
 
 def words_of_skip(cluster: ClusterApi, *, run_id: str) -> str:
     """Returns why a run was skipped, from its step's log; empty: it was not, or none shows it.
@@ -127,12 +141,17 @@ def words_of_skip(cluster: ClusterApi, *, run_id: str) -> str:
 
 
 def _log_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> str:
-    pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
-    for pod in sorted(pods, key=_created_at, reverse=True):
+    for pod in _pods_of_step(cluster, run_id=run_id, step=step):
         # The newest may not have started: an attempt before it has the reason.
         if log := _log_of(cluster, name_of(pod)):
             return log
     return ""
+
+
+def _pods_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> list[Document]:
+    """Returns the pods of a step's attempts, the newest first."""
+    pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
+    return sorted(pods, key=_created_at, reverse=True)
 
 
 def _log_of(cluster: ClusterApi, pod: str) -> str:
