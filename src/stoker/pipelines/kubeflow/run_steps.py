@@ -7,7 +7,7 @@ and of a node's children their ids. Its own fields for errors are empty in 2.17.
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -20,6 +20,10 @@ from stoker.records.outcome import exit_code_of_words
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
 # Lines of Kubeflow's launcher (glog) and of Argo's executor, which are about neither's step.
 _NOT_OF_THE_STEP = re.compile(r'[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ |time="?\d{4}-\d\d-\d\d|\{"time":"')
+# Lines of level E and F: the driver's last word.
+_DRIVER_ERROR = re.compile(r"(?m)^[EF]\d{4} \d\d:\d\d:\d\d\.\d+ .*?\] (.+)$")
+# A driver resolves a task's inputs, and asks the cache: a task whose driver failed has no pod.
+DRIVER_FAILED = "Kubeflow's driver could not begin it"
 _REASON = re.compile(r"(?m)^error: (.+)$")
 _LAST_LINES = 20
 _GATE = re.compile(r"gate(-\d+)?(\[\d+])?")
@@ -97,20 +101,53 @@ def steps_of_run(run: Document, tasks: Sequence[SpecTask]) -> tuple[RunStep, ...
     details = mappings(run, "run_details", "task_details")
     is_over = str(run.get("state")) in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
     cached = _cached(run, tasks)
-    found: list[RunStep] = []
-    for task in tasks:
-        nodes = [each for each in details if each.get("display_name") == task.name]
-        nodes.sort(key=lambda each: str(each.get("start_time")))
+    steps: list[RunStep] = []
+    for task in _by_name(tasks):
+        nodes = [node for node in details if node.get("display_name") == task.name]
+        nodes.sort(key=lambda node: str(node.get("start_time")))
         if not nodes:
-            found.append(RunStep(name=task.name, status="not run" if is_over else "PENDING"))
+            steps.append(RunStep(name=task.name, status="not run" if is_over else "PENDING"))
+        has_failed_driver = _has_failed_driver(details, task, num_nodes=len(nodes))
         for number, node in enumerate(nodes):
             label = f"{task.name}[{number}]" if len(nodes) > 1 else task.name
             status = _status(node, is_over=is_over)
+            if status == "not run" and has_failed_driver:
+                steps.append(RunStep(name=label, status="FAILED", reason=DRIVER_FAILED))
+                continue
             if status == "SUCCEEDED" and task.name in cached:
                 status = "cached"
             seconds = _seconds(node) if status not in ("not run", "cached") else None
-            found.append(RunStep(name=label, status=status, seconds=seconds))
-    return tuple(found)
+            steps.append(RunStep(name=label, status=status, seconds=seconds))
+    return tuple(steps)
+
+
+def _by_name(tasks: Sequence[SpecTask]) -> Collection[SpecTask]:
+    """Returns the first task of each name: a node does not say whose group it is of."""
+    first: dict[str, SpecTask] = {}
+    for task in tasks:
+        first.setdefault(task.name, task)
+    return first.values()
+
+
+def _has_failed_driver(details: Sequence[Document], task: SpecTask, *, num_nodes: int) -> bool:
+    """Returns whether a task that did not run has a driver that failed, and so began it not.
+
+    Of a loop's steps only if all drivers failed: a driver does not say whose it is.
+    """
+    drivers = [each for each in details if each.get("display_name") == driver_of(task.name)]
+    failed = [each for each in drivers if each.get("state") == "FAILED"]
+    return bool(failed) and (num_nodes == 1 or len(failed) == num_nodes)
+
+
+def driver_of(task: str) -> str:
+    """Returns the name of the node that decides on a task's inputs and cache."""
+    return f"{task}-driver"
+
+
+def driver_error(log: str) -> str:
+    """Returns the last error in the log of a driver; empty if there is none."""
+    errors = _DRIVER_ERROR.findall(log)
+    return str(errors[-1]) if errors else ""
 
 
 def _status(node: Document, *, is_over: bool) -> str:
@@ -154,7 +191,14 @@ def _cached(run: Document, tasks: Sequence[SpecTask]) -> set[str]:
     plain = [task for task in tasks if not (task.is_exit or "for-loop" in str(task.groups))]
     ran = {task.name for task in plain if _executor_id(workflow, task) in children}
     left = {task.name for task in plain if task.name in succeeded} - ran
-    return left if ran and "SKIPPED" in {each.get("state") for each in details} else set()
+    skipped = [
+        each
+        for each in details
+        if each.get("display_name") == "executor" and each.get("state") == "SKIPPED"
+    ]
+    # Where all came from the cache no name can be compared, but each has an executor that is left.
+    are_named_so = bool(ran) or len(skipped) == len(left)
+    return left if skipped and are_named_so else set()
 
 
 def _executor_id(workflow: str, task: SpecTask) -> str:

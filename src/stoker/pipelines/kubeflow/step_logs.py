@@ -13,7 +13,10 @@ from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import RunStep
 from stoker.pipelines.kubeflow.pod_ends import pod_end_words
 from stoker.pipelines.kubeflow.run_steps import (
+    DRIVER_FAILED,
     UNCHANGED,
+    driver_error,
+    driver_of,
     has_error,
     node_of,
     own_lines,
@@ -77,6 +80,8 @@ class StepLogs:
         """Adds the command for a step's log and, if it failed, why and its own last lines."""
         if step.status in _SELDOM:
             return step
+        if step.reason == DRIVER_FAILED:
+            return self._with_words_of_driver(step, run)
         selected = _selector(str(run.get("run_id")), step.name)
         log = f"kubectl logs -n {self._namespace()} -l {selected} -c main --prefix --tail=-1"
         step = dataclasses.replace(step, log=log)
@@ -88,6 +93,12 @@ class StepLogs:
             # A killed pod's last line says nothing of its end.
             reason = self._end_of_pod(str(run.get("run_id")), step.name) or reason
         return dataclasses.replace(step, lines=lines, reason=reason)
+
+    def _with_words_of_driver(self, step: RunStep, run: Document) -> RunStep:
+        task = step.name.partition("[")[0]
+        log = self._archived(str(run.get("run_id")), node_of(run, driver_of(task)))
+        words = driver_error(log)
+        return dataclasses.replace(step, reason=f"{step.reason}: {words}") if words else step
 
     def lines_of(self, run: Document, step: str) -> tuple[str, ...]:
         """Returns a step's own last lines; empty if neither service nor cluster has them."""
