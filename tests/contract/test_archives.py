@@ -14,7 +14,7 @@ FREE_BYTES = 200 * MIB
 PROGRAM = """
 import contextlib, io, json, pathlib, resource, sys
 from stoker.errors import StokerError
-from stoker.launch import code
+from stoker.launch import code_package as code
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker import job
