@@ -20,7 +20,7 @@ print("answer:", follow.ask_to_stop(), flush=True)
 """
 
 
-def said(master: int, words: str, *, seconds: float = 30.0) -> str:
+def said(master: int, words: str, *, seconds: float = 90.0) -> str:
     text, deadline = "", time.monotonic() + seconds
     while words not in text:
         assert time.monotonic() < deadline, f"in vain: {words!r} in {text!r}"

@@ -193,7 +193,8 @@ def test_a_text_with_half_a_character_can_be_written(tmp_path):
 VALUES = st.sampled_from([math.nan, math.inf, -math.inf]) | st.floats()
 NAMES = st.text(st.sampled_from("ab.[]_/ "), min_size=1, max_size=5)
 NESTED = st.recursive(
-    VALUES | st.none() | st.text(max_size=3),
+    # No argument of a command holds a NUL, and no text of JSON half of a pair.
+    VALUES | st.none() | st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=3),
     lambda below: st.lists(below, max_size=3) | st.dictionaries(NAMES, below, max_size=3),
     max_leaves=5,
 )

@@ -462,6 +462,11 @@ class Keeper:
     def kept(self, _: JobSpec) -> str:
         return to_json(self.record)
 
+    def kept_profile(self, _: object, key: str) -> str:
+        return ""
+
+    def keep_profile(self, _: object, key: str, record: str) -> None: ...
+
     def keep(self, _: JobSpec, record: str) -> None:
         self.record = msgspec.json.decode(record, type=Training)
 

@@ -315,7 +315,10 @@ def test_what_an_earlier_attempt_said_is_forgotten(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loader_that_is_made_and_not_read_is_named_by_its_line(tmp_path):
+def test_a_loader_that_is_made_and_not_read_is_named_by_its_line(tmp_path, monkeypatch):
+    # Other tests of this process have read loaders of their own classes.
+    monkeypatch.setattr(unfed, "own_loaders", list)
+
     class Own(torch.utils.data.DataLoader[object]):
         pass
 

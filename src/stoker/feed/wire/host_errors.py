@@ -57,6 +57,8 @@ _CREDENTIALS_NAMES = frozenset(
         "DefaultCredentialsError",
     )
 )
+# Characters of an error that are searched for its cause.
+_MAX_TEXT = 1 << 14
 _LIBRARY = re.compile(r"(\S+\.so[\w.]*|\S+\.dylib|\S+\.dll): cannot open shared object file")
 _SYSTEM = re.compile(r"version [`'](\w+_[\d.]+)' not found(?: \(required by ([^)]+)\))?")
 _SYMBOL = re.compile(r"(\S+\.so[\w.]*): undefined symbol: (\w+)")
@@ -214,9 +216,13 @@ def _of_text(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
 def _text_of(err: BaseException) -> str:
     # An exception's own __str__ may raise.
     try:
-        return " ".join(str(err).split())
+        text = str(err)
     except Exception:
         return "its text cannot be shown"
+    if len(text) > _MAX_TEXT:
+        # A dataset may raise with all that it holds: begin and end are searched.
+        text = f"{text[: _MAX_TEXT // 2]} ... {text[-_MAX_TEXT // 2 :]}"
+    return " ".join(text.split())
 
 
 def _last_frame(err: BaseException) -> FrameType | None:

@@ -36,7 +36,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
