@@ -114,8 +114,9 @@ def test_a_change_of_stokers_code_is_one_small_layer(engine):
     size = stokers.split("|")[0]
     print(f"the layer of stoker's own code: {size}")
     assert size.endswith("MB")
-    # With the examples, of which recordings and digits are 4 MB.
-    assert float(size.removesuffix("MB")) < 15
+    # Source 4 MB, its compiled form, and the examples, of which recordings and digits are 4 MB.
+    # 15.2 on 2026-11-27: the code has grown by a tenth since the bound was 15.
+    assert float(size.removesuffix("MB")) < 16
 
 
 def test_the_control_image_decides_without_torch(engine):
