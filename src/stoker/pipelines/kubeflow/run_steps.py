@@ -130,13 +130,13 @@ def _by_name(tasks: Sequence[SpecTask]) -> Collection[SpecTask]:
 
 
 def _has_failed_driver(details: Sequence[Document], task: SpecTask, *, num_nodes: int) -> bool:
-    """Returns whether a task that did not run has a driver that failed, and so began it not.
+    """Returns whether a task did not run because its driver failed.
 
-    Of a loop's steps only if all drivers failed: a driver does not say whose it is.
+    For a loop, whether the drivers of all its items failed: a driver does not name its item.
     """
-    drivers = [each for each in details if each.get("display_name") == driver_of(task.name)]
-    failed = [each for each in drivers if each.get("state") == "FAILED"]
-    return bool(failed) and (num_nodes == 1 or len(failed) == num_nodes)
+    drivers = [node for node in details if node.get("display_name") == driver_of(task.name)]
+    failed = [node for node in drivers if node.get("state") == "FAILED"]
+    return bool(failed) and num_nodes in (1, len(failed))
 
 
 def driver_of(task: str) -> str:
