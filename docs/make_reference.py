@@ -6,6 +6,10 @@ from `stoker.environment`, exit codes and ports from the classes that have them.
 change that, and run this again; tests/contract/test_reference.py compares the two.
 
     .venv/bin/python docs/make_reference.py
+
+With names of pages it only folds their prose at 100 columns:
+
+    .venv/bin/python docs/make_reference.py docs/feed.md
 """
 
 import ast
@@ -14,6 +18,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import textwrap
 import typing
 from collections import Counter
@@ -48,16 +53,19 @@ def pages() -> dict[Path, str]:
         "files.md": files_page(),
         "events.md": events_page(),
     }
-    found = {Path("docs/reference", name): HEAD + text for name, text in made.items()}
+    found = {Path("docs/reference", name): HEAD + folded(text) for name, text in made.items()}
     schema = json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
     return {**found, Path("configs/workload.schema.json"): schema}
 
 
-def main() -> None:
-    """Writes all pages."""
-    for path, text in pages().items():
-        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
-        (ROOT / path).write_text(text)
+def main(names: Sequence[str]) -> None:
+    """Writes all generated files, or folds the pages that are named."""
+    if not names:
+        for path, text in pages().items():
+            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / path).write_text(text)
+    for name in names:
+        Path(name).write_text(folded(Path(name).read_text()))
 
 
 # Records.
@@ -660,13 +668,13 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
         if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
     ]
     if found:
-        yield from ("", "| member | |", "| --- | --- |")
+        yield from ("", "Members:", "")
     for each in found:
         first = (ast.get_docstring(each) or "").split("\n\n")[0]
         names = [argument.split(":")[0].split("=")[0] for argument in _arguments(each)[1:]]
         is_property = any(ast.unparse(mark) == "property" for mark in each.decorator_list)
         call = "" if is_property else f"({', '.join(name for name in names if name != '*')})"
-        yield f"| `{each.name}{call}` | {_cell(first)} |"
+        yield f"- `{each.name}{call}`: {_flat(first)}"
 
 
 def _docstring(text: str, *, outputs: Collection[str] = ()) -> Iterator[str]:
@@ -780,9 +788,7 @@ def environment_page() -> str:
         "are internal. Almost everything has a key of the workload or an option; variables are "
         "for secrets, and for jobs that stoker does not submit.",
         "",
-        "| variable | | meaning |",
-        "| --- | --- | --- |",
-        *(f"| `{name}` | {use} | {_cell(meanings[name])} |" for name, use in PUBLIC.items()),
+        *(f"- `{name}` ({use}): {_flat(meanings[name])}" for name, use in PUBLIC.items()),
         "",
         "On every platform the training's command gets the variables of SageMaker's training "
         "toolkit: `SM_CHANNEL_NAME`, `SM_MODEL_DIR`, `SM_OUTPUT_DATA_DIR` and others. Libraries "
@@ -839,12 +845,12 @@ def files_page() -> str:
     """Returns the page of the files of a run, the ports and the exit codes."""
     ports = FeedSettings().ports
     names = {
-        0: "coordinator on the first dnn host; agent on each data host",
-        1: "agents send batches; parses nothing",
+        0: "the coordinator on the first dnn host, and the agent on each data host",
+        1: "each agent, to send batches; it parses nothing here",
         2: "torchrun's store, on the first dnn host",
     }
     peers = {
-        0: "to the coordinator: the launchers of all hosts, and the ranks; to an agent: the ranks",
+        0: "all launchers and ranks (to the coordinator) and from the ranks (to an agent)",
         1: "the ranks",
         2: "torchrun on each dnn host",
     }
@@ -857,9 +863,7 @@ def files_page() -> str:
         "in. The ID is `--name`, or NAME-DATE-TIME with the workload's name. Nothing else refers "
         "to a run's folder: move it, or delete it.",
         "",
-        "| file | what it is |",
-        "| --- | --- |",
-        *(f"| `{name}` | {_cell(text)} |" for name, text in RUN_FILES.items()),
+        *(f"- `{name}`: {text}" for name, text in RUN_FILES.items()),
         "",
         "Options for files (`--out`, `--report`, `--summary`) name further places. The verbs of "
         "one step without `--out` write `profile.json`, `decision.json` or `evaluation.json` to "
@@ -871,18 +875,16 @@ def files_page() -> str:
         "All are TCP, and the same on every host. On this machine all hosts share an address, and "
         "get free ports.",
         "",
-        "| port | what listens | who connects | key |",
-        "| --- | --- | --- | --- |",
         *(
-            f"| {port} | {names[index]} | {peers[index]} | [`{key}`](workload.md#feedport)"
-            f"{f' + {index}' if index else ''} |"
+            f"- **{port}** ([`{key}`](workload.md#feedport){f' + {index}' if index else ''}): "
+            f"{names[index]}. Connections come from {peers[index]}."
             for index, (port, key) in enumerate(ports.items())
         ),
-        "| none | Prometheus metrics, on the first dnn host, where it is asked for | whatever "
-        "scrapes them | [`feed.metrics_port`](workload.md#feedmetrics_port) |",
+        "- **A port that you choose** ([`feed.metrics_port`](workload.md#feedmetrics_port), off by "
+        "default): Prometheus metrics, on the first dnn host. Whatever scrapes them connects.",
         *(
-            f"| {number} | engine {engine}: {name} | {_ENGINE_PEERS.get(name, 'all hosts')} | "
-            f"[`engine.ports.{name}`](workload.md#engineports) |"
+            f"- **{number}** ([`engine.ports.{name}`](workload.md#engineports)): {name} of engine "
+            f"{engine}. Connections come from {_ENGINE_PEERS.get(name, 'all hosts')}."
             for engine, preset in PRESETS.items()
             for name, number in preset.ports.items()
         ),
@@ -894,14 +896,12 @@ def files_page() -> str:
         "",
         "## Exit codes",
         "",
-        "| code | meaning | error |",
-        "| --- | --- | --- |",
-        "| 0 | Done. | |",
+        "- **0**: Done.",
         *_exit_codes(),
-        f"| {errors.EXIT_CHANGED} | `stoker upload --check`: the pipeline would change. | |",
-        f"| {errors.EXIT_NEW} | `stoker upload --check`: there is no pipeline of this name. | |",
-        f"| {errors.EXIT_INTERRUPTED} | Ctrl-C. | |",
-        f"| {errors.EXIT_TERMINATED} | SIGTERM. | |",
+        f"- **{errors.EXIT_CHANGED}**: `stoker upload --check`: the pipeline would change.",
+        f"- **{errors.EXIT_NEW}**: `stoker upload --check`: there is no pipeline of this name.",
+        f"- **{errors.EXIT_INTERRUPTED}**: Ctrl-C.",
+        f"- **{errors.EXIT_TERMINATED}**: SIGTERM.",
         "",
         "`stoker launch`, the entry point of the image, ends with the training command's own code. "
         "Otherwise that code is `exit_code` in `training.json`.",
@@ -949,7 +949,7 @@ def _exit_codes() -> Iterator[str]:
 
     visit(errors.StokerError)
     for code, names in sorted(kinds.items()):
-        yield f"| {code} | {_CODES[code]} | {', '.join(f'`{name}`' for name in names)} |"
+        yield f"- **{code}**: {_CODES[code]} Errors: {', '.join(f'`{name}`' for name in names)}."
 
 
 # Words.
@@ -957,10 +957,6 @@ def _exit_codes() -> Iterator[str]:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
-
-
-def _cell(text: str) -> str:
-    return _flat(text).replace("|", "\\|")
 
 
 def _sentence(text: str) -> str:
@@ -977,5 +973,65 @@ def _slug(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
+# Lines.
+
+MAX_COLUMNS = 120
+_FOLDED_COLUMNS = 100
+# What is left as it is: headings, tables, HTML, references; code is found by its fences and indent.
+_AS_IT_IS = re.compile(r"\s*(#|\||<|>|\[[^]]*\]: |---)")
+_LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)]) +")
+# A word, with the code and the link that it is part of; either is kept on one line.
+_WORD = re.compile(r"(?:!?\[[^]]{0,70}\]\([^)]*\)|`[^`]{1,70}`|\S)+")
+# At the beginning of a line these would begin a list, a heading, a quotation or a table.
+_NO_BEGINNING = re.compile(r"[-+*=]+|\d+[.)]|#+|[>|].*|---.*")
+
+
+def folded(text: str) -> str:
+    """Folds the paragraphs and list items of a page in which a line is too long."""
+    lines: list[str] = []
+    block: list[str] = []
+    fence = ""
+
+    def close_block() -> None:
+        lines.extend(_filled(block) if any(len(line) > MAX_COLUMNS for line in block) else block)
+        block.clear()
+
+    for line in text.split("\n"):
+        mark = re.match(r"\s*(`{3,})", line)
+        is_code = not block and line.startswith("    ") and not _LIST_ITEM.match(line)
+        if mark and not fence:
+            close_block()
+            fence = mark[1]
+        elif mark and line.strip() == fence:
+            lines.append(line)
+            fence = ""
+            continue
+        if fence or not line or is_code or _AS_IT_IS.match(line):
+            close_block()
+            lines.append(line)
+            continue
+        if _LIST_ITEM.match(line):
+            close_block()
+        block.append(line)
+    close_block()
+    return "\n".join(lines)
+
+
+def _filled(block: Sequence[str]) -> list[str]:
+    """Returns a paragraph or list item in lines of at most 100 columns."""
+    item = _LIST_ITEM.match(block[0])
+    indent = len(item[0]) if item else len(block[0]) - len(block[0].lstrip())
+    first = item[0] if item else " " * indent
+    words = _WORD.findall(" ".join([block[0][indent:], *map(str.strip, block[1:])]))
+    lines = [first + words[0]]
+    for word in words[1:]:
+        is_full = len(lines[-1]) + 1 + len(word) > _FOLDED_COLUMNS
+        if is_full and not _NO_BEGINNING.fullmatch(word):
+            lines.append(" " * indent + word)
+        else:
+            lines[-1] += f" {word}"
+    return lines
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
