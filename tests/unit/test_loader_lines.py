@@ -1,7 +1,8 @@
-from collections import Counter, deque
+import gc
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,10 @@ def test_training_and_validation_of_one_line_are_two(timeline):
 
 
 def test_training_and_validation_in_one_loop_over_phases_are_two(timeline):
-    phases = [numbers(4), numbers(4)]
+    phases = [numbers(4), numbers(3)]
     for data in phases * 3:
         read(made(data))
-    assert found(timeline) == [(0, 12), (1, 12)]
+    assert found(timeline) == [(0, 12), (1, 9)]
 
 
 def test_a_loader_that_is_read_twice_stays_one(timeline):
@@ -126,58 +127,53 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
     assert orders[0] == orders[1]
 
 
-@pytest.mark.parametrize("kind", [numbers, lambda size: [0] * size, lambda size: Stream()])
-def test_loaders_over_datasets_that_the_script_keeps_wait_for_none(timeline, monkeypatch, kind):
-    waits = []
-    monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
-    clients = [kind(4) for _ in range(8)]
-    for client in clients:
-        read(made(client))
-    assert len(waits) == 0
-
-
 class Clients:
-    """Holds datasets as scripts do."""
+    """Holds a dataset as scripts do."""
 
-    def __init__(self, kept: object) -> None:
-        self.kept = kept
-
-    def train(self, data: object) -> None:
-        read(made(data))
+    def __init__(self, data: object) -> None:
+        self.data = data
 
 
 KEPT = {
-    "list": lambda data: data,
-    "tuple": tuple,
-    "dictionary": lambda data: dict(enumerate(data)),
-    "deque": deque,
-    "set": set,
-    "attribute": Clients,
-    "tuple in an attribute": lambda data: Clients(tuple(data)),
+    "dropped": lambda data: None,
+    "in a list": lambda data: [data],
+    "in a mapping": lambda data: {"data": data},
+    "in an attribute": Clients,
+    "in a closure": lambda data: lambda: data,
 }
+SORTS = {"map-style": numbers, "a list": lambda size: [0] * size, "a stream": lambda size: Stream()}
 
 
+@pytest.mark.parametrize("sort", SORTS.values(), ids=SORTS)
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
-def test_datasets_that_a_script_holds_somewhere_are_not_waited_for(timeline, monkeypatch, keep):
-    waits = []
-    monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
-    kept = keep([numbers(4) for _ in range(4)])
-    held = kept.kept if isinstance(kept, Clients) else kept
-    for number in range(4):
-        values = held.values() if isinstance(held, dict) else held
-        Clients(None).train(next(islice(values, number, None)))
-    assert len(waits) == 0
-    assert found(timeline) == [(number, 4) for number in range(4)]
+def test_equal_datasets_read_in_turn_are_one_loader_however_the_script_keeps_them(
+    timeline, monkeypatch, keep, sort
+):
+    def refuse(*_: object) -> None:
+        raise AssertionError("iter() neither sleeps nor collects garbage")
 
-
-def test_datasets_that_a_generator_holds_are_waited_for_once_a_line(timeline, monkeypatch):
-    waits = []
-    monkeypatch.setattr(bookkeeping.gc, "collect", lambda: waits.append(1))
-
-    def clients() -> Iterator[Dataset[tuple[torch.Tensor, ...]]]:
-        yield from [numbers(4) for _ in range(4)]
-
-    for data in clients():
+    monkeypatch.setattr(time, "sleep", refuse)
+    monkeypatch.setattr(gc, "collect", refuse)
+    kept = []
+    for _ in range(4):
+        data = sort(4)
+        kept.append(keep(data))
         read(made(data))
-    assert len(waits) == 1
-    assert found(timeline) == [(number, 4) for number in range(4)]
+    assert found(timeline) == [(0, 16)]
+
+
+@pytest.mark.parametrize("others", [{"size": 5}, {"batch_size": 2}], ids=["length", "batch size"])
+def test_datasets_of_another_length_or_batch_size_are_another_loader(timeline, others):
+    sizes = {"size": 4, "batch_size": 1}
+    for of_loader in (sizes, sizes | others, sizes, sizes | others):
+        read(stoker.DataLoader(numbers(of_loader["size"]), batch_size=of_loader["batch_size"]))
+    assert [number for number, _ in found(timeline)] == [0, 1]
+
+
+def test_equal_loaders_of_one_line_that_are_read_at_the_same_time_are_two(timeline):
+    def batches(data: object) -> Iterator[object]:
+        yield from made(data)
+
+    for _ in zip(batches(numbers(4)), batches(numbers(4)), strict=True):
+        pass
+    assert found(timeline) == [(0, 4), (1, 4)]

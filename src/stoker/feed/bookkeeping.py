@@ -6,7 +6,6 @@ Light to import: a script without torch has books for the batches that it times.
 import atexit
 import contextlib
 import functools
-import gc
 import os
 import sys
 import threading
@@ -16,12 +15,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
-from stoker.feed.reachable import attributes_of
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.timeline import FILE, Timeline
@@ -34,14 +31,8 @@ if TYPE_CHECKING:
 
 _MAX_FORMER = 100
 _MAX_REASONS = 3
-# Of a container that may hold a dataset.
-_MAX_ITEMS = 10_000
-# By then a dataset that the script dropped is garbage-collected.
-_GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
-# What a script imports holds none of its datasets.
-_IMPORTED = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType)
 # Position of `pin_memory` among the arguments of torch's DataLoader.
 _PIN_MEMORY = 7
 MAKERS = ("torch", "torchdata", "stoker")
@@ -336,12 +327,14 @@ class FormerLoader:
     """A loader that was read, to recognise it when the script makes it again.
 
     That is: by the same line of the script, called from the same lines, after the former one was
-    read, and over the same dataset, or over one of the same type and length where that is gone. So
-    loaders for training and validation are two, even where one helper makes both.
+    read, and over the same dataset, or over one of the same type and length in batches of the same
+    size. So loaders for training and validation are two, even where one helper makes both, unless
+    they are equal in all of these and read in turn.
     """
 
-    def __init__(self, loader: "DataLoader[object]", *, number: int = 0) -> None:
-        self.number = number
+    def __init__(self, loader: "DataLoader[object]", *, books: LoaderBooks | None = None) -> None:
+        self.number = books.number if books is not None else 0
+        self._books = weakref.ref(books) if books is not None else None
         self._made = making_of(loader)
         self._opened = time.monotonic()
         self._dataset: Callable[[], object]
@@ -350,70 +343,35 @@ class FormerLoader:
         except TypeError:
             # A list, say: known by its type and length.
             self._dataset = lambda: None
-        self._kind = _kind_of(loader.dataset)
+        self._kind = _kind_of(loader)
 
     def is_made_again(self, loader: "DataLoader[object]") -> bool:
-        if not self._is_of_its_line(loader):
-            return False
-        known = self._dataset()
-        return known is loader.dataset or (known is None and self._kind == _kind_of(loader.dataset))
-
-    def may_be_made_again(self, loader: "DataLoader[object]") -> bool:
-        """Returns the same, should the former dataset be garbage-collected soon."""
-        return self._is_of_its_line(loader) and self._kind == _kind_of(loader.dataset)
-
-    def is_held_by_script(self) -> bool:
-        """Returns whether the dataset is there, and will not go soon."""
-        known = self._dataset()
-        return known is not None and _is_held_by_script(known)
-
-    def _is_of_its_line(self, loader: "DataLoader[object]") -> bool:
         made = making_of(loader)
         if made is None or self._made is None or made.lines != self._made.lines:
             return False
-        # Two loaders that were made before either was read: for training and validation.
-        return made.seconds >= self._opened
-
-
-def _is_held_by_script(dataset: object) -> bool:
-    """Returns whether a variable of the script's functions under way holds a dataset.
-
-    By itself, in a container, in an attribute, or in a container in an attribute: such a dataset
-    does not go soon. Others may be held, too.
-    """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
-        variables = [] if module in MAKERS else list(frame.f_locals.values())
-        if any(_holds(variable, dataset) for variable in variables):
+        if made.seconds < self._opened:
+            # Two loaders that were made before either was read: for training and validation.
+            return False
+        former_dataset = self._dataset()
+        if former_dataset is loader.dataset:
             return True
-        frame = frame.f_back
-    return False
+        # The steps of two loaders that are read at the same time are kept apart.
+        is_free = former_dataset is None or not self._is_being_read()
+        return is_free and self._kind == _kind_of(loader)
+
+    def _is_being_read(self) -> bool:
+        books = self._books() if self._books is not None else None
+        return books is not None and books.position is not None and not books.position.is_over
 
 
-def _holds(variable: object, dataset: object) -> bool:
-    if _is_among(dataset, variable):
-        return True
-    attributes = (None if isinstance(variable, _IMPORTED) else attributes_of(variable)) or {}
-    return any(_is_among(dataset, value) for value in list(attributes.values()))
-
-
-def _is_among(dataset: object, value: object) -> bool:
-    """Returns whether a value is the dataset, or a container with it; runs none of their code."""
-    kind = type(value)
-    values: Collection[object] = ()
-    if kind is dict:
-        values = cast("dict[object, object]", value).values()
-    elif kind in (list, tuple, set, deque):
-        values = cast("Collection[object]", value)
-    return value is dataset or any(each is dataset for each in islice(values, _MAX_ITEMS))
-
-
-def _kind_of(dataset: object) -> tuple[type, int | None]:
+def _kind_of(loader: "DataLoader[object]") -> tuple[type, int | None, int | None]:
+    """Returns the type and the length of a loader's dataset, and the size of its batches."""
+    dataset = loader.dataset
     try:
-        return type(dataset), len(dataset)  # type: ignore[arg-type]
+        length: int | None = len(dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
-        return type(dataset), None
+        length = None
+    return type(dataset), length, loader.batch_size
 
 
 @dataclass(slots=True, eq=False)
@@ -439,8 +397,6 @@ class TrainerProcess:
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
     _former: list[FormerLoader] = field(default_factory=list)
     _lines: dict[object, LoaderLine] = field(default_factory=dict)
-    # Lines that make loaders of datasets that the script keeps.
-    _keeping: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """Returns the books of `loader`, opened at its first iter()."""
@@ -451,48 +407,17 @@ class TrainerProcess:
                 number, first_epoch=self.timeline.sums(number).epochs
             )
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
+            self._former.append(FormerLoader(loader, books=known))
+            # Bounded, for scripts that make another loader each time.
+            del self._former[:-_MAX_FORMER]
         return known
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
-        former = next((each for each in self._former if each.is_made_again(loader)), None)
-        made = making_of(loader)
-        if former is None and made is not None and made.lines not in self._keeping:
-            former = self._made_again_soon(loader, made)
-        if former is not None:
-            self._former.remove(former)
-        number = self.timeline.new_loader() if former is None else former.number
-        self._former.append(FormerLoader(loader, number=number))
-        # Bounded, for scripts that make another loader each time.
-        del self._former[:-_MAX_FORMER]
-        return number
-
-    def _made_again_soon(self, loader: "DataLoader[object]", made: Making) -> FormerLoader | None:
-        """Returns the former loader whose dataset goes within a moment, for which it waits.
-
-        A thread of the feed may still hold it, or only itself.
-        """
-        formers = [each for each in self._former if each.may_be_made_again(loader)]
-        if not formers:
-            return None
-        if any(not each.is_held_by_script() for each in formers):
-            former = self._waited_for(loader)
-            if former is not None:
-                return former
-        # Federated clients, say: forty loaders would wait 8 s.
-        self._keeping.add(made.lines)
-        return None
-
-    def _waited_for(self, loader: "DataLoader[object]") -> FormerLoader | None:
-        gc.collect()
-        # Without the feed no thread of it holds anything.
-        has_feed = "stoker.feed.trainer.client" in sys.modules
-        until = time.monotonic() + (_GONE_SECONDS if has_feed else _GONE_SECONDS / 20)
-        while time.monotonic() < until:
-            for each in self._former:
-                if each.is_made_again(loader):
-                    return each
-            time.sleep(_GONE_SECONDS / 20)
-        return None
+        for former in self._former:
+            if former.is_made_again(loader):
+                self._former.remove(former)
+                return former.number
+        return self.timeline.new_loader()
 
     def books_of_source(self, name: str) -> LoaderBooks:
         known = self._sources.get(name)
