@@ -44,26 +44,18 @@ _OF_STATES = {
 
 
 def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
-    """Returns at most eleven lines of 88 columns, or none."""
-    if not transforms:
-        return []
-    lines = [f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}   {'bytes':>19}"]
-    shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
-    lines += [_row(each) for each in shown[:_ROWS]]
+    """Returns at most eleven lines of 63 columns."""
+    lines = [f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}"]
+    shown = [part for part in transforms if part.within is None or part.share >= _MIN_SHARE]
+    for part in shown[:_ROWS]:
+        name = part.name if part.within is None else f"  {part.name}"
+        if len(name) > _NAME - 1:
+            name = f"  ..{name[-(_NAME - 5) :]}"
+        lines.append(f"{name:<{_NAME}}{part.cpu_seconds * 1e3:>9.3f}{part.share:>8.0%}")
     left = len(shown) - _ROWS
     if left > 0:
         lines.append(f"  and {left} more in the profile")
-    return [line.rstrip() for line in lines]
-
-
-def _row(cost: TransformCost) -> str:
-    name = cost.name if cost.within is None else f"  {cost.name}"
-    if len(name) > _NAME - 1:
-        name = f"  ..{name[-(_NAME - 5) :]}"
-    made = "" if cost.bytes_out is None else size(cost.bytes_out)
-    if made and cost.bytes_in is not None:
-        made = f"{size(cost.bytes_in)} -> {made}"
-    return f"{name:<{_NAME}}{cost.cpu_seconds * 1e3:>9.3f}{cost.share:>8.0%}   {made:>19}"
+    return lines
 
 
 def explain(profile: Profile) -> str:

@@ -20,7 +20,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, cast
@@ -31,7 +30,14 @@ from torch.utils.data import Dataset
 
 from stoker.environment import named_instance_type
 from stoker.host.counters import OpenedFiles
-from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
+from stoker.profile.loader_phases import (
+    Iterate,
+    Loader,
+    TaskSource,
+    attributes_of,
+    objects_below,
+    run_in_workers,
+)
 from stoker.profile.rank_results import Inventory
 from stoker.records import GpuDecoding
 
@@ -55,9 +61,6 @@ _CALL_PICTURES, _CALL_BYTES = 128, 16 << 20
 _CROPPED_SIDE, _MEAN, _STD = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Fewer say nothing about a dataset.
 _LEAST_PICTURES = 8
-# Parts of a dataset that are looked at, at each depth: datasets may wrap each other.
-_MOST_DATASETS = 64
-_DATASET_DEPTH = 4
 _MAX_DECODED_BATCHES = 2
 
 Decode = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -374,21 +377,17 @@ def read_pictures(names: Sequence[str]) -> EncodedPictures:
 
 def named_files(dataset: object) -> list[str]:
     """Returns JPEGs that a list of the dataset, or of one that it wraps, names; evenly chosen."""
-    seen: set[int] = set()
-    waiting: list[tuple[object, int]] = [(dataset, 0)]
-    while waiting:
-        value, depth = waiting.pop(0)
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        attributes = _attributes(value)
+    for value in objects_below(dataset, leads_on=_is_dataset, seen=set()):
+        attributes = attributes_of(value)
         root = attributes.get("root", "")
         for listed in attributes.values():
             if names := _jpegs_among(listed, root=root):
                 return names
-        if depth < _DATASET_DEPTH:
-            waiting += [(inner, depth + 1) for inner in _datasets_in(attributes)]
     return []
+
+
+def _is_dataset(name: str, value: object) -> bool:
+    return isinstance(value, Dataset) or "dataset" in name
 
 
 def opened_files(loader: Loader, *, seconds: float, iterate: Iterate) -> list[str]:
@@ -421,22 +420,6 @@ def is_jpeg(name: str) -> bool:
             return file.read(len(_JPEG)) == _JPEG
     except (OSError, ValueError):
         return False
-
-
-def _attributes(value: object) -> dict[str, object]:
-    try:
-        # Not `dir`: a property may load what it names.
-        return dict(vars(value))
-    except TypeError:
-        return {}
-
-
-def _datasets_in(attributes: dict[str, object]) -> Iterator[object]:
-    for name, value in attributes.items():
-        if isinstance(value, Dataset) or "dataset" in name:
-            inner = value if isinstance(value, list | tuple) else [value]
-            # It may be a list of a million rows.
-            yield from islice(inner, _MOST_DATASETS)
 
 
 def _jpegs_among(listed: object, *, root: object) -> list[str]:

@@ -19,20 +19,19 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol, cast
 
 import msgspec
-import numpy as np
 import psutil
 import torch
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stoker.errors import StokerError
-from stoker.feed.memory import num_bytes
 from stoker.feed.wire.codec import Encoded, decode, encode
 from stoker.feed.wire.sealing import KEY_BYTES, Sealer, Unsealer
 from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, Bytes, tune
@@ -99,6 +98,7 @@ _WARM_UP = 3
 # More batches than can be on their way between the threads.
 _BLOCK = 8
 _WAIT_SECONDS = 5.0
+# Of what a dataset wraps: levels, and items of a list at each of them.
 _DEPTH = 4
 _MAX_CHILDREN = 64
 _MAX_COST_BATCHES = 64
@@ -819,18 +819,14 @@ class _Call(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Timed:
-    """Cost of one transform so far; bytes of all calls, where they are known for each."""
+    """CPU time of one transform so far, in all its calls."""
 
     name: str
     calls: int = 0
     cpu_seconds: float = 0.0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    has_bytes: bool = True
 
     def clear(self) -> None:
-        self.calls, self.cpu_seconds, self.bytes_in, self.bytes_out = 0, 0.0, 0, 0
-        self.has_bytes = True
+        self.calls, self.cpu_seconds = 0, 0.0
 
     def call(self, transform: _Call, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         before = time.process_time()
@@ -838,78 +834,74 @@ class Timed:
         # CPU of the process, not of this thread: a transform may compute with several.
         self.cpu_seconds += time.process_time() - before
         self.calls += 1
-        sizes = size_of([*args, *kwargs.values()]), size_of(result)
-        if self.has_bytes and sizes[0] is not None and sizes[1] is not None:
-            self.bytes_in += sizes[0]
-            self.bytes_out += sizes[1]
-        else:
-            self.has_bytes = False
         return result
 
 
 def time_transforms(dataset: object) -> list[Timed]:
-    known: dict[int, tuple[Timed, object]] = {}
+    """Replaces the transforms in a dataset's lists by timed ones; returns their times."""
+    by_transform: dict[int, tuple[Timed, object]] = {}
     used: dict[int, Timed] = {}
     for owner, transforms in _composes(dataset):
-        timed = []
         for transform in transforms:
-            if id(transform) not in known:
-                one = Timed(name=_name_of(transform))
-                known[id(transform)] = one, _in_place(transform, one)
-            timed.append(known[id(transform)])
+            if id(transform) not in by_transform:
+                timed = Timed(name=_name_of(transform))
+                by_transform[id(transform)] = timed, _in_place(transform, timed)
+        replaced = [by_transform[id(transform)] for transform in transforms]
         try:
-            _set_list(owner, [each for _, each in timed])
+            _set_list(owner, [timed_transform for _, timed_transform in replaced])
         except (AttributeError, TypeError):
             continue
-        used.update({id(one): one for one, _ in timed})
+        used |= {id(timed): timed for timed, _ in replaced}
     return list(used.values())
 
 
-def size_of(value: object) -> int | None:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, bytes | bytearray | memoryview | str):
-        return len(value)
-    # About what a number takes in a batch; its Python object is larger.
-    if isinstance(value, bool | int | float | complex | np.generic) or value is None:
-        return 8
-    if isinstance(value, dict):
-        return _sum(value.values())
-    if isinstance(value, list | tuple):
-        return _sum(value)
-    size, bands = getattr(value, "size", None), getattr(value, "getbands", None)
-    if isinstance(size, tuple) and callable(bands):
-        # A picture of PIL: a byte a band and pixel, but for the two modes of four.
-        each = 4 if getattr(value, "mode", "") in ("I", "F") else 1
-        return int(size[0] * size[1] * len(bands()) * each)
-    return None
+def objects_below(
+    dataset: object, *, leads_on: Callable[[str, object], bool], seen: set[int]
+) -> Iterator[object]:
+    """Yields a dataset and the objects in its attributes, each once, the nearest first.
+
+    Args:
+        dataset: The object to begin with.
+        leads_on: Whether an attribute, by its name and value, is followed; of a list its items are.
+        seen: Identities of objects that are left out; the caller may add to it between two objects.
+    """
+    waiting: deque[tuple[object, int]] = deque([(dataset, 0)])
+    while waiting:
+        value, depth = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        # Each attribute that is followed is one level deeper.
+        for name, child in attributes_of(value).items():
+            if depth < _DEPTH and leads_on(name, child):
+                children = child if isinstance(child, list | tuple) else (child,)
+                # It may be a list of a million rows.
+                waiting += ((item, depth + 1) for item in itertools.islice(children, _MAX_CHILDREN))
 
 
-def _sum(values: Iterable[object]) -> int | None:
-    sizes = [size_of(value) for value in values]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+def attributes_of(value: object) -> dict[str, object]:
+    try:
+        # Not `dir`: a property may load what it names.
+        return dict(vars(value))
+    except TypeError:
+        return {}
 
 
 def _composes(dataset: object) -> Iterator[tuple[object, Sequence[object]]]:
     """Yields owners of a list of transforms, each once, the outermost of nested ones only."""
     seen: set[int] = set()
-    waiting: list[tuple[object, int]] = [(dataset, 0)]
-    while waiting:
-        value, depth = waiting.pop(0)
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
+    # Below an owner, too: a dataset with a list may wrap one that has another.
+    for value in objects_below(dataset, leads_on=_may_transform, seen=seen):
         transforms = _list_of(value)
         if transforms is not None:
             yield value, transforms
             # What is nested in them is part of them.
             seen.update(map(id, transforms))
-        # Below an owner, too: a dataset with a list may wrap one that has another.
-        if depth < _DEPTH:
-            waiting += [(child, depth + 1) for child in _children(value)]
+
+
+def _may_transform(name: str, _value: object) -> bool:
+    return any(word in name for word in ("transform", "aug", "dataset", "pipeline"))
 
 
 def _list_of(value: object) -> Sequence[object] | None:
@@ -931,19 +923,6 @@ def _set_list(owner: object, transforms: list[object]) -> None:
         kept[:] = transforms
     else:
         owner.transforms = tuple(transforms)  # type: ignore[attr-defined]
-
-
-def _children(value: object) -> list[object]:
-    """Returns where transforms may be: attributes with such names, and wrapped datasets."""
-    try:
-        named = vars(value)
-    except TypeError:
-        return []
-    found: list[object] = []
-    for name, child in list(named.items()):
-        if "transform" in name or "aug" in name or "dataset" in name or "pipeline" in name:
-            found += list(child)[:_MAX_CHILDREN] if isinstance(child, list | tuple) else [child]
-    return found
 
 
 def _name_of(transform: object) -> str:
@@ -979,73 +958,70 @@ def _in_place(transform: object, timed: Timed) -> object:
     return timed_function
 
 
+class _BatchCost(NamedTuple):
+    """CPU-seconds to fetch and to collate one batch of so many samples."""
+
+    getitem_seconds: float
+    collate_seconds: float
+    samples: int
+
+
 def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
     """Fetches and collates in a worker, each transform timed; no costs of less than two batches."""
-    composed = time_transforms(source.dataset)
-    getitem, collate, samples = 0.0, 0.0, 0
-    item_bytes: int | None = 0
-    bytes_out: list[int] = []
+    transforms = time_transforms(source.dataset)
+    made = _timed_batches(source)
     # The first batch imports, opens and fills caches: it is made and not counted.
-    is_first = True
+    next(made, None)
+    for transform in transforms:
+        transform.clear()
+    counted: list[_BatchCost] = []
     # One batch at least counts, however long it takes.
-    while time.monotonic() < until or not bytes_out:
-        is_over = True
+    for batch in made:
+        counted.append(batch)
+        if time.monotonic() >= until:
+            break
+    return _costs_of(counted, transforms) if counted else ()
+
+
+def _timed_batches(source: TaskSource) -> Iterator[_BatchCost]:
+    """Makes the batches of a source again and again, and yields what each cost."""
+    has_batches = True
+    while has_batches:
+        has_batches = False
         begun = time.process_time()
         for items in source.samples():
+            has_batches = True
             fetched = time.process_time()
-            is_over = False
-            if source.is_batched:
-                count = len(cast("Sequence[object]", items))
-            else:
-                count = batches.num_samples(items)
-            batch = source.collate(items)
+            source.collate(items)
             done = time.process_time()
-            size = size_of(items)
-            del items
-            if is_first:
-                is_first = False
-                for each in composed:
-                    each.clear()
+            if source.is_batched:
+                samples = len(cast("Sequence[object]", items))
             else:
-                getitem += fetched - begun
-                collate += done - fetched
-                samples += count
-                item_bytes = None if item_bytes is None or size is None else item_bytes + size
-                bytes_out.append(num_bytes(batch))
-                if time.monotonic() >= until:
-                    break
+                samples = batches.num_samples(items)
+            del items
+            yield _BatchCost(fetched - begun, done - fetched, samples)
             begun = time.process_time()
-        if is_over:
-            break
-    if not samples:
-        return ()
-    rows = [
+
+
+def _costs_of(counted: Sequence[_BatchCost], transforms: Sequence[Timed]) -> tuple[Cost, ...]:
+    samples = sum(batch.samples for batch in counted)
+    getitem_seconds = sum(batch.getitem_seconds for batch in counted)
+    collate_seconds = sum(batch.collate_seconds for batch in counted)
+    parts = (
         Cost(
-            name="getitem",
-            cpu_seconds=getitem / samples,
-            bytes_out=None if item_bytes is None else item_bytes / samples,
-            samples=samples,
-        ),
-        Cost(
-            name="collate",
-            cpu_seconds=collate / samples,
-            bytes_out=sum(bytes_out) / samples,
-            samples=len(bytes_out),
-        ),
-    ]
-    rows += [
-        Cost(
-            name=name_of(each.name),
+            name=name_of(transform.name),
             within="getitem",
-            cpu_seconds=each.cpu_seconds / samples,
-            bytes_in=each.bytes_in / each.calls if each.has_bytes else None,
-            bytes_out=each.bytes_out / each.calls if each.has_bytes else None,
-            samples=each.calls,
+            cpu_seconds=transform.cpu_seconds / samples,
+            samples=transform.calls,
         )
-        for each in composed
-        if each.calls
-    ]
-    return tuple(rows)
+        for transform in transforms
+        if transform.calls
+    )
+    return (
+        Cost(name="getitem", cpu_seconds=getitem_seconds / samples, samples=samples),
+        Cost(name="collate", cpu_seconds=collate_seconds / samples, samples=len(counted)),
+        *parts,
+    )
 
 
 def measure_costs(

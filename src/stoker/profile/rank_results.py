@@ -235,8 +235,6 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     within: Literal["getitem", "collate"] | None = None
     cpu_seconds: float
-    bytes_in: float | None = None
-    bytes_out: float | None = None
     samples: int
 
 

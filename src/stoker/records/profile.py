@@ -224,8 +224,8 @@ class TransformCost(Record, frozen=True, kw_only=True):
         within: Row that contains this one.
         cpu_seconds: CPU-seconds per sample.
         share: Share of getitem and collate together, 0 to 1.
-        bytes_in: Mean bytes of its input.
-        bytes_out: Mean bytes of its output.
+        bytes_in: Mean bytes of its input, in profiles of earlier versions.
+        bytes_out: Mean bytes of its output, in profiles of earlier versions.
         samples: Calls that were timed.
     """
 

@@ -41,7 +41,6 @@ from stoker.units import (
     digits,
     is_whole_longer,
     percent,
-    size,
     usd,
     wait_share,
     wait_words,
@@ -70,27 +69,27 @@ _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass(frozen=True, slots=True)
 class TransformRow:
-    """One part of loading; `size` is empty where the bytes are not known."""
+    """One part of loading, in few words."""
 
     name: str
     is_part: bool
     cpu_seconds: float
     share: float
-    size: str
     samples: int
 
 
 def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
-    shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
-    rows = []
-    for each in shown[:_MOST]:
-        name = _SHORTER.sub("", each.name)
-        is_part = each.within is not None
-        made = "" if each.bytes_out is None else size(each.bytes_out)
-        if made and each.bytes_in is not None:
-            made = f"{size(each.bytes_in)} → {made}"
-        rows.append(TransformRow(name, is_part, each.cpu_seconds, each.share, made, each.samples))
-    return rows
+    shown = [part for part in transforms if part.within is None or part.share >= _MIN_SHARE]
+    return [
+        TransformRow(
+            name=_SHORTER.sub("", part.name),
+            is_part=part.within is not None,
+            cpu_seconds=part.cpu_seconds,
+            share=part.share,
+            samples=part.samples,
+        )
+        for part in shown[:_MOST]
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
