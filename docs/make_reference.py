@@ -981,7 +981,7 @@ _FOLDED_COLUMNS = 100
 _AS_IT_IS = re.compile(r"\s*(#|\||<|>|\[[^]]*\]: |---)")
 _LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)]) +")
 # A word, with the code and the link that it is part of; either is kept on one line.
-_WORD = re.compile(r"(?:!?\[[^]]{0,70}\]\([^)]*\)|`[^`]{1,70}`|\S)+")
+_WORD = re.compile(r"(?:!?\[[^]]{0,70}\]\([^)]*\)|`[^`]{1,110}`|\S)+")
 # At the beginning of a line these would begin a list, a heading, a quotation or a table.
 _NO_BEGINNING = re.compile(r"[-+*=]+|\d+[.)]|#+|[>|].*|---.*")
 

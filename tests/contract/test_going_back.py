@@ -13,6 +13,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import champion_quality
 from stoker.records import Evaluation, write_json
 from support.moto_server import REGION
+from support.pages import code_lines
 from support.sagemaker_uploads import BUCKET, hand_made, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
@@ -20,8 +21,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 def commands(start: str) -> list[list[str]]:
     part = PAGE.read_text(encoding="utf-8").partition("## Going back")[2].partition("\n## ")[0]
-    lines = (line.partition("  #")[0].strip() for line in part.splitlines())
-    return [shlex.split(line) for line in lines if line.startswith(start)]
+    return [shlex.split(line) for line in code_lines(part) if line.startswith(start)]
 
 
 def options(words: list[str]) -> dict[str, str]:
