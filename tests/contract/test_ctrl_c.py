@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from stoker.cli import progress
+from stoker.run import progress
 
 ASK = """
-import stoker.cli.progress as progress
+from stoker.run import progress
 progress.ANSWER_SECONDS = {seconds}
 follow = progress.Follow(bar=None, quiet=False, echo=False, total_steps=None)
 print("answer:", follow.ask_to_stop(), flush=True)

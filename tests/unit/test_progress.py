@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from stoker.cli import progress
-from stoker.cli.progress import SETTLE_SECONDS, HostNews, following, program, step_line, working
 from stoker.logs import Log, LogEvent
 from stoker.platforms.base import LogLine
+from stoker.run import progress
+from stoker.run.progress import SETTLE_SECONDS, HostNews, following
+from stoker.terminal import program, step_line, working
 
 
 def show(lines, *, quiet=False, **how):
@@ -150,7 +151,7 @@ def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch):
 
 
 def test_what_takes_long_shows_a_spinner_on_a_terminal(monkeypatch):
-    monkeypatch.setattr(progress, "_SPINNER_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.terminal._SPINNER_SECONDS", 0.0)
     with terminal(monkeypatch) as shown, working("reading prices"):
         assert "reading prices" in shown("reading prices")
 

@@ -6,7 +6,6 @@ from datetime import date
 import msgspec
 
 from stoker.catalog import Catalog, catalog_of
-from stoker.cli.progress import ask, say
 from stoker.decide.advise import warnings_of_prices
 from stoker.decide.choose import own_storage_words, step_time_words
 from stoker.decide.pricing import break_even_words
@@ -23,6 +22,7 @@ from stoker.records import (
     groups_in_words,
 )
 from stoker.records.decision import START_UP_SECONDS, predicted_of
+from stoker.terminal import ask, say
 from stoker.units import apart, duration, usd
 
 _PRICES_FIX = "give prices: constraints.prices_file, or --prices FILE"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import say
 from stoker.errors import StokerError
+from stoker.terminal import say
 
 if TYPE_CHECKING:
     from stoker.records import Notice, Workload

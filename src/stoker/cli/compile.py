@@ -16,8 +16,8 @@ from stoker.cli.options import (
     WorkloadFile,
     writable_file,
 )
-from stoker.cli.progress import say, working
 from stoker.errors import StokerError, UsageError
+from stoker.terminal import say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled

@@ -23,9 +23,9 @@ from stoker.cli.options import (
     told_by_flag,
     typed_keys,
 )
-from stoker.cli.progress import say, working
 from stoker.cli.training_plan import with_plan_price
 from stoker.errors import UsageError
+from stoker.terminal import say, working
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog

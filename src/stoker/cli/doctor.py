@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from stoker.cli.options import AsJson, Overrides
-from stoker.cli.progress import working
 from stoker.errors import PlatformError, UsageError
+from stoker.terminal import working
 
 if TYPE_CHECKING:
     from stoker.doctor import Finding

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from stoker.cli.options import HIDDEN, AsJson, OutFile, OutputFiles, Overrides, StepParams
-from stoker.cli.progress import say
 from stoker.errors import GateError, PlatformError, UsageError
+from stoker.terminal import say
 
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs

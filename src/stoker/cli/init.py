@@ -12,8 +12,8 @@ import typer
 
 from stoker.cli.ci_jobs import CiHost, ci_file, ci_text
 from stoker.cli.options import PLATFORM_WORDS, platform_option
-from stoker.cli.progress import working
 from stoker.errors import UsageError
+from stoker.terminal import working
 
 # Leftovers of tools in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")

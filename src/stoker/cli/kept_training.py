@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import ask, following, is_interactive, relative, say
 from stoker.errors import UsageError
 from stoker.host.git import git_state
 from stoker.logs import EventName
+from stoker.run.progress import following
+from stoker.terminal import ask, is_interactive, relative, say
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog

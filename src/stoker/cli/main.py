@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code; prints errors to stderr."""
     # Imported here: a launcher needs no parser.
     from stoker.cli.app import VERBS, app_for
-    from stoker.cli.progress import program
+    from stoker.terminal import program
 
     debug = "--debug" in arguments
     # `stoker help train`, as in other tools; `stoker` alone asks for help, too.

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.cli.progress import say
 from stoker.environment import pipeline_execution
 from stoker.errors import UsageError
 from stoker.logs import now_utc
@@ -24,6 +23,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.memory import remembered_run
+from stoker.terminal import say
 
 # More would be of another time: other data, other drivers.
 MOST_RUNS = 20

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import say
 from stoker.errors import DeclinedError, StokerError
+from stoker.terminal import say
 
 if TYPE_CHECKING:
     from stoker.notify import RunEnding

@@ -18,7 +18,6 @@ from stoker.cli.options import (
     WorkloadFile,
     Yes,
 )
-from stoker.cli.progress import ask, say, working
 from stoker.cli.versions import chosen_version
 from stoker.errors import (
     EXIT_INTERRUPTED,
@@ -26,6 +25,7 @@ from stoker.errors import (
     TerminatedError,
     UsageError,
 )
+from stoker.terminal import ask, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import RunState

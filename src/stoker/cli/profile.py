@@ -22,8 +22,10 @@ from stoker.cli.options import (
     told_by_flag,
     typed_keys,
 )
-from stoker.cli.progress import (
-    is_of_platform,
+from stoker.errors import UsageError, WorkloadError
+from stoker.logs import EventName, parse_line
+from stoker.run.progress import is_of_platform
+from stoker.terminal import (
     program,
     relative,
     say,
@@ -33,8 +35,6 @@ from stoker.cli.progress import (
     words_column,
     working,
 )
-from stoker.errors import UsageError, WorkloadError
-from stoker.logs import EventName, parse_line
 from stoker.units import duration, ms, wait_words
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import typer
 
 from stoker.cli.clients import workload_of
 from stoker.cli.options import AsJson, Overrides, TargetName, WorkloadFile
-from stoker.cli.progress import say, working
 from stoker.errors import UsageError
+from stoker.terminal import say, working
 from stoker.units import size
 
 if TYPE_CHECKING:

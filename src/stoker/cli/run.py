@@ -22,10 +22,10 @@ from stoker.cli.options import (
     Yes,
     offered,
 )
-from stoker.cli.progress import program, relative, say, step_line
 from stoker.cli.training_plan import with_plan_price
 from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
 from stoker.logs import printable
+from stoker.terminal import program, relative, say, step_line
 
 if TYPE_CHECKING:
     from stoker.records import Decision, Evaluation, Group, Profile, Training, Workload

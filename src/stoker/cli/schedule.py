@@ -11,8 +11,8 @@ import typer
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile
-from stoker.cli.progress import say, working
 from stoker.errors import ServiceError, UsageError
+from stoker.terminal import say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled, PipelineClient

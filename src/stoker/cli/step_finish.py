@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import say
 from stoker.cli.training_plan import with_plan_price
 from stoker.errors import PlatformError, StokerError, TerminatedError
+from stoker.terminal import say
 
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import say
+from stoker.terminal import say
 
 if TYPE_CHECKING:
     from stoker.platforms.base import JobSpec

@@ -30,9 +30,9 @@ from stoker.cli.options import (
     told_by_flag,
     typed_keys,
 )
-from stoker.cli.progress import program, relative, say
 from stoker.cli.training_plan import with_plan_price
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.terminal import program, relative, say
 
 if TYPE_CHECKING:
     from stoker.platforms.base import JobSpec, Platform, RequestT

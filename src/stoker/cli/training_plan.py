@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import say
 from stoker.errors import ServiceError, UsageError
+from stoker.terminal import say
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog

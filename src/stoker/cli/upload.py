@@ -11,9 +11,9 @@ import typer
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile, Yes
-from stoker.cli.progress import ask, say, working
 from stoker.cli.versions import check_version_options, done_text, go_back, show_versions
 from stoker.errors import EXIT_CHANGED, EXIT_NEW, UsageError
+from stoker.terminal import ask, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stoker.cli.progress import ask, say, working
 from stoker.errors import ServiceError, UsageError
+from stoker.terminal import ask, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import PipelineClient

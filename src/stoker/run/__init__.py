@@ -1,0 +1,1 @@
+"""One life of a run: plan, submit, follow, record, track, report, exit code."""
