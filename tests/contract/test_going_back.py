@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.champions import promote
 from stoker.pipelines.sagemaker.client import SageMakerClient
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import champion_quality
 from stoker.records import Evaluation, write_json
+from stoker.run.champions import promote
 from support.moto_server import REGION
 from support.pages import code_lines
 from support.sagemaker_uploads import BUCKET, hand_made, workload

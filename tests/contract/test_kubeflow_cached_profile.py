@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from stoker.cli.options import OutputFiles
-from stoker.cli.outputs import step_inputs
 from stoker.environment import step_workload
 from stoker.errors import UsageError
 from stoker.pipelines.kubeflow.compile import compile_kubeflow, kubeflow_request
+from stoker.run.outputs import step_inputs
 from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.kubernetes_jobs import POOLS

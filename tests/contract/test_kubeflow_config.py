@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from stoker.catalog import catalog_of, load_catalog, with_pools
-from stoker.cli.workloads import parse_groups
 from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.records import Profile, ProfiledHost, StepTerms, Workload
+from stoker.run.clusters import parse_groups
 from stoker.workload_file import read_workload
 from support.examples import project
 

@@ -166,7 +166,7 @@ UNREAD = {
 
 @pytest.mark.parametrize(("make", "words"), UNREAD.values(), ids=UNREAD)
 def test_data_that_cannot_be_read_whole_always_trains(make, words, installation, monkeypatch):
-    monkeypatch.setattr("stoker.cli.pipeline_facts._MAX_FILES", 20)
+    monkeypatch.setattr("stoker.run.pipeline_facts._MAX_FILES", 20)
     make(data_folder(installation))
     for _ in range(2):
         assert tasks_of(ran(installation, skipping())) == TRAINED

@@ -21,16 +21,16 @@ if __name__ == "__main__":
 pytest.importorskip("kfp")
 
 from stoker.cli.app import VERBS, app_for
-from stoker.cli.outputs import (
+from stoker.errors import UsageError
+from stoker.kubeflow import compiled
+from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
+from stoker.records import Gate, TrackingSettings
+from stoker.run.outputs import (
     COMPARE_PARAMETERS,
     DECIDE_PARAMETERS,
     EVALUATE_PARAMETERS,
     TRAIN_PARAMETERS,
 )
-from stoker.errors import UsageError
-from stoker.kubeflow import compiled
-from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
-from stoker.records import Gate, TrackingSettings
 from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.command import process

@@ -11,11 +11,11 @@ from kfp import dsl
 
 from stoker import kubeflow
 from stoker.cli.options import OutputFiles
-from stoker.cli.outputs import step_inputs
 from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled, follower
 from stoker.platforms.kubernetes.objects import object_name
 from stoker.records import is_run_of
+from stoker.run.outputs import step_inputs
 from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store

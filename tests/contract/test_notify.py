@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from stoker.cli.main import run as command
-from stoker.cli.notify import telling, warned
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
 from stoker.records import NotifySettings, Workload, to_json, write_json
 from stoker.repeat import repeated
+from stoker.run.webhook import telling, warned
 from support import sample_records
 
 SECRET = "T0/B0/a-secret"

@@ -11,7 +11,6 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
-from stoker.cli.workloads import run_base
 from stoker.pipelines.sagemaker.client import SCHEDULE_GROUP, SageMakerClient
 from stoker.pipelines.sagemaker.compile import compile_pipeline
 from stoker.pipelines.sagemaker.schedule import RETRY_POLICY
@@ -20,6 +19,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
+from stoker.run.run_folders import run_base
 from support.policies import (
     ACCOUNT,
     EVERYTHING,

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from botocore.stub import Stubber
 
-from stoker.cli.cloudwatch_metrics import NAMESPACE, publish
 from stoker.cli.main import run as command
 from stoker.platforms.aws import Aws
 from stoker.records import Evaluation, Notice, read_json, to_json, write_json
 from stoker.records.notices import KINDS
+from stoker.run.cloudwatch_metrics import NAMESPACE, publish
 from support import sample_records
 from support.policies import EVERYTHING, REGION, example, stack, statements
 

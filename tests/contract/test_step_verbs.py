@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from stoker.cli.options import OutputFiles
-from stoker.cli.outputs import step_inputs
 from stoker.errors import UsageError
 from stoker.records import (
     Decision,
@@ -20,6 +19,7 @@ from stoker.records import (
     to_json,
     write_json,
 )
+from stoker.run.outputs import step_inputs
 from support import kubeflow_pipeline, sample_records
 from support.command import Done, process, stoker, succeeds
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.cli.outputs import carried
 from stoker.host.listing import listing_version
 from stoker.records import Decision, Profile, Training, read_json, to_json
 from stoker.records.training import InputVersion, Lineage
+from stoker.run.outputs import carried
 from support.command import Done, stoker
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.processes import ran

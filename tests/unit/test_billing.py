@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.billing import bill, confirm, confirm_run, limit_words, say_unused_types
 from stoker.errors import UsageError
 from stoker.records import (
     Cluster,
@@ -18,6 +17,7 @@ from stoker.records import (
     Workload,
 )
 from stoker.records.base import Place, convert
+from stoker.run.billing import bill, confirm, confirm_run, limit_words, say_unused_types
 from support import builders, decisions, sample_records
 
 CATALOG = load_catalog("sagemaker")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.champions import champion_metrics, promote
 from stoker.errors import GateError, StokerError, UsageError
 from stoker.records import Evaluation, Gate, GateResult, Workload, read_json, write_json
+from stoker.run.champions import champion_metrics, promote
 
 GATE = Gate(metric="accuracy", min_champion=-0.01)
 WORKLOAD = Workload(name="job", command=("true",), gate=(GATE,))

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.cli.outputs import free_advice
 from stoker.decide import explain
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.ranking import error_band
 from stoker.decide.step_work import measure, today_of
 from stoker.profile.explain import explain as explain_profile
 from stoker.profile.rank_results import BatchFacts, Evidence, Reads
+from stoker.run.outputs import free_advice
 from support import builders, decisions, profiled_ranks
 from support.profiled_ranks import at, drained
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.cli.earlier_runs import memory_of
 from stoker.decide import LastRun, explain, remembered
 from stoker.decide.ranking import error_band
 from stoker.decide.remember import margin
 from stoker.record_words import decision_words
 from stoker.records import GroupSpending, write_json
+from stoker.run.earlier_runs import memory_of
 from support import builders, decisions, sample_records
 from support.property_tests import examples
 

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from stoker.cli.evaluate import _gate
-from stoker.cli.outputs import told_of_evaluation
 from stoker.errors import GateError, UsageError
 from stoker.evaluate import (
     evaluate,
@@ -40,6 +39,7 @@ from stoker.records import (
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.records.training import InputVersion, Lineage
 from stoker.report.verdict import collect, judge
+from stoker.run.outputs import told_of_evaluation
 from stoker.tracking import metrics_of, tags_of
 from stoker.units import time_unit
 from support import builders, sample_records

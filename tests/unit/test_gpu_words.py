@@ -6,7 +6,6 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from stoker.cli.outputs import carried, told_of_evaluation, told_of_profile, told_of_training
 from stoker.evaluate import evaluate
 from stoker.profile.explain import explain
 from stoker.record_words import (
@@ -25,6 +24,7 @@ from stoker.records.gpu import (
     step_busy_share,
 )
 from stoker.report.gpu_picture import draw_gpus, gpu_rows, read_gpu_strip
+from stoker.run.outputs import carried, told_of_evaluation, told_of_profile, told_of_training
 from stoker.tracking import metrics_of
 from support import sample_records
 from support.builders import gpu_load

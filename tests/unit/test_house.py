@@ -152,7 +152,7 @@ CLIENTS = "cli/pipelines.py", "pipelines/kubeflow/client.py", "pipelines/sagemak
         (CLIENTS, 7_100),
         (("cli/from_training_job.py",), 2_200),
         (("doctor/cluster.py",), 2_200),
-        (("notify.py", "cli/notify.py"), 1_550),
+        (("notify.py", "run/webhook.py"), 1_550),
     ],
     ids=["verbs of pipelines", "init of a job", "doctor of a cluster", "webhook"],
 )

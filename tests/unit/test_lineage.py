@@ -2,10 +2,10 @@ import json
 
 import msgspec
 
-from stoker.cli.outputs import carried, told_of_training
 from stoker.host.listing import listing_version
 from stoker.records import write_json
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, training_record
+from stoker.run.outputs import carried, told_of_training
 from stoker.tracking import tags_of
 from support.command import stoker
 from support.sample_records import training

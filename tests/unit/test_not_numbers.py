@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker import log_metrics
-from stoker.cli.outputs import carried, told_of_evaluation, told_of_training
 from stoker.environment import ProcessSettings
 from stoker.errors import GateError, UsageError
 from stoker.evaluate import evaluate, judged_again, model_quality
@@ -36,6 +35,7 @@ from stoker.records import (
 from stoker.records.base import Place
 from stoker.records.hyperparameters import record_of
 from stoker.records.outcome import outcome_of
+from stoker.run.outputs import carried, told_of_evaluation, told_of_training
 from stoker.workload_file import read_workload, workload_from
 from support import sample_records
 

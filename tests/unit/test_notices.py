@@ -6,7 +6,6 @@ from datetime import UTC, date, datetime, timedelta
 import msgspec
 import pytest
 
-from stoker.cli.outputs import told_of_evaluation
 from stoker.evaluate import evaluate
 from stoker.notify import RunEnding, body_of
 from stoker.record_words import evaluation_table, evaluation_words
@@ -24,6 +23,7 @@ from stoker.records import (
 from stoker.records.notices import IDLE_SHARE, KINDS, notices_of
 from stoker.records.profile_origin import MAX_PROFILE_DAYS, ProfileOrigin
 from stoker.report import ReportedRun, write_report
+from stoker.run.outputs import told_of_evaluation
 from stoker.tracking import metrics_of
 from support import sample_records
 

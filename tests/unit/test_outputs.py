@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from stoker.cli.options import OutputFiles
-from stoker.cli.outputs import (
+from stoker.errors import UsageError
+from stoker.records import Event, Host, Training, read_json
+from stoker.run.outputs import (
     MAX_PARAMETER_BYTES,
     Told,
     carried,
@@ -14,8 +16,6 @@ from stoker.cli.outputs import (
     told_of_training,
     write_executor_output,
 )
-from stoker.errors import UsageError
-from stoker.records import Event, Host, Training, read_json
 from support import sample_records
 
 ADDRESS = "minio://bucket/v2/artifacts/run"

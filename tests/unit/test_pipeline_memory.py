@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.earlier_runs import memory_in
-from stoker.cli.memory import keep_run, remembered_runs
 from stoker.decide import LastRun, remembered
 from stoker.records import Comparison, Decision, read_json, write_json
 from stoker.records.memory import compared, remembered_run, workload_facts
 from stoker.records.training import InputVersion, Lineage
+from stoker.run.earlier_runs import memory_in
+from stoker.run.pipeline_memory import keep_run, remembered_runs
 from support import builders, decisions, sample_records
 from support.command import stoker
 
@@ -116,7 +116,7 @@ def test_runs_that_end_at_once_are_all_remembered(tmp_path):
 
 
 def test_only_the_newest_files_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.cli.memory._MOST_KEPT", 3)
+    monkeypatch.setattr("stoker.run.pipeline_memory._MOST_KEPT", 3)
     for day in range(1, 7):
         keep_run(tmp_path, run_of(f"mnist--{day}", day=f"2026-11-0{day}"))
     names = [run.run for run in remembered_runs(tmp_path, workload=workload()).runs]

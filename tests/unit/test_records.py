@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker.cli.schema import json_schema
-from stoker.cli.workloads import latest_run_dir
 from stoker.errors import UsageError
 from stoker.records import (
     RECORDS,
@@ -29,6 +28,7 @@ from stoker.records import (
 from stoker.records.base import Record
 from stoker.records.schema import field_texts, schema_of
 from stoker.records.workload import own_keys, refuse_foreign
+from stoker.run.run_folders import latest_run_dir
 from stoker.workload_file import workload_from
 from support import builders, sample_records
 from support.property_tests import examples

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.run import STEPS, Chain, forget_later, next_step
-from stoker.cli.workloads import groups_of, named_run_dir, new_run_dir, parse_groups, resolve
+from stoker.cli.workloads import resolve
 from stoker.errors import DeclinedError, PlatformError, UsageError
 from stoker.platforms.local import lock_run_folder
 from stoker.records import groups_in_words
+from stoker.run.clusters import groups_of, parse_groups
+from stoker.run.run_folders import named_run_dir, new_run_dir
 from stoker.workload_file import workload_from
 from support.command import stoker
 

@@ -6,13 +6,13 @@ import platform
 import msgspec
 import pytest
 
-from stoker.cli.unchanged import code_here, since_last_run
 from stoker.errors import UsageError
 from stoker.host.listing import listing_version
 from stoker.launch.finish import packages_here
 from stoker.pipelines.sagemaker.compile import check_comparable
 from stoker.records import write_json
 from stoker.records.training import InputVersion, Lineage
+from stoker.run.unchanged import code_here, since_last_run
 from support import builders, sample_records
 
 replace = msgspec.structs.replace

@@ -81,7 +81,7 @@ def kept_runs(monkeypatch):
         found.append(told)
         return ""
 
-    monkeypatch.setattr("stoker.cli.tracking.keep_tracked", keep)
+    monkeypatch.setattr("stoker.run.mlflow_run.keep_tracked", keep)
     return found
 
 

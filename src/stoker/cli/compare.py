@@ -54,15 +54,15 @@ def compare_verb(
     Examples:
         stoker compare w.yaml --memory memory
     """
-    from stoker.cli.outputs import (
+    from stoker.cli.workloads import read_with_params
+    from stoker.run.outputs import (
         COMPARE_PARAMETERS,
         deliver,
         outputs_of,
         step_inputs,
         told_of_comparison,
     )
-    from stoker.cli.pipeline_facts import PipelineFacts, compared_with
-    from stoker.cli.workloads import read_with_params
+    from stoker.run.pipeline_facts import PipelineFacts, compared_with
 
     inputs = step_inputs(files)
     workload = workload or inputs.workload
@@ -94,8 +94,8 @@ def compare_verb(
 
 def _notify(workload: "Workload", comparison: "Comparison", *, quiet: bool) -> None:
     """Notifies the webhook of a SageMaker pipeline's run that ends here."""
-    from stoker.cli.notify import telling
     from stoker.environment import pipeline_run
+    from stoker.run.webhook import telling
 
     run = pipeline_run()
     is_last = bool(run) and not comparison.has_changed

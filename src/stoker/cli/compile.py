@@ -44,10 +44,10 @@ def compile_verb(
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
         stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
     """
-    from stoker.cli.billing import say_prices
     from stoker.cli.unreported import unreported_words
     from stoker.pipelines.base import platform_of
     from stoker.records import write_text
+    from stoker.run.billing import say_prices
     from stoker.workload_file import read_workload
 
     is_kubeflow = target == "kubeflow"

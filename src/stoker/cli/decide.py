@@ -23,15 +23,15 @@ from stoker.cli.options import (
     told_by_flag,
     typed_keys,
 )
-from stoker.cli.training_plan import with_plan_price
 from stoker.errors import UsageError
+from stoker.run.plan_price import with_plan_price
 from stoker.terminal import say, working
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
-    from stoker.cli.earlier_runs import Memory
     from stoker.decide import TakeAs
     from stoker.records import Calibration, Profile, Workload
+    from stoker.run.earlier_runs import Memory
 
 _EXAMPLE_TYPE = "ml.g5.2xlarge"
 
@@ -109,18 +109,19 @@ def decide_verb(
         stoker decide --instance-type ml.g5.2xlarge --step-seconds 0.4
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.outputs import (
+    from stoker.cli.workloads import read_with_params
+    from stoker.decide import decide, explain, refuse_unfed
+    from stoker.platforms.service_limits import is_training_type
+    from stoker.records.workload import own_keys, refuse_foreign
+    from stoker.run.clusters import parse_groups
+    from stoker.run.earlier_profiles import code_package, with_age
+    from stoker.run.outputs import (
         DECIDE_PARAMETERS,
         deliver,
         outputs_of,
         step_inputs,
         told_of_decision,
     )
-    from stoker.cli.reused import code_package, with_age
-    from stoker.cli.workloads import parse_groups, read_with_params
-    from stoker.decide import decide, explain, refuse_unfed
-    from stoker.platforms.service_limits import is_training_type
-    from stoker.records.workload import own_keys, refuse_foreign
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
     workload, params = workload or given.workload, [*given.params, *(params or ())]
@@ -231,7 +232,7 @@ def _earlier_runs(
         catalog: Types and prices.
         quiet: Whether nothing is printed.
     """
-    from stoker.cli.earlier_runs import Memory, memory_in
+    from stoker.run.earlier_runs import Memory, memory_in
 
     memory, calibration = Memory(), None
     flag = "--memory" if folders.memory else "--calibrate"
@@ -360,8 +361,8 @@ def _with_hosts_of(
 def _profile_of(
     file: Path | None, guess: Guess, *, workload: "Workload | None", is_taken: bool = False
 ) -> "Profile":
-    from stoker.cli.workloads import todays_cluster
     from stoker.records import Profile, ProfiledHost, StepTerms, read_json
+    from stoker.run.clusters import todays_cluster
 
     given = _given(guess)
     if is_taken:

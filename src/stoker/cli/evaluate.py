@@ -14,8 +14,8 @@ from stoker.errors import GateError, PlatformError, UsageError
 from stoker.terminal import say
 
 if TYPE_CHECKING:
-    from stoker.cli.outputs import Outputs
     from stoker.records import Decision, Evaluation, Training, Workload
+    from stoker.run.outputs import Outputs
 
 
 def evaluate_verb(
@@ -67,14 +67,14 @@ def evaluate_verb(
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
         stoker evaluate --profile p.json --decision d.json --training t.json
     """
-    from stoker.cli.cloudwatch_metrics import publish
-    from stoker.cli.memory import keep_remembered
-    from stoker.cli.notify import telling
-    from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params, workload_of_records
     from stoker.environment import pipeline_run
     from stoker.records import Profile, Training, read_json
     from stoker.records.outcome import outcome_of
+    from stoker.run.cloudwatch_metrics import publish
+    from stoker.run.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
+    from stoker.run.pipeline_memory import keep_remembered
+    from stoker.run.webhook import telling
 
     given = step_inputs(files)
     workload, training = workload or given.workload, training or given.training
@@ -169,8 +169,8 @@ def _remember(
     quiet: bool,
 ) -> None:
     """Adds a run to its pipeline's memory, of which the gate has just been passed."""
-    from stoker.cli.memory import keep_remembered
     from stoker.records import Training, read_json
+    from stoker.run.pipeline_memory import keep_remembered
 
     profile, decision, text = records
     training = read_json(text, Training)
@@ -188,9 +188,8 @@ def _remember(
 
 def _mark(training: "Training", record: "Evaluation", *, workload: "Workload", quiet: bool) -> None:
     """Tags a model that was refused, and its copy; a line names what cannot be tagged."""
-    from stoker.cli.workloads import region_of
     from stoker.errors import ServiceError
-    from stoker.platforms.aws import Aws
+    from stoker.platforms.aws import Aws, region_of
     from stoker.platforms.sagemaker.registry import keep_registered, mark_models
 
     settings = workload.sagemaker
@@ -223,15 +222,15 @@ def judged(
     `records` are the files of profile, decision and training, or the text of the training, which
     `may_be_lost`.
     """
-    from stoker.cli.champions import champion_metrics
-    from stoker.cli.outputs import deliver, told_of_evaluation
-    from stoker.cli.tracking import keep_tracked
-    from stoker.cli.workloads import region_of
     from stoker.environment import pipeline_run
     from stoker.evaluate import evaluate, model_metadata, model_quality
+    from stoker.platforms.aws import region_of
     from stoker.platforms.base import tracking_of
     from stoker.record_words import evaluation_table
     from stoker.records import Decision, Profile, read_json, write_text
+    from stoker.run.champions import champion_metrics
+    from stoker.run.mlflow_run import keep_tracked
+    from stoker.run.outputs import deliver, told_of_evaluation
 
     profile, decision, training = records
     profiled = read_json(profile, Profile)
@@ -328,9 +327,9 @@ def _copies(
 
 def _gate(evaluation_file: Path, *, champions: str | None) -> None:
     """Raises GateError unless an evaluation passed; promotes its model, if there is a folder."""
-    from stoker.cli.champions import promote
     from stoker.records import Evaluation, read_json
     from stoker.records.outcome import outcome_of_gates
+    from stoker.run.champions import promote
 
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:

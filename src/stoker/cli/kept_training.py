@@ -16,9 +16,9 @@ from stoker.terminal import ask, is_interactive, relative, say
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
-    from stoker.cli.outputs import Outputs
     from stoker.platforms.base import JobSpec, LogLine, Platform
     from stoker.records import Decision, Profile, Training, Workload
+    from stoker.run.outputs import Outputs
 
 # Events of a continuing run that go to its webhook.
 _ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PROGRESS)
@@ -71,14 +71,14 @@ def train_and_keep(
         echo: Whether to show the lines of the script, too.
         assume_yes: Train again without a question though an earlier job's end was not seen.
     """
-    from stoker.cli.notify import warned
-    from stoker.cli.outputs import carried
-    from stoker.cli.tracking import start_tracking
-    from stoker.cli.unchanged import code_here
     from stoker.launch.script_python import refuse_unfed_script
     from stoker.platforms.base import RecoveringPlatform
     from stoker.records import Training, read_json, sha256_of, write_json
     from stoker.records.training import Lineage
+    from stoker.run.mlflow_run import start_tracking
+    from stoker.run.outputs import carried
+    from stoker.run.unchanged import code_here
+    from stoker.run.webhook import warned
     from stoker.train import train
 
     keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
@@ -147,9 +147,9 @@ def deliver_training(
     record: "Training", *, outputs: "Outputs", run_dir: Path, model_uri: str | None, as_json: bool
 ) -> None:
     """Writes and prints a training's record; by default, in the run's folder."""
-    from stoker.cli.outputs import deliver, told_of_training
     from stoker.record_words import training_words
     from stoker.records.training import copied_to
+    from stoker.run.outputs import deliver, told_of_training
 
     file = outputs.out or run_dir / "training.json"
     # The record may go elsewhere, and its timeline, which it names by a relative path.
@@ -169,10 +169,10 @@ def keep_stopped(
     record: "Training", *, job: "JobSpec", out: Path | None, again: str, quiet: bool
 ) -> None:
     """Copies the record of a stopped training to `out`, and prints how to continue."""
-    from stoker.cli.tracking import keep_tracked
     from stoker.record_words import training_words
     from stoker.records import write_json
     from stoker.records.training import copied_to
+    from stoker.run.mlflow_run import keep_tracked
 
     run_dir = job.run_dir
     files = [run_dir / "training.json", *([out] if out else [])]

@@ -56,9 +56,9 @@ def start_verb(
         stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
         stoker start sagemaker configs/mnist-sagemaker.yaml
     """
-    from stoker.cli.billing import confirm_run
     from stoker.cli.workloads import with_params
     from stoker.pipelines.base import check_run_decidable
+    from stoker.run.billing import confirm_run
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value is reported without credentials.

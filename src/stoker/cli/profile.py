@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
 
-    from stoker.cli.outputs import Outputs
-    from stoker.cli.reused import EarlierProfile
     from stoker.platforms.base import LogLine, Platform
     from stoker.records import Cluster, Profile, Workload
+    from stoker.run.earlier_profiles import EarlierProfile
+    from stoker.run.outputs import Outputs
 
 # What is measured after an event.
 _DOING: dict[str, str] = {
@@ -100,21 +100,17 @@ def profile_verb(
         stoker profile configs/mnist.yaml --budget 60
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import outputs_of, step_inputs
-    from stoker.cli.reused import earlier_profile, kept_profiles
-    from stoker.cli.workloads import (
-        named_run_dir,
-        new_run_dir,
-        resolve,
-        run_base,
-        todays_cluster,
-    )
+    from stoker.cli.workloads import resolve
     from stoker.environment import own_pod
     from stoker.platforms import platform_named
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
     from stoker.profile.user_files import COPY, scratch_copy
     from stoker.records import Group, to_json, write_json
+    from stoker.run.billing import confirm, say_unused_types
+    from stoker.run.clusters import todays_cluster
+    from stoker.run.earlier_profiles import earlier_profile, kept_profiles
+    from stoker.run.outputs import outputs_of, step_inputs
+    from stoker.run.run_folders import named_run_dir, new_run_dir, run_base
 
     if (logs or region) and not training_job:
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
@@ -227,8 +223,8 @@ def profile_verb(
 
 
 def deliver_profile(record: "Profile", *, outputs: "Outputs", as_json: bool) -> None:
-    from stoker.cli.outputs import deliver, told_of_profile
     from stoker.profile import explain
+    from stoker.run.outputs import deliver, told_of_profile
 
     told = told_of_profile(record)
     deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
@@ -238,7 +234,7 @@ def tell_earlier(
     earlier: "EarlierProfile", workload: "Workload", *, outputs: "Outputs", as_json: bool
 ) -> None:
     """Says what is used in place of a measurement, and delivers it."""
-    from stoker.cli.reused import reused_words
+    from stoker.run.earlier_profiles import reused_words
 
     say(f"profile of {workload.name}: {earlier.words}", quiet=as_json)
     if earlier.profile is not None:

@@ -22,9 +22,9 @@ from stoker.cli.options import (
     Yes,
     offered,
 )
-from stoker.cli.training_plan import with_plan_price
 from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
 from stoker.logs import printable
+from stoker.run.plan_price import with_plan_price
 from stoker.terminal import program, relative, say, step_line
 
 if TYPE_CHECKING:
@@ -64,22 +64,16 @@ def run_verb(
         stoker run configs/mnist.yaml --from train --set training.epochs=3
         stoker run configs/mnist.yaml --group dnn=local.c1:1 --group data=local.c1:1
     """
-    from stoker.cli.billing import say_unused_types
-    from stoker.cli.champions import champion_metrics
-    from stoker.cli.notify import telling
-    from stoker.cli.unchanged import since_last_run
     from stoker.cli.unreported import unreported_words
-    from stoker.cli.workloads import (
-        RUNS,
-        groups_of,
-        latest_run_dir,
-        new_run_dir,
-        resolve,
-        run_base,
-        todays_cluster,
-    )
+    from stoker.cli.workloads import resolve
     from stoker.records import Group, Training, nearest, read_json, to_json, write_json
     from stoker.records.outcome import outcome_of
+    from stoker.run.billing import say_unused_types
+    from stoker.run.champions import champion_metrics
+    from stoker.run.clusters import groups_of, todays_cluster
+    from stoker.run.run_folders import RUNS, latest_run_dir, new_run_dir, run_base
+    from stoker.run.unchanged import since_last_run
+    from stoker.run.webhook import telling
 
     sets = [*(overrides or ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
@@ -210,8 +204,8 @@ class Chain:
 
     def tell_age(self, record: object) -> None:
         """Prints the age of a profile that is used again, and what has changed since."""
-        from stoker.cli.reused import reused_words
         from stoker.records import Profile
+        from stoker.run.earlier_profiles import reused_words
 
         if isinstance(record, Profile) and (reused := reused_words(record, self.workload)):
             say(step_line("  age", reused.words, None), quiet=self.quiet)
@@ -235,14 +229,9 @@ def say_stopped(chain: Chain) -> None:
 def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     """Runs the steps; returns the exit code, and the evaluation if the training succeeded."""
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm
-    from stoker.cli.earlier_runs import memory_of
     from stoker.cli.kept_training import train_and_keep
-    from stoker.cli.outputs import free_advice
     from stoker.cli.profile import following_profile
-    from stoker.cli.reused import with_age
     from stoker.cli.train import command_line
-    from stoker.cli.workloads import todays_cluster
     from stoker.decide import decide, followed, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
@@ -252,6 +241,11 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.records import Decision, Evaluation, Group, Profile, Training
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import BUSY
+    from stoker.run.billing import confirm
+    from stoker.run.clusters import todays_cluster
+    from stoker.run.earlier_profiles import with_age
+    from stoker.run.earlier_runs import memory_of
+    from stoker.run.outputs import free_advice
     from stoker.train import prepare
 
     workload, run_dir = chain.workload, chain.run_dir
@@ -369,9 +363,9 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
 
 def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
     from stoker.cli.report import found_in
-    from stoker.cli.tracking import keep_tracked
     from stoker.platforms.base import tracking_of
     from stoker.records import Evaluation, Training
+    from stoker.run.mlflow_run import keep_tracked
 
     folder = chain.run_dir
     if not chain.workload.tracking.mlflow:

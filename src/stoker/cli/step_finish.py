@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.training_plan import with_plan_price
 from stoker.errors import PlatformError, StokerError, TerminatedError
+from stoker.run.plan_price import with_plan_price
 from stoker.terminal import say
 
 if TYPE_CHECKING:
-    from stoker.cli.outputs import Outputs
     from stoker.platforms.base import RecoveringPlatform
     from stoker.records import Json, Workload
+    from stoker.run.outputs import Outputs
 
 # As on Kubeflow's pages, and as its driver hands it to an exit handler.
 _FAILED = ("failed", "error", "system_error")
@@ -44,10 +44,10 @@ def finish_run(
     `outcome` is JSON as of Kubeflow's PipelineTaskFinalStatus. Raises TerminatedError on SIGTERM
     while it follows a job, which continues.
     """
-    from stoker.cli.notify import telling
     from stoker.platforms import platform_named
     from stoker.platforms.base import RecoveringPlatform
     from stoker.records import write_text
+    from stoker.run.webhook import telling
 
     run = workload.run_name(run_id)
     state, why = _state(outcome)
@@ -170,8 +170,9 @@ class LostJobs:
 
     def _follow_profile(self, records: Mapping[str, str], *, run: str) -> str:
         from stoker.cli.profile import deliver_profile, profile_and_keep
-        from stoker.cli.workloads import named_run_dir, todays_cluster
         from stoker.records import Workload, read_json
+        from stoker.run.clusters import todays_cluster
+        from stoker.run.run_folders import named_run_dir
 
         # As Profile had it, with the parameters of the run.
         workload = read_json(records["workload.json"], Workload)
@@ -194,11 +195,11 @@ class LostJobs:
         from stoker.catalog import catalog_of
         from stoker.cli.evaluate import judged
         from stoker.cli.kept_training import deliver_training, train_and_keep
-        from stoker.cli.outputs import Outputs, kept_model
-        from stoker.cli.tracking import keep_tracked
-        from stoker.cli.workloads import named_run_dir
         from stoker.records import Decision, Workload, read_json, write_text
         from stoker.records.outcome import outcome_of, training_exit_code
+        from stoker.run.mlflow_run import keep_tracked
+        from stoker.run.outputs import Outputs, kept_model
+        from stoker.run.run_folders import named_run_dir
         from stoker.train import prepare
 
         # As Train had it, with the parameters of the run.

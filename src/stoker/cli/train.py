@@ -30,8 +30,8 @@ from stoker.cli.options import (
     told_by_flag,
     typed_keys,
 )
-from stoker.cli.training_plan import with_plan_price
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.run.plan_price import with_plan_price
 from stoker.terminal import program, relative, say
 
 if TYPE_CHECKING:
@@ -93,22 +93,10 @@ def train_verb(
         stoker train --group dnn=1 --group data=local.c1:1 -- python train.py
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.kept_training import deliver_training, records_of_step, train_and_keep
-    from stoker.cli.notify import telling
-    from stoker.cli.outputs import TRAIN_PARAMETERS, kept_model, outputs_of, step_inputs
     from stoker.cli.report import report_of_run
     from stoker.cli.step_finish import FinishOutputs, finish_run
-    from stoker.cli.tracking import keep_tracked
-    from stoker.cli.workloads import (
-        RUNS,
-        groups_of,
-        named_run_dir,
-        new_run_dir,
-        read_with_params,
-        resolve,
-        run_base,
-    )
+    from stoker.cli.workloads import read_with_params, resolve
     from stoker.decide import followed
     from stoker.environment import pipeline_execution, pipeline_run
     from stoker.platforms import platform_named
@@ -116,6 +104,12 @@ def train_verb(
     from stoker.record_words import training_words
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
+    from stoker.run.billing import confirm, say_unused_types
+    from stoker.run.clusters import groups_of
+    from stoker.run.mlflow_run import keep_tracked
+    from stoker.run.outputs import TRAIN_PARAMETERS, kept_model, outputs_of, step_inputs
+    from stoker.run.run_folders import RUNS, named_run_dir, new_run_dir, run_base
+    from stoker.run.webhook import telling
     from stoker.train import prepare
 
     keys = {("platform", "--platform"): platform, ("constraints.max_usd", "--max-usd"): max_usd}

@@ -54,10 +54,10 @@ def upload_verb(
         stoker upload sagemaker workload.yaml --values prod.yaml --check
         stoker upload sagemaker workload.yaml --back-to 3
     """
-    from stoker.cli.billing import say_prices
     from stoker.cli.compile import again_words, compiled_for
     from stoker.cli.schedule import planned_schedule, show_schedules
     from stoker.pipelines.base import platform_of
+    from stoker.run.billing import say_prices
 
     check_version_options(
         target=target, check=check, versions=versions, back_to=back_to, alias=alias

@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.options import AsJson
-from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
 from stoker.figures.feed_intervals import FeedInterval, HostRate, feed_limit_of, interval_in
 from stoker.figures.gpu_log import GpuNow, GpusNow, gpus_in
@@ -29,6 +28,7 @@ from stoker.figures.step_progress import StepProgress, progress_in
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.log_files import FileTail, take_lines
 from stoker.record_words import gpu_figures
+from stoker.run.run_folders import RUNS
 from stoker.units import usd
 
 _HOSTS_IN_A_LINE = 6

@@ -15,7 +15,7 @@ from typing import IO, cast
 from stoker.environment import cloud_region
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, StokerError, UsageError
 from stoker.platforms.service_limits import object_problem, over_limits, tag_problems
-from stoker.records import Json
+from stoker.records import Json, Workload
 from stoker.records.base import mappings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, may_pass, repeated
 
@@ -398,6 +398,11 @@ def _check_object(uri: str) -> None:
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
     return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
+
+
+def region_of(workload: Workload) -> str | None:
+    """Returns the region that a workload names."""
+    return workload.sagemaker.region if workload.sagemaker else None
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -62,10 +62,9 @@ def warned(workload: "Workload", *, run: str, step: str, text: str, quiet: bool)
 
 def _told(notify: "NotifySettings", workload: "Workload", ending: "RunEnding") -> str:
     """Sends the message; returns why it could not be sent, or an empty text."""
-    from stoker.cli.workloads import region_of
     from stoker.environment import pipeline_run, webhook_url
     from stoker.notify import body_of, post
-    from stoker.platforms.aws import Aws
+    from stoker.platforms.aws import Aws, region_of
 
     url = webhook_url(notify.variable, os.environ)
     if not url and notify.secret_arn and pipeline_run(os.environ):

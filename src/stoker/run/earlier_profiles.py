@@ -12,10 +12,10 @@ import msgspec
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
-    from stoker.cli.outputs import Outputs
     from stoker.platforms.base import Platform, RecoveringPlatform
     from stoker.records import Decision, Profile, Workload
     from stoker.records.profile_origin import ReusedProfile
+    from stoker.run.outputs import Outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,27 @@ class EarlierProfile:
     package: CodePackage | None = None
 
 
+def reused_profile(workload: "Workload", params: Sequence[str]) -> "Profile | None":
+    """Returns the profile of the parameter reuse_profile, a text or a file, if it is set."""
+    from stoker.parameters import parse
+    from stoker.records import Profile, read_json
+    from stoker.records.workload import refuse_foreign
+
+    given = parse(params, workload=workload).get("reuse_profile", "") if params else ""
+    if not given:
+        return None
+    profile = read_json(given, Profile)
+    refuse_foreign(
+        "profile",
+        keys=profile.workload_keys,
+        digest=profile.workload_sha256,
+        workload=workload,
+        where="--param reuse_profile",
+        fix="leave it out, or name a profile of this one",
+    )
+    return profile
+
+
 def earlier_profile(
     workload: "Workload",
     *,
@@ -136,7 +157,6 @@ def earlier_profile(
         package: The code's package.
         outputs: Where the answer is written.
     """
-    from stoker.cli.workloads import reused_profile
 
     if run:
         return _found_for(workload, run=run, package=package, outputs=outputs)

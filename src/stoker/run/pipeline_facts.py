@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from stoker.cli.memory import remembered_runs
-from stoker.cli.unchanged import has_linked_folders
-from stoker.cli.workloads import region_of
 from stoker.environment import own_pod
 from stoker.errors import StokerError, UsageError
 from stoker.host.listing import listing_version
-from stoker.platforms.aws import Aws
+from stoker.platforms.aws import Aws, region_of
 from stoker.platforms.kubernetes.own_image import own_image_digest
 from stoker.platforms.sagemaker.lineage import image_digest, objects_version
 from stoker.records import Channel, Comparison, KubernetesSettings, RememberedRun, Workload
 from stoker.records.memory import compared, trains, workload_facts
+from stoker.run.pipeline_memory import remembered_runs
+from stoker.run.unchanged import has_linked_folders
 
 # A million objects: some minutes of a small host.
 _MAX_PAGES = 1000

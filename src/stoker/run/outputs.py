@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from stoker.cli.options import OutputFiles
 from stoker.environment import step_workload
 from stoker.errors import UsageError
 from stoker.failure_reasons import shortened
@@ -66,6 +66,17 @@ _MAX_RECORD_BYTES = MAX_PARAMETER_BYTES // 2
 _MAX_FAILURE = 2000
 _OF_STEP = ("step_seconds", "whole_step_seconds", "gpu_utilization")
 _MAX_CARRIED_GPUS = 16
+
+
+class ComponentFiles(Protocol):
+    """Output files of a component, and Kubeflow's `{{$}}`, as a command line names them."""
+
+    @property
+    def out(self) -> Path | None: ...
+    @property
+    def summary(self) -> Path | None: ...
+    @property
+    def executor_input(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +159,7 @@ class StepInputs:
         return [self.workload] if self.workload else []
 
 
-def step_inputs(files: OutputFiles) -> StepInputs:
+def step_inputs(files: ComponentFiles) -> StepInputs:
     if not files.executor_input:
         return StepInputs()
     given = dict(read_executor_input(files.executor_input).inputs)
@@ -278,7 +289,7 @@ class Outputs:
 
 
 def outputs_of(
-    files: OutputFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
+    files: ComponentFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
     """Returns a command's outputs; raises UsageError if Kubeflow asks for other `parameters`."""
     executor = read_executor_input(files.executor_input) if files.executor_input else None

@@ -18,8 +18,7 @@ def publish(workload: "Workload", notices: "Sequence[Notice]", *, quiet: bool) -
 
     A metric is 1 where the run tells of its kind, else 0, which ends the alarm.
     """
-    from stoker.cli.workloads import region_of
-    from stoker.platforms.aws import Aws
+    from stoker.platforms.aws import Aws, region_of
     from stoker.records.notices import notice_figures
 
     dimensions = [{"Name": "PipelineName", "Value": workload.name}]

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.cli.memory import MOST_RUNS, is_memory, remembered_runs, why_unwritable
 from stoker.decide import EarlierRun, LastRun, calibrate, remembered
 from stoker.errors import UsageError
 from stoker.records import (
@@ -23,6 +22,7 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.workload import refuse_foreign
+from stoker.run.pipeline_memory import MOST_RUNS, is_memory, remembered_runs, why_unwritable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

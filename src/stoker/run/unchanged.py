@@ -11,7 +11,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.cli.earlier_runs import last_run
 from stoker.errors import StokerError
 from stoker.host.listing import listing_version
 from stoker.launch.finish import packages_here
@@ -19,6 +18,7 @@ from stoker.platforms.local import channel_folder
 from stoker.platforms.packing import pack
 from stoker.records import Json, Training, Workload, read_json, to_document
 from stoker.records.training import Lineage
+from stoker.run.earlier_runs import last_run
 
 # Other values of these keys train the same model.
 _NO_CHANGE = ("skip_unchanged", "notify", "tracking", "watchdog", "on_no_capacity")
