@@ -35,6 +35,20 @@ def test_draws_of_the_dataset_do_not_move_the_trainers_state():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_profiler_sees_each_batch_as_a_range(num_workers: int):
+    loader = stoker.DataLoader(Plain(), batch_size=2, num_workers=num_workers)
+    iterator = iter(loader)
+    next(iterator)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        num_batches = len(list(iterator))
+    ranges = [
+        event.count for event in profile.key_averages() if event.key == iterator._profile_name
+    ]
+    # One more, which found the end.
+    assert ranges == [num_batches + 1]
+
+
 def test_torch_seeding_is_torchs():
     script = (
         "import stoker, torch.utils.data\n"

@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.feed import random_states, seeding
-from stoker.feed.random_states import preserved_random_states
+from stoker.feed.random_states import PreservedRandomStates
 from stoker.feed.seeding import Seeder
 from support.property_tests import examples
 
@@ -78,7 +78,7 @@ def test_the_trainers_own_random_state_is_restored():
     draws_of_batch((9,))
     expected = draws()
     draws_of_batch((9,))
-    with preserved_random_states():
+    with PreservedRandomStates():
         draws_of_batch((1, 2))
         random.gauss(0, 1)
     assert draws() == expected
@@ -108,7 +108,7 @@ def test_numpys_state_is_the_scripts_after_each_batch_whatever_it_draws(before, 
     for draw in (before, before, after, after, before):
         draw()
         expected = np.random.get_state()
-        with preserved_random_states():
+        with PreservedRandomStates():
             draws_of_batch((1, 2))
             np.random.normal()
         found = np.random.get_state()
@@ -138,7 +138,7 @@ def test_a_cached_normal_draw_that_a_script_restores_is_kept(is_half_used, befor
     for change in (lambda _: None, before, after, before):
         change(np.random.get_state(legacy=False))
         expected = np.random.get_state()
-        with preserved_random_states():
+        with PreservedRandomStates():
             draws_of_batch((1, 2))
         found = np.random.get_state()
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
@@ -152,7 +152,7 @@ def test_numpys_state_of_another_bit_generator_is_kept():
     bits = np.random.mtrand._rand._bit_generator
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
-        with preserved_random_states():
+        with PreservedRandomStates():
             np.random.random(3)
         found = np.random.random(3)
         np.random.set_bit_generator(np.random.PCG64(5))
@@ -196,7 +196,7 @@ def test_memory_of_another_layout_is_not_believed_and_draws_are_the_same(
         draws_of_batch((9,))
         expected = draws()
         draws_of_batch((9,))
-        with preserved_random_states():
+        with PreservedRandomStates():
             assert draws_of_batch((1, 2)) == expected_of_batch
             random.gauss(0, 1), np.random.normal()
         assert draws() == expected
@@ -249,7 +249,7 @@ def test_pythons_second_normal_draw_is_the_scripts_after_each_batch(before, afte
     for draw in (before, after, before):
         draw()
         expected = random.getstate()
-        with preserved_random_states():
+        with PreservedRandomStates():
             draws_of_batch((1, 2))
             random.gauss(0, 1)
         assert random.getstate() == expected
@@ -270,7 +270,7 @@ def test_another_bit_generator_under_the_global_functions_is_seeded():
 def test_a_dataset_that_exchanges_numpys_generator_does_not_break_the_batch():
     bits = np.random.mtrand._rand._bit_generator
     try:
-        with preserved_random_states():
+        with PreservedRandomStates():
             np.random.set_bit_generator(np.random.PCG64(5))
             np.random.random()
         assert np.random.mtrand._rand._bit_generator is not bits
@@ -318,7 +318,7 @@ KINDS = [Lazy, Randomizable, Eager, Global]
 @pytest.fixture(autouse=True)
 def _kept_state(monkeypatch):
     monkeypatch.setattr(torch_worker, "_worker_info", None)
-    with preserved_random_states():
+    with PreservedRandomStates():
         yield
 
 

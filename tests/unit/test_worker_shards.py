@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
-from stoker.feed.random_states import preserved_random_states
+from stoker.feed.random_states import PreservedRandomStates
 from stoker.feed.wire.codec import decode, pack_value
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make, Stream
@@ -49,7 +49,7 @@ class Info(IterableDataset):
 @pytest.fixture(autouse=True)
 def _kept_state(monkeypatch):
     monkeypatch.setattr(torch_worker, "_worker_info", None)
-    with preserved_random_states():
+    with PreservedRandomStates():
         yield
 
 

@@ -65,6 +65,7 @@ _MAX_NAMES = 1000
 # Share of the time that may be spent on looking at everything, and at least so long between.
 _SHARE = 0.01
 _MIN_SECONDS = 1.0
+_NO_OTHERS = contextlib.nullcontext()
 # What runs while it is asked, and may wait for the loop.
 _RUNNING = (GeneratorType, CoroutineType, AsyncGeneratorType)
 # What a thread may wait at; a lock only guards something.
@@ -378,7 +379,7 @@ def making(*own: Watch) -> "contextlib.AbstractContextManager[None]":
     Loaders may share a dataset, and be read in turns.
     """
     # Once a batch, and most processes have none.
-    return _making(own) if _watches else contextlib.nullcontext()
+    return _making(own) if _watches else _NO_OTHERS
 
 
 @contextlib.contextmanager

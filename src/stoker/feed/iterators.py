@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, cast
 
+from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -120,6 +121,13 @@ class CountedIterator:
     """Base of all iterators: counts progress, so that a state can resume there."""
 
     _epoch: Epoch
+    # Torch's.
+    _dataset_kind: int
+    _num_yielded: int
+
+    def _next_data(self) -> object:
+        batch: object = super()._next_data()  # type: ignore[misc]
+        return batch
 
     def _num_taken(self) -> int | None:
         """Returns how many batches the script has, good or failed; None: unknown."""
@@ -157,7 +165,21 @@ class CountedIterator:
         return index if self._epoch.seeding == "torch" else numbered
 
     def __next__(self) -> object:
-        return self._counted(super().__next__)  # type: ignore[misc]
+        return self._counted(self._next_batch)
+
+    def _next_batch(self) -> object:
+        """Returns what torch's own `__next__` returns.
+
+        That opens a range for profilers around each batch, also where no profiler is on: 10 us in a
+        loop, 50 us between two steps of a training. And it warns of more samples than an iterable
+        dataset said.
+        """
+        if _profiler_enabled() or self._dataset_kind != _DatasetKind.Map:
+            batch: object = super().__next__()  # type: ignore[misc]
+            return batch
+        batch = self._next_data()
+        self._num_yielded += 1
+        return batch
 
     def _counted(self, next_batch: Callable[[], object]) -> object:
         position = self._epoch.order.position
@@ -311,7 +333,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         try:
             # Other loaders may read the same dataset, and watch it.
             with making():
-                batch: object = super()._next_data()  # type: ignore[no-untyped-call]
+                batch: object = super()._next_data()
             return batch
         finally:
             _here.is_making = before
