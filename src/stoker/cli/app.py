@@ -31,17 +31,17 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "One stage": {
             "decide": "Rank clusters for the workload by predicted time and cost.",
             "train": "Train on the cluster of a decision, or on groups that you name.",
-            "evaluate": "Check a training against its quality gates and its prediction.",
+            "evaluate": "Check a training run against its quality gates and its prediction.",
             "report": "Write the HTML report of a run again, or compare several runs.",
         },
         "Pipelines (SageMaker, Kubeflow)": {
-            "compile": "Compile the pipeline of a workload to a file, without network.",
+            "compile": "Compile the pipeline of a workload to a file, without a network.",
             "upload": "Create or update the pipeline, after showing what changes.",
             "start": "Start a run of the uploaded pipeline.",
             "schedule": "Start runs of the uploaded pipeline at regular times.",
             "status": "Show the steps of a run; exit with 3 if its gate failed.",
             "stop": "Stop a run and its jobs, and wait until they have ended.",
-            "prune": "List, or delete, what uploads and runs left and nothing names.",
+            "prune": "List or delete what earlier uploads and runs left behind.",
         },
         "Look inside": {
             "watch": "Show the hosts, rates and waits of a run while it trains.",
@@ -49,8 +49,8 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "schema": "Print the JSON Schema of a record.",
         },
         "Set up": {
-            "init": "Make a project of a script, a training job or an example.",
-            "doctor": "Check what a host, a cluster or an AWS account lacks.",
+            "init": "Create a project from a script, a training job or an example.",
+            "doctor": "Check a host, a cluster or an AWS account for what a run needs.",
             "launch": "Start this host's part of a job; the entry point of the image.",
         },
     }

@@ -33,12 +33,12 @@ def compile_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile the pipeline of a workload to a file, without network.
+    """Compile the pipeline of a workload to a file, without a network.
 
     Args:
-        out (F): Writes the pipeline's definition to this file.
-        components (DIR): Kubeflow: also writes one file per component to this folder (default:
-            writes none).
+        out (F): Write the pipeline's definition to this file.
+        components (DIR): Kubeflow: also write one file per component to this folder (default:
+            none).
 
     Examples:
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml

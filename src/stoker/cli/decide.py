@@ -38,15 +38,17 @@ _EXAMPLE_TYPE = "ml.g5.2xlarge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """The user's own numbers, in place of a profile; times are in seconds per global step.
+    """The user's own numbers instead of a profile; times are in seconds per global step.
 
     Attributes:
-        instance_type (T): Without a profile: today's instance type (default: as in --workload).
-        step_seconds (S): Without a profile: seconds that a step takes today (default: as profiled).
+        instance_type (T): Without a profile: instance type of today's hosts (default: from
+            --workload).
+        step_seconds (S): Without a profile: seconds that a step takes today (default: from the
+            profile).
         accelerator_step_seconds (S): Without a profile, or with --as: seconds that a step takes
-            without any wait for data (default: not known).
-        vcpus_needed (N): Without a profile: vCPUs that feed the accelerator at full speed (default:
-            not known).
+            when it never waits for data (default: unknown).
+        vcpus_needed (N): Without a profile: number of vCPUs that feed the accelerator at full speed
+            (default: unknown).
     """
 
     instance_type: str | None = None
@@ -84,24 +86,27 @@ def decide_verb(
 
     Args:
         profile ([PROFILE]): The profile.json of the workload.
-        workload (W): Workload file, for its constraints and number of steps (default: as profiled).
-        objective (O): Rank by cost or by time (default: as in the workload, or cost).
-        max_usd_per_hour (X): Most that all hosts may cost, in dollars an hour (default: as in the
-            workload, or none).
+        workload (W): Read constraints and number of steps from this workload file (default: as
+            profiled).
+        objective (O): Rank by cost or by time (default: from the workload, or cost).
+        max_usd_per_hour (X): Leave out clusters that cost more than X dollars an hour (default:
+            from the workload, or no limit).
         groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Also rank the cluster of these instance groups, such
-            as dnn=1 and data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it
-            finds).
+            as dnn=1 and data=ml.c7i.8xlarge:2:32; may be repeated (default: only the clusters found
+            by the search).
         as_type (T): Scale the profile to this instance type by the speed of its CPUs (default: the
             profiled type).
-        cpu_speed (X): With --as: relative speed of its vCPUs (default: by the catalog, which knows
-            CPU models, else 1).
-        calibrate (DIR): Correct the prediction by the earlier runs in this folder (default: none).
-        memory (DIR): With --workload: keep to the plan of the workload's last run in this folder
-            unless another one is clearly better, and correct the prediction by its runs. The folder
-            is runs, or a pipeline's memory (default: none).
-        branch (NAME): Which of the pipeline's trainings it is, in a pipeline's memory.
+        cpu_speed (X): With --as: relative speed of a vCPU of that type (default: from the catalog
+            if it knows the CPU model, or 1).
+        calibrate (DIR): Correct the prediction with the earlier runs in this folder (default:
+            none).
+        memory (DIR): With --workload: keep the plan of the workload's last run in this folder
+            unless another plan is clearly better, and correct the prediction with its runs. The
+            folder is runs, or a pipeline's memory (default: none).
+        branch (NAME): With a pipeline's memory: name of the branch that this training job belongs
+            to.
         report (F): Also write an HTML report to this file (default: none).
-        package (F): The code's package, for a pipeline's step that has no folder with it.
+        package (F): For a pipeline's step that has no folder with the code: the code's package.
 
     Examples:
         stoker decide profile.json

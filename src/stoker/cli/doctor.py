@@ -26,17 +26,17 @@ def doctor_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check what a host, a cluster or an AWS account lacks.
+    """Check a host, a cluster or an AWS account for what a run needs.
 
     Changes nothing. Exit code 4 means that something is missing.
 
     Args:
-        workload ([WORKLOAD]): With --cluster or --aws: the workload file to check them for.
+        workload ([WORKLOAD]): With --cluster or --aws: the workload file to check for.
         peer (HOST[:PORT]): Also connect to the feed's port on this host (default: connect to none).
         cluster: Check the workload's cluster instead of this host: rights, JobSet or Trainer, the
-            job, claims, Kubeflow Pipelines, Argo.
+            job, claims, Kubeflow Pipelines and Argo.
         aws: Check the workload's AWS account instead: roles, images, buckets, data, quotas of all
-            allowed types, the queue, the way out of a VPC.
+            allowed types, the queue, and the network route out of a VPC.
 
     Examples:
         stoker doctor

@@ -1,4 +1,4 @@
-"""`stoker evaluate` checks a training against its quality gates and its prediction."""
+"""`stoker evaluate` checks a training run against its quality gates and its prediction."""
 
 import contextlib
 import json
@@ -38,10 +38,11 @@ def evaluate_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check a training against its quality gates and its prediction.
+    """Check a training run against its quality gates and its prediction.
 
     The record is evaluation.json, unless --out names another file. Exit code 3 means that a gate
-    did not pass, or that the training did no step; a failed or stopped training has its own code.
+    did not pass, or that the training did no step; a run that failed or was stopped has its own
+    exit code.
 
     Args:
         workload ([WORKLOAD]): The workload file (.yaml), for its gates; not needed for a command
@@ -49,18 +50,19 @@ def evaluate_verb(
         profile (F): The run's profile.json (required).
         decision (F): The run's decision.json (required).
         training (F): The run's training.json (required).
-        champion (F): The model in use, for gates such as accuracy>=champion-0.005: its
+        champion (F): Compare with the model in use, for gates such as accuracy>=champion-0.005: its
             evaluation.json, a folder of champions, or registry:GROUP for the last approved model in
-            SageMaker's registry (default: none, and such gates are refused).
+            SageMaker's registry (default: none; such gates are then refused).
         gate_of (F): Only read this evaluation.json, and exit with 3 if it did not pass (default:
-            evaluate).
-        promote: With --gate-of: make a model that passed the champion, in the folder of --champion.
-        always: Exit with 0, and also judge a training whose record is lost; see passed in the
-            record.
-        expires: Tag a model that was refused, in S3: a rule of the bucket deletes it.
+            evaluate the run).
+        promote: With --gate-of: make a model that passed the new champion, in the folder of
+            --champion.
+        always: Exit with 0, and also judge a training run whose record is lost; the record's passed
+            says how it was judged.
+        expires: Tag a refused model in S3, so that a rule of the bucket deletes it.
         remember (DIR): Add a run that passed to the pipeline's memory, in this folder.
         comparison (F): With --remember: the comparison.json of the run's first step.
-        branch (NAME): With --remember: which of the pipeline's trainings it is.
+        branch (NAME): With --remember: name of the branch that this training job belongs to.
         report (F): Also write an HTML report to this file (default: none).
 
     Examples:

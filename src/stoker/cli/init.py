@@ -1,4 +1,4 @@
-"""`stoker init` makes a project of a script, a training job or an example."""
+"""`stoker init` creates a project from a script, a training job or an example."""
 
 import contextlib
 import json
@@ -140,22 +140,21 @@ def init_verb(
     from_training_job: str | None = None,
     region: str | None = None,
 ) -> None:
-    """Make a project of a script, a training job or an example.
+    """Create a project from a script, a training job or an example.
 
     Existing files are never overwritten.
 
     Args:
-        folder ([DIR]): Folder of the project, new or existing (with --script, default: this
-            folder).
-        script (F): Make a workload for this training script, a .gitignore, and with --platform CI
-            jobs that compile, check and deploy the pipeline (default: copy an example). A Python or
-            shell script, a program, a module (-m package.module), or a whole line, such as
-            "torchrun --nproc-per-node 4 train.py".
-        example (NAME): Copy this workload of stoker's configs, and the files that it needs
+        folder ([DIR]): Folder of the project, new or existing (default with --script: this folder).
+        script (F): Create a workload for this training script and a .gitignore; with --platform
+            also CI jobs that compile, check and deploy the pipeline (default: copy an example).
+            Give a Python or shell script, a program, a module (-m package.module), or a whole line,
+            such as "torchrun --nproc-per-node 4 train.py".
+        example (NAME): Copy this workload from stoker's configs, with the files that it needs
             (default: mnist).
-        ci (C): With --platform: whose jobs, github or gitlab (default: github).
-        from_training_job (NAME): Make a workload from this SageMaker training job (default: copy an
-            example).
+        ci (C): With --platform: write the jobs for github or gitlab (default: github).
+        from_training_job (NAME): Create a workload from this SageMaker training job (default: copy
+            an example).
         region (R): AWS region of that job (default: as boto3 finds it).
 
     Examples:

@@ -183,7 +183,7 @@ def _launch(arguments: list[str]) -> int:
     if not command or command[0] in ("-h", "--help"):
         print(
             "Usage: stoker launch -- CMD\n       stoker launch train\n\n"
-            "  Starts this host's part of a job. `train` stands for the command that the job\n"
+            "  Start this host's part of a job. `train` stands for the command that the job\n"
             "  names."
         )
         return 0 if command else UsageError.exit_code

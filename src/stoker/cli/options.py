@@ -247,13 +247,14 @@ StepParams = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Where Kubeflow is, as typed.
+    """How to reach Kubeflow, as given on the command line.
 
     Attributes:
-        host (URL): Kubeflow: its URL (default: the workload's).
-        namespace (N): Kubeflow: your namespace (default: the workload's).
-        token_file (F): Kubeflow: your token (default: the workload's).
-        ca_file (F): Kubeflow: certificates to trust (default: the workload's, or the system's).
+        host (URL): URL of Kubeflow (default: from the workload).
+        namespace (N): Kubeflow namespace (default: from the workload).
+        token_file (F): File with your token for Kubeflow (default: from the workload).
+        ca_file (F): File of certificates to trust for Kubeflow (default: from the workload, or the
+            system's).
     """
 
     host: str | None = None
@@ -273,7 +274,7 @@ class RunReach(Reach):
     """The same for verbs that name a run instead of a workload.
 
     Attributes:
-        workload (W): Kubeflow: workload that names it (default: --host).
+        workload (W): Kubeflow: the workload that says where Kubeflow is (default: --host).
     """
 
     workload: str | None = None
@@ -286,8 +287,9 @@ ReplaceDataLoader = Annotated[
     Literal["auto", "true", "false"] | None,
     typer.Option(
         "--replace-dataloader",
-        help="Feed loaders of PyTorch's own class without a change of the script; auto: unless the "
-        "script imports stoker's (default: feed.replace_dataloader of the workload, or auto).",
+        help="Serve plain torch.utils.data.DataLoader objects too, without a change of the script; "
+        "auto: unless the script imports stoker's loader (default: feed.replace_dataloader of the "
+        "workload, or auto).",
         show_default=False,
     ),
 ]
@@ -296,10 +298,10 @@ Prices = Annotated[
     typer.Option(
         "--prices",
         metavar="F",
-        help="CSV file of prices that adds to, or replaces, rows of the catalog (default: none).",
+        help="Add the prices in this CSV file to the catalog, or replace its rows (default: none).",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Start without asking for confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback with each error.")]
 
 
@@ -317,8 +319,8 @@ def platform_option(words: str) -> OptionInfo:
 PlatformName = Annotated[
     str | None,
     platform_option(
-        f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local; for decide without "
-        "one: sagemaker, unless the type is local.cN)."
+        f"Use this platform: {PLATFORM_WORDS} (default: from the workload, or local; without a "
+        "workload decide uses sagemaker, or local for a type such as local.c4)."
     ),
 ]
 
@@ -330,7 +332,7 @@ class OutputFiles:
     Attributes:
         out (F): Write the record to this file (default: see above).
         summary (F): Also write a summary in Markdown to this file (default: none).
-        executor_input (JSON): In a step of Kubeflow: the value of {{$}}, the step's inputs and
+        executor_input (JSON): In a step of Kubeflow: the value of {{$}}, with the step's inputs and
             outputs.
     """
 

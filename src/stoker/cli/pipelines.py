@@ -48,8 +48,8 @@ def start_verb(
     Args:
         params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
             repeated.
-        version (VERSION): Run this version of the pipeline, by its number, name or alias (default:
-            the newest).
+        version (VERSION): Run this version of the pipeline, given by its number, name or alias
+            (default: the newest).
         wait: Wait until the run has ended; Ctrl-C does not stop the run.
 
     Examples:
@@ -109,7 +109,7 @@ def status_verb(
 
     Args:
         run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
-        besides (ID): Only fail if an earlier run of the pipeline RUN is active.
+        besides (ID): Only check, and fail if an earlier run of the pipeline RUN is active.
 
     Examples:
         stoker status sagemaker RUN

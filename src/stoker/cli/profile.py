@@ -76,20 +76,21 @@ def profile_verb(
 ) -> None:
     """Measure what a training step waits for.
 
-    The command runs unchanged and for real, writes its files (--copy: in a copy of this folder),
-    and is stopped after the measurement. The record is profile.json, unless --out names another
-    file.
+    The command runs unchanged and for real, writes its files (with --copy: in a copy of this
+    folder), and is stopped after the measurement. The record is profile.json, unless --out names
+    another file.
 
     Args:
-        budget (SECONDS): Seconds to measure, from the first batch on (default: as in the workload,
-            or 180).
-        instance_type (T): Instance type of this host; auto asks the cloud (default: as in the
-            workload; on EC2, auto).
+        budget (SECONDS): Measure for this many seconds, from the first batch on (default: from the
+            workload, or 180).
+        instance_type (T): Name the instance type of this host; auto asks the cloud (default: from
+            the workload; on EC2, auto).
         copy: Run the command in a temporary copy of this folder, so that no file here changes
             (default: run it here).
         training_job (NAME): Run nothing; read the CPU and GPU load of this SageMaker job (default:
             run the command).
-        logs (F): With --training-job: log file of that job, for the time of a step (default: none).
+        logs (F): With --training-job: read the time of a step from this log file of the job
+            (default: none).
         region (R): AWS region (default: as boto3 finds it).
         find (RUN): Measure nothing; look for a kept profile of the same cost, for this run of a
             pipeline.

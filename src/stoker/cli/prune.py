@@ -25,15 +25,16 @@ def prune_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """List, or delete, what uploads and runs left and nothing names.
+    """List or delete what earlier uploads and runs left behind.
 
-    Kept is what a definition of any pipeline (all versions), a schedule, a model package of the
-    workload's group or an active run names.
+    Keeps what is named by a definition of any pipeline (in all versions), by a schedule, by a model
+    package of the workload's group or by an active run.
 
     Args:
-        older_than_days (N): Keep what was written in the last N days (default: 30); at least
-            `sagemaker.cache_days` are kept.
-        delete: Delete what is listed. A bucket with versions keeps them as noncurrent.
+        older_than_days (N): Keep what was written in the last N days (default: 30), or in the last
+            `sagemaker.cache_days` if these are more.
+        delete: Delete what is listed. A bucket with versions keeps the files as noncurrent
+            versions.
 
     Examples:
         stoker prune sagemaker configs/mnist-sagemaker.yaml

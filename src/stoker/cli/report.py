@@ -31,8 +31,8 @@ def report_verb(
 
     Args:
         runs ([scaling] FOLDER...): Folders of runs, such as runs/ID.
-        scaling: Same as the word scaling before the runs.
-        compare (FOLDER): Print in what the run differs from this one: code, data, image.
+        scaling: Compare the runs by cluster size; the same as the word scaling before them.
+        compare (FOLDER): Print how the run differs from this one: code, data, image.
 
     Examples:
         stoker report runs/ID

@@ -50,12 +50,12 @@ def run_verb(
 ) -> int:
     """Run the whole chain: profile, decide, train, evaluate, report.
 
-    All records, logs and the report are in a new folder, runs/ID (ID: NAME-DATE-TIME).
+    All records, logs and the report are in a new folder, runs/ID. The ID is NAME-DATE-TIME.
 
     Args:
-        from_step (STEP): Begin with this step (decide, train or evaluate) and the earlier records
+        from_step (STEP): Begin with this step (decide, train or evaluate), with the earlier records
             of the latest run (default: run all steps).
-        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Train on these instance groups where other programs
+        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Train on these instance groups if other programs
             disturb the profile too much to choose a plan; may be repeated (default: today's
             cluster).
 

@@ -35,17 +35,19 @@ def schedule_verb(
 ) -> None:
     """Start runs of the uploaded pipeline at regular times.
 
-    A schedule that exists keeps what no option changes. A schedule in the workload
-    (sagemaker.schedule, kubernetes.kubeflow.schedule) is made by upload.
+    An existing schedule keeps what no option changes. `stoker upload` makes the schedule that is in
+    the workload (sagemaker.schedule, kubernetes.kubeflow.schedule).
 
     Args:
-        cron (E): SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12 hours)'; Kubeflow: six fields,
-            seconds first, '0 0 6 * * 1-5', or '@every 12h' (default: as it is).
-        name (N): An additional schedule (default: the only one).
-        time_zone (Z): SageMaker: of --cron (default: as it is; of a new schedule UTC).
+        cron (E): Start runs at these times. SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12
+            hours)'; Kubeflow: six fields, seconds first, '0 0 6 * * 1-5', or '@every 12h' (default:
+            unchanged).
+        name (N): Name of this schedule, if the pipeline has several (default: the only one).
+        time_zone (Z): Time zone of --cron, SageMaker only (default: unchanged; UTC for a new
+            schedule).
         params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
             repeated.
-        fresh: Keep neither parameters nor time zone that the schedule has.
+        fresh: Drop the parameters and the time zone that the schedule has now.
 
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily

@@ -24,8 +24,8 @@ def schema_verb(
     """Print the JSON Schema of a record.
 
     Args:
-        record ([RECORD]): workload, profile, decision, training or evaluation; without one, their
-            list.
+        record ([RECORD]): workload, profile, decision, training or evaluation; without one, list
+            them.
 
     Examples:
         stoker schema

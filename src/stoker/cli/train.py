@@ -72,20 +72,20 @@ def train_verb(
     Args:
         profile (F): The decision's profile.json.
         decision (D): Train on the cluster that this decision.json chose (default: today's cluster).
-        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Instance group, such as dnn=1 or
-            data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data workers each); one for each role, may be
-            repeated (default: today's cluster).
-        dry_run: Only print the request; send nothing.
-        name (NAME): Name of the run and its job (default: made of the workload and the time). If a
-            job of that name exists, stoker follows it and starts no second one.
+        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Train on this instance group, such as dnn=1 or
+            data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data workers each); give one for each role,
+            may be repeated (default: today's cluster).
+        dry_run: Only print the request; do not send it.
+        name (NAME): Give the run and its job this name (default: made from the workload and the
+            time). If a job of that name exists, stoker follows it and does not start a second one.
         run_id (ID): Id of the pipeline's run.
         finish: As a pipeline's last step: only end the jobs of a run that has ended.
         evaluation (F): As --report: evaluation.json.
         report (F): For --finish: report of a lost step.
-        always: Exit with 0 even if the training failed; see status in the record.
+        always: Exit with 0 even if the training failed; the record's status says how it ended.
         model (DIR): Copy the trained model to this folder (default: leave it where it is).
-        max_usd (X): End the run at this many dollars, retries included: the script gets SIGTERM,
-            and can save (default: as in the workload, or none).
+        max_usd (X): End the run once it has cost X dollars, including retries; the script gets
+            SIGTERM first and can save (default: from the workload, or no limit).
 
     Examples:
         stoker train configs/mnist.yaml

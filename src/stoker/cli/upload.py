@@ -41,13 +41,13 @@ def upload_verb(
     """Create or update the pipeline, after showing what changes.
 
     Args:
-        check: Send nothing, and exit with 0 if nothing would change, 10 if the pipeline, its inputs
-            or its schedule would, 11 if there is no pipeline yet.
-        versions: List the versions of the uploaded pipeline, the newest first, and send nothing.
-        back_to (VERSION): Make an earlier version, by its number, name or alias, the one that
-            starts and schedules take; the workload names the pipeline alone.
-        alias (NAME): SageMaker: give the version that is there in the end this name, which another
-            version may have had.
+        check: Send nothing; exit with 0 if nothing would change, with 10 if the pipeline, its
+            inputs or its schedule would change, and with 11 if there is no pipeline yet.
+        versions: List the versions of the uploaded pipeline, the newest first; send nothing.
+        back_to (VERSION): Make an earlier version the one that starts and schedules use. VERSION is
+            its number, name or alias; the workload is read only for the name of the pipeline.
+        alias (NAME): SageMaker: give this name to the version that the upload ends with; the name
+            moves there from another version.
 
     Examples:
         stoker upload kubeflow configs/mnist-kubeflow.yaml

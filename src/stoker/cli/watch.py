@@ -74,11 +74,11 @@ def watch_verb(
 ) -> None:
     """Show the hosts, rates and waits of a run while it trains.
 
-    Also shows what limits the run. Ends when the run ends.
+    Also shows what limits the run. The command ends when the run ends.
 
     Args:
         run (ID): A run's ID or its folder runs/ID, a log file, or - for a log on stdin.
-        once: Show the current state once.
+        once: Show the current state once, and end.
 
     Examples:
         stoker watch runs/ID
