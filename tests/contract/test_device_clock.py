@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from stoker.feed.device_events import find_device
 from stoker.feed.timeline import Timeline
 from stoker.profile.batches import ready_batches
-from stoker.profile.step_clock import StepClock
-from stoker.profile.step_watch import AsIsSteps
+from stoker.profile.steps import AsIsSteps, StepClock
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 # Long enough for launches and events to be small beside it.

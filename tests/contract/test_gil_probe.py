@@ -8,7 +8,7 @@ import pytest
 
 from stoker.profile.rank_results import Evidence
 from stoker.profile.states import MIN_KNOCKS
-from stoker.profile.step_watch import KNOCK_SECONDS, StepWatch
+from stoker.profile.steps import KNOCK_SECONDS, StepWatch
 
 
 @contextlib.contextmanager

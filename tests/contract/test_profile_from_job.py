@@ -15,7 +15,7 @@ from stoker.cli.profile import observe, profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
-from stoker.profile.observed_job import observed_profile
+from stoker.profile.combine import observed_profile
 from stoker.records import Observed, Profile, read_json
 from stoker.run.outputs import Outputs
 from support import cloudwatch

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stoker.profile.batches import Cache
 from stoker.profile.script_phases import VariantPhases
-from stoker.profile.step_clock import StepClock
+from stoker.profile.steps import StepClock
 from support.cluster import wait_until
 
 MADE = multiprocessing.get_context("fork").Value("i", 0)

@@ -14,7 +14,7 @@ import torch.distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset
 
-from stoker.profile.step_clock import StepClock
+from stoker.profile.steps import StepClock
 
 KERNELS, COPY, COPY_AHEAD, BESIDE = 0.010, 0.020, 0.004, 0.006
 # Workers that made a batch so recently are busy: on a machine with other programs they are late.

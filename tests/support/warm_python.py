@@ -270,7 +270,7 @@ def _become_script(given: dict, streams: list[int]) -> types.CodeType:
     numpy.random.seed()
     if "STOKER_PROFILE" in os.environ:
         # What stoker's sitecustomize does when torch is imported, which it is here.
-        from stoker.profile.probe import install
+        from stoker.profile.phases import install
 
         install(torch.utils.data.DataLoader)
     return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)

@@ -10,7 +10,7 @@ from stoker.errors import UsageError
 from stoker.evaluate import evaluate
 from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, point_seconds
 from stoker.profile import explain
-from stoker.profile.observed_job import MIN_SAMPLES, observed_profile, steps_in
+from stoker.profile.combine import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import Job, Observed, Profile, StepTerms, Training, read_json, write_json
 from stoker.report.verdict import collect
 from support import builders, decisions

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.profile.step_clock import StepClock
-from stoker.profile.step_watch import AS_IS_ENOUGH, AsIsSteps, ReplaySteps, lack_of
+from stoker.profile.steps import AS_IS_ENOUGH, AsIsSteps, ReplaySteps, StepClock, lack_of
 from support.device_double import DeviceDouble, LoaderDouble
 
 Step = Callable[[DeviceDouble, int], None]

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.profile.batches import CACHED_BATCHES, Cache, OtherLoaders, copy_of, kind_of
-from stoker.profile.step_clock import StepClock
+from stoker.profile.steps import StepClock
 
 Loader = DataLoader[torch.Tensor]
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.profile.file_guard import FileGuard
-from stoker.profile.user_files import TAG, is_cache
+from stoker.profile.file_guard import TAG, FileGuard, is_cache
 
 CACHES = [
     "project/__pycache__/model.cpython-312.pyc",

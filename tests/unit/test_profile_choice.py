@@ -3,8 +3,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stoker
 from stoker.profile.batches import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
-from stoker.profile.step_clock import WARM_UP_STEPS, Mark
-from stoker.profile.step_watch import AsIsSteps
+from stoker.profile.steps import WARM_UP_STEPS, AsIsSteps, Mark
 
 
 def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:

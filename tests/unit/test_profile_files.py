@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.profile.user_files import scratch_copy
+from stoker.profile.profiled_job import scratch_copy
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 from stoker.profile.batches import Cache
 from stoker.profile.rank_results import quartiles
 from stoker.profile.script_phases import VARIANTS, Replay, VariantPhases, pin_seconds
-from stoker.profile.step_clock import StepClock
-from stoker.profile.step_watch import ReplaySteps
+from stoker.profile.steps import ReplaySteps, StepClock
 from support.device_double import DeviceDouble
 
 WORK, COPY, COPY_PINNED = 0.0104, 0.0281, 0.0031

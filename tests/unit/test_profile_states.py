@@ -20,7 +20,7 @@ from stoker.host.counters import (
 from stoker.host.machine import group_cpu_seconds, group_quota
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import Evidence, ProfiledEpoch, RankResult, Reads
-from stoker.profile.step_watch import StepWatch
+from stoker.profile.steps import StepWatch
 from stoker.records import Place, Profile, ProfileState, convert, to_document
 from support.profiled_ranks import at, changed, drained, profile_of, rank_of
 

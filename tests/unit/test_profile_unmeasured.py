@@ -23,7 +23,7 @@ from stoker.profile.profiled_job import (
     unmeasured,
 )
 from stoker.profile.rank_results import RankResult
-from stoker.profile.step_watch import NO_BATCH
+from stoker.profile.steps import NO_BATCH
 from stoker.records import ProfiledLoader, TodaysGroup, write_json
 from support import builders
 from support.profiled_ranks import changed, rank_of

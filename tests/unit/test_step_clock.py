@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.profile.step_clock import HOST, StepClock
+from stoker.profile.steps import HOST, StepClock
 from support.device_double import DeviceDouble
 
 

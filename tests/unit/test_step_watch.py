@@ -5,12 +5,13 @@ import pytest
 
 from stoker.host.counters import StrayCpu
 from stoker.profile.rank_results import block_means, quartiles
-from stoker.profile.step_clock import WARM_UP_STEPS, Mark
-from stoker.profile.step_watch import (
+from stoker.profile.steps import (
     AS_IS_ENOUGH,
     WARM_UP_REPLAYS,
+    WARM_UP_STEPS,
     Alarm,
     AsIsSteps,
+    Mark,
     ReplaySteps,
     look,
     missing_of,

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from stoker.profile.rank_results import block_steps, cycle_of
-from stoker.profile.step_clock import WARM_UP_STEPS, WarmUp
+from stoker.profile.steps import WARM_UP_STEPS, WarmUp
 
 
 def over_after(

@@ -104,8 +104,7 @@ def profile_verb(
     from stoker.cli.workloads import resolve
     from stoker.environment import own_pod
     from stoker.platforms import platform_named
-    from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
-    from stoker.profile.user_files import COPY, scratch_copy
+    from stoker.profile.profiled_job import COPY, UnmeasuredError, notebook_refusal, scratch_copy
     from stoker.records import Group, to_json, write_json
     from stoker.run.billing import confirm, say_unused_types
     from stoker.run.clusters import todays_cluster
@@ -411,7 +410,7 @@ def observe(
     from stoker.catalog import load_catalog
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job
-    from stoker.profile.observed_job import observed_profile, steps_in
+    from stoker.profile.combine import observed_profile, steps_in
 
     lines = steps = None
     if logs:

@@ -41,8 +41,7 @@ from stoker.feed.in_step import MAX_CHANGED_EPOCHS, NO_BATCH_AHEAD, NUM_TRIED, w
 from stoker.feed.memory import num_bytes
 from stoker.feed.wire.pickling import factories_in
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
-from stoker.profile.step_clock import Mark, StepClock
-from stoker.profile.step_watch import AsIsSteps
+from stoker.profile.steps import AsIsSteps, Mark, StepClock
 
 # Only this many values of a large batch are looked at: enough to tell bytes from real numbers.
 _LOOK_AT_VALUES = 65536

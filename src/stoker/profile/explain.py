@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from stoker.profile.observed_job import explain_observed, observed_words
-from stoker.record_words import epoch_words, loader_words, whole_step_of
+from stoker.record_words import epoch_words, gpu_noun, gpu_words, loader_words, whole_step_of
 from stoker.records import GpuDecoding, Profile, StepTerms, TransformCost
+from stoker.records.base import mapping
+from stoker.records.gpu import used_gpus
 from stoker.step_model import (
     AGAIN,
     LEAST_GAIN,
@@ -40,6 +41,15 @@ _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
     "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
     "long as in a worker",
+}
+# All are in the record.
+_GPUS_SHOWN = 8
+_SUSPECTS = {
+    "cpu": "the CPUs are busy and the GPUs are not: probably CPU-bound",
+    "accelerator": "the GPUs are busy: probably the accelerator sets the pace",
+    "neither": "neither CPUs nor GPUs are busy: steps probably wait for storage or a service, "
+    "for too few loader workers, or for one thread",
+    "unknown": "that does not show the limit",
 }
 
 
@@ -267,3 +277,65 @@ def _storage(profile: Profile) -> str:
 def term(step: StepTerms, name: str) -> float | None:
     value: object = getattr(step, name)
     return value if isinstance(value, float) else None
+
+
+def explain_observed(profile: Profile) -> str:
+    notes = profile.what.get("notes")
+    lines = observed_words(profile)
+    lines += wrapped(
+        "No step was timed, so nothing can be predicted for another cluster. Profile the training "
+        "before money is spent on it: stoker profile."
+    )
+    for note in notes if isinstance(notes, list) else ():
+        lines += wrapped(f"note: {note}")
+    return "\n".join(lines)
+
+
+def observed_words(profile: Profile) -> list[str]:
+    observed = profile.observed
+    assert observed is not None
+    what = profile.what
+    hosts = f"{profile.host.count} x {profile.host.instance_type}"
+    # What other programs used as well is another line's.
+    whose = " with this training" if observed.others_vcpus else ""
+    said = [f"{_busy('vCPUs', observed.cpu_utilization)}{whose}"]
+    if observed.gpu_utilization is not None or _may_have_gpus(profile):
+        count = len(used_gpus(observed.gpus)) if observed.gpus else None
+        said.append(_busy(gpu_noun(count), observed.gpu_utilization))
+    # Where steps were seen to wait or not, a guess from the load is no news.
+    is_seen = profile.step is not None and profile.step.wait_seconds is not None
+    guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
+    lines = wrapped(f"{hosts}: {', '.join(said)}{guess}.")
+    for seen in observed.gpus[:_GPUS_SHOWN]:
+        lines += wrapped(gpu_words(seen), indent="  ")
+    groups, members = mapping(what.get("groups")), mapping(what.get("host_group"))
+    cpu, gpu = mapping(what.get("host_cpu")), mapping(what.get("host_gpu"))
+    if not members:
+        return lines
+    group_cpu, group_gpu = mapping(what.get("group_cpu")), mapping(what.get("group_gpu"))
+    lines += ["", f"{'mean of ' + str(what.get('minutes')) + ' min':<44}{'CPU':>6}{'GPU':>7}"]
+    for group, words in groups.items():
+        title = f"{group or 'all hosts'}  {words}"
+        loads = (group_cpu.get(group), group_gpu.get(group))
+        lines.append(f"{title[:43]:<44}{_load(loads[0]):>6}{_load(loads[1]):>7}")
+        for host in (name for name, own in members.items() if own == group):
+            load = f"{_load(cpu.get(host)):>6}{_load(gpu.get(host)):>7}"
+            lines.append(f"  {host:<42}{load}")
+    return [*lines, ""]
+
+
+def _may_have_gpus(profile: Profile) -> bool:
+    """Whether GPUs would be worth a word although their load is not known."""
+    accelerators = profile.host.accelerators
+    if accelerators is None and not profile.host.instance_type.startswith("local."):
+        return True
+    # On this machine the inventory would have found them.
+    return bool(accelerators or (profile.observed and profile.observed.gpus))
+
+
+def _busy(name: str, load: float | None) -> str:
+    return f"{name}: load not known" if load is None else f"{name} {_load(load)} busy"
+
+
+def _load(value: object) -> str:
+    return percentage(value) if isinstance(value, int | float) else "n/a"

@@ -3,23 +3,28 @@
 Its model is then trained on a few batches again and again: a checkpoint of it must not replace a
 good one. Python's audit hook sees files before they are opened, but none that a C library opens:
 torch.save and safetensors are wrapped; others (HDF5, OpenCV) and open files are not seen.
+
+Caches may be written. A file is a cache by what it is, not by who wrote it: a tag in its folder
+(https://bford.info/cachedir), the name of a folder, a variable of the environment that names a
+folder for caches, or compiled code. It is of no interest to the user.
 """
 
 import contextlib
 import functools
 import os
+import re
 import stat
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
 import torch
 import torch.serialization
 
+from stoker.environment import ProcessSettings
 from stoker.errors import StokerError
-from stoker.profile.user_files import is_cache, short_path
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 _MAX_NAMED = 5
@@ -29,6 +34,19 @@ _HARMLESS_PROGRAMS = frozenset(
     {"nvidia-smi", "rocm-smi", "lscpu", "uname", "ldconfig"}
     | {"cc", "c++", "gcc", "g++", "clang", "clang++", "ptxas"}
 )
+TAG = "CACHEDIR.TAG"
+# Hidden folders (.cache, .mypy_cache, .numba_cache), __pycache__, and macOS's Library/Caches.
+_CACHE_FOLDER = re.compile(r"\.(.+[._-])?cache|__pycache__|Caches", re.IGNORECASE)
+# Compilers of kernels keep theirs in a hidden folder of their name.
+_COMPILERS = frozenset({".triton", ".nv", ".inductor", ".ccache"})
+# Of libraries that have no folder of the user's to write in.
+_IN_TEMPORARY = ("torchinductor_", "matplotlib-", "torch_extensions", "numba_cache")
+_CACHE_VARIABLE = re.compile(r"(^|_)CACHE(_(DIR|HOME|PATH|PREFIX|ROOT|FOLDER))?$|PYCACHEPREFIX$")
+# Without the word in their names.
+_VARIABLES = frozenset({"HF_HOME", "TORCH_HOME", "TRITON_HOME", "MPLCONFIGDIR"})
+_VARIABLES_OF_COMPILERS = frozenset({"TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR"})
+# Python's and Numba's compiled code.
+_COMPILED = (".pyc", ".pyo", ".nbi", ".nbc")
 
 
 class GuardedError(StokerError):
@@ -240,3 +258,73 @@ def _wrap_safetensors(before: Callable[[object], None]) -> None:
     for module in [m for name, m in sys.modules.items() if name.startswith("safetensors")]:
         if getattr(module, "serialize_file", None) is write:
             setattr(module, "serialize_file", write_after)  # noqa: B010
+
+
+def is_cache_folder(name: str) -> bool:
+    """Whether a folder holds a cache by its name alone."""
+    return bool(_CACHE_FOLDER.fullmatch(name)) or name in _COMPILERS
+
+
+def is_cache(path: str, *, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the file of a whole path is part of a cache; reads no file.
+
+    An empty lock file counts: nothing is in it.
+    """
+    if path.endswith(_COMPILED) or _is_lock(path):
+        return True
+    # The script's own folder may lie in a cache: what it writes there is the user's all the same.
+    here = os.path.realpath(os.getcwd())
+    folders = [folder for folder in Path(path).parents if not _is_above(str(folder), here)]
+    if any(is_cache_folder(folder.name) for folder in folders):
+        return True
+    if any(path.startswith(f"{folder}{os.sep}") for folder in _named_folders(environ)):
+        return True
+    # Not by tempfile: it asks, with its lock held, for the very file that it opens to find out.
+    temporary = os.path.realpath(environ.get("TMPDIR") or "/tmp")
+    inside = path.removeprefix(f"{temporary}{os.sep}")
+    if inside != path and inside.startswith(_IN_TEMPORARY):
+        return True
+    return any(os.path.isfile(folder / TAG) for folder in folders)
+
+
+def _is_lock(path: str) -> bool:
+    if not path.endswith(".lock"):
+        return False
+    try:
+        return os.path.getsize(path) == 0
+    except OSError:
+        return False
+
+
+def _named_folders(environ: Mapping[str, str]) -> list[str]:
+    """Returns the folders for caches that variables name, without any that holds the user's own."""
+    names = _VARIABLES | _VARIABLES_OF_COMPILERS
+    values = [
+        value for name, value in environ.items() if name in names or _CACHE_VARIABLE.search(name)
+    ]
+    folders = [os.path.realpath(value) for value in values if os.path.isabs(value)]
+    return [folder for folder in folders if not _holds_more(folder)]
+
+
+def _holds_more(folder: str) -> bool:
+    """Whether a folder is above the user's: a variable may name the root of a container."""
+    users = (os.getcwd(), os.path.expanduser("~"))
+    return any(_is_above(folder, os.path.realpath(own)) for own in users)
+
+
+def _is_above(folder: str, other: str) -> bool:
+    """Whether `other` is the folder, or lies in it."""
+    return f"{other}{os.sep}".startswith(f"{folder.rstrip(os.sep)}{os.sep}")
+
+
+def own_folders(settings: ProcessSettings) -> list[Path]:
+    """Returns stoker's own folders: for the results and, on this machine, for the run."""
+    base = settings.base_dir
+    # A host of the local platform lies in the run's own folder, with its logs.
+    run = base.parent.parent if base.parent.name == "hosts" else None
+    return [folder for folder in (settings.output, run) if folder]
+
+
+def short_path(path: str, cwd: Path | None = None) -> str:
+    relative = os.path.relpath(path, cwd)
+    return path if relative.startswith("..") else relative

@@ -1,4 +1,7 @@
-"""The profile component: submits the profiled job, follows it, and reads its results."""
+"""The profile component: submits the profiled job, follows it, and reads its results.
+
+`scratch_copy` makes the copy of the user's folder in which `stoker profile --copy` runs it.
+"""
 
 import contextlib
 import os
@@ -6,7 +9,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +39,7 @@ from stoker.platforms.base import (
 from stoker.platforms.imported import imported_files
 from stoker.profile.combine import LONGER, combine
 from stoker.profile.rank_results import AsIs, RankResult, read_ranks
-from stoker.profile.step_watch import NO_BATCH
+from stoker.profile.steps import NO_BATCH
 from stoker.records import (
     Cluster,
     GpuLoad,
@@ -53,7 +56,7 @@ from stoker.records import (
 from stoker.records.base import Value
 from stoker.records.gpu import busy_share
 from stoker.records.profile_origin import ProfileOrigin, digests_of
-from stoker.units import percentage, step_words
+from stoker.units import percentage, size, step_words
 
 NOTE = (
     "only the steps as they are: stoker does not make the batches, so that neither a step with "
@@ -92,6 +95,14 @@ _FIX_OF_REPLAY = (
     f"{_FIX}; if it does, it may not allow the same batch twice: leave checks of indices, "
     "labels or order out of the profiled command"
 )
+# Below the folder of a run: the user's folder, where the script runs in a copy of it.
+COPY = "copy"
+# More takes longer to copy than to measure; data sets belong in another folder.
+MAX_BYTES = 2 << 30
+# Neither of them is read by a training.
+_LEFT_OUT = frozenset({".git", "runs", "__pycache__", ".mypy_cache", ".ruff_cache"})
+# They are large, and no script writes there.
+_LINKED = frozenset({".venv", "venv", "node_modules"})
 
 
 def timed_profile(
@@ -797,3 +808,78 @@ def _failure(
         where=again.removeprefix("; "),
         fix=f"read its log: {fix}",
     )
+
+
+@contextlib.contextmanager
+def scratch_copy(
+    folder: Path, copy: Path, *, linked: Sequence[Path] = (), max_bytes: int = MAX_BYTES
+) -> Iterator[int]:
+    """Makes `copy`, runs the block in it, and deletes it then; yields the number of bytes copied.
+
+    Not copied are .git and earlier runs. Links to folders stay links; environments and the `linked`
+    folders, whose data is only read, are linked.
+
+    Raises:
+        UsageError: If the folder holds more than `max_bytes`, or cannot be copied.
+    """
+    folder, copy = folder.resolve(), copy.absolute()
+    links = {os.path.realpath(path) for path in linked}
+    sizes: dict[str, int] = {}
+    try:
+        for file, top in _files(folder, links):
+            sizes[top] = sizes.get(top, 0) + os.stat(file).st_size
+            if sum(sizes.values()) > max_bytes:
+                largest = max(sizes, key=sizes.__getitem__)
+                raise UsageError(
+                    f"--copy copies {size(max_bytes)} at most, and {folder} holds more, "
+                    f"{size(sizes[largest])} and more of it in {largest}",
+                    fix=f"move {largest} out of the folder, with a link in its place, or profile "
+                    "without --copy: the script then writes its files for real",
+                )
+        _copy(folder, copy, links)
+    except OSError as err:
+        shutil.rmtree(copy, ignore_errors=True)
+        raise UsageError(
+            f"the folder cannot be copied: {err}", where=str(folder), fix="profile without --copy"
+        ) from None
+    before = Path.cwd()
+    os.chdir(copy)
+    try:
+        yield sum(sizes.values())
+    finally:
+        os.chdir(before)
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _is_linked(entry: "os.DirEntry[str]", links: set[str]) -> bool:
+    if not entry.is_dir():
+        return False
+    return entry.is_symlink() or entry.name in _LINKED or os.path.realpath(entry) in links
+
+
+def _files(folder: Path, links: set[str]) -> Iterator[tuple[str, str]]:
+    waiting = [(str(folder), "")]
+    while waiting:
+        path, top = waiting.pop()
+        for entry in list(os.scandir(path)):
+            if entry.name in _LEFT_OUT or _is_linked(entry, links):
+                continue
+            if entry.is_dir():
+                waiting.append((entry.path, top or entry.name))
+            elif entry.is_file():
+                yield entry.path, top or entry.name
+
+
+def _copy(folder: Path, copy: Path, links: set[str]) -> None:
+    copy.mkdir(parents=True)
+    for entry in list(os.scandir(folder)):
+        target = copy / entry.name
+        if entry.name in _LEFT_OUT:
+            continue
+        if _is_linked(entry, links):
+            target.symlink_to(os.path.realpath(entry))
+        elif entry.is_dir():
+            _copy(Path(entry.path), target, links)
+        elif entry.is_file():
+            # A link to a file is copied as what it leads to: the script may write there.
+            shutil.copy2(entry.path, target)

@@ -43,8 +43,15 @@ from stoker.profile.batches import (
 )
 from stoker.profile.loader_phases import Iterate, Loader, error_words, shut_down, with_workers
 from stoker.profile.rank_results import Quartiles, ReplayVariants
-from stoker.profile.step_clock import HOST, StepClock
-from stoker.profile.step_watch import REPLAY_ENOUGH, AsIsSteps, Enough, ReplaySteps, StepWatch
+from stoker.profile.steps import (
+    HOST,
+    REPLAY_ENOUGH,
+    AsIsSteps,
+    Enough,
+    ReplaySteps,
+    StepClock,
+    StepWatch,
+)
 from stoker.step_model import LEAST_GAIN
 
 # After the first batch; the first figures are promised within 20 s of it.

@@ -13,8 +13,7 @@ from stoker.feed.timed import TimedEpoch
 from stoker.feed.timeline import Steps
 from stoker.logs import EventName, Log
 from stoker.profile.lockstep import LEAD_STEPS_CUDA, Agreement, Board, end_process
-from stoker.profile.step_clock import WarmUp
-from stoker.profile.step_watch import AS_IS_ENOUGH
+from stoker.profile.steps import AS_IS_ENOUGH, WarmUp
 from stoker.units import wait_share
 
 # Batches that a loader of any kind may hold ready: 4 workers, twice, and a queue to the script.

@@ -22,7 +22,7 @@ _MAX_CHARACTERS = 64 << 10
 _TORCH = ("torch", "torch.utils.data")
 # torchdata's subclass of torch's loader, which iterates in its own way.
 _STATEFUL = ("torchdata.stateful_dataloader.stateful_dataloader",)
-_PROBE = "profile.probe.install"
+_PROBE = "profile.phases.install"
 _UNFED = "feed.unfed.install"
 
 
@@ -192,7 +192,7 @@ def _replace_loader() -> None:
     if os.environ.get("STOKER_PROFILE"):
         _when_imported(_TORCH, "DataLoader", _PROBE)
         _when_imported(("stoker.feed.timed",), "TimedEpoch", "profile.timed_probe.install")
-        _when_imported(_STATEFUL, "StatefulDataLoader", "profile.probe.install_subclass")
+        _when_imported(_STATEFUL, "StatefulDataLoader", "profile.phases.install_subclass")
         _record_modules_at_exit()
         return
     if os.environ.get("STOKER_OUTPUT"):
