@@ -15,14 +15,10 @@ from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageEr
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
-    ChoosingPlatform,
     JobEnd,
     JobSpec,
     LogLine,
-    ObservedRun,
     Platform,
-    ResumableRun,
-    ResumingPlatform,
     Run,
     leader_record,
     leave_or_stop,
@@ -154,7 +150,7 @@ def train(
             else:
                 jobs.append(each)
     first = 0
-    if len(jobs) > 1 and isinstance(platform, ResumingPlatform):
+    if len(jobs) > 1:
         # A job that an earlier attempt got hosts for.
         first = platform.resumed([platform.plan(each) for each in jobs])
     short: frozenset[str] = frozenset()
@@ -255,7 +251,7 @@ def _train_once(
     on_submit: Callable[[], None] | None,
     may_stop: Callable[[], bool],
 ) -> Training:
-    clusters = platform.choices(job) if isinstance(platform, ChoosingPlatform) else [job.groups]
+    clusters = platform.choices(job)
     budget = limiting_budget(job, clusters, catalog=catalog, decision=decision)
     known = [group for group in job.groups if group.name in budget.usd_per_hour]
     prices = {group.instance_type: budget.usd_per_hour[group.name] for group in known}
@@ -277,7 +273,7 @@ def _train_once(
         end = run.wait()
     except BaseException as err:
         leave_or_stop(run, err, may_stop=may_stop)
-        if isinstance(err, NoCapacityError) and isinstance(run, ResumableRun):
+        if isinstance(err, NoCapacityError):
             err.still_there = run.remaining()
         # KeyboardInterrupt and TerminatedError only.
         if on_stop and not isinstance(err, Exception):
@@ -287,10 +283,8 @@ def _train_once(
         raise
     finally:
         run.stop()
-    load: Sequence[str] = ()
-    if isinstance(run, ObservedRun):
-        sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
-        load = run.load_words(sizes)
+    sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
+    load = run.load_words(sizes)
     for words in load:
         if on_line:
             on_line(LogLine(group=platform.name, host="load", text=words))
@@ -309,7 +303,7 @@ def _train_once(
         what = f"the training {facts.status}, but its record is lost: {err.what}"
         raise UsageError(what, fix="free some space, or use another disk") from None
     # A later attempt reads what this one could not.
-    if isinstance(run, ResumableRun) and not record.is_unknown:
+    if not record.is_unknown:
         run.clean_up()
     return record
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from stoker.cli.app import app_for
 from stoker.cli.kept_training import train_and_keep
 from stoker.cli.train import command_line
 from stoker.errors import NoCapacityError, PlatformError, UsageError
-from stoker.platforms.base import JobEnd, JobSpec, LogLine
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.records import (
     Decision,
     Evaluation,
@@ -47,7 +47,7 @@ OTHER = builders.group("data", "m5.4xlarge")
 
 
 @dataclass
-class Ended:
+class Ended(Run):
     name: str
 
     def lines(self) -> Iterator[LogLine]:
@@ -61,7 +61,7 @@ class Ended:
 
 
 @dataclass
-class Scarce:
+class Scarce(Platform[JobSpec]):
     lacks: dict[str, float]
     says_types: bool = False
     may_pass: bool = True
@@ -107,18 +107,13 @@ class Interrupted(Ended):
 
     platform: "Restarting"
     left: PlatformError | None = None
+    outlives_stoker: ClassVar[bool] = True
 
     def wait(self) -> JobEnd:
         self.platform.minute += 100
         error = NoCapacityError("a quota is used up")
         error.had_hosts = self.platform.begins
         raise error
-
-    def leave(self) -> str:
-        return ""
-
-    def clean_up(self) -> None:
-        return
 
     def remaining(self) -> PlatformError | None:
         return self.left
@@ -306,12 +301,34 @@ def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path):
     assert said[:2] == unfit
 
 
-def here(wait, *, lines=lambda: iter(()), output_dir=None) -> SimpleNamespace:
-    """Returns a double of the local platform and of its run."""
-    run = SimpleNamespace(name="job", output_dir=output_dir, lines=lines, wait=wait, stop=list)
-    return SimpleNamespace(
-        name="local", plan=lambda job: job, describe=lambda _: {}, submit=lambda _: run
-    )
+@dataclass
+class Played(Ended):
+    """A job whose log and end a test plays."""
+
+    ending: Callable[[], JobEnd | None]
+    log: Callable[[], Iterator[LogLine]]
+
+    def lines(self) -> Iterator[LogLine]:
+        return self.log()
+
+    def wait(self) -> JobEnd:
+        return self.ending()
+
+
+@dataclass
+class Here(Platform[JobSpec]):
+    ending: Callable[[], JobEnd | None]
+    log: Callable[[], Iterator[LogLine]] = lambda: iter(())
+    name: str = "local"
+
+    def plan(self, job: JobSpec) -> JobSpec:
+        return job
+
+    def describe(self, request: JobSpec) -> dict[str, Json]:
+        return {}
+
+    def submit(self, request: JobSpec) -> Played:
+        return Played("job", self.ending, self.log)
 
 
 def interrupted() -> Iterator[LogLine]:
@@ -326,7 +343,7 @@ def stopped(run_dir: Path, wait: Callable[[], JobEnd | None]) -> Training:
     with pytest.raises(KeyboardInterrupt):
         train(
             JobSpec(name="run", command=("true",), groups=groups, run_dir=run_dir),
-            platform=here(wait, lines=interrupted),
+            platform=Here(wait, interrupted),
             catalog=load_catalog("local"),
             on_stop=kept.append,
             on_submit=lambda: told.append("submitted"),
@@ -371,8 +388,7 @@ def trained(folder: Path, decision: Decision) -> Training:
         lineage=Lineage(git="ab"),
     )
     end = JobEnd(status="succeeded", exit_code=0, output_dir=folder)
-    platform = here(lambda: end, output_dir=folder)
-    return train(job, platform=platform, catalog=load_catalog("local"), decision=decision)
+    return train(job, platform=Here(lambda: end), catalog=load_catalog("local"), decision=decision)
 
 
 def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices():
@@ -448,7 +464,7 @@ def _begun(when: str, what: str = "agent joined") -> Training:
     return msgspec.structs.replace(training(), events=events)
 
 
-class Keeper:
+class Keeper(Platform[JobSpec]):
     """Takes a platform's place that kept the record of an earlier attempt."""
 
     name = "local"
@@ -462,15 +478,14 @@ class Keeper:
     def kept(self, _: JobSpec) -> str:
         return to_json(self.record)
 
-    def kept_profile(self, _: object, key: str) -> str:
-        return ""
-
-    def keep_profile(self, _: object, key: str, record: str) -> None: ...
-
     def keep(self, _: JobSpec, record: str) -> None:
         self.record = msgspec.json.decode(record, type=Training)
 
-    is_cancelled = has_failed = lost = adopting = submit = describe = plan
+    def describe(self, request: JobSpec) -> dict[str, Json]:
+        return {}
+
+    def submit(self, request: JobSpec) -> Ended:
+        return Ended(request.name)
 
 
 @pytest.mark.parametrize(

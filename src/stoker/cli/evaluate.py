@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from stoker.cli.options import HIDDEN, AsJson, OutFile, OutputFiles, Overrides, StepParams
-from stoker.errors import GateError, PlatformError, UsageError
+from stoker.errors import GateError, UsageError
 from stoker.terminal import say
 
 if TYPE_CHECKING:
@@ -343,17 +343,10 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
 def _fetched(training: "Training", *, workload: "Workload") -> "Training":
     """Returns the record, with the leader's part that could not be read before."""
     from stoker.platforms import platform_named
-    from stoker.platforms.base import FetchingPlatform, leader_record
-    from stoker.records.outcome import outcome_of
+    from stoker.platforms.base import leader_record
     from stoker.records.training import with_leader
 
     platform = platform_named(workload.platform, settings=workload)
-    if not isinstance(platform, FetchingPlatform):
-        raise PlatformError(
-            outcome_of(training).words,
-            where=f"job {training.job.name}",
-            fix=f"the same `stoker train` with --name {training.job.name}",
-        )
     with tempfile.TemporaryDirectory() as folder:
         found = platform.fetched(training.unfetched or "", folder=Path(folder))
         return with_leader(training, leader_record(found))

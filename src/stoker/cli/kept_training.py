@@ -72,7 +72,6 @@ def train_and_keep(
         assume_yes: Train again without a question though an earlier job's end was not seen.
     """
     from stoker.launch.script_python import refuse_unfed_script
-    from stoker.platforms.base import RecoveringPlatform
     from stoker.records import Training, read_json, sha256_of, write_json
     from stoker.records.training import Lineage
     from stoker.run.mlflow_run import start_tracking
@@ -81,9 +80,9 @@ def train_and_keep(
     from stoker.run.webhook import warned
     from stoker.train import train
 
-    keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
-    request = keeper.plan(job) if keeper else None
-    kept = keeper.kept(request) if keeper else ""
+    is_step = bool(job.records)
+    request = platform.plan(job)
+    kept = platform.kept(request) if is_step else ""
     found = read_json(kept, Training) if kept else None
     # Data hosts that fed no trainer would not feed one now.
     if found and (found.status == "succeeded" or found.is_unfed):
@@ -91,8 +90,7 @@ def train_and_keep(
         write_json(job.run_dir / "training.json", found)
         return found
     # A run whose job is gone is trained again only if the user wants it.
-    vanished: Callable[[object], str] | None = getattr(platform, "vanished", None)
-    words = vanished(platform.plan(job)) if vanished else ""
+    words = platform.vanished(request)
     if words and assume_yes:
         say(f"warning: {words}; it is trained again", quiet=quiet)
     elif words:
@@ -138,8 +136,8 @@ def train_and_keep(
             on_submit=on_submit,
             may_stop=follow.ask_to_stop,
         )
-    if keeper and not record.is_unknown:
-        keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
+    if is_step and not record.is_unknown:
+        platform.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
     return record
 
 

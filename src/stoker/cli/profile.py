@@ -253,15 +253,13 @@ def profile_and_keep(
     quiet: bool,
 ) -> "Profile":
     """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured."""
-    from stoker.platforms.base import RecoveringPlatform
     from stoker.profile import profile
     from stoker.profile.profiled_job import profiled_job
     from stoker.records import Profile, read_json, to_json
 
-    keeper = platform if records and isinstance(platform, RecoveringPlatform) else None
     job = profiled_job(workload, group=cluster.dnn, run_dir=run_dir, records=records)
-    request = keeper.plan(job) if keeper else None
-    kept = keeper.kept(request) if keeper else ""
+    request = platform.plan(job)
+    kept = platform.kept(request) if records else ""
     if kept:
         say(f"{job.name} has measured before: this is its record", quiet=quiet)
         return read_json(kept, Profile)
@@ -276,11 +274,11 @@ def profile_and_keep(
                 on_line=followed.line,
             )
     except (UsageError, WorkloadError):
-        if keeper:
-            keeper.keep(request, "")
+        if records:
+            platform.keep(request, "")
         raise
-    if keeper:
-        keeper.keep(request, to_json(record))
+    if records:
+        platform.keep(request, to_json(record))
     return record
 
 

@@ -14,7 +14,7 @@ from stoker.run.plan_price import with_plan_price
 from stoker.terminal import say
 
 if TYPE_CHECKING:
-    from stoker.platforms.base import RecoveringPlatform
+    from stoker.platforms.base import Platform
     from stoker.records import Json, Workload
     from stoker.run.outputs import Outputs
 
@@ -45,19 +45,17 @@ def finish_run(
     while it follows a job, which continues.
     """
     from stoker.platforms import platform_named
-    from stoker.platforms.base import RecoveringPlatform
     from stoker.records import write_text
     from stoker.run.webhook import telling
 
     run = workload.run_name(run_id)
     state, why = _state(outcome)
     platform = platform_named(workload.platform, settings=workload)
-    recovering = platform if isinstance(platform, RecoveringPlatform) else None
-    if recovering and state not in _SUCCEEDED:
-        if recovering.is_cancelled(workload):
+    if state not in _SUCCEEDED:
+        if platform.is_cancelled(workload):
             state = "cancelled"
         elif state in _UNPUBLISHED:
-            state = "failed" if recovering.has_failed(workload) else "succeeded"
+            state = "failed" if platform.has_failed(workload) else "succeeded"
     followed: list[str] = []
     is_left, ended = False, ""
     with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
@@ -69,11 +67,11 @@ def finish_run(
             ending.status = "stopped"
         else:
             ending.note = why = _why_skipped(workload, run_id=run_id)
-        if recovering and state not in (*_SUCCEEDED, "cancelled"):
+        if state not in (*_SUCCEEDED, "cancelled"):
             lost = LostJobs(
                 workload=workload,
                 run_id=run_id,
-                platform=recovering,
+                platform=platform,
                 outputs=outputs,
                 quiet=as_json,
             )
@@ -81,10 +79,8 @@ def finish_run(
                 followed.append(words)
                 is_left = is_left or may_run
                 say(words, quiet=as_json)
-        # Only platforms whose jobs outlive stoker have it.
-        clean_up = getattr(platform, "clean_up", None)
-        if clean_up and not is_left:
-            ended = str(clean_up(run, workload, run_id=run_id))
+        if not is_left:
+            ended = platform.clean_up(run, workload, run_id=run_id)
     if outputs.report and not outputs.report.exists():
         # Kubeflow shows the page of each declared report.
         outputs.report.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +133,7 @@ class LostJobs:
 
     workload: "Workload"
     run_id: str
-    platform: "RecoveringPlatform[object]"
+    platform: "Platform[object]"
     outputs: FinishOutputs
     quiet: bool
 

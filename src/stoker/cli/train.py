@@ -6,10 +6,9 @@ continue.
 
 import contextlib
 import json
-import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +34,7 @@ from stoker.run.plan_price import with_plan_price
 from stoker.terminal import program, relative, say
 
 if TYPE_CHECKING:
-    from stoker.platforms.base import JobSpec, Platform, RequestT
+    from stoker.platforms.base import JobSpec
     from stoker.records import Training
 
 
@@ -100,7 +99,6 @@ def train_verb(
     from stoker.decide import followed
     from stoker.environment import pipeline_execution, pipeline_run
     from stoker.platforms import platform_named
-    from stoker.platforms.local import lock_run_folder
     from stoker.record_words import training_words
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
@@ -157,7 +155,9 @@ def train_verb(
     say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
         # Without making a folder.
-        print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
+        request = runs_on.plan(prepared(RUNS / (name or "dry-run")))
+        described = json.dumps(runs_on.describe(request), indent=2) if as_json else None
+        print(described or runs_on.manifest(request))
         return 0
     catalog = with_plan_price(catalog_of(workload, prices), workload, quiet=as_json)
     confirm(workload, chosen, catalog=catalog, decision=decided, assume_yes=yes, quiet=as_json)
@@ -165,10 +165,8 @@ def train_verb(
     job = prepared(run_dir)
     # Before anything starts: a wrong request is refused here, with its key.
     runs_on.plan(job)
-    if workload.platform_info.is_this_machine:
-        # Taken and released: a run of that name that still runs keeps its files, and its run in
-        # MLflow.
-        os.close(lock_run_folder(run_dir, run=job.name))
+    # A run of that name that still runs keeps its files, and its run in MLflow.
+    runs_on.check_free(job)
     # For the report of the run, now and from `stoker report`.
     write_json(run_dir / "workload.json", workload)
     if decided:
@@ -278,15 +276,6 @@ def _training_in(file: Path) -> "Training | None":
     with contextlib.suppress(StokerError):
         return read_json(file, Training)
     return None
-
-
-def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
-    request = platform.plan(job)
-    # Kubernetes has one: YAML for `kubectl apply`.
-    manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
-    if manifest and not as_json:
-        return manifest(request)
-    return json.dumps(platform.describe(request), indent=2)
 
 
 def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> str:

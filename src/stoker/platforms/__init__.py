@@ -1,20 +1,22 @@
-"""Platforms that run jobs, each with the interface of `base`.
+"""Platforms that run jobs: each is a subclass of `base.Platform`, and its jobs are `base.Run`s.
 
-Optional abilities and their methods:
+What they do beyond `plan`, `describe` and `submit`, which all have:
 
                                                     local  sagemaker  kubernetes
 finds the hosts of an earlier attempt  `resumed`      -        x          x
 reports how busy its hosts are         `load_words`   -        x          -
-leaves a job running as stoker ends    `leave`        -        -          x
+leaves a job running as stoker ends    `leave`        -        x          x
 has another form of a request          `manifest`     -        -          x
 deletes what is left of a run's jobs   `clean_up`     -        -          x
 recovers a run whose step was lost     `lost`         -        -          x
 
-A new one is a package here, a name and a class below, and its name, facts and settings in
-`records/platforms.py`; see docs/architecture.md.
+A new one is added in three places: a module here with the class; a line in `_CLASSES` below; and
+its name, facts and settings in `records/platforms.py`. See docs/architecture.md.
 """
 
-from typing import TYPE_CHECKING, cast
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
 
@@ -22,25 +24,21 @@ if TYPE_CHECKING:
     from stoker.platforms.base import Platform
     from stoker.records import PlatformSettings
 
-# Needed by `--help`, which must not import the records.
-PLATFORMS = ("local", "sagemaker", "kubernetes")
+# By name: `--help` needs the names, and must not import the platforms or the records.
+_CLASSES = MappingProxyType(
+    {
+        "local": "local.LocalPlatform",
+        "sagemaker": "sagemaker.SageMakerPlatform",
+        "kubernetes": "kubernetes.KubernetesPlatform",
+    }
+)
+PLATFORMS = tuple(_CLASSES)
 
 
 def platform_named(name: str, *, settings: "PlatformSettings | None" = None) -> "Platform[object]":
     """Returns the platform of that name, each with its own type of requests."""
-    match name:
-        case "local":
-            from stoker.platforms.local import LocalPlatform
-
-            return cast("Platform[object]", LocalPlatform())
-        case "sagemaker":
-            from stoker.platforms.sagemaker import SageMakerPlatform
-
-            sagemaker = settings.sagemaker if settings else None
-            region = sagemaker.region if sagemaker else None
-            return cast("Platform[object]", SageMakerPlatform(region=region))
-        case "kubernetes":
-            from stoker.platforms.kubernetes import KubernetesPlatform
-
-            return cast("Platform[object]", KubernetesPlatform())
-    raise UsageError(f"unknown platform {name}", fix="use one of " + ", ".join(PLATFORMS))
+    if name not in _CLASSES:
+        raise UsageError(f"unknown platform {name}", fix="use one of " + ", ".join(PLATFORMS))
+    module, _, class_name = _CLASSES[name].partition(".")
+    platform: type[Platform[object]] = getattr(import_module(f"{__name__}.{module}"), class_name)
+    return platform.of(settings)

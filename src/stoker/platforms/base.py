@@ -1,10 +1,12 @@
-"""Interface of a platform: plan a job as a pure value, submit it, follow it, stop it."""
+"""The base classes of platforms and runs: plan a job as a pure value, submit, follow, stop it."""
 
+import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 import msgspec
 
@@ -191,47 +193,52 @@ class LogLine:
 
 
 RequestT = TypeVar("RequestT")
-_GivenT = TypeVar("_GivenT", contravariant=True)
 
 
-class Run(Protocol):
-    """A submitted job."""
+class Run(ABC):
+    """A submitted job.
+
+    Attributes:
+        name: Name of the job on its platform.
+        outlives_stoker: Whether it continues without this process, so that a later attempt can
+            adopt it.
+    """
 
     name: str
+    outlives_stoker: ClassVar[bool] = False
 
+    @abstractmethod
     def lines(self) -> Iterator[LogLine]:
         """Yields log lines of all hosts as they come; ends when the job has ended."""
 
+    @abstractmethod
     def wait(self) -> JobEnd:
         """Blocks until all hosts have ended."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Stops the job, by force where needed; may be called twice, never raises."""
-
-
-@runtime_checkable
-class ObservedRun(Protocol):
-    """A run whose platform measures how busy its hosts are."""
-
-    def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """Returns the load of hosts (`sizes`: vCPUs and GPUs of types), one line per group."""
-
-
-@runtime_checkable
-class ResumableRun(Protocol):
-    """A run that continues without this process and that a later attempt can adopt."""
 
     def leave(self) -> str:
         """Leaves the job running unless it is to be stopped; blocks for some seconds at most.
 
         Returns what happens to it, in one line; empty where it is to be stopped.
         """
+        return ""
 
     def remaining(self) -> PlatformError | None:
         """The error for a job that `stop` could not end, or None."""
+        return None
 
-    def clean_up(self) -> None:
+    def clean_up(self) -> None:  # noqa: B027
         """Deletes what the platform would keep of an ended job; never raises."""
+
+    def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
+        """Returns how busy the hosts were, one line per group, where the platform measures it.
+
+        `sizes` has the vCPUs and GPUs of instance types.
+        """
+        return ()
 
 
 def leave_or_stop(
@@ -247,7 +254,7 @@ def leave_or_stop(
         TerminatedError: After SIGTERM, the same.
         PlatformError: After a bug for which the job was left; other errors get these words.
     """
-    if not isinstance(run, ResumableRun):
+    if not run.outlives_stoker:
         run.stop()
         return
     is_wanted = isinstance(err, JobStoppedError)
@@ -275,77 +282,109 @@ def leave_or_stop(
             raise PlatformError(what, where=run.name, fix=words) from err
 
 
-class Platform(Protocol[RequestT]):
-    """A platform runs jobs: plan() is pure, submit() sends what plan() made."""
+class Platform(ABC, Generic[RequestT]):
+    """A platform runs jobs: plan() is pure, submit() sends what plan() made.
+
+    A new one defines these three methods, and those of the others for which it can do more than
+    the default. How it is added: `stoker.platforms`.
+    """
 
     name: str
 
+    @classmethod
+    def of(cls, settings: PlatformSettings | None) -> Self:
+        """Returns the platform as a workload's settings describe it; None: of no workload."""
+        return cls()
+
+    @abstractmethod
     def plan(self, job: JobSpec) -> RequestT:
         """Returns the request for `job`; raises UsageError for a broken rule of the platform."""
 
+    @abstractmethod
     def describe(self, request: RequestT) -> dict[str, Json]:
-        """Returns the request as `--dry-run` prints it."""
+        """Returns the request as `--dry-run --json` prints it."""
 
+    @abstractmethod
     def submit(self, request: RequestT) -> Run:
         """Starts the job; raises PlatformError if the platform refuses."""
 
-
-@runtime_checkable
-class ResumingPlatform(Protocol[_GivenT]):
-    """A platform whose jobs outlive stoker."""
-
-    def resumed(self, requests: Sequence[_GivenT]) -> int:
-        """Returns the index of the request for which an earlier attempt got hosts; else 0."""
-
-
-@runtime_checkable
-class ChoosingPlatform(Protocol):
-    """A platform that may start a job on another type than its plan's."""
+    def manifest(self, request: RequestT) -> str:
+        """Returns the request as `--dry-run` prints it, for the platform's own tool if any."""
+        return json.dumps(self.describe(request), indent=2)
 
     def choices(self, job: JobSpec) -> Sequence[tuple[Group, ...]]:
-        """Returns the clusters of which the service takes one."""
+        """Returns the clusters of which the service takes one; by default the plan's."""
+        return (job.groups,)
 
+    def check_free(self, job: JobSpec) -> None:
+        """Raises a PlatformError if `submit` would meet a run that is in the job's way."""
 
-@runtime_checkable
-class FetchingPlatform(Protocol):
-    """A platform whose jobs leave their outputs at an address (`JobEnd.unfetched`)."""
+    # Jobs that outlive stoker.
+
+    def resumed(self, requests: Sequence[RequestT]) -> int:
+        """Returns the index of the request for which an earlier attempt got hosts; else 0."""
+        return 0
+
+    def vanished(self, request: RequestT) -> str:
+        """Returns words on an earlier job of the run's folder that is gone; empty without one."""
+        return ""
 
     def fetched(self, address: str, *, folder: Path) -> Path | None:
-        """Writes a job's outputs to `folder`; returns it, or None if the job left none."""
+        """Writes a job's outputs to `folder`; returns it, or None if the job left none.
 
+        Args:
+            address: `JobEnd.unfetched`.
 
-@runtime_checkable
-class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
-    """A platform that keeps what it takes to finish a run whose follower was lost.
+        Raises:
+            PlatformError: If they cannot be read; by default only the job's follower can.
+        """
+        what = f"the outputs of the job could not be read: {address}"
+        raise PlatformError(what, fix="the same `stoker train` with the --name of the run")
 
-    Its methods, except for `keep`, raise a PlatformError if the platform cannot be asked.
-    """
+    def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
+        """Deletes what is left of a run's jobs; returns what that was, empty without any.
+
+        Args:
+            name: Name of the run.
+            settings: The workload, whose name identifies its profile's job.
+            run_id: Id of the pipeline's run, whose profile may be a job, too.
+        """
+        return ""
+
+    # What it keeps to finish a run whose follower was lost. These methods, except for those that
+    # keep something, raise a PlatformError if the platform cannot be asked.
 
     def kept(self, request: RequestT) -> str:
         """Returns the record with which an earlier attempt ended, or an empty text."""
+        return ""
 
     def keep(self, request: RequestT, record: str) -> None:
         """Keeps the record of an ended job, empty if it left none; never raises."""
 
     def kept_profile(self, settings: PlatformSettings, key: str) -> str:
         """Returns the profile that an earlier run kept under a key, as JSON, or an empty text."""
+        return ""
 
     def keep_profile(self, settings: PlatformSettings, key: str, record: str) -> None:
         """Keeps a profile, as JSON, for later runs; never raises."""
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
         """Returns whether the pipeline's run is being cancelled; False without the right to ask."""
+        return False
 
     def has_failed(self, settings: PlatformSettings) -> bool:
         """Returns whether a step of the pipeline's run has failed; True if that is not known."""
+        return True
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records (`JobSpec.records`) of jobs without a `keep`, each with its `run`."""
+        return ()
 
-    def adopting(self) -> "RecoveringPlatform[RequestT]":
+    def adopting(self) -> "Platform[RequestT]":
         """Returns the platform for a last follower: it adopts jobs, failed ones too."""
+        return self
 
 
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """The loop that follows a job on a service: SageMaker is polled, Kubernetes is watched."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.errors import PlatformError, ServiceError
 from stoker.logs import EventName, Log
-from stoker.platforms.base import JobEnd, LogLine
+from stoker.platforms.base import JobEnd, LogLine, Run
 from stoker.platforms.log_files import LogFiles
 
 # How long a terminal follows a job that it cannot see: control planes are upgraded while jobs run.
@@ -17,7 +17,7 @@ UNREACHABLE_SECONDS = 900.0
 TOLD_SECONDS = 600.0
 
 
-class FollowedRun(ABC):
+class FollowedRun(Run):
     """A submitted job; it is looked at only while `lines`, `wait` or `stop` runs.
 
     Args:
@@ -29,6 +29,8 @@ class FollowedRun(ABC):
         is_step: Whether a pipeline's step follows it, whose next attempt adopts it.
         may_last_seconds: How long the job may last; for a step.
     """
+
+    outlives_stoker = True
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class FollowedRun(ABC):
             fix = f"; {error.fix}" if error.fix else ""
             self._say(f"{error.what}; retrying, and the job continues{fix}")
 
-    def _begin(self) -> None:  # noqa: B027
+    def _begin(self) -> None:
         """Prepares the first look; called again with each `lines`."""
 
     @abstractmethod

@@ -44,6 +44,8 @@ from stoker.platforms.base import (
     JobEnd,
     JobSpec,
     LogLine,
+    Platform,
+    Run,
     check_job,
     groups_of_channel,
     leader_record,
@@ -328,7 +330,7 @@ def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost
     return found
 
 
-class LocalRun:
+class LocalRun(Run):
     """A job on this machine: creating it starts the hosts, `stop` ends them.
 
     Raises:
@@ -592,7 +594,7 @@ def _last_lines(path: Path) -> list[str]:
     return []
 
 
-class LocalPlatform:
+class LocalPlatform(Platform[LocalRequest]):
     """Runs jobs on this machine.
 
     Args:
@@ -660,6 +662,11 @@ class LocalPlatform:
             "comparable": not request.not_comparable,
             "not_comparable_because": request.not_comparable or None,
         }
+
+    def check_free(self, job: JobSpec) -> None:
+        """Raises a PlatformError if a run of the job's folder still runs, whose files stay."""
+        # Taken and released.
+        os.close(lock_run_folder(job.run_dir, run=job.name))
 
     def submit(self, request: LocalRequest) -> LocalRun:
         """Starts all hosts; they end with the calling thread, which must outlive the run."""

@@ -31,7 +31,6 @@ from stoker.platforms.base import (
     JobSpec,
     LogLine,
     Platform,
-    ResumableRun,
     Run,
     leader_record,
     leave_or_stop,
@@ -475,8 +474,7 @@ def profile(
         on_line=on_line,
         may_go_on=bool(records),
     )
-    if isinstance(run, ResumableRun):
-        run.clean_up()
+    run.clean_up()
     if ended.end.unfetched and not ended.interrupted:
         words = "the job has ended, but what it measured could not be read"
         raise PlatformError(words, where=ended.end.unfetched, fix="see its log, and profile again")

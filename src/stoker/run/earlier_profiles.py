@@ -12,7 +12,7 @@ import msgspec
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
-    from stoker.platforms.base import Platform, RecoveringPlatform
+    from stoker.platforms.base import Platform
     from stoker.records import Decision, Profile, Workload
     from stoker.records.profile_origin import ReusedProfile
     from stoker.run.outputs import Outputs
@@ -57,7 +57,7 @@ class KeptProfiles:
     """
 
     workload: "Workload"
-    platform: "RecoveringPlatform[object] | None" = None
+    platform: "Platform[object] | None" = None
     key: str = ""
 
     def find(self) -> "Profile | None":
@@ -88,12 +88,11 @@ def kept_profiles(
         platform: Where the profile's job would run.
         span: Text of the time for which a profile may be used again; empty: it never is.
     """
-    from stoker.platforms.base import RecoveringPlatform
     from stoker.profile.profiled_job import code_here
     from stoker.records.base import sha256_of
     from stoker.records.profile_key import reuse_key
 
-    if not span or not isinstance(platform, RecoveringPlatform):
+    if not span:
         return KeptProfiles(workload=workload)
     key = reuse_key(workload, code=sha256_of({**code_here(workload)}), span=span)
     return KeptProfiles(workload=workload, platform=platform, key=key)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from stoker.environment import own_pod
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, Platform
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
     JOBSETS,
@@ -69,7 +69,7 @@ def _created_at(job: Document) -> str:
     return text(mapping(job, "metadata"), "creationTimestamp")
 
 
-class KubernetesPlatform:
+class KubernetesPlatform(Platform[KubernetesRequest]):
     """Runs jobs on a Kubernetes cluster with JobSet, or with Kubeflow Trainer on top of it.
 
     Args:

@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from stoker.environment import pipeline_execution
 from stoker.errors import ServiceError
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, Platform
 from stoker.platforms.sagemaker.batch_queue import namesakes
 from stoker.platforms.sagemaker.checks import notes, settings_of
 from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
@@ -18,13 +19,13 @@ from stoker.platforms.sagemaker.queued_job import QueuedRun
 from stoker.platforms.sagemaker.queued_submit import find_own_queued, queue_of, start_queued
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import find_job, find_own, start
-from stoker.records import Group, Json
+from stoker.records import Group, Json, PlatformSettings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, may_pass
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
 
 
-class SageMakerPlatform:
+class SageMakerPlatform(Platform[SageMakerRequest]):
     """SageMaker as a platform: a job is a training job.
 
     Args:
@@ -36,6 +37,11 @@ class SageMakerPlatform:
 
     def __init__(self, *, aws: Aws | None = None, region: str | None = None) -> None:
         self._aws = aws or Aws(region=region)
+
+    @classmethod
+    def of(cls, settings: PlatformSettings | None) -> Self:
+        sagemaker = settings.sagemaker if settings else None
+        return cls(region=sagemaker.region if sagemaker else None)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
         """Returns the CreateTrainingJob request of `job`, without network or files."""

@@ -246,9 +246,6 @@ class SageMakerRun(FollowedRun):
         fix = f"stop it, it is billed: {self._way_to_stop}"
         return PlatformError(what, where=where, fix=fix) if self._remains else None
 
-    def clean_up(self) -> None:
-        """Does nothing: the service keeps ended jobs without a cost."""
-
     def stop(self) -> None:
         """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most.
 
