@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.cli.from_training_job import from_training_job
 from stoker.errors import ServiceError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
+from stoker.project.from_training_job import from_training_job
 from stoker.records import Group, Workload
 from stoker.workload_file import read_workload
 from support.command import stoker, succeeds

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker.cli.ci_jobs import ci_file, ci_text
 from stoker.cli.init import write_project
-from stoker.cli.script_command import command_of
 from stoker.errors import UsageError
 from stoker.platforms.packing import package_of
+from stoker.project.ci_jobs import ci_file, ci_text
+from stoker.project.script_command import command_of
 from stoker.workload_file import read_workload
 from support.command import process, stoker, succeeds
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from stoker.cli.script_options import options_of, sources_of
-from stoker.cli.script_options_text import options_text
 from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.parameters import overrides_of, parameters_of
+from stoker.project.script_options import options_of, sources_of
+from stoker.project.script_options_text import options_text
 from stoker.records import Workload
 from stoker.records.hyperparameters import arguments, decoded, encoded, values_of
 from stoker.workload_file import read_workload

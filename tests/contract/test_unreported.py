@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cli.unreported import unreported_words
+from stoker.project.unreported import unreported_words
 from stoker.workload_file import workload_from
 
 

@@ -150,7 +150,7 @@ CLIENTS = "cli/pipelines.py", "pipelines/kubeflow/client.py", "pipelines/sagemak
     ("files", "most"),
     [
         (CLIENTS, 7_100),
-        (("cli/from_training_job.py",), 2_200),
+        (("project/from_training_job.py",), 2_200),
         (("doctor/cluster.py",), 2_200),
         (("notify.py", "run/webhook.py"), 1_550),
     ],

@@ -44,8 +44,8 @@ def compile_verb(
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
         stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
     """
-    from stoker.cli.unreported import unreported_words
     from stoker.pipelines.base import platform_of
+    from stoker.project.unreported import unreported_words
     from stoker.records import write_text
     from stoker.run.billing import say_prices
     from stoker.workload_file import read_workload

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from stoker.cli.ci_jobs import CiHost, ci_file, ci_text
 from stoker.cli.options import PLATFORM_WORDS, platform_option
 from stoker.errors import UsageError
+from stoker.project.ci_jobs import CiHost, ci_file, ci_text
 from stoker.terminal import working
 
 # Leftovers of tools in a checkout.
@@ -208,11 +208,11 @@ _Made = tuple[dict[Path, Path | str], list[str]]
 
 
 def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made:
-    from stoker.cli.script_command import command_of
-    from stoker.cli.script_options import options_of, sources_of
-    from stoker.cli.script_options_text import options_text
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
+    from stoker.project.script_command import command_of
+    from stoker.project.script_options import options_of, sources_of
+    from stoker.project.script_options_text import options_text
 
     # Commands are relative to the folder that stoker runs in.
     command = command_of(script, folder)
@@ -274,8 +274,8 @@ def _of_platform(platform: str) -> dict[Path, Path | str]:
 
 
 def _of_job(name: str, *, region: str | None) -> _Made:
-    from stoker.cli.from_training_job import from_training_job
     from stoker.platforms.aws import Aws
+    from stoker.project.from_training_job import from_training_job
 
     with working(f"reading training job {name}"):
         workload, text = from_training_job(name, aws=Aws(region=region))

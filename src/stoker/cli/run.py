@@ -64,8 +64,8 @@ def run_verb(
         stoker run configs/mnist.yaml --from train --set training.epochs=3
         stoker run configs/mnist.yaml --group dnn=local.c1:1 --group data=local.c1:1
     """
-    from stoker.cli.unreported import unreported_words
     from stoker.cli.workloads import resolve
+    from stoker.project.unreported import unreported_words
     from stoker.records import Group, Training, nearest, read_json, to_json, write_json
     from stoker.records.outcome import outcome_of
     from stoker.run.billing import say_unused_types

@@ -5,8 +5,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from stoker.cli.script_options import FoundOption, ScriptOptions
 from stoker.parameters import MAX_HYPERPARAMETERS
+from stoker.project.script_options import FoundOption, ScriptOptions
 from stoker.records import Json
 
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from stoker.cli.script_options import sources_of
+from stoker.project.script_options import sources_of
 from stoker.records import Workload
 
 # The ways in which a script reports: the function, and the file that it writes.
