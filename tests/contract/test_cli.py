@@ -214,7 +214,7 @@ def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_
     tmp_path, monkeypatch
 ):
     interrupted = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr("stoker.cli.profile.profile_and_keep", interrupted)
+    monkeypatch.setattr("stoker.run.profiling.profile_and_keep", interrupted)
     done = stoker("profile", "--", "true", cwd=tmp_path)
     assert done.returncode == 130
     first, *_, stopped, kept, again = done.stderr.splitlines()

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from stoker.cli.main import main, run
-from stoker.cli.run import reproducing
 from stoker.records import Training, read_json
+from stoker.run.command_lines import reproducing
 from support.command import process, stoker
 
 CLI = [sys.executable, "-m", "stoker.cli"]

@@ -79,7 +79,7 @@ class Step:
 def step(api, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url))
     made = Step(tmp_path, monkeypatch)
-    monkeypatch.setattr("stoker.cli.profile.profile_and_keep", made.measure)
+    monkeypatch.setattr("stoker.run.profiling.profile_and_keep", made.measure)
     return made
 
 

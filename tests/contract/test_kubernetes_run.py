@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.kept_training import train_and_keep
 from stoker.errors import (
     JobStoppedError,
     NoCapacityError,
@@ -48,6 +47,7 @@ from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Channel, Group, to_json, write_json
 from stoker.records.base import Document
 from stoker.records.training import InputVersion
+from stoker.run.kept_training import train_and_keep
 from stoker.workload_file import workload_from
 from support.command import succeeds
 from support.kubernetes_api import GRACE_SECONDS, NAMESPACE, USER, Fault, KubernetesApi, kube_config
@@ -362,7 +362,9 @@ def test_a_run_whose_job_is_gone_needs_yes_to_train_again(
     api, job, platform, start, monkeypatch, capsys
 ):
     trained = []
-    monkeypatch.setattr("stoker.train.train", lambda job, **_: trained.append(job) or training())
+    monkeypatch.setattr(
+        "stoker.run.kept_training.train", lambda job, **_: trained.append(job) or training()
+    )
     followed = start()
     until(lambda: "the job exists" in followed.status, what="it is followed")
     # The terminal is closed; the job ends, and its TTL deletes it.

@@ -11,13 +11,14 @@ import pytest
 import typer
 
 from stoker.cli.options import OutputFiles
-from stoker.cli.profile import observe, profile_verb
+from stoker.cli.profile import profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
 from stoker.profile.combine import observed_profile
 from stoker.records import Observed, Profile, read_json
 from stoker.run.outputs import Outputs
+from stoker.run.profiling import observe
 from support import cloudwatch
 from support.aws_answers import Answers
 from support.command import stoker, succeeds

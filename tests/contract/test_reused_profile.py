@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.cli.run import Chain
 from stoker.records import Profile, read_json, write_json
 from stoker.records.profile_origin import ProfileOrigin, digests_of
+from stoker.run.chain import Chain
 from stoker.workload_file import read_workload
 from support import builders
 from support.command import succeeds

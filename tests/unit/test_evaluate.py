@@ -5,7 +5,6 @@ import re
 import msgspec
 import pytest
 
-from stoker.cli.evaluate import _gate
 from stoker.errors import GateError, UsageError
 from stoker.evaluate import (
     evaluate,
@@ -39,6 +38,7 @@ from stoker.records import (
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.records.training import InputVersion, Lineage
 from stoker.report.verdict import collect, judge
+from stoker.run.judging import pass_gate
 from stoker.run.outputs import told_of_evaluation
 from stoker.tracking import metrics_of, tags_of
 from stoker.units import time_unit
@@ -156,14 +156,14 @@ def test_hosts_that_nobody_counted_are_no_warning():
         ({"min": 1.0, "max": 2.0}, 2.1, False),
     ],
 )
-def test_gate_holds_between_its_bounds(bounds, value, passed):
+def testpass_gate_holds_between_its_bounds(bounds, value, passed):
     evaluation = _evaluate(_training(m=value), _bounds(**bounds))
     assert evaluation.passed is passed
     assert (evaluation.gates[0].passed, evaluation.gates[0].value) == (passed, value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_metric_that_is_no_number_fails_its_gate(value):
+def test_metric_that_is_no_number_fails_itspass_gate(value):
     evaluation = _evaluate(_training(m=value), _bounds(min=0.9))
     assert not evaluation.passed
     to_json(evaluation)
@@ -206,7 +206,7 @@ def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_t
 @pytest.mark.parametrize(
     ("champion", "passed"), [(0.95, True), (0.956, False), (None, True), (0.1, True)]
 )
-def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
+def testpass_gate_holds_a_model_against_the_one_in_use(champion, passed):
     known = None if champion is None else {"m": champion}
     record = _evaluate(_training(m=0.95), _bounds(min_champion=-0.005), champion=known)
     assert record.passed is passed
@@ -217,7 +217,7 @@ def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
     assert all(len(line) <= 88 for line in told.splitlines())
 
 
-def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
+def test_model_in_use_that_did_not_report_apass_gates_metric_fails_it():
     gate = _bounds(min=0.5, min_champion=-0.005)
     record = _evaluate(_training(m=0.95), gate, champion={"loss": 0.1})
     assert not record.passed
@@ -225,7 +225,7 @@ def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
     assert "the model in use has not reported it" in evaluation_table(record)
 
 
-def test_model_that_passed_is_judged_again_by_its_gates_offsets():
+def test_model_that_passed_is_judged_again_by_itspass_gates_offsets():
     gates = (_bounds(min=0.5, min_champion=-0.01), _bounds(metric="n", max=0.2))
     first = _evaluate(_training(m=0.95, n=0.1), *gates)
     assert first.passed
@@ -323,7 +323,7 @@ def test_record_of_another_workload_is_refused_and_one_made_by_hand_is_taken():
             _evaluate(**(records | {kind: wrong}))
 
 
-def test_text_gives_verdict_gates_and_three_step_times():
+def test_text_gives_verdictpass_gates_and_three_step_times():
     lines = evaluation_table(_evaluate(_training(m=0.97), _bounds(min=0.9))).splitlines()
     assert lines[0] == "passed: 1 of 1 gates held"
     assert "0.97" in lines[1]
@@ -347,7 +347,7 @@ def test_a_training_that_left_no_record_is_judged_as_failed():
     assert "failed" in judged.reason
 
 
-def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
+def test_the_reason_names_eachpass_gate_that_failed_with_value_and_bound():
     bounds = {"accuracy": {"min": 0.99}, "loss": {"max": 0.1}, "f1": {"min": 0.5}}
     gates = [_bounds(metric=name, **bound) for name, bound in bounds.items()]
     evaluation = _evaluate(_training(accuracy=0.95, loss=0.05), *gates)
@@ -430,11 +430,11 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
     file = tmp_path / "evaluation.json"
     write_json(file, record)
     if is_good:
-        _gate(file, champions=None)
+        pass_gate(file, champions=None)
         assert capsys.readouterr().out == f"{outcome.words}\n"
     else:
         with pytest.raises(GateError) as raised:
-            _gate(file, champions=None)
+            pass_gate(file, champions=None)
         assert raised.value.what == outcome.words
     # The report.
     figures = collect(**known, evaluation=record)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.cli.report import report_of_run
 from stoker.feed.timeline import MeasuredStep
 from stoker.records import (
     Advice,
@@ -32,6 +31,7 @@ from stoker.records.base import sha256_of
 from stoker.records.training import GroupSpending, Lineage
 from stoker.report.step_times import StepTimes, Strip, draw_strips, read_steps
 from stoker.report.verdict import transform_rows
+from stoker.run.reports import report_of_run
 from stoker.units import time_unit as choose_time_unit
 from support import builders, sample_records
 from support.feed_rows import write_feed

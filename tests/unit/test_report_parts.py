@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
-from stoker.cli.report import report_of_decision, report_scaling
+from stoker.cli.report import report_scaling
 from stoker.decide import TakeAs, pareto_front
 from stoker.errors import UsageError
 from stoker.figures.feed_intervals import COLUMNS, FeedInterval, RankRate, csv_text
@@ -23,6 +23,7 @@ from stoker.report import scaling_of_runs
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
 from stoker.report.plans import draw_plans, spots_of
+from stoker.run.reports import report_of_decision
 from stoker.units import MILLISECONDS, time_unit
 from support import builders, decisions, gpu_profiles, sample_records
 from support.feed_rows import host_rate, write_feed

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.run import STEPS, Chain, forget_later, next_step
+from stoker.cli.run import next_step
 from stoker.cli.workloads import resolve
 from stoker.errors import DeclinedError, PlatformError, UsageError
 from stoker.platforms.local import lock_run_folder
 from stoker.records import groups_in_words
+from stoker.run.chain import STEPS, Chain, forget_later
 from stoker.run.clusters import groups_of, parse_groups
 from stoker.run.run_folders import named_run_dir, new_run_dir
 from stoker.workload_file import workload_from
@@ -149,7 +150,7 @@ def test_what_a_chain_ended_early_tells_mlflow(tmp_path, monkeypatch, doing, end
         found.append(is_stopped)
         return ""
 
-    monkeypatch.setattr("stoker.cli.run.steps", steps)
-    monkeypatch.setattr("stoker.cli.run.track", track)
+    monkeypatch.setattr("stoker.run.chain.steps", steps)
+    monkeypatch.setattr("stoker.run.chain.track", track)
     assert stoker("run", "w.yaml", cwd=tmp_path).returncode == code
     assert found == tracked

@@ -10,7 +10,6 @@ from statistics import fmean, median, quantiles
 import pytest
 import torch
 
-from stoker.cli.profile import FollowedProfile
 from stoker.cli.watch import RunView
 from stoker.feed.device_events import FoundDevice
 from stoker.feed.metrics import log_metrics
@@ -34,6 +33,7 @@ from stoker.record_words import training_words
 from stoker.records import Group, Job, Training
 from stoker.report.step_times import Strip, describe_windows, read_steps
 from stoker.report.verdict import collect
+from stoker.run.profile_progress import FollowedProfile
 from stoker.units import wait_words
 from support.aws_answers import Clock
 from support.device_double import DeviceDouble

@@ -77,11 +77,11 @@ def kept_runs(monkeypatch):
     """Collects what the commands would write to MLflow."""
     found: list[dict[str, Any]] = []
 
-    def keep(*_: object, **told: Any) -> str:
+    def keep(*_: object, **told: Any) -> TrackedRun:
         found.append(told)
-        return ""
+        return TrackedRun(run_id="1")
 
-    monkeypatch.setattr("stoker.run.mlflow_run.keep_tracked", keep)
+    monkeypatch.setattr("stoker.run.mlflow_run.kept", keep)
     return found
 
 
@@ -106,7 +106,7 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
             on_submit()
         raise PlatformError("refused, or lost")
 
-    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", fail)
+    monkeypatch.setattr("stoker.run.kept_training.train_and_keep", fail)
     for first in (None, training()):
         if first:
             write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
@@ -125,7 +125,7 @@ def test_an_evaluation_without_room_for_copies_keeps_its_figures(tmp_path, kept_
     for name in ("profile", "decision", "training"):
         write_json(tmp_path / f"{name}.json", getattr(sample_records, name)())
         words += [f"--{name}", f"{name}.json"]
-    monkeypatch.setattr("stoker.cli.evaluate.shutil.copyfile", full)
+    monkeypatch.setattr("stoker.run.judging.shutil.copyfile", full)
     done = succeeds("evaluate", TRACKED, *words, cwd=tmp_path)
     assert "mlflow: files not kept: [Errno 28]" in done.stdout + done.stderr
     (told,) = kept_runs

@@ -15,8 +15,6 @@ from typer.testing import CliRunner
 from stoker import train as body
 from stoker.catalog import load_catalog
 from stoker.cli.app import app_for
-from stoker.cli.kept_training import train_and_keep
-from stoker.cli.train import command_line
 from stoker.errors import NoCapacityError, PlatformError, UsageError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.records import (
@@ -35,6 +33,8 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.training import Budget, GroupSpending, Lineage, TrainingFacts, training_record
+from stoker.run.command_lines import command_line
+from stoker.run.kept_training import train_and_keep
 from stoker.train import train
 from support import builders, sample_records
 from support.command import stoker
@@ -281,7 +281,7 @@ def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
     )
     platform = Scarce({"local.c1": 1000}, name="local")
     monkeypatch.setattr("stoker.platforms.platform_named", lambda *_, **__: platform)
-    monkeypatch.setattr("stoker.cli.kept_training.git_state", lambda _: {})
+    monkeypatch.setattr("stoker.run.kept_training.git_state", lambda _: {})
     words = ["train", "workload.yaml", "--name", "mnist-1", "--yes"]
     done = CliRunner().invoke(app_for("train"), [*words, "--out", "out.json", *flags])
     found = done.exception.exit_code if isinstance(done.exception, NoCapacityError) else None
@@ -502,8 +502,8 @@ def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
         again.append(job)
         return record
 
-    monkeypatch.setattr("stoker.train.train", train_again)
-    monkeypatch.setattr("stoker.cli.kept_training.git_state", lambda _: {})
+    monkeypatch.setattr("stoker.run.kept_training.train", train_again)
+    monkeypatch.setattr("stoker.run.kept_training.git_state", lambda _: {})
     job = JobSpec(name="a-1", command=("true",), groups=(), run_dir=tmp_path, records={"step": "t"})
     found = train_and_keep(
         job,
@@ -541,7 +541,7 @@ def test_an_evaluation_goes_with_the_training_that_it_judged(tmp_path, monkeypat
         write_json(job.run_dir / "training.json", again)
         return again
 
-    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", train_again)
+    monkeypatch.setattr("stoker.run.kept_training.train_and_keep", train_again)
     workload = json.dumps({"name": "mnist", "command": ["true"]})
     stoker("train", workload, "--name", "mnist-1", cwd=tmp_path)
     assert (folder / "evaluation.json").exists() == stays

@@ -206,7 +206,7 @@ def decide_verb(
         refuse_unfed(record, named)
     if report:
         # Imports the templates of the page: only where a report is wanted.
-        from stoker.cli.report import report_of_decision
+        from stoker.run.reports import report_of_decision
 
         report_of_decision(report, workload=judged, profile=record, decision=decision)
 

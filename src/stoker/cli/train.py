@@ -6,9 +6,7 @@ continue.
 
 import contextlib
 import json
-import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +29,7 @@ from stoker.cli.options import (
 )
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
 from stoker.run.plan_price import with_plan_price
-from stoker.terminal import program, relative, say
+from stoker.terminal import relative, say
 
 if TYPE_CHECKING:
     from stoker.platforms.base import JobSpec
@@ -92,9 +90,6 @@ def train_verb(
         stoker train --group dnn=1 --group data=local.c1:1 -- python train.py
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.kept_training import deliver_training, records_of_step, train_and_keep
-    from stoker.cli.report import report_of_run
-    from stoker.cli.step_finish import FinishOutputs, finish_run
     from stoker.cli.workloads import read_with_params, resolve
     from stoker.decide import followed
     from stoker.environment import pipeline_execution, pipeline_run
@@ -104,9 +99,13 @@ def train_verb(
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.run.billing import confirm, say_unused_types
     from stoker.run.clusters import groups_of
+    from stoker.run.command_lines import command_line
+    from stoker.run.kept_training import deliver_training, records_of_step, train_and_keep
     from stoker.run.mlflow_run import keep_tracked
     from stoker.run.outputs import TRAIN_PARAMETERS, kept_model, outputs_of, step_inputs
+    from stoker.run.reports import report_of_run
     from stoker.run.run_folders import RUNS, named_run_dir, new_run_dir, run_base
+    from stoker.run.step_finish import FinishOutputs, finish_run
     from stoker.run.webhook import telling
     from stoker.train import prepare
 
@@ -276,16 +275,3 @@ def _training_in(file: Path) -> "Training | None":
     with contextlib.suppress(StokerError):
         return read_json(file, Training)
     return None
-
-
-def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> str:
-    """Returns the command line as a person would type it again, with this `--from` if any."""
-    words = [program(), *arguments]
-    if from_step is not None:
-        if "--from" in words:
-            at = words.index("--from")
-            # `--from STEP`; `--from=STEP` below.
-            del words[at : at + 2]
-        words = [word for word in words if not word.startswith("--from=")]
-        words += ["--from", from_step]
-    return shlex.join(words)

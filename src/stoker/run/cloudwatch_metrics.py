@@ -1,26 +1,22 @@
 """What a run of a pipeline tells, as metrics of CloudWatch, which the stack's alarms read."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from stoker.errors import StokerError
+from stoker.platforms.aws import Aws, region_of
+from stoker.records import Notice, Workload
+from stoker.records.notices import notice_figures
 from stoker.terminal import say
-
-if TYPE_CHECKING:
-    from stoker.records import Notice, Workload
 
 # The step's role may write to no other namespace but SageMaker's own.
 NAMESPACE = "stoker"
 
 
-def publish(workload: "Workload", notices: "Sequence[Notice]", *, quiet: bool) -> None:
+def publish(workload: Workload, notices: Sequence[Notice], *, quiet: bool) -> None:
     """Sends each kind of notice as a metric to CloudWatch; an error is only printed.
 
     A metric is 1 where the run tells of its kind, else 0, which ends the alarm.
     """
-    from stoker.platforms.aws import Aws, region_of
-    from stoker.records.notices import notice_figures
-
     dimensions = [{"Name": "PipelineName", "Value": workload.name}]
     data = [
         {"MetricName": name, "Value": value, "Dimensions": dimensions}

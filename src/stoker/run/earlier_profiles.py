@@ -5,17 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker.errors import UsageError
-
-if TYPE_CHECKING:
-    from stoker.platforms.base import Platform
-    from stoker.records import Decision, Profile, Workload
-    from stoker.records.profile_origin import ReusedProfile
-    from stoker.run.outputs import Outputs
+from stoker.parameters import parse
+from stoker.pipelines.sagemaker.kept_profiles import find_profile, found_document
+from stoker.platforms.aws import Aws
+from stoker.platforms.base import Platform
+from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of, named_code
+from stoker.profile.profiled_job import code_here, origin_here
+from stoker.records import Decision, Profile, Workload, read_json, to_json, write_text
+from stoker.records.base import sha256_of
+from stoker.records.profile_key import reuse_key
+from stoker.records.profile_origin import ProfileOrigin, ReusedProfile, compared, digests_of
+from stoker.records.workload import refuse_foreign
+from stoker.run.outputs import Outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +36,8 @@ class CodePackage:
     digest: str = ""
 
 
-def code_package(file: Path | None, workload: "Workload") -> CodePackage:
+def code_package(file: Path | None, workload: Workload) -> CodePackage:
     """Returns what is known of a package's code; raises UsageError for what is no package."""
-    from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of, named_code
-    from stoker.records.profile_origin import digests_of
-
     if file is None:
         return CodePackage()
     try:
@@ -56,14 +58,12 @@ class KeptProfiles:
         key: Key of the profile that this run would measure.
     """
 
-    workload: "Workload"
-    platform: "Platform[object] | None" = None
+    workload: Workload
+    platform: Platform[object] | None = None
     key: str = ""
 
-    def find(self) -> "Profile | None":
+    def find(self) -> Profile | None:
         """Returns the profile of an earlier run; None without one that can be read."""
-        from stoker.records import Profile, read_json
-
         record = self.platform.kept_profile(self.workload, self.key) if self.platform else ""
         try:
             return read_json(record, Profile) if record else None
@@ -71,15 +71,13 @@ class KeptProfiles:
             # Of another version.
             return None
 
-    def keep(self, profile: "Profile") -> None:
-        from stoker.records import to_json
-
+    def keep(self, profile: Profile) -> None:
         if self.platform is not None:
             self.platform.keep_profile(self.workload, self.key, to_json(profile))
 
 
 def kept_profiles(
-    workload: "Workload", *, platform: "Platform[object]", span: str | None
+    workload: Workload, *, platform: Platform[object], span: str | None
 ) -> KeptProfiles:
     """Returns where the profile of a pipeline's step may be found again.
 
@@ -88,10 +86,6 @@ def kept_profiles(
         platform: Where the profile's job would run.
         span: Text of the time for which a profile may be used again; empty: it never is.
     """
-    from stoker.profile.profiled_job import code_here
-    from stoker.records.base import sha256_of
-    from stoker.records.profile_key import reuse_key
-
     if not span:
         return KeptProfiles(workload=workload)
     key = reuse_key(workload, code=sha256_of({**code_here(workload)}), span=span)
@@ -109,18 +103,14 @@ class EarlierProfile:
         package: The code, where it is not in this folder.
     """
 
-    profile: "Profile | None" = None
+    profile: Profile | None = None
     words: str = ""
     is_answer: bool = False
     package: CodePackage | None = None
 
 
-def reused_profile(workload: "Workload", params: Sequence[str]) -> "Profile | None":
+def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
     """Returns the profile of the parameter reuse_profile, a text or a file, if it is set."""
-    from stoker.parameters import parse
-    from stoker.records import Profile, read_json
-    from stoker.records.workload import refuse_foreign
-
     given = parse(params, workload=workload).get("reuse_profile", "") if params else ""
     if not given:
         return None
@@ -137,13 +127,13 @@ def reused_profile(workload: "Workload", params: Sequence[str]) -> "Profile | No
 
 
 def earlier_profile(
-    workload: "Workload",
+    workload: Workload,
     *,
     params: Sequence[str],
     kept: KeptProfiles,
     run: str,
     package: Path | None,
-    outputs: "Outputs",
+    outputs: Outputs,
 ) -> EarlierProfile:
     """Returns the profile that is given or kept.
 
@@ -168,13 +158,8 @@ def earlier_profile(
 
 
 def _found_for(
-    workload: "Workload", *, run: str, package: Path | None, outputs: "Outputs"
+    workload: Workload, *, run: str, package: Path | None, outputs: Outputs
 ) -> EarlierProfile:
-    from stoker.pipelines.sagemaker.kept_profiles import find_profile, found_document
-    from stoker.platforms.aws import Aws
-    from stoker.records import write_text
-    from stoker.records.profile_key import reuse_key
-
     packed = code_package(package, workload)
     region = workload.sagemaker.region if workload.sagemaker else None
     key = reuse_key(workload, code=packed.digest)
@@ -187,8 +172,8 @@ def _found_for(
 
 
 def reused_words(
-    profile: "Profile", workload: "Workload", *, package: CodePackage | None = None
-) -> "ReusedProfile | None":
+    profile: Profile, workload: Workload, *, package: CodePackage | None = None
+) -> ReusedProfile | None:
     """Returns what a run says of a profile; None: the profile does not say where it is from.
 
     Args:
@@ -196,9 +181,6 @@ def reused_words(
         workload: As the run has it.
         package: The code, where it is not in this folder.
     """
-    from stoker.profile.profiled_job import origin_here
-    from stoker.records.profile_origin import ProfileOrigin, compared
-
     then = profile.origin
     if then is None:
         when = profile.what.get("when")
@@ -213,12 +195,12 @@ def reused_words(
 
 
 def with_age(
-    decision: "Decision",
-    profile: "Profile",
-    workload: "Workload",
+    decision: Decision,
+    profile: Profile,
+    workload: Workload,
     *,
     package: CodePackage | None = None,
-) -> "Decision":
+) -> Decision:
     """Returns the decision with the age of its profile, and with what has changed since."""
     reused = reused_words(profile, workload, package=package)
     if reused is None:

@@ -4,24 +4,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from stoker.platforms.base import JobSpec
+from stoker.records import Evaluation, TrackingSettings, Training
+from stoker.records.platforms import info_of
 from stoker.terminal import say
-
-if TYPE_CHECKING:
-    from stoker.platforms.base import JobSpec
-    from stoker.records import Evaluation, TrackingSettings, Training
-    from stoker.tracking import TrackedRun
+from stoker.tracking import TrackedRun, handed, kept, started
 
 # After Ctrl-C or SIGTERM: a pod has 30 s to end.
 _STOPPED_SECONDS = 15.0
 
 
-def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
+def start_tracking(job: JobSpec, *, platform: str, quiet: bool) -> JobSpec:
     """Starts the job's run in MLflow; returns the job with the variables by which it is found."""
-    from stoker.records.platforms import info_of
-    from stoker.tracking import handed, started
-
     info = info_of(platform)
     # In its managed MLflow the platform makes the run itself.
     if not job.tracking.mlflow or (job.tracking.is_managed and info.has_mlflow):
@@ -35,11 +30,11 @@ def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
 
 
 def keep_tracked(
-    tracking: "TrackingSettings",
+    tracking: TrackingSettings,
     *,
     run: str,
-    training: "Training | None",
-    evaluation: "Evaluation | None" = None,
+    training: Training | None,
+    evaluation: Evaluation | None = None,
     run_id: str | None = None,
     files: Sequence[Path] = (),
     is_refused: bool = False,
@@ -50,8 +45,6 @@ def keep_tracked(
 
     There is little time for it if the process was told to end (`is_stopped`).
     """
-    from stoker.tracking import kept
-
     if not tracking.mlflow:
         return ""
     tracked = kept(
@@ -77,7 +70,7 @@ def _tags(workload_sha256: str | None) -> dict[str, str]:
     return {name: value for name, value in told.items() if value}
 
 
-def _say(tracked: "TrackedRun", *, without: str, quiet: bool) -> None:
+def _say(tracked: TrackedRun, *, without: str, quiet: bool) -> None:
     if tracked.trouble:
         part = "the run is there, but" if tracked.run_id else f"{without}:"
         say(f"mlflow: {part} {tracked.trouble}", quiet=quiet)

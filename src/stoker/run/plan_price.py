@@ -1,19 +1,16 @@
 """The price of a training plan in place of the list's, where a workload's jobs have one."""
 
-from typing import TYPE_CHECKING
-
+from stoker.catalog import Catalog
 from stoker.errors import ServiceError, UsageError
+from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.training_plan import KEY, plan_arn, read_plan
+from stoker.records import Workload, bare_type
 from stoker.terminal import say
-
-if TYPE_CHECKING:
-    from stoker.catalog import Catalog
-    from stoker.platforms.aws import Aws
-    from stoker.records import Workload
 
 
 def with_plan_price(
-    catalog: "Catalog", workload: "Workload", *, quiet: bool, aws: "Aws | None" = None
-) -> "Catalog":
+    catalog: Catalog, workload: Workload, *, quiet: bool, aws: Aws | None = None
+) -> Catalog:
     """Returns the catalog with the price of the workload's training plan, and its types alone.
 
     Asks AWS if the workload names a plan. A plan that this caller may not see leaves the list's
@@ -28,10 +25,6 @@ def with_plan_price(
     Raises:
         UsageError: If the plan is over, or has no hosts of today's type.
     """
-    from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.training_plan import KEY, plan_arn, read_plan
-    from stoker.records import bare_type
-
     settings = workload.sagemaker
     arn = plan_arn(settings)
     if not arn or settings is None or workload.platform != "sagemaker":

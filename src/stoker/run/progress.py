@@ -15,7 +15,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from stoker.failure_reasons import RANK_MARK
+from stoker.figures.step_progress import progress_in
 from stoker.logs import EventName, LogEvent, parted, shown
+from stoker.platforms.base import LogLine
 from stoker.terminal import (
     INDENT,
     is_interactive,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
 
-    from stoker.platforms.base import LogLine
 
 # From a lost connection to the report with the reason.
 SETTLE_SECONDS = 2.0
@@ -173,7 +174,7 @@ class HostNews:
             yield f"data host {host} is back: {there} of {len(self._hosts)} data hosts make batches"
 
 
-def is_of_platform(line: "LogLine") -> bool:
+def is_of_platform(line: LogLine) -> bool:
     return line.host in _OF_PLATFORM
 
 
@@ -219,7 +220,7 @@ class Follow:
             answer = "n"
         return answer.endswith("\n") and answer.strip() in ("", "y", "yes")
 
-    def line(self, line: "LogLine") -> LogEvent | None:
+    def line(self, line: LogLine) -> LogEvent | None:
         """Shows a script's line, or of an event, which it returns, what is news to the user."""
         if line.host == CAPACITY:
             # The next job is another run.
@@ -262,7 +263,6 @@ class Follow:
     def _progress(self, event: LogEvent) -> None:
         # Imported here: verbs that only print a line start faster.
         from stoker.figures.gpu_log import gpus_in
-        from stoker.figures.step_progress import progress_in
 
         if gpus := gpus_in(event):
             self._busy = f", {gpus.words}" if gpus.words else ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.errors import UsageError
+from stoker.platforms.base import check_run_name
 from stoker.records import (
     Workload,
     read_json,
@@ -39,8 +40,6 @@ def _made(name: str, *, may_exist: bool) -> Path:
 
 def named_run_dir(name: str) -> Path:
     """Makes runs/NAME, or uses the one of an earlier attempt."""
-    from stoker.platforms.base import check_run_name
-
     check_run_name(name, most=63)
     return _made(name, may_exist=True)
 

@@ -3,28 +3,25 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from stoker.environment import pipeline_run, webhook_url
 from stoker.errors import DeclinedError, StokerError
+from stoker.notify import RunEnding, body_of, post
+from stoker.platforms.aws import Aws, region_of
+from stoker.records import NotifySettings, Workload
 from stoker.terminal import say
-
-if TYPE_CHECKING:
-    from stoker.notify import RunEnding
-    from stoker.records import NotifySettings, Workload
 
 
 @contextmanager
 def telling(
-    workload: "Workload", *, run: str, step: str, quiet: bool, is_told: bool = True
-) -> "Iterator[RunEnding]":
+    workload: Workload, *, run: str, step: str, quiet: bool, is_told: bool = True
+) -> Iterator[RunEnding]:
     """Notifies the workload's webhook, if it has one, how the block ended.
 
     It is told of failures and warnings, and of all runs where it wants so. An error of the webhook
     is only printed. Ctrl-C, or a no to the question whether to start, is
     not sent: the user who typed it knows. Nor is anything if another process notifies (`is_told`).
     """
-    from stoker.notify import RunEnding
-
     ending = RunEnding(workload=workload.name, run=run, step=step)
     try:
         yield ending
@@ -50,22 +47,16 @@ def telling(
                 say(f"notify: webhook failed: {trouble}", quiet=quiet)
 
 
-def warned(workload: "Workload", *, run: str, step: str, text: str, quiet: bool) -> None:
+def warned(workload: Workload, *, run: str, step: str, text: str, quiet: bool) -> None:
     """Sends a warning about a run that continues; an error of the webhook is only printed."""
-    from stoker.notify import RunEnding
-
     if workload.notify:
         ending = RunEnding(workload=workload.name, run=run, step=step, status="running", error=text)
         if trouble := _told(workload.notify, workload, ending):
             say(f"notify: webhook failed: {trouble}", quiet=quiet)
 
 
-def _told(notify: "NotifySettings", workload: "Workload", ending: "RunEnding") -> str:
+def _told(notify: NotifySettings, workload: Workload, ending: RunEnding) -> str:
     """Sends the message; returns why it could not be sent, or an empty text."""
-    from stoker.environment import pipeline_run, webhook_url
-    from stoker.notify import body_of, post
-    from stoker.platforms.aws import Aws, region_of
-
     url = webhook_url(notify.variable, os.environ)
     if not url and notify.secret_arn and pipeline_run(os.environ):
         account = Aws(region=region_of(workload))

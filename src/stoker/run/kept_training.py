@@ -6,19 +6,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.host.git import git_state
+from stoker.launch.script_python import refuse_unfed_script
 from stoker.logs import EventName
+from stoker.platforms.base import JobSpec, LogLine, Platform
+from stoker.record_words import training_words
+from stoker.records import (
+    Decision,
+    Profile,
+    Training,
+    Workload,
+    read_json,
+    sha256_of,
+    to_json,
+    write_json,
+)
+from stoker.records.training import Lineage, copied_to
+from stoker.run.mlflow_run import keep_tracked, start_tracking
+from stoker.run.outputs import Outputs, carried, deliver, told_of_training
 from stoker.run.progress import following
+from stoker.run.unchanged import code_here
+from stoker.run.webhook import warned
 from stoker.terminal import ask, is_interactive, relative, say
-
-if TYPE_CHECKING:
-    from stoker.catalog import Catalog
-    from stoker.platforms.base import JobSpec, LogLine, Platform
-    from stoker.records import Decision, Profile, Training, Workload
-    from stoker.run.outputs import Outputs
+from stoker.train import train
 
 # Events of a continuing run that go to its webhook.
 _ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PROGRESS)
@@ -31,11 +44,9 @@ MAX_KEPT_BYTES = 64 << 10
 
 
 def records_of_step(
-    workload: "Workload", decision: "Decision | None", profile: "Profile | None"
+    workload: Workload, decision: Decision | None, profile: Profile | None
 ) -> dict[str, str]:
     """Returns the records, if any, from which a pipeline's last step can follow a training."""
-    from stoker.records import to_json
-
     if decision is None:
         return {}
     workload_json, decision_json = to_json(workload), to_json(decision)
@@ -47,19 +58,19 @@ def records_of_step(
 
 
 def train_and_keep(
-    job: "JobSpec",
+    job: JobSpec,
     *,
-    workload: "Workload",
-    platform: "Platform[object]",
-    catalog: "Catalog",
-    decision: "Decision | None",
+    workload: Workload,
+    platform: Platform[object],
+    catalog: Catalog,
+    decision: Decision | None,
     out: Path | None = None,
     again: str,
     quiet: bool,
     echo: bool,
     on_submit: Callable[[], None] | None = None,
     assume_yes: bool = True,
-) -> "Training":
+) -> Training:
     """Trains and shows the progress; keeps the record of a training that is stopped.
 
     The step of a pipeline (`job.records`) returns the record of an earlier attempt that succeeded,
@@ -71,15 +82,6 @@ def train_and_keep(
         echo: Whether to show the lines of the script, too.
         assume_yes: Train again without a question though an earlier job's end was not seen.
     """
-    from stoker.launch.script_python import refuse_unfed_script
-    from stoker.records import Training, read_json, sha256_of, write_json
-    from stoker.records.training import Lineage
-    from stoker.run.mlflow_run import start_tracking
-    from stoker.run.outputs import carried
-    from stoker.run.unchanged import code_here
-    from stoker.run.webhook import warned
-    from stoker.train import train
-
     is_step = bool(job.records)
     request = platform.plan(job)
     kept = platform.kept(request) if is_step else ""
@@ -118,7 +120,7 @@ def train_and_keep(
     steps = workload.training.total_steps()
     with following(quiet=quiet, echo=echo, total_steps=steps) as follow:
 
-        def show(line: "LogLine") -> None:
+        def show(line: LogLine) -> None:
             event = follow.line(line)
             now = time.monotonic()
             if event and event.event in _ALERTS and now >= alerted.get(event.event, now):
@@ -142,13 +144,9 @@ def train_and_keep(
 
 
 def deliver_training(
-    record: "Training", *, outputs: "Outputs", run_dir: Path, model_uri: str | None, as_json: bool
+    record: Training, *, outputs: Outputs, run_dir: Path, model_uri: str | None, as_json: bool
 ) -> None:
     """Writes and prints a training's record; by default, in the run's folder."""
-    from stoker.record_words import training_words
-    from stoker.records.training import copied_to
-    from stoker.run.outputs import deliver, told_of_training
-
     file = outputs.out or run_dir / "training.json"
     # The record may go elsewhere, and its timeline, which it names by a relative path.
     record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
@@ -164,14 +162,9 @@ def deliver_training(
 
 
 def keep_stopped(
-    record: "Training", *, job: "JobSpec", out: Path | None, again: str, quiet: bool
+    record: Training, *, job: JobSpec, out: Path | None, again: str, quiet: bool
 ) -> None:
     """Copies the record of a stopped training to `out`, and prints how to continue."""
-    from stoker.record_words import training_words
-    from stoker.records import write_json
-    from stoker.records.training import copied_to
-    from stoker.run.mlflow_run import keep_tracked
-
     run_dir = job.run_dir
     files = [run_dir / "training.json", *([out] if out else [])]
     if out:

@@ -7,16 +7,30 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
+
+from stoker.catalog import catalog_of
+from stoker.environment import own_pod
 from stoker.errors import PlatformError, StokerError, TerminatedError
+from stoker.pipelines.kubeflow.step_logs import words_of_skip
+from stoker.platforms import platform_named
+from stoker.platforms.base import Platform
+from stoker.platforms.kubernetes.api import ClusterApi
+from stoker.records import Decision, Json, Workload, read_json, write_text
+from stoker.records.base import mapping
+from stoker.records.outcome import outcome_of, training_exit_code
+from stoker.run.clusters import todays_cluster
+from stoker.run.judging import judged
+from stoker.run.kept_training import deliver_training, train_and_keep
+from stoker.run.mlflow_run import keep_tracked
+from stoker.run.outputs import Outputs, kept_model
 from stoker.run.plan_price import with_plan_price
+from stoker.run.profiling import deliver_profile, profile_and_keep
+from stoker.run.run_folders import named_run_dir
+from stoker.run.webhook import telling
 from stoker.terminal import say
-
-if TYPE_CHECKING:
-    from stoker.platforms.base import Platform
-    from stoker.records import Json, Workload
-    from stoker.run.outputs import Outputs
+from stoker.train import prepare
 
 # As on Kubeflow's pages, and as its driver hands it to an exit handler.
 _FAILED = ("failed", "error", "system_error")
@@ -31,23 +45,19 @@ _NO_REPORT = "<p>No training of this run was lost: the report of the run is Eval
 class FinishOutputs:
     """Where the results of a job go whose step was lost; `record` is also for the model."""
 
-    record: "Outputs"
+    record: Outputs
     evaluation: Path | None
     report: Path | None
 
 
 def finish_run(
-    workload: "Workload", *, run_id: str, outcome: str, outputs: FinishOutputs, as_json: bool
+    workload: Workload, *, run_id: str, outcome: str, outputs: FinishOutputs, as_json: bool
 ) -> None:
     """Follows lost jobs of a failed run, ends what is left of it, and reports how it ended.
 
     `outcome` is JSON as of Kubeflow's PipelineTaskFinalStatus. Raises TerminatedError on SIGTERM
     while it follows a job, which continues.
     """
-    from stoker.platforms import platform_named
-    from stoker.records import write_text
-    from stoker.run.webhook import telling
-
     run = workload.run_name(run_id)
     state, why = _state(outcome)
     platform = platform_named(workload.platform, settings=workload)
@@ -93,12 +103,8 @@ def finish_run(
     print("\n".join([ended or "no job of the run was left", *followed]))
 
 
-def _why_skipped(workload: "Workload", *, run_id: str) -> str:
+def _why_skipped(workload: Workload, *, run_id: str) -> str:
     """Returns why a run was skipped; empty: it was not, or the cluster does not show it."""
-    from stoker.environment import own_pod
-    from stoker.pipelines.kubeflow.step_logs import words_of_skip
-    from stoker.platforms.kubernetes.api import ClusterApi
-
     settings, pod = workload.kubernetes, own_pod()
     if not (workload.skip_unchanged and settings and pod):
         return ""
@@ -116,8 +122,6 @@ def _why_skipped(workload: "Workload", *, run_id: str) -> str:
 
 def _state(outcome: str) -> tuple[str, str]:
     """Returns how the run ended, and why, from what Kubeflow hands an exit handler."""
-    from stoker.records.base import mapping
-
     try:
         document: Json = json.loads(outcome)
     except ValueError:
@@ -131,9 +135,9 @@ def _state(outcome: str) -> tuple[str, str]:
 class LostJobs:
     """The jobs of a failed run whose steps were lost, and where their results go."""
 
-    workload: "Workload"
+    workload: Workload
     run_id: str
-    platform: "Platform[object]"
+    platform: Platform[object]
     outputs: FinishOutputs
     quiet: bool
 
@@ -165,11 +169,6 @@ class LostJobs:
                 )
 
     def _follow_profile(self, records: Mapping[str, str], *, run: str) -> str:
-        from stoker.cli.profile import deliver_profile, profile_and_keep
-        from stoker.records import Workload, read_json
-        from stoker.run.clusters import todays_cluster
-        from stoker.run.run_folders import named_run_dir
-
         # As Profile had it, with the parameters of the run.
         workload = read_json(records["workload.json"], Workload)
         cluster, run_dir = todays_cluster(workload), named_run_dir(run)
@@ -186,18 +185,6 @@ class LostJobs:
         return "the profile is finished though the run has FAILED: Retry uses it instead of another"
 
     def _follow_training(self, records: Mapping[str, str], *, run: str) -> str:
-        import msgspec
-
-        from stoker.catalog import catalog_of
-        from stoker.cli.evaluate import judged
-        from stoker.cli.kept_training import deliver_training, train_and_keep
-        from stoker.records import Decision, Workload, read_json, write_text
-        from stoker.records.outcome import outcome_of, training_exit_code
-        from stoker.run.mlflow_run import keep_tracked
-        from stoker.run.outputs import Outputs, kept_model
-        from stoker.run.run_folders import named_run_dir
-        from stoker.train import prepare
-
         # As Train had it, with the parameters of the run.
         asked = read_json(records["workload.json"], Workload)
         decided = read_json(records["decision.json"], Decision)

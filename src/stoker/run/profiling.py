@@ -1,0 +1,106 @@
+"""One profile of a run: measured, or kept by an earlier attempt, and delivered."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stoker.catalog import load_catalog
+from stoker.errors import UsageError, WorkloadError
+from stoker.platforms.aws import Aws
+from stoker.platforms.base import Platform
+from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job
+from stoker.profile import explain, profile
+from stoker.profile.combine import observed_profile, steps_in
+from stoker.profile.profiled_job import profiled_job
+from stoker.records import Cluster, Profile, Workload, read_json, to_json
+from stoker.run.earlier_profiles import EarlierProfile, reused_words
+from stoker.run.outputs import Outputs, deliver, told_of_profile
+from stoker.run.profile_progress import following_profile
+from stoker.terminal import (
+    say,
+    working,
+)
+
+
+def deliver_profile(record: Profile, *, outputs: Outputs, as_json: bool) -> None:
+    told = told_of_profile(record)
+    deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
+
+
+def tell_earlier(
+    earlier: EarlierProfile, workload: Workload, *, outputs: Outputs, as_json: bool
+) -> None:
+    """Says what is used in place of a measurement, and delivers it."""
+    say(f"profile of {workload.name}: {earlier.words}", quiet=as_json)
+    if earlier.profile is not None:
+        age = reused_words(earlier.profile, workload, package=earlier.package)
+        say(age.words if age else "", quiet=as_json or age is None)
+        deliver_profile(earlier.profile, outputs=outputs, as_json=as_json)
+
+
+def profile_and_keep(
+    workload: Workload,
+    *,
+    cluster: Cluster,
+    platform: Platform[object],
+    run_dir: Path,
+    records: Mapping[str, str],
+    quiet: bool,
+) -> Profile:
+    """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured."""
+    job = profiled_job(workload, group=cluster.dnn, run_dir=run_dir, records=records)
+    request = platform.plan(job)
+    kept = platform.kept(request) if records else ""
+    if kept:
+        say(f"{job.name} has measured before: this is its record", quiet=quiet)
+        return read_json(kept, Profile)
+    try:
+        with following_profile(workload, quiet=quiet) as followed:
+            record = profile(
+                workload,
+                cluster=cluster,
+                platform=platform,
+                run_dir=run_dir,
+                records=records,
+                on_line=followed.line,
+            )
+    except (UsageError, WorkloadError):
+        if records:
+            platform.keep(request, "")
+        raise
+    if records:
+        platform.keep(request, to_json(record))
+    return record
+
+
+def observe(
+    name: str, *, logs: Path | None, region: str | None, outputs: Outputs, as_json: bool
+) -> None:
+    """Makes a profile of a training job's load; runs nothing."""
+    lines = steps = None
+    if logs:
+        # First: a log without steps is an error before any network.
+        try:
+            # Progress bars leave bytes that are not UTF-8.
+            lines = logs.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as err:
+            raise UsageError(
+                f"cannot read the log: {err.strerror or err}",
+                where=f"--logs {logs}",
+                fix="name a text file with the job's log",
+            ) from None
+        steps = steps_in(lines, source=str(logs))
+    aws = Aws(region=region)
+    say(f"profile of training job {name}: reading CloudWatch", quiet=as_json)
+    with working(f"reading training job {name}", quiet=as_json):
+        state = describe_job(aws, name)
+    catalog = load_catalog("sagemaker")
+    sizes = {}
+    for kind, _ in state.groups.values():
+        instance = catalog.get(kind)
+        # CloudWatch gives percent of one vCPU, or of one GPU.
+        sizes[kind] = (instance.vcpus, instance.accelerators)
+    with working(f"reading the load of {name}", quiet=as_json):
+        job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
+    record = observed_profile(job, sizes=sizes, steps=steps)
+    deliver_profile(record, outputs=outputs, as_json=as_json)

@@ -1,0 +1,115 @@
+"""HTML reports of a run's folder, or of a decision alone."""
+
+import platform as machine
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from stoker.errors import UsageError
+from stoker.logs import now_utc
+from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
+from stoker.records.base import RecordT
+
+
+def report_of_run(
+    run_dir: Path,
+    *,
+    workload: Workload | None = None,
+    command: str | None = None,
+    failure: str | None = None,
+) -> Path:
+    """Writes report.html from the files of a run, and returns its path.
+
+    By default the workload is that in the folder. `failure` is an error that is in no record.
+    """
+    from stoker.report import ReportedRun, write_report
+
+    if workload is None:
+        if not (run_dir / "workload.json").is_file():
+            raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
+        workload = read_json(run_dir / "workload.json", Workload)
+    # A run that ended early has a report, too.
+    profile = found_in(run_dir / "profile.json", Profile)
+    decision = found_in(run_dir / "decision.json", Decision)
+    training = found_in(run_dir / "training.json", Training)
+    evaluation = found_in(run_dir / "evaluation.json", Evaluation)
+    if training and decision and training.decision_id is None:
+        # The other records are of an earlier run of this name.
+        profile = decision = evaluation = None
+    file = run_dir / "report.html"
+    write_report(
+        file,
+        ReportedRun(
+            run_id=run_dir.name,
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=evaluation,
+            before_timeline=existing(run_dir / "profile" / "baseline-timeline.csv"),
+            after_timeline=timeline_of(training, folder=run_dir),
+            feed_file=existing(run_dir / "feed.csv"),
+            before_gpus=existing(run_dir / "profile" / "baseline-gpu.csv"),
+            after_gpus=existing(run_dir / "gpu.csv"),
+            environment={**environment(), **({"command": command} if command else {})},
+            log_files=sorted((run_dir / "logs").glob("*.log")),
+            failure=failure,
+        ),
+    )
+    return file
+
+
+def report_of_decision(
+    file: Path, *, workload: Workload, profile: Profile, decision: Decision
+) -> None:
+    from stoker.report import ReportedRun, write_report
+
+    write_report(
+        file,
+        ReportedRun(
+            run_id="none yet",
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=None,
+            evaluation=None,
+            environment=environment(),
+            is_planned=True,
+        ),
+    )
+
+
+def environment() -> dict[str, str]:
+    import psutil
+
+    from stoker import __version__
+
+    packages = {}
+    for name in ("torch", "numpy", "pyzmq"):
+        try:
+            # Importing torch would take seconds.
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "when": now_utc(),
+        "stoker": __version__,
+        "python": machine.python_version(),
+        **packages,
+        "system": f"{machine.system()} {machine.release()} {machine.machine()}",
+        "cores": str(len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else ""),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+    }
+
+
+def found_in(file: Path, kind: type[RecordT]) -> RecordT | None:
+    return read_json(file, kind) if file.is_file() else None
+
+
+def existing(file: Path) -> Path | None:
+    return file if file.is_file() else None
+
+
+def timeline_of(training: Training | None, *, folder: Path) -> Path | None:
+    file = training.measured.timeline_file if training and training.measured else None
+    return existing(folder / file) if file else None
