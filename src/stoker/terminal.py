@@ -39,7 +39,13 @@ def is_interactive() -> bool:
 
 
 def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
-    """Asks for confirmation, only on a terminal; raises `refused` if the answer is no."""
+    """Asks for confirmation, only on a terminal; raises `refused` if the answer is no.
+
+    Args:
+        question: Without its question mark.
+        assume_yes: Whether nothing is asked.
+        refused: The error that a no raises.
+    """
     # In a pipeline there is no terminal, and nothing would ever start.
     if assume_yes or not is_interactive():
         return
@@ -53,7 +59,13 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
 
 
 def step_line(verb: str, text: str, seconds: float | None) -> str:
-    """Returns `verb  words ...... 12.3 s`: the time at the right, long words wrapped."""
+    """Returns `verb  words ...... 12.3 s`: the time at the right, long words wrapped.
+
+    Args:
+        verb: Name of the step, at the left.
+        text: What it did.
+        seconds: How long it took; None: no time is shown.
+    """
     right = "" if seconds is None else f"{seconds:.1f} s"
     try:
         line_width = max(48, min(_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns))

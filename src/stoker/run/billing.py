@@ -42,6 +42,15 @@ def confirm(
 
     Raises UsageError if a training could or should cost more than the workload allows, and
     DeclinedError if the answer is no.
+
+    Args:
+        workload: With its limits on what a run may cost.
+        groups: The hosts that are asked about.
+        catalog: Prices.
+        decision: The decision whose plan they are, with its prediction; None: they were named.
+        assume_yes: Whether nothing is asked.
+        quiet: Whether nothing is printed, nor asked.
+        is_profile: Whether only a profile is paid for, to which no limit of a training applies.
     """
     if workload.platform_info.is_this_machine:
         return
@@ -117,7 +126,13 @@ def _limit_of_run(workload: Workload, price: float | None, *, is_estimate: bool)
 def price_words(
     groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
 ) -> list[str]:
-    """Returns what is to be known of the hosts' prices: estimates, another region, their age."""
+    """Returns what is to be known of the hosts' prices: estimates, another region, their age.
+
+    Args:
+        groups: The hosts to pay.
+        catalog: Prices, with their region and date.
+        decision: What it has said already is left out.
+    """
     used = [catalog.get(group.instance_type) for group in groups if _is_known(group, catalog)]
     priced = [instance for instance in used if instance.usd_per_hour is not None]
     if not priced:
@@ -232,7 +247,14 @@ def _ask(*, assume_yes: bool) -> None:
 def bill(
     workload: Workload, groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
 ) -> list[str]:
-    """Returns the lines on the job's cost per hour and to start, its prediction, and break-even."""
+    """Returns the lines on the job's cost per hour and to start, its prediction, and break-even.
+
+    Args:
+        workload: Where it runs, and for how long at most.
+        groups: The hosts to pay.
+        catalog: Prices.
+        decision: The decision whose plan they are; None: without a prediction.
+    """
     price = catalog.usd_per_hour(groups)
     is_estimate = bool(catalog.estimates(groups))
     per_hour = usd(price, is_estimate=is_estimate)

@@ -28,6 +28,11 @@ def champion_metrics(
 
     It is `named` by a file, a folder of champions, or registry:GROUP. Raises UsageError if a gate
     needs it, and none is named.
+
+    Args:
+        named: A file, a folder of champions, or registry:GROUP; empty: none is configured.
+        workload: With its gates.
+        region: AWS region of the registry.
     """
     asking = next((gate for gate in workload.gate if gate.needs_champion), None)
     if asking is None:

@@ -201,7 +201,14 @@ def with_age(
     *,
     package: CodePackage | None = None,
 ) -> Decision:
-    """Returns the decision with the age of its profile, and with what has changed since."""
+    """Returns the decision with the age of its profile, and with what has changed since.
+
+    Args:
+        decision: Made of the profile.
+        profile: Measured earlier, or by the step before.
+        workload: As the run has it.
+        package: The code, where it is not in this folder.
+    """
     reused = reused_words(profile, workload, package=package)
     if reused is None:
         return decision

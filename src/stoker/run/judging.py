@@ -35,7 +35,14 @@ from stoker.terminal import say
 
 
 def mark_model(training: Training, record: Evaluation, *, workload: Workload, quiet: bool) -> None:
-    """Tags a model that was refused, and its copy; a line names what cannot be tagged."""
+    """Tags a model that was refused, and its copy; a line names what cannot be tagged.
+
+    Args:
+        training: Names the model, and its copy.
+        record: Says whether the model passed.
+        workload: Names the bucket and the group of the registry.
+        quiet: Whether nothing is printed.
+    """
     settings = workload.sagemaker
     if not settings:
         return

@@ -16,7 +16,13 @@ _STOPPED_SECONDS = 15.0
 
 
 def start_tracking(job: JobSpec, *, platform: str, quiet: bool) -> JobSpec:
-    """Starts the job's run in MLflow; returns the job with the variables by which it is found."""
+    """Starts the job's run in MLflow; returns the job with the variables by which it is found.
+
+    Args:
+        job: The job that is about to start.
+        platform: Name of its platform, which may make the run itself.
+        quiet: Whether nothing is printed.
+    """
     info = info_of(platform)
     # In its managed MLflow the platform makes the run itself.
     if not job.tracking.mlflow or (job.tracking.is_managed and info.has_mlflow):
@@ -44,6 +50,17 @@ def keep_tracked(
     """Writes a run's records to MLflow, where the workload names one; returns its page's address.
 
     There is little time for it if the process was told to end (`is_stopped`).
+
+    Args:
+        tracking: The workload's settings; without a server nothing is written.
+        run: Name of the run.
+        training: Its training; None: it left no record.
+        evaluation: Its evaluation, if it was judged.
+        run_id: Id of the run in MLflow; None: it is found by its name.
+        files: Files to keep with it; those that are missing are left out.
+        is_refused: Whether no job was started, so that an earlier end stays as it is.
+        is_stopped: Whether the process was told to end: then there is little time.
+        quiet: Whether nothing is printed.
     """
     if not tracking.mlflow:
         return ""

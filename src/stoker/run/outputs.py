@@ -291,7 +291,13 @@ class Outputs:
 def outputs_of(
     files: ComponentFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
-    """Returns a command's outputs; raises UsageError if Kubeflow asks for other `parameters`."""
+    """Returns a command's outputs; raises UsageError if Kubeflow asks for other `parameters`.
+
+    Args:
+        files: As the command line names them.
+        model: Folder to which the model is copied.
+        parameters: Output parameters that the component has.
+    """
     executor = read_executor_input(files.executor_input) if files.executor_input else None
     unknown = sorted(executor.parameters - parameters) if executor else []
     if unknown:
@@ -313,7 +319,17 @@ def deliver(
     told: Told,
     model_uri: str = "",
 ) -> None:
-    """Writes and prints a component's record; raises UsageError if a file cannot be written."""
+    """Writes and prints a component's record; raises UsageError if a file cannot be written.
+
+    Args:
+        record: The component's record.
+        outputs: Where it goes.
+        name: Of the record; its file is NAME.json by default.
+        explain: Makes the text for people.
+        as_json: Whether JSON is printed instead of that text.
+        told: Values for Kubeflow.
+        model_uri: Address of the model for Kubeflow; empty: there is none.
+    """
     out = outputs.out or Path(f"{name}.json")
     write_json(out, record)
     if outputs.summary:

@@ -30,7 +30,14 @@ def deliver_profile(record: Profile, *, outputs: Outputs, as_json: bool) -> None
 def tell_earlier(
     earlier: EarlierProfile, workload: Workload, *, outputs: Outputs, as_json: bool
 ) -> None:
-    """Says what is used in place of a measurement, and delivers it."""
+    """Says what is used in place of a measurement, and delivers it.
+
+    Args:
+        earlier: What was found.
+        workload: As this run has it.
+        outputs: Where the profile goes.
+        as_json: Whether JSON is printed instead of text.
+    """
     say(f"profile of {workload.name}: {earlier.words}", quiet=as_json)
     if earlier.profile is not None:
         age = reused_words(earlier.profile, workload, package=earlier.package)
@@ -76,7 +83,15 @@ def profile_and_keep(
 def observe(
     name: str, *, logs: Path | None, region: str | None, outputs: Outputs, as_json: bool
 ) -> None:
-    """Makes a profile of a training job's load; runs nothing."""
+    """Makes a profile of a training job's load; runs nothing.
+
+    Args:
+        name: Name of the training job on SageMaker.
+        logs: Its log, from which the time of a step is read; None: it is not known.
+        region: AWS region of the job.
+        outputs: Where the profile goes.
+        as_json: Whether JSON is printed instead of text.
+    """
     lines = steps = None
     if logs:
         # First: a log without steps is an error before any network.

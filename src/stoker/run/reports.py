@@ -21,6 +21,12 @@ def report_of_run(
     """Writes report.html from the files of a run, and returns its path.
 
     By default the workload is that in the folder. `failure` is an error that is in no record.
+
+    Args:
+        run_dir: Folder of the run.
+        workload: By default the one in that folder.
+        command: The command line that made the run.
+        failure: An error that is in no record.
     """
     from stoker.report import ReportedRun, write_report
 

@@ -21,6 +21,13 @@ def telling(
     It is told of failures and warnings, and of all runs where it wants so. An error of the webhook
     is only printed. Ctrl-C, or a no to the question whether to start, is
     not sent: the user who typed it knows. Nor is anything if another process notifies (`is_told`).
+
+    Args:
+        workload: With its webhook.
+        run: Name of the run.
+        step: What the block does.
+        quiet: Whether an error of the webhook is not printed.
+        is_told: Whether this process notifies; else another one does.
     """
     ending = RunEnding(workload=workload.name, run=run, step=step)
     try:
@@ -48,7 +55,15 @@ def telling(
 
 
 def warned(workload: Workload, *, run: str, step: str, text: str, quiet: bool) -> None:
-    """Sends a warning about a run that continues; an error of the webhook is only printed."""
+    """Sends a warning about a run that continues; an error of the webhook is only printed.
+
+    Args:
+        workload: With its webhook.
+        run: Name of the run.
+        step: The step that continues.
+        text: The warning.
+        quiet: Whether an error of the webhook is not printed.
+    """
     if workload.notify:
         ending = RunEnding(workload=workload.name, run=run, step=step, status="running", error=text)
         if trouble := _told(workload.notify, workload, ending):
