@@ -27,6 +27,20 @@ for epoch in range(2):
     for batch in DataLoader(torch.utils.data.TensorDataset(torch.zeros(320, 2)), batch_size=4):
         time.sleep(0.02)
 """
+# Without torch, which is half of such a run's CPU time: what it tests is in the launcher.
+QUIET = """
+import time
+time.sleep(0.5)
+"""
+# Ends once a launcher has logged the event of its argument.
+UNTIL_LOGGED = """
+import os, sys, time
+from pathlib import Path
+logs, deadline = Path(os.environ["STOKER_TEST_DIR"], "run", "logs"), time.monotonic() + 60
+while not any(sys.argv[1] in log.read_text(errors="replace") for log in logs.iterdir()):
+    assert time.monotonic() < deadline, f"no {sys.argv[1]} was logged"
+    time.sleep(0.05)
+"""
 UUIDS = ("GPU-aa11", "GPU-bb22")
 
 
@@ -83,7 +97,8 @@ def test_a_run_of_one_host_has_its_gpus_load_in_all_places(tmp_path):
 
 
 def test_the_gpus_of_all_training_hosts_are_in_the_leaders_record(tmp_path):
-    with job(tmp_path, FakeGpu(), dnn=2, strategy="none") as run:
+    script = {"script": UNTIL_LOGGED, "arguments": ["gpu_load count=2"]}
+    with job(tmp_path, FakeGpu(), dnn=2, strategy="none", **script) as run:
         record = run.training()
         log = run.log(run.leader)
     assert {gpu.host for gpu in record.gpus} == {host.name for host in run.request.hosts}
@@ -103,7 +118,8 @@ def test_the_gpus_of_all_training_hosts_are_in_the_leaders_record(tmp_path):
 def test_without_a_gpu_to_read_there_is_one_line_and_the_training_succeeds(
     tmp_path, gpus, environment, init_code, words
 ):
-    with job(tmp_path, *gpus, environment=environment, init_code=init_code) as run:
+    script = {"script": UNTIL_LOGGED, "arguments": ["gpu_load_unread"]}
+    with job(tmp_path, *gpus, environment=environment, init_code=init_code, **script) as run:
         record = run.training()
         log = run.log(run.leader)
     assert (record.status, record.gpus) == ("succeeded", ())
@@ -112,14 +128,15 @@ def test_without_a_gpu_to_read_there_is_one_line_and_the_training_succeeds(
 
 
 def test_a_host_without_a_driver_says_nothing(tmp_path):
-    with job(tmp_path, init_code=12) as run:
+    with job(tmp_path, init_code=12, script=QUIET) as run:
         assert run.training().gpus == ()
         assert "gpu_load" not in run.log(run.leader)
 
 
 def test_a_gpu_that_falls_off_the_bus_is_one_line_and_the_training_succeeds(tmp_path):
     gone = FakeGpu(uuid=UUIDS[0], lost_after=2)
-    with job(tmp_path, gone, FakeGpu(uuid=UUIDS[1])) as run:
+    script = {"script": UNTIL_LOGGED, "arguments": ["gpu_lost"]}
+    with job(tmp_path, gone, FakeGpu(uuid=UUIDS[1]), **script) as run:
         record = run.training()
         log = run.log(run.leader)
     assert record.status == "succeeded"
@@ -132,7 +149,9 @@ def test_a_gpu_that_falls_off_the_bus_is_one_line_and_the_training_succeeds(tmp_
 def test_a_mig_slice_and_a_uuid_are_read_and_what_they_do_not_tell_is_one_line(tmp_path):
     sliced = FakeGpu(uuid=UUIDS[0], slices=(FakeSlice(uuid="MIG-1"), FakeSlice(uuid="MIG-2")))
     whole = FakeGpu(uuid=UUIDS[1], refuses={"nvmlDeviceGetPcieThroughput": 3})
-    with job(tmp_path, sliced, whole, environment={"CUDA_VISIBLE_DEVICES": "MIG-2"}) as run:
+    seen = {"CUDA_VISIBLE_DEVICES": "MIG-2"}
+    script = {"script": UNTIL_LOGGED, "arguments": ["gpu_load_incomplete"]}
+    with job(tmp_path, sliced, whole, environment=seen, **script) as run:
         record = run.training()
         log = run.log(run.leader)
     (gpu,) = record.gpus
