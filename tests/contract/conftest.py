@@ -26,8 +26,8 @@ def api():
         yield found
 
 
-@pytest.fixture(scope="module")
-def quick_kfp():
+@pytest.fixture(scope="session", autouse=True)
+def _quick_kfp():
     """Keeps kfp from reading the stack's sources, deep below pytest: 2 CPU-seconds a pipeline."""
     with pytest.MonkeyPatch.context() as patch:
         try:

@@ -133,7 +133,7 @@ def test_an_upload_warns_of_each_schedule_that_sets_what_the_pipeline_loses(proj
 
 
 @pytest.fixture
-def kubeflow(quick_kfp, tmp_path, monkeypatch):
+def kubeflow(tmp_path, monkeypatch):
     pytest.importorskip("kfp")
     with KfpServer() as server:
         write_project(tmp_path, host=server.url)

@@ -20,8 +20,6 @@ from stoker.workload_file import read_workload
 from support import examples
 from support.kubeflow_backend import KubeflowRun, NotPlayedError, Pipeline, Step, Store
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 ROOT = Path(__file__).resolve().parents[2]
 # As its user says it who has no claim yet; kept in a bucket, data is nothing that pods mount.
 WITHOUT_CLAIM = "channels={}"

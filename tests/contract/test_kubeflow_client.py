@@ -27,8 +27,6 @@ from support.kubernetes_api import NAMESPACE, kube_config, kubernetes_api
 from support.kubernetes_jobs import job as kubernetes_job
 from support.platform_jobs import use_kube_config
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 PAGE = "<!DOCTYPE html><html><title>Log in</title></html>"
 
 

@@ -19,13 +19,11 @@ from stoker.records import NotifySettings, TrackingSettings
 from support import kubeflow_pipeline as sample
 from support.examples import project
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory, quick_kfp):
+def own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     shutil.copytree(sample.ROOT / "examples" / "kubeflow_pipeline", folder / "pipelines")
     return sample.read(compile_kubeflow(sample.WORKLOAD, folder=folder).definition)

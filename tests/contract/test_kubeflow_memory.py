@@ -25,8 +25,6 @@ from support.kubeflow_steps import Installation, tasks_of
 from support.kubernetes_api import kube_config
 from support.platform_jobs import use_kube_config
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 IMAGE = f"registry/stoker@sha256:{'a' * 64}"
 MEMORY = "kubernetes.memory=pvc://runs/digits/memory"
 # Both groups of the plans that data hosts pay for in part.

@@ -36,8 +36,6 @@ from support import kubeflow_pipeline as sample
 from support.command import process
 from support.examples import printed_elsewhere
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 GOLDEN = Path(__file__).with_name("kubeflow_pipeline.yaml")
 # What a caller cannot leave out, by component.
 REQUIRED = {

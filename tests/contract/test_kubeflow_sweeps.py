@@ -20,8 +20,6 @@ from stoker.workload_file import workload_from
 from support import kubeflow_pipeline as sample
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 DECLARED = {"lr": 0.1, "batch-size": 64, "optimizer": "sgd", "augment": True}
 WORKLOAD = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=DECLARED)
 

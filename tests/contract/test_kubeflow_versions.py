@@ -10,8 +10,6 @@ from support.command import stoker, succeeds
 from support.kfp_server import KfpServer
 from support.kubeflow_uploads import write_project
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 
 @pytest.fixture
 def server():

@@ -68,7 +68,7 @@ def test_the_examples_of_stoker_run(reference):
     run_examples(reference, "stoker")
 
 
-@pytest.mark.usefixtures("_in_a_project", "quick_kfp")
+@pytest.mark.usefixtures("_in_a_project")
 def test_the_examples_of_kubeflow_run(reference):
     pytest.importorskip("kfp")
     run_examples(reference, "stoker.kubeflow")

@@ -31,8 +31,6 @@ from support.kubeflow_uploads import (
     write_project,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 LAUNCHER = "I1126 10:00:00.123456       1 launcher_v2.go:191] publish success.\n"
 ARGO = 'time="2026-11-26T10:00:00.000Z" level=info msg="sub-process exited" argo=true\n'
 GATE = "gate failed: accuracy is 0.61, asked for at least 0.9"

@@ -21,8 +21,6 @@ from support.kfp_server import KfpServer
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubeflow_uploads import client_at, upload, workload
 
-pytestmark = pytest.mark.usefixtures("quick_kfp")
-
 LAUNCHER = "I1126 10:00:00.123456       1 launcher_v2.go:191] publish success.\n"
 SECONDS = 7
 
