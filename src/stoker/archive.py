@@ -42,7 +42,7 @@ class _Unzipped(io.RawIOBase):
             self._rest = self._unzip.unconsumed_tail or self._unzip.unused_data
         self._num_read += len(chunk)
         if self._num_read > self.limit:
-            raise tarfile.ReadError(f"too large: a header or the whole, at byte {self._num_read}")
+            raise tarfile.ReadError(f"too large: a header or the archive, at byte {self._num_read}")
         return chunk
 
 

@@ -286,7 +286,7 @@ class RunEnvironment:
         return cls(**values)  # type: ignore[arg-type]
 
     def to_environ(self, *only: str) -> dict[str, str]:
-        """Returns the variables of the given fields, else of all that differ from the default."""
+        """Returns the given fields as variables; by default all that differ from their defaults."""
         default, told = type(self)(), {}
         kind: object = type(self)
         for name, (variable, _) in _variables(kind).items():

@@ -168,7 +168,7 @@ def model_metadata(workload: Workload, training: Training, decision: Decision) -
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
-    """Returns the record of a failed training that left none."""
+    """Returns the record of a failed training run that left none."""
     return training_record(
         TrainingFacts(
             workload_sha256=workload.digest(),

@@ -60,7 +60,7 @@ def timed(batches: object) -> tuple[object, object]:
         waited, rows = sums.numpy()
         return float(waited), float(rows)
 
-    # Several calls of `fit` on one line of the script are one training.
+    # Several calls of `fit` on one line of the script are one training run.
     steps = _FitSteps(process, read, books=process.books_of_source(line_of_caller()))
     callback = tf.keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: steps.epoch_begins(),

@@ -27,7 +27,7 @@ Kind = Literal["string", "integer", "number", "boolean"]
 HYPERPARAMETER_INPUT = "hyperparameter_"
 # The input of compiled components with such values of any workload, as a JSON object.
 HYPERPARAMETERS_INPUT = "hyperparameters"
-# Inputs that name one of a run's trainings: its branch, and the items of the loops around it.
+# Inputs that name one of a run's training jobs: its branch, and the items of the loops around it.
 BRANCH_INPUT = "branch"
 BRANCH_ITEM_INPUT = "branch_item_"
 

@@ -100,7 +100,7 @@ def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None)
 
 
 def unreached_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
-    """Returns why a training under a data group would not be fed; empty: it would, or unknown.
+    """Returns why a training run under a data group would not be fed; empty: it would, or unknown.
 
     Of a loader that cannot be sent `unfed_words` tells: its training needs no data group.
     """

@@ -45,7 +45,7 @@ MOST_WORKERS_PER_VCPU = 4
 # caches.
 _NOISE_WAITING = 1.1
 _NOISE_COMPUTING = 1.3
-# A step that is shorter by less is no gain: two profiles of one training differ by as much.
+# A step that is shorter by less is no gain: two profiles of one training run differ by as much.
 LEAST_GAIN = 0.05
 # More workers that loaded less faster than this, when they were tried, are no remedy.
 _FASTER = 1.1

@@ -265,7 +265,7 @@ def _train_once(
     file = job.run_dir / "training.json"
     try:
         for line in run.lines():
-            # Lines of data hosts do not say why a training failed.
+            # Lines of data hosts do not say why a training run failed.
             if line.group == job.groups[0].name:
                 last_words.append(line.text)
             if on_line:

@@ -153,12 +153,12 @@ def figure(value: float, *, figures: int = 6) -> str:
 
 
 def whole(value: int) -> str:
-    """Writes a count: `10 000`, a thin space between thousands."""
+    """Formats a count: `10 000`, a thin space between thousands."""
     return _grouped(value, 0)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Writes a count in a sentence: `one data host`, `12 data hosts`."""
+    """Formats a count for a sentence: `one data host`, `12 data hosts`."""
     word = _WORDS[number] if number < len(_WORDS) else whole(number)
     return f"{word} {noun if number == 1 else plural or noun + 's'}"
 

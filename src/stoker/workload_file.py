@@ -195,7 +195,7 @@ def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _with_pools_text(workload: Workload, place: Place) -> Workload:
-    """Replaces the path of the pools file by its text, for other machines."""
+    """Inlines the pools file, which other machines cannot read."""
     kubernetes = workload.kubernetes
     # With a line break it is a text already, from a pipeline or an earlier call.
     if kubernetes is None or kubernetes.pools_file is None or "\n" in kubernetes.pools_file:

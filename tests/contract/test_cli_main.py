@@ -193,7 +193,9 @@ def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):
     (tmp_path / "out").mkdir()
     done = process("train", "--out", "out/t.json", "--", sys.executable, "-c", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (told,) = [line for line in done.stderr.splitlines() if "no record of this training" in line]
+    (told,) = [
+        line for line in done.stderr.splitlines() if "no record of this training run" in line
+    ]
     assert "cannot write out/t.json" in told
 
 

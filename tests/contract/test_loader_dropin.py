@@ -263,7 +263,7 @@ def test_what_changes_by_the_replacement_is_said_once(tmp_path, loader, env, is_
     env = {"STOKER_OUTPUT": str(tmp_path), **env}
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
-    assert said.count("random draws of a dataset are seeded per batch") == int(is_said)
+    assert said.count("each batch has its own seed") == int(is_said)
 
 
 WORKERS_OF = """

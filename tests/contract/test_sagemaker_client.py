@@ -386,7 +386,7 @@ DAILY = ("--cron", "rate(1 day)")
         (("--cron", "0 6 * * *"), "is not an expression of EventBridge Scheduler"),
         (("--cron", "cron(0 6 * * *)"), "minute hour day month weekday year"),
         (("--cron", "rate(1 days)"), "write rate(1 day)"),
-        (("--cron", "cron(0 6 * * * *)"), "exactly one is ?"),
+        (("--cron", "cron(0 6 * * * *)"), "must be ?"),
         ((*DAILY, "--time-zone", "Europe/Berln"), "did you mean Europe/Berlin?"),
         ((*DAILY, "--name", "each week"), "invalid name of a schedule"),
         ((*DAILY, "--name", "w" * 60), "at most 64"),

@@ -260,7 +260,7 @@ def test_a_second_training_of_a_pipelines_run_is_refused_under_the_firsts_name(
     monkeypatch.setenv("STOKER_PIPELINE_EXECUTION", EXECUTION)
     submit(platform, dataclasses.replace(job, command=("python", "-m", "other")))
     changes(answers, NAME, TrainingJobStatus=status)
-    with pytest.raises(PlatformError, match=f"{NAME} is another training of this pipeline"):
+    with pytest.raises(PlatformError, match=f"{NAME} is another training run of this pipeline"):
         submit(platform, job)
     assert created(aws) == [NAME]
 

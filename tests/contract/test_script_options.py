@@ -312,7 +312,7 @@ def test_a_script_without_options_has_none(source):
     [
         ("hyperparameters: {a: 1}\noptions: {b: {}}", "no hyperparameter b"),
         ("hyperparameters: {a: 1}\noptions: {a: {type: flag}}", "neither true nor false"),
-        ("hyperparameters: {a: x}\noptions: {a: {type: float}}", "and x is none"),
+        ("hyperparameters: {a: x}\noptions: {a: {type: float}}", "and x is not a number"),
         ("hyperparameters: {a: x}\noptions: {a: {choices: [y]}}", "x is not possible"),
         ("hyperparameters: {a: x}\noptions: {a: {type: bolean}}", "type"),
     ],

@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, Sequence[str]]] = {
         "helper = importlib.import_module(name)\n"
         "imported_code().note([name])\nopen(text, 'w').write('class T: a = 1')\n"
         "class D(Base):\n    def __init__(self): self.t = helper.T()\ntrain(batches(D()))",
-        ["other code than in the trainer: module helper", "the same image and the same files"],
+        ["its code differs from the trainer's: module helper", "the same image and the same files"],
     ),
     "a class that the trainer lacks": (
         "class D(Base):\n    def __getitem__(self, index):\n"

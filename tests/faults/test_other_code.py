@@ -90,7 +90,9 @@ def test_without_another_host_the_training_ends_with_the_reason_and_what_to_do(o
     with cluster_of(write(tmp_path / "other", version=2)) as cluster:
         trainer = train(cluster, own)
         assert trainer.end() == 5
-        assert "other code than in the trainer: module skewed_package.parts (" in trainer.errors
+        assert (
+            "its code differs from the trainer's: module skewed_package.parts (" in trainer.errors
+        )
         assert "give all hosts the same image and the same files" in trainer.errors
 
 

@@ -171,7 +171,7 @@ both(
 both(
     "a library for another torch",
     "raise ImportError('/opt/lib/_C.so: undefined symbol: _ZN3c105ErrorC2E')",
-    *("/opt/lib/_C.so of data host algo-", "was built for other libraries", "same versions"),
+    *("/opt/lib/_C.so of data host algo-", "was built for library versions", "same versions"),
 )
 both(
     "a program", "subprocess.run(['ffmpeg-theirs'])", "has no program ffmpeg-theirs", "install the"

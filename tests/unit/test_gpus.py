@@ -277,7 +277,7 @@ def test_a_missing_package_is_news_where_there_is_a_gpu(tmp_path):
 
 def test_on_rocm_the_load_is_not_read(tmp_path):
     words, is_news = refusal(FakeNvml(init_code=12), tmp_path, has_gpu=False, has_rocm=True)
-    assert words == "not read on ROCm: NVML knows NVIDIA's GPUs alone"
+    assert words == "not read on ROCm: NVML knows only NVIDIA's GPUs"
     assert is_news
 
 

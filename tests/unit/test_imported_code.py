@@ -92,7 +92,7 @@ def test_only_what_both_have_can_differ_imported_or_not(write):
     assert code.differences(CodeFacts({"code_absent": "0" * 32}, {"code_absent": "1.0"})) == ""
     theirs = CodeFacts(dict.fromkeys(["code_a", "code_b", "code_c"], "0" * 32), {"torch": "0.9"})
     told = code.differences(theirs)
-    assert told.startswith("other code than in the trainer: module code_a (")
+    assert told.startswith("its code differs from the trainer's: module code_a (")
     assert f"is {mine.files['code_a'][:8]} on the data host, 00000000 in the trainer" in told
     assert "code_b" in told
     assert told.endswith("; and 1 more")

@@ -113,9 +113,9 @@ def test_without_a_region_the_images_must_be_of_one():
         ("sagemaker.region=europe", "SageMaker has no region europe"),
         ("sagemaker.region=eu-west-9", "SageMaker has no region eu-west-9"),
         ("sagemaker.region=cn-north-1", "the role is in aws, and the region cn-north-1 in aws-cn"),
-        ("sagemaker.output_uri=s3://Acme/x", "Acme is no name of a bucket"),
-        ("channels.train.uri=s3://my_data/x", "my_data is no name of a bucket"),
-        ("sagemaker.checkpoint_uri=s3://ab/x", "ab is no name of a bucket"),
+        ("sagemaker.output_uri=s3://Acme/x", "Acme is not a valid bucket name"),
+        ("channels.train.uri=s3://my_data/x", "my_data is not a valid bucket name"),
+        ("sagemaker.checkpoint_uri=s3://ab/x", "ab is not a valid bucket name"),
     ],
 )
 def test_names_that_no_service_has_are_refused(change, words):

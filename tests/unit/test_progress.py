@@ -178,7 +178,7 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(capsys)
         ("agent_ready", "algo-2"),
         *[("generator_not_seeded", "Data.rng keeps its own seed")] * 2,
         ("large_dataset", "70 MiB"),
-        ("batches_seeded", "other numbers than without stoker"),
+        ("batches_seeded", "the numbers differ from a run without stoker"),
     )
     lines = [event_line("r", event, text=text) for event, text in events]
     for quiet in (True, False):
@@ -186,7 +186,7 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(capsys)
     assert capsys.readouterr().err.splitlines() == [
         "warning: dnn/algo-1: Data.rng keeps its own seed",
         "warning: dnn/algo-1: 70 MiB",
-        "note: other numbers than without stoker",
+        "note: the numbers differ from a run without stoker",
     ]
 
 

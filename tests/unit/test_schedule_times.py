@@ -71,7 +71,7 @@ def test_kubeflow_starts_next(cron, expected):
         ("rate(1 days)", r"write rate\(1 day\)"),
         ("rate(5 hour)", r"write rate\(5 hours\)"),
         ("rate(0 hours)", "a rate of 0"),
-        ("rate(2 weeks)", "no unit weeks"),
+        ("rate(2 weeks)", "unknown unit weeks"),
         ("rate(-1 hours)", "written rate"),
         ("rate(1.5 hours)", "written rate"),
         ("cron(61 3 ? * MON *)", "minute 61 is not in 0 to 59"),
@@ -113,7 +113,7 @@ def test_what_eventbridge_would_refuse_is_refused_before(cron, words):
         ("0 0 3 * * fri-mon", "ends before it begins"),
         ("0 0 3 31 4 *", "never fires"),
         ("0 3 * * *", "six fields"),
-        ("@fortnightly", "no name @fortnightly"),
+        ("@fortnightly", "unknown name @fortnightly"),
         ("@every 12", "written @every 12h"),
         ("@every 0h", "written @every 12h"),
         ("rate(1 day)", "six fields"),
@@ -134,7 +134,7 @@ def test_what_kubeflow_would_refuse_is_refused_before(cron, words):
         ("berlin", "sagemaker", "no time zone berlin"),
         ("../etc/passwd", "sagemaker", "no time zone"),
         ("+01:00", "sagemaker", "no time zone"),
-        ("Europe/Berlin", "kubeflow", "knows UTC alone"),
+        ("Europe/Berlin", "kubeflow", "knows only UTC"),
     ],
 )
 def test_a_zone_that_the_scheduler_does_not_know_is_refused(zone, target, words):

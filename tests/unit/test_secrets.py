@@ -55,9 +55,9 @@ def sagemaker_job(secrets, **patch) -> JobSpec:
         ({"secrets": {"X": "hunter2"}}, "secrets.X"),
         ({"secrets": {"X": "arn:aws:s3:::bucket/key"}}, "secrets.X"),
         ({"secrets": {"X": 20261126}}, "secrets.X"),
-        ({"secrets": {"B-N": "hunter2"}}, "no name of a variable"),
+        ({"secrets": {"B-N": "hunter2"}}, "not a valid name of a variable"),
         ({"secrets": {"X": ["hunter2"]}}, "secrets.X"),
-        ({"secrets": {"X": {"arn": "hunter2"}}}, "no ARN"),
+        ({"secrets": {"X": {"arn": "hunter2"}}}, "not the ARN"),
         ({"secrets": {"X": {}}}, "has no place"),
         (
             {"secrets": {"X": {"json_key": "a", "secret": "team"}}},

@@ -31,7 +31,7 @@ from stoker.records.notices import STALE_DAYS
 from stoker.units import ESTIMATE
 
 # AWS's baseline behind an "up to" figure is at least this for c, m and p types (c5.xlarge: 1.25
-# of "up to 10" for 4 vCPUs); beyond it the network runs on credits, which a training uses up.
+# of "up to 10" for 4 vCPUs); beyond it the network runs on credits, which a training run uses up.
 _BASELINE_GBPS_PER_VCPU = 0.3125
 _COLUMNS = (
     "family",

@@ -22,7 +22,8 @@ _RATIOS = (
     (r"[mcrt]\d[a-z0-9-]*\..+", 1.20),
 )
 # They have a full vCPU for a while: by CPU credits (t), or for most of a day (flex), and a share of
-# it for as long as a training's data hosts are busy. A CoreMark of some minutes does not see that.
+# it for as long as a training run's data hosts are busy. A CoreMark of some minutes does not see
+# that.
 _BURST = re.compile(r"t\d[a-z]*\.|[a-z]+\d+[a-z]*-flex\.")
 
 

@@ -49,7 +49,7 @@ def compare_verb(
     Args:
         workload ([WORKLOAD]): The workload file (.yaml).
         memory (DIR): Folder with the pipeline's runs that passed (required).
-        branch (NAME): Which of the pipeline's trainings it is (default: its only one).
+        branch (NAME): Which of the pipeline's training jobs it is (default: its only one).
 
     Examples:
         stoker compare w.yaml --memory memory

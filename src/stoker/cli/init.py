@@ -353,7 +353,7 @@ def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
         named = ", ".join(map(str, in_the_way[:_MAX_NAMED]))
         more = len(in_the_way) - _MAX_NAMED
         raise UsageError(
-            f"the folder has other files of these names: {named}"
+            f"the folder already has different files of these names: {named}"
             + (f" and {more} more" if more > 0 else ""),
             where=f"folder {folder}",
             fix="name an empty folder; nothing was written",

@@ -4,7 +4,7 @@
 parser.
 
 Where the output's reader has gone, as in `stoker catalog | head -1`, its terminal is closed, or its
-disk is full, a command that only prints ends, and a training continues without that output.
+disk is full, a command that only prints ends, and a training run continues without that output.
 """
 
 import errno

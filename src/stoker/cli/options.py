@@ -163,7 +163,9 @@ def check_writable(file: Path, *, flag: str) -> None:
                 return
         except OSError as err:
             why = f"{err.strerror} (folder {folder})"
-    raise UsageError(f"cannot write {file}: {why}", where=flag, fix=f"another file: {flag} FILE")
+    raise UsageError(
+        f"cannot write {file}: {why}", where=flag, fix=f"choose another file with {flag}"
+    )
 
 
 @contextlib.contextmanager

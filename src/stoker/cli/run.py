@@ -128,7 +128,7 @@ def run_verb(
                 say_stopped(chain)
                 report = report_of_chain(chain, failure=f"stopped in {chain.doing}")
                 if chain.doing == "evaluate":
-                    # A training that was stopped has written its end to MLflow already.
+                    # A training run that was stopped has written its end to MLflow already.
                     track(chain, report, is_stopped=True)
             raise
         report = report_of_chain(chain)
@@ -142,7 +142,7 @@ def run_verb(
             why = evaluation.reason if evaluation else outcome_of(training).words
             ending.failed(why, exit_code=code)
             if code == EXIT_TERMINATED:
-                # A training that was stopped has not failed.
+                # A training run that was stopped has not failed.
                 ending.status = "stopped"
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")

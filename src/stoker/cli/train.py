@@ -1,6 +1,6 @@
 """`stoker train` runs a workload on a cluster, or prints the request for it.
 
-A training that Ctrl-C or SIGTERM stops keeps its record, and prints what is kept and how to
+A training run that Ctrl-C or SIGTERM stops keeps its record, and prints what is kept and how to
 continue.
 """
 
@@ -242,7 +242,7 @@ def train_verb(
             code = 0
         if code:
             ending.failed(outcome_of(record).words, exit_code=code)
-            # A training that was stopped has not failed.
+            # A training run that was stopped has not failed.
             ending.status = record.status
     model_uri = kept_model(record.model_uri, outputs)
     try:
@@ -252,15 +252,15 @@ def train_verb(
     except (UsageError, OSError) as err:
         if outputs.executor is not None:
             raise
-        # A training is worth more than its record. A pipeline's next step needs the record.
+        # A training run is worth more than its record. A pipeline's next step needs the record.
         print(training_words(record))
-        print(f"warning: no record of this training: {err}", file=sys.stderr)
+        print(f"warning: no record of this training run: {err}", file=sys.stderr)
     try:
         page = report_of_run(run_dir, workload=workload, command=again).resolve().as_uri()
     except StokerError as err:
         page = f"not written: {err.what}"
     say(f"logs: {run_dir / 'logs'}\nreport: {page}", quiet=as_json)
-    # A pipeline's next step judges a failed training, so this one must not end the pipeline.
+    # A pipeline's next step judges a failed training run, so this one must not end the pipeline.
     if always and not record.is_unknown:
         return 0
     if shortage:

@@ -86,7 +86,9 @@ def go_back(
     if not version.is_latest:
         lines = [f"pipeline {workload.name} goes back to version {version.name}:", *changes]
         say("\n  ".join(lines), quiet=as_json)
-        refused = UsageError("not gone back", fix="use --yes to go back without asking")
+        refused = UsageError(
+            "did not go back to an earlier version", fix="use --yes to go back without asking"
+        )
         ask(f"go back to version {version.name}", assume_yes=yes or as_json, refused=refused)
     with working(f"going back to version {version.name}", quiet=as_json):
         done = history.set_again(version)

@@ -424,7 +424,7 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
         if has_ended or is_enough:
             if is_stream and not view.run:
                 raise UsageError(
-                    "no line of a run's log came in",
+                    "stdin contained no log line of a run",
                     where="stdin",
                     fix=_OF_A_HOST,
                 )

@@ -19,7 +19,7 @@ from stoker.units import apart
 
 # Reason of a feasible plan that the user named, and the beginning of an infeasible one's reason.
 ASKED_FOR = "asked for"
-# More than any training has; each number of hosts makes a plan for each type.
+# More than any training run has; each number of hosts makes a plan for each type.
 _MOST_DATA_HOSTS = 256
 # With a complete profile: the model's mean error on the published runs is 6 %, see
 # tests/unit/test_decide_published.py.
@@ -310,7 +310,7 @@ def plan_of(
 
 
 def refuse_endless_search(constraints: Constraints) -> None:
-    """Raises UsageError if `max_data_hosts` is larger than any training needs."""
+    """Raises UsageError if `max_data_hosts` is larger than any training run needs."""
     if constraints.max_data_hosts > _MOST_DATA_HOSTS:
         raise UsageError(
             f"max_data_hosts {constraints.max_data_hosts} is too large: {_MOST_DATA_HOSTS} at most",
@@ -352,7 +352,7 @@ def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:
 
 
 def refuse_undecidable(workload: Workload, catalog: Catalog) -> None:
-    """Raises UsageError for what `decide` would refuse after a profile, or a training after it.
+    """Raises UsageError for what `decide` would refuse after a profile, or a training run after it.
 
     These are types that nobody knows, today's or allowed ones, prices of a region that is not
     allowed, an endless search, and a limit in dollars where today's price is not known.

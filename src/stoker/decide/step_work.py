@@ -54,7 +54,7 @@ _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "accelerator": ("accelerator",),
     "storage": ("storage",),
 }
-# Far wider than any training (1e7 s are 116 days): only a wrong unit is refused.
+# Far wider than any training run (1e7 s are 116 days): only a wrong unit is refused.
 _LONGEST_STEP = 1e7
 _SHORTEST_STEP = 1e-7
 _MOST = 1e15

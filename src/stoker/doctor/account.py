@@ -85,7 +85,7 @@ def _checked(check: NamedCheck) -> Finding:
         return call()
     except StokerError as err:
         if isinstance(err, ServiceError) and err.kind == "denied":
-            fix = "ask an administrator for the right; it may be fine"
+            fix = "ask an administrator for the right; what it checks may be in order"
             return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
         where = f" ({err.where})" if err.where else ""
         return Finding(name, "fail", f"{err.what}{where}", err.fix)

@@ -75,7 +75,7 @@ def _check(name: str, check: Callable[[], Finding]) -> Finding:
     except StokerError as err:
         # For a job it may be a quota or an admission rule, which is a result.
         if isinstance(err, ServiceError) and err.code == "403" and (err.user or name != "job"):
-            fix = "ask an administrator for the right; it may be fine"
+            fix = "ask an administrator for the right; what it checks may be in order"
             return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
         return Finding(name, "fail", err.what, err.fix)
 

@@ -171,8 +171,8 @@ class CountedIterator:
         """Returns what torch's own `__next__` returns.
 
         That opens a range for profilers around each batch, also where no profiler is on: 10 us in a
-        loop, 50 us between two steps of a training. And it warns of more samples than an iterable
-        dataset said.
+        loop, 50 us between two steps of a training run. And it warns of more samples than an
+        iterable dataset said.
         """
         if _profiler_enabled() or self._dataset_kind != _DatasetKind.Map:
             batch: object = super().__next__()  # type: ignore[misc]

@@ -27,8 +27,9 @@ from stoker.logs import EventName, Log
 
 _FEED = "stoker.feed.remote_iterators"
 _SEEDED = (
-    "random draws of a dataset are seeded per batch: other numbers than without stoker, the same "
-    "with 0 or 50 data hosts (PyTorch's own, without data hosts: --set feed.seeding=torch)"
+    "each batch has its own seed: the random numbers of a dataset differ from a run without "
+    "stoker, but not between 0 and 50 data hosts (PyTorch's own, without data hosts: "
+    "--set feed.seeding=torch)"
 )
 
 _T = TypeVar("_T", covariant=True)
@@ -145,7 +146,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
 
 
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
-    """Returns the same for a loader of torch's class; logs once in a run what changes with it."""
+    """Like `iterator_of`, for plain torch loaders; logs once in a run what changes with it."""
     iterator = iterator_of(loader)
     if is_making():
         return iterator

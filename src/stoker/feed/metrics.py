@@ -16,8 +16,8 @@ def log_metrics(**values: float) -> None:
 
     Only rank 0 writes; other ranks may call it too. Outside a run, writes one log line.
 
-    It raises nothing, because a metric must not end a training. A value that is NaN or infinite, or
-    no number at all, is recorded as such with a warning in the log; its gate fails.
+    It raises nothing, because a metric must not end a training run. A value that is NaN or
+    infinite, or no number at all, is recorded as such with a warning in the log; its gate fails.
     """
     process = environment.from_environment()
     if process.rank != 0:
@@ -65,5 +65,5 @@ def _merge(path: Path, numbers: dict[str, float], log: Log) -> None:
         log.event(EventName.METRICS_READ_FAILED, reason=str(err))
     # JSON has no NaN: its word stands for it.
     told = {name: each if math.isfinite(each) else word_of(each) for name, each in numbers.items()}
-    # Atomically: a training that is killed here keeps its earlier metrics.
+    # Atomically: a training run that is killed here keeps its earlier metrics.
     write_text(path, json.dumps(known | told, indent=2, sort_keys=True) + "\n")

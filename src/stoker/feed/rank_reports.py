@@ -150,7 +150,7 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     if is_fed and any(each.epochs for each in loadings):
         why = sentences.empty_loader()
     elif counted_steps(output, timelines, progress) == 0:
-        # Nothing was missed: a training that was resumed after its last epoch.
+        # Nothing was missed: a training run that was resumed after its last epoch.
         return ""
     else:
         # From the process that trained, or read something.

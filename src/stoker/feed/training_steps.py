@@ -1,9 +1,9 @@
-"""Which loaders a training's figures are of: the one that dominates, or all of them.
+"""Which loaders a training run's figures are of: the one that dominates, or all of them.
 
-A training usually reads one loader, and others now and then, which validate: that one's steps are
-the training's, and what the others take lies between or inside them. Where no loader gave half of
-the batches (federated clients, domains, folds), or other loaders are read within its steps (a GAN's
-two, or labelled and unlabelled data), the steps of all loaders are: each batch is one.
+A training run usually reads one loader, and others now and then, which validate: that one's steps
+are the training's, and what the others take lies between or inside them. Where no loader gave half
+of the batches (federated clients, domains, folds), or other loaders are read within its steps (a
+GAN's two, or labelled and unlabelled data), the steps of all loaders are: each batch is one.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Detection, by optimizer steps, of a training that takes no batches from its data hosts.
+"""Detection, by optimizer steps, of a training run that takes no batches from its data hosts.
 
 Nothing fails then, and data hosts would idle as long as the training lasts. Optimizer steps show
 that batches came: a log line says so at the first ones, and the run's record (`feed.loading`).

@@ -29,7 +29,7 @@ _TORCHS = "train with --replace-dataloader true, or import DataLoader from stoke
 
 
 class Cause(StrEnum):
-    """What keeps data hosts from feeding a training."""
+    """What keeps data hosts from feeding a training run."""
 
     NO_STOKER = auto()  # The script's Python has no stoker, or not all that it needs.
     OTHER_STOKER = auto()  # The script's Python has another version of stoker.
@@ -412,7 +412,8 @@ def old_system(version: str, side: Side, *, needs: str, raised: str) -> WhyUnfed
 def unlike_libraries(library: str, side: Side, *, raised: str) -> WhyUnfed:
     return WhyUnfed(
         cause=Cause.MISSING_LIBRARY,
-        what=f"{library} of {side.here} was built for other libraries than are there ({raised})",
+        what=f"{library} of {side.here} was built for library versions that are not there "
+        f"({raised})",
         fix=f"install the same versions in {side.place} as in {side.there}: of its package, and of "
         "what it was built with (often torch)",
     )

@@ -2,8 +2,8 @@
 
 Ranks send counters to the leader once a second (`feed.trainer.observer`). The leader computes a
 `FeedInterval` from two sets of counters, and writes it as rows of `feed.csv`, which the report
-reads, and as one line of its log, which `stoker watch` reads. Times of steps are separate: see
-`step_progress`.
+reads, and as one line of its log, which `stoker watch` reads. Step times are in separate `progress`
+lines (`step_progress`), which single-host runs write too.
 """
 
 import csv

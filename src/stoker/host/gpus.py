@@ -452,4 +452,4 @@ def _text(value: str | bytes) -> str:
 
 
 def _no_rocm() -> GpusUnreadError:
-    return GpusUnreadError("not read on ROCm: NVML knows NVIDIA's GPUs alone")
+    return GpusUnreadError("not read on ROCm: NVML knows only NVIDIA's GPUs")

@@ -362,7 +362,7 @@ def train(
         metrics: Metrics that the script reported, and seconds per step.
         summary: The training in words.
         model: Address of the trained model.
-        status: succeeded, failed or stopped. A failed training does not fail this step.
+        status: succeeded, failed or stopped. A failed training run does not fail this step.
         training: training.json, as text.
     """
     return _container(
@@ -503,10 +503,10 @@ def finish(
         run_id: Id of the run.
         gate: As for evaluate, without comparison with a champion.
         record: training.json or profile.json, if a step was lost.
-        evaluation: evaluation.json, if the step of a training was lost.
-        report: Report on the run, if the step of a training was lost.
+        evaluation: evaluation.json, if the step of a training run was lost.
+        report: Report on the run, if the step of a training run was lost.
         metrics: Metrics of the job, if a step was lost.
-        model: Address of the trained model, if the step of a training was lost.
+        model: Address of the trained model, if the step of a training run was lost.
     """
     return _container(
         image,

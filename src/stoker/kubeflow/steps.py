@@ -3,7 +3,7 @@
     measured = profile(**run.inputs(profile))
     follower(measured, run, name="Profile")
 
-A pipeline may train more than once: `run.branch("large")` gives a training its own job, and a
+A pipeline may train more than once: `run.branch("large")` gives a training run its own job, and a
 `dsl.ParallelFor` gives each of its items one.
 
 The steps of a project's pipeline are listed in its own file, pipelines/kubeflow.py at the top of a
@@ -60,7 +60,7 @@ _RETRY_SECONDS = 60
 # Of a small step, whose failure may also be an honest one, such as the gate's.
 _CONTROL_RETRY_SECONDS = 10
 # From the start of the first attempt: a later attempt is ended then. kfp's default, one hour, would
-# end a follower in the middle of a training; kfp cannot express "no limit".
+# end a follower in the middle of a training run; kfp cannot express "no limit".
 _RETRIES_END_SECONDS = 365 * 86400
 # What a follower reads of its pod. The label is Kubeflow's. As an input, the run's id would keep
 # profiles from being taken from the cache.
@@ -79,7 +79,7 @@ class PipelineRun:
     Attributes:
         request: What the pipeline is compiled from.
         parameters: Values by name; a parameter without a value has the workload's.
-        branches: What tells this training from the run's others, from the outermost branch on.
+        branches: What tells this training run from the run's others, from the outermost branch on.
         comparison: Output of the step `compare`; None: the pipeline has none.
     """
 
@@ -114,7 +114,7 @@ class PipelineRun:
         return dataclasses.replace(self, parameters={**self.parameters, **parameters})
 
     def branch(self, name: object) -> "PipelineRun":
-        """Returns the run for another training, beside this one's.
+        """Returns the run for another training run, beside this one's.
 
         The names of its jobs and of their folders contain `name`: a text, or a value that the
         pipeline knows only when it runs, such as an output of an earlier step. Items of

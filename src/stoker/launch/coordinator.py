@@ -48,7 +48,7 @@ from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, FeedSettings, GpuLoad
 from stoker.records.gpu import loads_in
 
-# Processes of one rank, more than any training has; above it the longest silent one is dropped.
+# Processes of one rank, more than any training run has; above it the longest silent one is dropped.
 MAX_PROCESSES = 64
 # Ranks report once a second: a process that is silent for longer has ended or restarted.
 RANK_TIMEOUT_SECONDS = 5.0

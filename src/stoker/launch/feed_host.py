@@ -59,7 +59,8 @@ def serve(run: HostRun) -> int:
         # Below it connections fail, one way or another.
         if 0 <= most_files < MIN_FILES:
             raise FeedLostError(
-                f"at most {most_files} files may be open at a time, a data host needs {MIN_FILES}",
+                f"at most {most_files} files may be open at a time, and a data host needs "
+                f"{MIN_FILES}",
                 where=f"host {run.topology.host}",
                 fix="raise the limit of open files (ulimit -n 65536)",
             )

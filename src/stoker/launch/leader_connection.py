@@ -105,7 +105,7 @@ class Silence:
         self._refused_since = since if is_refused else None
 
     def end(self, now: float) -> None:
-        """In the middle of silence the end of the connection means nothing."""
+        """Ignores a disconnect while the leader is silent anyway."""
         if self.heard_at is not None and now - self.heard_at < _ALIVE_SECONDS:
             self._ended_at = now
 

@@ -1,4 +1,4 @@
-"""What looks after a training on its host while its command runs: one `tick` for all of it."""
+"""What looks after a training run on its host while its command runs: one `tick` for all of it."""
 
 import contextlib
 import time
@@ -116,7 +116,7 @@ class Release:
 
 
 class RunGuards:
-    """What looks after a training on a host while its command runs.
+    """What looks after a training run on a host while its command runs.
 
     Its logs are written, and data hosts that no rank needs are released. This is all of a host that
     knows no other; `LeaderGuards` and `FollowerGuards` add what their part of a run needs.

@@ -1,4 +1,4 @@
-"""The secrets of a training on AWS, which a host reads as it starts.
+"""The secrets of a training run on AWS, which a host reads as it starts.
 
 A request names each by a variable STOKER_FETCH_NAME with its place; its value is in the environment
 of the training command only. On Kubernetes the kubelet sets the variables, on this machine the
@@ -89,7 +89,7 @@ def _refusal(name: str, err: ServiceError, where: str) -> PlatformError:
     elif err.kind == "missing" or err.code.endswith("NotFound"):
         what, fix = f"there is no secret {name}: {err.code}", "check the ARN, and its region"
     elif err.kind == "away":
-        fix = "in a VPC, an endpoint for secretsmanager or ssm (and kms), or a way out"
+        fix = "in a VPC, add an endpoint for secretsmanager or ssm (and kms), or a NAT gateway"
     return PlatformError(what, where=where, fix=fix)
 
 
@@ -100,7 +100,7 @@ def _of_key(content: str, key: str, where: str) -> str:
     except ValueError:
         document = None
     if not isinstance(document, Mapping):
-        what = f"the secret has a key {key} only if it is a JSON object, and it is another text"
+        what = f"the secret has a key {key} only if it is a JSON object, and this secret is not one"
         raise UsageError(what, where=where, fix="leave json_key out")
     if key not in document:
         known = ", ".join(sorted(document)[:_SHOWN_KEYS]) or "none"

@@ -112,8 +112,8 @@ class Spending:
             self._is_warned = True
             dollars = usd(spent, is_estimate=self.is_estimate)
             text = (
-                f"{dollars} of {usd(most)} (constraints.max_usd) are spent; at {usd(most)} the "
-                "training is asked to save, then ended"
+                f"{dollars} of {usd(most)} (constraints.max_usd) has been spent; at {usd(most)} "
+                "the script is asked to save, and is then ended"
             )
             self._log.event(EventName.BUDGET_NEARLY_SPENT, usd=spent, max_usd=most, text=text)
         return False

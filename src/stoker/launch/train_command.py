@@ -93,7 +93,7 @@ def train(training: TrainingRun) -> Ending:
 
 
 def _prepare(training: TrainingRun) -> _Command | Ending:
-    """Returns the command as it can be started, or the end of a training that cannot."""
+    """Returns the command as it can be started, or the end of a training run that cannot."""
     run, trainer = training.run, training.trainer
     environ = trainer.environ(
         run.settings,
@@ -209,7 +209,7 @@ def _write_metrics(printed: LogMetrics, run: HostRun) -> None:
 
 
 def _refused(run: HostRun, command: Sequence[str], environ: Mapping[str, str]) -> Ending | None:
-    """Returns the end of a training whose Python stoker cannot feed, before it starts."""
+    """Returns the end of a training run whose Python stoker cannot feed, before it starts."""
     python = script_python(command, environ=environ, folder=run.folder) if is_fed(run) else None
     if python is None:
         return None

@@ -345,9 +345,9 @@ def _gpu_log(
 
 
 def with_failed_hosts(failure: str, gone: Mapping[str, str]) -> str:
-    """Returns the failure of a training, with the reasons of data hosts that failed before it.
+    """Returns the failure of a training run, with the reasons of data hosts that failed before it.
 
-    Only for a training whose feed has no workers: in other failures they have no part.
+    Only for a training run whose feed has no workers: in other failures they have no part.
 
     Args:
         gone: Why each data host left, by its name.

@@ -1,4 +1,4 @@
-"""The watchdog: a training without a step for long is reported, and ended if the workload says so.
+"""The watchdog: reports a training run that makes no step for long, and ends it if asked to.
 
 A rank that hangs in a collective, in native code or in its input ends after hours or never, and all
 hosts are billed. First each Python process of the training writes its stacks on STACKS_SIGNAL,
@@ -191,7 +191,7 @@ class Watchdog:
         self._has_steps, self._is_blind, self._files = True, False, None
         self._step_at = self._life_at = now
         if self._warned_at is not None and self._is_told and not self.failure:
-            text = f"steps are made again, after {gap / 60:.1f} min"
+            text = f"the run makes steps again, after {gap / 60:.1f} min"
             self.log.event(EventName.PROGRESS_RESUMED, text=text)
         if not self.failure:
             self._warned_at, self._is_told = None, False

@@ -180,7 +180,7 @@ def checked_times(
 def _check_zone(name: str, *, target: str, where: str) -> None:
     if target == "kubeflow" and name not in _UTC:
         raise UsageError(
-            f"the time zone {name} is not for Kubeflow's scheduler, which knows UTC alone",
+            f"the time zone {name} is not for Kubeflow's scheduler, which knows only UTC",
             where=where,
             fix="write the hours in UTC, and leave the time zone out",
         )
@@ -211,7 +211,7 @@ def _of_eventbridge(text: str, zone: str) -> ScheduleTimes:
     minute, hour, day, month, weekday, year = fields
     if (day == "?") == (weekday == "?"):
         found = "both are ?" if day == "?" else "neither is ?"
-        raise ValueError(f"of day {day} and weekday {weekday}, exactly one is ?, and {found}")
+        raise ValueError(f"one of day ({day}) and weekday ({weekday}) must be ?, and {found}")
     years = _values(year, unit="year", low=1970, high=_LAST_YEAR)
     months = _values(month, unit="month", low=1, high=12, names=_MONTHS, may_wrap=True)
     is_day = _days_of_month(day) if weekday == "?" else _weekdays(weekday)
@@ -232,9 +232,9 @@ def _rate(text: str, zone: str) -> ScheduleTimes:
     count, unit = int(found[1]), found[2]
     one = unit.removesuffix("s")
     if one not in _UNITS:
-        raise ValueError(f"no unit {unit}: minutes, hours or days")
+        raise ValueError(f"unknown unit {unit}: use minutes, hours or days")
     if not count:
-        raise ValueError("a rate of 0 is none")
+        raise ValueError("a rate of 0 is not possible")
     if (count == 1) != (unit == one):
         raise ValueError(f"write rate({count} {one if count == 1 else one + 's'})")
     return ScheduleTimes(
@@ -251,7 +251,7 @@ def _of_kubeflow(text: str, zone: str) -> ScheduleTimes:
             raise ValueError("a rate is written @every 12h, or @every 1h30m")
         return ScheduleTimes(text=text, time_zone=zone, seconds=seconds)
     if text.startswith("@") and text not in _NAMED:
-        raise ValueError(f"no name {text}: {nearest(text, list(_NAMED))}")
+        raise ValueError(f"unknown name {text}: {nearest(text, list(_NAMED))}")
     fields = _NAMED.get(text, text).split(" ")
     if len(fields) != 6 or not all(fields):
         raise ValueError("")
@@ -338,7 +338,7 @@ def _days_of_month(field: str) -> _IsDay:
         elif part[-1:] == "W" and _NUMBER.fullmatch(part[:-1]) and 1 <= int(part[:-1]) <= 31:
             rules.append(_near(int(part[:-1])))
         elif part not in plain:
-            raise ValueError(f"day {part} is no day of a month")
+            raise ValueError(f"day {part} is not a day of a month")
     if plain:
         days = _values(",".join(plain), unit="day", low=1, high=31)
         rules.append(lambda day: day.day in days)

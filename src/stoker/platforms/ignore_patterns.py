@@ -59,7 +59,8 @@ def read_patterns(folder: Path) -> IgnorePatterns:
     except FileNotFoundError:
         return IgnorePatterns(())
     except OSError as err:
-        raise UsageError(f"cannot read {file}: {err.strerror}", fix="check its rights") from err
+        what = f"cannot read {file}: {err.strerror}"
+        raise UsageError(what, fix="check its permissions") from err
     return parse_patterns(text)
 
 

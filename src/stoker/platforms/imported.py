@@ -1,4 +1,4 @@
-"""The code that a training's script imports, found without running it.
+"""The code that a training run's script imports, found without running it.
 
 A cached profile is used again while this code is the same. What is not Python counts as well, as a
 script may read it, but for prose, pictures, notebooks, compiled outputs and workloads.

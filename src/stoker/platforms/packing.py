@@ -215,7 +215,8 @@ def _walked(top: Path, folder: Path, patterns: IgnorePatterns) -> Iterator[str]:
 
 
 def _refuse(err: OSError) -> None:
-    raise UsageError(f"cannot read {err.filename}: {err.strerror}", fix="check its rights") from err
+    what = f"cannot read {err.filename}: {err.strerror}"
+    raise UsageError(what, fix="check its permissions") from err
 
 
 def _is_pruned(folder: Path, patterns: IgnorePatterns) -> bool:
@@ -255,7 +256,7 @@ def _content(folder: Path, name: str) -> bytes | None:
         return path.read_bytes()
     except OSError as err:
         what = f"cannot read {printable(name)}: {err.strerror}"
-        fix = f"check its rights, or leave it out: a line in {IGNORE_FILE}"
+        fix = f"check its permissions, or leave it out with a line in {IGNORE_FILE}"
         raise UsageError(what, where=str(folder), fix=fix) from err
 
 

@@ -66,9 +66,9 @@ LONGER = (
 # Clocks are read at slightly different times: only more than this was more than the pod asks for.
 _MORE_THAN_ASKED = 1.05
 MIN_SAMPLES = 20
-# Longer or shorter ones are no steps of a training.
+# Longer or shorter ones are no steps of a training run.
 _SHORTEST, _LONGEST = 1e-6, 1e5
-# Below it a training's start weighs much in its means.
+# Below it a training run's start weighs much in its means.
 _FEW_MINUTES = 10.0
 
 

@@ -57,7 +57,7 @@ class _Ended:
 
 
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs this host's part of a profile job, or of a training; returns the exit code.
+    """Runs this host's part of a profile job, or of a training run; returns the exit code.
 
     The leader writes the profile to STOKER_PROFILE_FILE, and baseline-timeline.csv into its folder.
     START_ALLOWANCE_SECONDS after the profile's budget, or when the platform stops the job, the

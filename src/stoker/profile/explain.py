@@ -297,7 +297,7 @@ def observed_words(profile: Profile) -> list[str]:
     what = profile.what
     hosts = f"{profile.host.count} x {profile.host.instance_type}"
     # What other programs used as well is another line's.
-    whose = " with this training" if observed.others_vcpus else ""
+    whose = " with this training run" if observed.others_vcpus else ""
     said = [f"{_busy('vCPUs', observed.cpu_utilization)}{whose}"]
     if observed.gpu_utilization is not None or _may_have_gpus(profile):
         count = len(used_gpus(observed.gpus)) if observed.gpus else None

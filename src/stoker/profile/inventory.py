@@ -4,10 +4,10 @@ Accelerators, CPU and type are each asked for a short time.
 
 JPEGs of the dataset are decoded on the accelerator with nothing else on it. Decoding alone is fast
 (14,000 a second on an H100); cropping each picture there takes many small kernels, and sets the
-pace: so both are timed, decoding alone and with what most trainings do next. Only in a process that
-uses CUDA already, and after everything else was measured: a decoder that fails then costs one line
-of the profile. Files are those that the dataset names (as ImageFolder's `samples` do), else those
-that a worker opens while it makes batches; what a C library opens is not seen there.
+pace: so both are timed, decoding alone and with what most training runs do next. Only in a process
+that uses CUDA already, and after everything else was measured: a decoder that fails then costs one
+line of the profile. Files are those that the dataset names (as ImageFolder's `samples` do), else
+those that a worker opens while it makes batches; what a C library opens is not seen there.
 """
 
 import contextlib

@@ -83,7 +83,7 @@ def _store() -> "Store | None":
 
 
 class Agreement:
-    """Steps, announced by rank 0 `lead_steps` before, at which the ranks change phase."""
+    """The step at which all ranks change phase; rank 0 announces it `lead_steps` ahead."""
 
     def __init__(
         self, board: Board, *, rank: int, world_size: int, lead_steps: int = LEAD_STEPS

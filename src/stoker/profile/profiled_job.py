@@ -98,7 +98,7 @@ _FIX_OF_REPLAY = (
 COPY = "copy"
 # More takes longer to copy than to measure; data sets belong in another folder.
 MAX_BYTES = 2 << 30
-# Neither of them is read by a training.
+# Neither of them is read by a training run.
 _LEFT_OUT = frozenset({".git", "runs", "__pycache__", ".mypy_cache", ".ruff_cache"})
 # They are large, and no script writes there.
 _LINKED = frozenset({".venv", "venv", "node_modules"})
@@ -115,7 +115,7 @@ def timed_profile(
     if not found.unmeasured:
         return None
     whole = {**found.what, **what, "notes": [NOTE, _CPU_NOTE]}
-    # It is the record of a profile now, no by-product of a training.
+    # It is the record of a profile now, no by-product of a training run.
     whole = {name: value for name, value in whole.items() if name not in ("passive", "status")}
     return msgspec.structs.replace(found, what=whole)
 
@@ -134,7 +134,7 @@ def too_few(output: Path) -> str:
 
 
 class UnmeasuredError(UsageError):
-    """The reason why no profile could be made; `observed` is what is known nevertheless."""
+    """Raised if no profile could be made; `observed` holds what was learned anyway."""
 
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", observed: Profile | None = None

@@ -1,4 +1,4 @@
-"""The states of a training, each with the figures that it rests on, and the free fixes. Pure.
+"""The states of a training run, each with the figures that it rests on, and the free fixes. Pure.
 
 Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `step_model.py`. The
 storage is named by time that workers were seen to wait, never by rates alone.
@@ -33,7 +33,7 @@ from stoker.records.other_programs import MAX_OTHERS
 from stoker.step_model import LEAST_GAIN, WAITS, Neighbour, Parts, more_workers
 from stoker.units import count, ms, percentage, size, vcpus_words, wait_share
 
-# Two profiles of one training differ by this much of a step.
+# Two profiles of one training run differ by this much of a step.
 MIN_SHARE = LEAST_GAIN
 # A container that its quota stops in fewer periods hardly notices.
 MIN_THROTTLED = 0.10
@@ -52,7 +52,7 @@ MIN_OTHER_THREADS = 0.15
 MIN_HELD_ALONE = 0.6
 MIN_BUSY = 0.6
 MIN_OUTSIDE = 0.7
-# Ranks of one training differ by less: their samples do, and knocks are counted in tens.
+# Ranks of one training run differ by less: their samples do, and knocks are counted in tens.
 MIN_STRAGGLING = 0.15
 # Taking a batch over from its worker costs this much of a short step, on any worker.
 MAX_LOST = 0.15
@@ -805,7 +805,7 @@ def _later_epochs(own: Signs) -> Fix | None:
         id="first-epoch",
         text=f"a step of the first epoch waits {ms(first.wait_seconds)}, of the "
         f"{len(epochs) - 1} later ones {ms(later)}: something is cached. Fill the cache before "
-        "the training, or profile later epochs: a training of many epochs is nearer to those",
+        "the training, or profile later epochs: a training run of many epochs is nearer to those",
     )
 
 

@@ -76,7 +76,8 @@ from stoker.units import count
 HOST = "host"
 # Steps that are not counted at least: first kernels, first allocations, cold caches.
 WARM_UP_STEPS = 10
-# Steps of one training differ by less; compiling and tuning takes ten to a thousand times a step.
+# Steps of one training run differ by less; compiling and tuning takes ten to a thousand times a
+# step.
 _ALIKE = 3.0
 # A later step that takes this many times the usual compiles for a new shape, or evaluates.
 _RECOMPILED = 10.0
@@ -470,8 +471,8 @@ class AsIsSteps:
     and waits as far as the stream was empty. Steps are known when the device has passed them.
 
     Args:
-        children_cpu: Of all processes below this one; called at the begin and end of an epoch only,
-            as it takes milliseconds.
+        children_cpu: Of all processes below this one; called only at the beginning and end of an
+            epoch, as it takes milliseconds.
         stray_cpu: Of those among them that may use other vCPUs than this process; likewise.
         prefetched: Batches that the loader may hold ready, see `WarmUp`.
         warm_up_seconds: The warm-up of slow steps ends after this time.

@@ -141,7 +141,7 @@ def _of_torchrun(words: Sequence[str], folder: Path) -> ScriptCommand:
     rest = list(words[at:])
     if not rest:
         raise UsageError(
-            "the line names no script", where="--script", fix="torchrun [OPTIONS] train.py"
+            "the line does not name a script", where="--script", fix="torchrun [OPTIONS] train.py"
         )
     if "-m" in options or "--module" in options:
         rest = ["python", "-m", *rest]

@@ -291,7 +291,7 @@ def _read_argparse(reader: _Reader) -> None:
 def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) -> None:
     name = _option_name(names)
     if not name:
-        why = "a positional argument belongs into the command"
+        why = "a positional argument belongs in the command"
         if names[0].startswith("-"):
             why = "a long option needs two dashes to be passed"
         elif not names[0][:1].isalpha():
@@ -474,7 +474,7 @@ def _read_click(reader: _Reader, function: ast.FunctionDef) -> None:
         names = [each for each in (_value(reader, arg) for arg in decorator.args) if each]
         texts = [each for each in names if isinstance(each, str)]
         if kind == "argument" and texts:
-            reader.leave(texts[0], "a positional argument belongs into the command")
+            reader.leave(texts[0], "a positional argument belongs in the command")
         if kind != "option" or not texts:
             continue
         if "multiple" in told or "count" in told:
@@ -558,7 +558,7 @@ def _add_typer(reader: _Reader, argument: ast.arg, default: ast.expr | None) -> 
     shown = argument.arg
     is_option = default is not None if call is None else _name_of(call.func) == "Option"
     if not is_option:
-        reader.leave(shown, "a positional argument belongs into the command")
+        reader.leave(shown, "a positional argument belongs in the command")
         return
     named = [each for each in (_value(reader, arg) for arg in (call.args if call else ())) if each]
     name = _option_name([each for each in named if isinstance(each, str)])

@@ -174,7 +174,9 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
                 fix=f"give the {wanted}.json that stoker wrote; {path} goes to --workload",
             ) from None
         raise UsageError(
-            f"not a JSON document: {err}", where=str(path), fix="write it with stoker, or fix it"
+            f"not a JSON document: {err}",
+            where=str(path),
+            fix="let stoker write it again, or repair it",
         ) from None
     return convert(document, kind, Place(str(path)))
 
@@ -451,7 +453,7 @@ def _see(kind: type[Record]) -> str:
 
 
 def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
-    """Returns the path with the key of a mapping in place of the message's `[...]`."""
+    """Fills in the mapping key that msgspec's message leaves as `[...]`."""
     head, dots, tail = path.partition("[...]")
     document = copy.deepcopy(document)
     entries = _value_at(document, head)

@@ -139,7 +139,7 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
         environment: More variables for the training command, with the places of the commands.
         stop_seconds: Seconds after the end of the training until the commands are killed.
         needs_all: Whether losing a data host fails the run, unless lost hosts restart (Kubernetes).
-            None: yes for tf.data.service and ray, whose trainings would hang.
+            None: yes for tf.data.service and ray, whose training runs would hang.
     """
 
     name: EngineName = "feed"
@@ -239,7 +239,7 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         ports={"dispatcher": 5050, "worker": 5051},
         # For tf.data.experimental.service.distribute.
         environment={"TF_DATA_SERVICE_ADDRESS": "grpc://{leader:dispatcher}"},
-        # A training waits for a lost worker forever (measured with 2.21).
+        # A training run waits for a lost worker forever (measured with 2.21).
         needs_all=True,
     ),
     "ray": EngineSettings(

@@ -1,4 +1,4 @@
-"""Times of whole epochs: what a training spends beyond its usual steps."""
+"""Times of whole epochs: what a training run spends beyond its usual steps."""
 
 import msgspec
 

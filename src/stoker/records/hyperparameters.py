@@ -200,7 +200,7 @@ def check_options(
             raise UsageError(what, where=at, fix="write true or false")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if option.type in ("int", "float") and not is_number:
-            what = f"{name} is a number ({option.type}), and {shown(value)} is none"
+            what = f"{name} is a number ({option.type}), and {shown(value)} is not a number"
             raise UsageError(what, where=at, fix="write a number")
         if option.choices is not None and option.type != "words" and value not in option.choices:
             known = ", ".join(shown(choice) for choice in option.choices)

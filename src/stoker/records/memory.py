@@ -33,7 +33,7 @@ class RememberedRun(Record, frozen=True, kw_only=True):
     Attributes:
         schema: Version of the file format.
         pipeline: Name of the workload.
-        branch: Which of the run's trainings it is. Empty: its only one.
+        branch: Which of the run's training jobs it is. Empty: its only one.
         run: Name of the run, as in its job's name.
         execution: Run of the service, whose later steps may have failed. Empty: it is known to have
             passed.
@@ -148,10 +148,10 @@ def remembered_run(
 
     Args:
         workload: Its name is the pipeline's.
-        branch: Which of the run's trainings it is; empty: its only one.
+        branch: Which of the run's training jobs it is; empty: its only one.
         run: Name of the run.
         execution: Run of the service; empty: nobody needs to ask how it has ended.
-        now: Time for a training that has none: ISO 8601, in UTC.
+        now: Time for a training run that has none: ISO 8601, in UTC.
         made_of: As its comparison had it, without what the training saw otherwise; empty: not
             compared.
         records: The profile is kept whole, as runs are replayed from it; the decision with its own

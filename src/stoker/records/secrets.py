@@ -118,12 +118,12 @@ def check_variables(
     for key, names in (("environment", environment), ("secrets", told)):
         for name in names:
             if not _NAME.fullmatch(name):
-                what = f"{name} is no name of a variable"
-                fix = "use letters, digits and _, and begin with no digit"
+                what = f"{name} is not a valid name of a variable"
+                fix = "use letters, digits and _, and do not begin with a digit"
                 raise UsageError(what, where=place.at(f"{key}.{name}"), fix=fix)
             if _TAKEN.fullmatch(name):
                 what = f"the variable {name} is set by stoker, SageMaker or torchrun"
-                raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename yours")
+                raise UsageError(what, where=place.at(f"{key}.{name}"), fix="rename the variable")
     for name, value in environment.items():
         where = place.at(f"environment.{name}")
         if "\0" in value:
@@ -146,7 +146,7 @@ def check_variables(
 def _check_source(source: SecretSource, where: str) -> None:
     if source.arn is not None and not re.fullmatch(_ARN, source.arn):
         raise UsageError(
-            "this is no ARN of a secret in Secrets Manager, or of a parameter in SSM",
+            "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM",
             where=where,
             fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or "
             "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME; the value itself is nowhere in a workload",

@@ -262,7 +262,7 @@ def _fields(record: Lineage) -> dict[str, object]:
 
 
 class LoaderCounts(Record, frozen=True, kw_only=True):
-    """Loaders of a training: those whose steps are measured, and all.
+    """Loaders of a training run: those whose steps are measured, and all.
 
     A line of the script that makes a loader again over the same dataset makes one loader.
 
@@ -493,7 +493,7 @@ class Training(Record, frozen=True, kw_only=True):
         return cause_of(self.failure or "")
 
     def is_of_same_training(self, other: "Training") -> bool:
-        """Returns whether both record one training; following it again changes other events."""
+        """Returns whether both record one training run; following it again changes other events."""
         began = [each.when for each in self.events if each.what == STARTED]
         others = [each.when for each in other.events if each.what == STARTED]
         same_job = (self.job.platform, self.job.name) == (other.job.platform, other.job.name)
@@ -631,7 +631,7 @@ class Notice(Record, frozen=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """Whether a training passed its gates, and whether its prediction held.
+    """Whether a training run passed its gates, and whether its prediction held.
 
     Attributes:
         schema: Version of the file format.

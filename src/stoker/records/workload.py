@@ -112,7 +112,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     Attributes:
         objective: What ranks plans: the cost or the time of a step.
         max_usd_per_hour: Maximum price of the whole cluster, in dollars per hour.
-        max_usd_per_run: Maximum dollars of one training, if it ran for `max_run_seconds` of its
+        max_usd_per_run: Maximum dollars of one training run, if it ran for `max_run_seconds` of its
             platform.
         max_usd: Maximum dollars of one run, retries included. A plan that is predicted to cost more
             is refused. The leader counts hosts, prices and time, warns at 80 %, and at 100 % ends
@@ -342,7 +342,7 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
         experiment: Experiment of the runs. None: the workload's name.
         secret: Kubernetes: Secret with MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD, for
             pipelines.
-        timeout_seconds: Timeout of MLflow before and after a training; the run then continues
+        timeout_seconds: Timeout of MLflow before and after a training run; the run then continues
             without it.
         tensorboard: Whether the script gets a folder for TensorBoard, in STOKER_TENSORBOARD, that
             is kept.
@@ -367,7 +367,7 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
 
 
 class WatchdogSettings(Record, frozen=True, kw_only=True):
-    """What happens if a training makes no step for long, while its hosts are billed.
+    """What happens if a training run makes no step for long, while its hosts are billed.
 
     Attributes:
         no_progress_minutes: Minutes without a step, or a growing file of a checkpoint or model; at
@@ -464,7 +464,7 @@ def refuse_foreign(
     # An equal digest wins over the command's text, which hosts write with its arguments.
     keys = keys or {}
     is_same = digest in (None, workload.digest())
-    # Of profile and decision only: a training with another learning rate is another training.
+    # Of profile and decision only: with another learning rate it is another training run.
     is_same = is_same or (kind != "training" and _costs_the_same(keys, workload))
     differing = [
         f"{key}: {keys[key]} -> {value}"
@@ -537,7 +537,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         profile: How a profile is measured.
         tracking: Experiment tracking besides stoker's own records.
         notify: Webhook for the end of runs.
-        watchdog: What happens if a training makes no step for long.
+        watchdog: What happens if a training run makes no step for long.
         skip_unchanged: Whether `stoker run` on this machine ends at once, with exit code 0, if its
             code, workload, packages and the files of its channels are those of the last run that
             passed. A pipeline then ends after its first step (on Kubeflow it needs
@@ -600,7 +600,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
     @property
     def max_run_seconds(self) -> int | None:
-        """Time limit of a training on its platform, if it has one."""
+        """Time limit of a training run on its platform, if it has one."""
         settings = {"sagemaker": self.sagemaker, "kubernetes": self.kubernetes}.get(self.platform)
         return settings.max_run_seconds if settings else None
 
@@ -646,7 +646,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
         Args:
             run_id: Id of the pipeline's run.
-            branch: Which of the run's trainings it is; empty: its only one.
+            branch: Which of the run's training jobs it is; empty: its only one.
         """
         short = _short_id(run_id)
         room = _MAX_RUN_NAME - len(f"{self.name}--{short}-profile")

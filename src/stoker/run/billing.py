@@ -40,7 +40,7 @@ def confirm(
 ) -> None:
     """Prints what the job will cost and asks; does not ask where there is no terminal.
 
-    Raises UsageError if a training could or should cost more than the workload allows, and
+    Raises UsageError if a training run could or should cost more than the workload allows, and
     DeclinedError if the answer is no.
 
     Args:
@@ -50,7 +50,7 @@ def confirm(
         decision: The decision whose plan they are, with its prediction; None: they were named.
         assume_yes: Whether nothing is asked.
         quiet: Whether nothing is printed, nor asked.
-        is_profile: Whether only a profile is paid for, to which no limit of a training applies.
+        is_profile: Whether only a profile is paid for, to which no limit of a training run applies.
     """
     if workload.platform_info.is_this_machine:
         return
@@ -200,7 +200,7 @@ def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
     where = f"constraints.max_usd_per_run: {limit:g}"
     if seconds is None:
         raise UsageError(
-            "it is not known how long the run may last",
+            "the run has no time limit, so its maximum cost is unknown",
             where=where,
             fix=f"set {workload.platform}.max_run_seconds",
         )

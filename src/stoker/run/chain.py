@@ -144,7 +144,7 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
             )
 
     profiled = chain.step("profile", Profile, measured, profile_words)
-    # Before anything else is rented: data hosts could do nothing for this training.
+    # Before anything else is rented: data hosts could do nothing for this training run.
     refuse_unfed(profiled, workload)
 
     def decided() -> Decision:
@@ -201,7 +201,7 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
             f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
             quiet=chain.quiet,
         )
-        # Gates and prediction are only for a training that ended well.
+        # Gates and prediction are only for a training run that ended well.
         return code, None
     evaluation = chain.step(
         "evaluate",
@@ -246,7 +246,7 @@ def forget_later(run_dir: Path, first: int) -> None:
     for step in STEPS[first:]:
         (run_dir / f"{RECORD_OF[step]}.json").unlink(missing_ok=True)
     if first <= STEPS.index("train"):
-        # This training may have fewer hosts: earlier logs must not pass for its own.
+        # This training run may have fewer hosts: earlier logs must not pass for its own.
         for folder in ("hosts", "logs"):
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 

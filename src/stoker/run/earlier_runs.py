@@ -91,7 +91,7 @@ def memory_in(folder: Path, *, workload: Workload, branch: str = "") -> Memory:
     Args:
         folder: The memory, or the folder of the runs.
         workload: As for `memory_of`.
-        branch: Which of the pipeline's trainings it is; empty: its only one.
+        branch: Which of the pipeline's training jobs it is; empty: its only one.
     """
     if not is_memory(folder):
         memory = memory_of(workload, runs=folder, besides=Path())

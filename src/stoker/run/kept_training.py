@@ -1,4 +1,4 @@
-"""A training that is shown while it runs, and whose record is kept."""
+"""A training run that is shown while it runs, and whose record is kept."""
 
 import os
 import time
@@ -39,14 +39,14 @@ _ALERTS = (EventName.BATCH_HANGS, EventName.BUDGET_NEARLY_SPENT, EventName.NO_PR
 _ALERT_PAUSE_SECONDS = 60.0
 # Of the profile that is kept with a job: what its ConfigMap has room for.
 _MAX_PROFILE_BYTES = 700 << 10
-# Of a training's record that is kept on the platform.
+# Of a training run's record that is kept on the platform.
 MAX_KEPT_BYTES = 64 << 10
 
 
 def records_of_step(
     workload: Workload, decision: Decision | None, profile: Profile | None
 ) -> dict[str, str]:
-    """Returns the records, if any, from which a pipeline's last step can follow a training."""
+    """Returns the records, if any, from which a pipeline's last step can follow a training run."""
     if decision is None:
         return {}
     workload_json, decision_json = to_json(workload), to_json(decision)
@@ -71,13 +71,13 @@ def train_and_keep(
     on_submit: Callable[[], None] | None = None,
     assume_yes: bool = True,
 ) -> Training:
-    """Trains and shows the progress; keeps the record of a training that is stopped.
+    """Trains and shows the progress; keeps the record of a training run that is stopped.
 
     The step of a pipeline (`job.records`) returns the record of an earlier attempt that succeeded,
     or whose data hosts fed no trainer.
 
     Args:
-        out: Second file for the record of a training that is stopped.
+        out: Second file for the record of a training run that is stopped.
         again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
         assume_yes: Train again without a question though an earlier job's end was not seen.
@@ -146,7 +146,7 @@ def train_and_keep(
 def deliver_training(
     record: Training, *, outputs: Outputs, run_dir: Path, model_uri: str | None, as_json: bool
 ) -> None:
-    """Writes and prints a training's record; by default, in the run's folder."""
+    """Writes and prints a training run's record; by default, in the run's folder."""
     file = outputs.out or run_dir / "training.json"
     # The record may go elsewhere, and its timeline, which it names by a relative path.
     record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)

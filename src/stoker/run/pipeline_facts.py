@@ -111,7 +111,7 @@ def compared_with(memory: Path, *, facts: PipelineFacts, branch: str) -> Compari
     Args:
         memory: Folder with the pipeline's runs that passed.
         facts: Read here, also where the run trains: the next one is compared with them.
-        branch: Which of the pipeline's trainings it is; empty: its only one.
+        branch: Which of the pipeline's training jobs it is; empty: its only one.
     """
     workload = facts.workload
     made_of, unknown = facts.read()
@@ -129,7 +129,7 @@ def compared_with(memory: Path, *, facts: PipelineFacts, branch: str) -> Compari
 
 
 def _why_not_passed(last: RememberedRun, *, workload: Workload) -> str:
-    """Returns why the whole run of a training that passed did not; empty: it did."""
+    """Returns why the whole run did not pass although its training job did; empty: it did."""
     if not last.execution:
         # Its last step has written it.
         return ""

@@ -54,7 +54,7 @@ def remembered_runs(folder: Path, *, workload: Workload, branch: str = "") -> Re
     Args:
         folder: The memory.
         workload: Its name is the pipeline's.
-        branch: Which of the pipeline's trainings it is; empty: its only one.
+        branch: Which of the pipeline's training jobs it is; empty: its only one.
     """
     runs: list[RememberedRun] = []
     other = ""
@@ -121,7 +121,7 @@ def keep_remembered(
     Args:
         folder: The memory.
         workload: Its name is the pipeline's.
-        branch: Which of the pipeline's trainings it is; empty: its only one.
+        branch: Which of the pipeline's training jobs it is; empty: its only one.
         run: Name of the run.
         records: Files of its profile and decision.
         training: Its training.

@@ -38,7 +38,7 @@ _FAILED = ("failed", "error", "system_error")
 # condition that was not taken: such a run still runs for it when it is over.
 _UNPUBLISHED = ("running", "new")
 _SUCCEEDED = ("succeeded", "success", "complete", "cached")
-_NO_REPORT = "<p>No training of this run was lost: the report of the run is Evaluate's.</p>\n"
+_NO_REPORT = "<p>No training job of this run was lost: the report of the run is Evaluate's.</p>\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -432,7 +432,7 @@ def evaluate_step(
 ) -> RequestStep:
     """Makes a step that evaluates the run, and writes evaluation.json and report.html.
 
-    It runs after any outcome of the training, so that a failed training has a report, too. Its
+    It runs after any outcome of the training, so that a failed training run has a report, too. Its
     input is the run's whole folder, because the service refuses an input that does not exist.
 
     Args:
@@ -595,7 +595,7 @@ def _longest_training(run: PipelineRun) -> int:
     given, longest = settings.control.max_run_seconds, settings.may_last_seconds
     num_plans = MAX_PLANS if policy.then == "next_plan" else 1
     needed = longest + num_plans * 60 * policy.wait_minutes + int(MARGIN_SECONDS)
-    training = f"a training of up to {duration(longest)}"
+    training = f"a training run of up to {duration(longest)}"
     where = "key sagemaker.max_run_seconds"
     control = "sagemaker.control.max_run_seconds"
     if longest > _MAX_STEP_SECONDS:

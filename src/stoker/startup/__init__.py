@@ -1,1 +1,1 @@
-"""Folder from which Python imports `sitecustomize` in each process of a training."""
+"""Folder from which Python imports `sitecustomize` in each process of a training run."""

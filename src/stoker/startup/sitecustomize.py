@@ -1,4 +1,4 @@
-"""Startup of a training's Python processes; `launch.strategies.start` puts it on PYTHONPATH.
+"""Startup of a training run's Python processes; `launch.strategies.start` puts it on PYTHONPATH.
 
 It runs the next sitecustomize, keeps the traceback of a failing rank, ends ranks with their
 torchrun, lets processes write their stacks, and replaces torch's loader where requested. A failure
@@ -208,7 +208,7 @@ def _replace_loader() -> None:
 
 
 def _watch_without_stoker(err: ImportError) -> None:
-    """Counts a training's steps where its Python has no stoker, and tells the launcher of it."""
+    """Counts a run's steps where its Python has no stoker, and tells the launcher of it."""
     import atexit
     from importlib import import_module
 

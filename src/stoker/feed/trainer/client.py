@@ -548,7 +548,7 @@ class Feed:
         settings = process.settings
         if settings.token_file is None:
             raise UsageError(
-                "no run token, but the run has a data group",
+                "the run has a data group, but no token",
                 where="variable STOKER_TOKEN_FILE",
                 fix="start the training with `stoker train` or `stoker launch`",
             )

@@ -205,7 +205,7 @@ class Scheduler(ABC):
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
         """Records that a shard ends before that number."""
-        raise ProtocolError("the end of a shard, where there is none")
+        raise ProtocolError("received the end of a shard for a map-style dataset")
 
     @abstractmethod
     def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
@@ -346,7 +346,7 @@ class BatchScheduler(Scheduler):
         random_state: bytes = b"",
     ) -> bool:
         if generation:
-            raise ProtocolError("a batch of a shard, where there is none")
+            raise ProtocolError("received a batch of a shard for a map-style dataset")
         state = self.peers.get(peer)
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)

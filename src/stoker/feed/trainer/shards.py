@@ -241,7 +241,7 @@ class ShardScheduler(Scheduler):
         random_state: bytes = b"",
     ) -> bool:
         if not generation:
-            raise ProtocolError("a batch of no shard, of an iterable dataset")
+            raise ProtocolError("received a batch without a shard for an iterable dataset")
         position, shard = self._answered(peer, number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False

@@ -271,7 +271,7 @@ class Encoded:
             return None
         if _is_other_long_double(array.dtype.str):
             raise ShippingError(
-                f"the batch has numpy's {array.dtype}, which has other bits on x86",
+                f"the batch has numpy's {array.dtype}, which has different bits on x86",
                 fix="use float64 or complex128",
             )
         if tag == Tag.ARRAY and self._shares_arrays and array.size:

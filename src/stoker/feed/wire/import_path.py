@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stoker.host.installed import INSTALLED, front_of, is_installed, modules_in, users_folders
 
-# On PYTHONPATH of each training: its only module is stoker's sitecustomize.
+# On PYTHONPATH of each training run: its only module is stoker's sitecustomize.
 _STARTUP = str(Path(__file__).parents[2] / "startup")
 
 

@@ -98,7 +98,7 @@ class ImportedCode:
                 found.append(f"package {name} is {here} on the data host, {version} in the trainer")
         more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
         what = "; ".join(found[:_MAX_SHOWN]) + more
-        return f"other code than in the trainer: {what}" if what else ""
+        return f"its code differs from the trainer's: {what}" if what else ""
 
     def _of_user(self, name: str) -> _Imported | None:
         imported = self._module(name)

@@ -100,13 +100,13 @@ class OpenFile(NamedTuple):
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise pickle.PicklingError("it is no regular file")
+            raise pickle.PicklingError("it is not a regular file")
         try:
             named = os.stat(path)
         except OSError:
             raise pickle.PicklingError("its file was removed or renamed") from None
         if (named.st_dev, named.st_ino) != (status.st_dev, status.st_ino):
-            raise pickle.PicklingError(f"{path} is another file by now")
+            raise pickle.PicklingError(f"{path} is a different file now")
         return cls(path, status.st_size)
 
     def check(self) -> None:

@@ -692,9 +692,8 @@ class ShardSource:
             f"the iterable dataset {type(self._stream.spec.dataset).__name__} is not "
             f"deterministic: {self._stream.name} was lost and started again, and {how}",
             where=f"host {self._host}",
-            fix="have its __iter__ give the same from the same random states (no time, no own "
-            "unseeded generator, no sets, no shared queue), use a map-style dataset, or "
-            "num_workers without a data group",
+            fix="make __iter__ deterministic: no clock, no unseeded generator, no sets, no shared "
+            "queue; or use a map-style dataset, or num_workers without a data group",
         )
 
     def _pack(self, err: Exception) -> bytes:

@@ -17,7 +17,7 @@ from types import ModuleType
 from stoker.errors import StokerError, UsageError
 from stoker.host import machine
 
-# With TensorFlow's 30 s and 200 s, a training waits for minutes for a dead worker.
+# With TensorFlow's 30 s and 200 s, a training run waits for minutes for a dead worker.
 HEARTBEAT_MS = 1_000
 WORKER_TIMEOUT_MS = 15_000
 # The launcher starts workers once the dispatcher listens.
@@ -54,7 +54,7 @@ def _serve_task() -> None:
     distribute = tensorflow.distribute
     resolver = distribute.cluster_resolver.TFConfigClusterResolver()
     if not resolver.task_type:
-        raise UsageError("TF_CONFIG names no task", where="the command's environment")
+        raise UsageError("TF_CONFIG does not name a task", where="the command's environment")
     cluster = resolver.cluster_spec()
     num_tasks = sum(cluster.num_tasks(job) for job in cluster.jobs)
     server = distribute.Server(
@@ -87,7 +87,7 @@ def _dispatch(*, port: int) -> None:
 def _work(dispatcher: str, *, address: str, cores: int) -> None:
     # TensorFlow starts one thread per core.
     if cores and hasattr(os, "sched_setaffinity"):
-        # The last ones: a training on this host tends to use the first.
+        # The last ones: a training run on this host tends to use the first.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     service = _tensorflow().data.experimental.service
     server = service.WorkerServer(

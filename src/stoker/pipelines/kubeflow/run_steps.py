@@ -262,12 +262,12 @@ def skipped_by(state: str, steps: Sequence[RunStep]) -> RunStep | None:
 
 
 def exit_code_of(state: str, steps: Sequence[RunStep]) -> int:
-    """Returns 0, 3 for a failed gate, 6 for a failed training, 4 for any other end."""
+    """Returns 0, 3 for a failed gate, 6 for a failed training run, 4 for any other end."""
     if state == "SUCCEEDED":
         return 0
     failed = [step for step in steps if step.status == "FAILED"]
     gates = [step for step in failed if _GATE.fullmatch(step.name)]
-    # A gate also refuses a training that crashed: only its words tell the two apart.
+    # A gate also refuses a training run that crashed: only its words tell the two apart.
     words = " ".join(step.reason for step in gates)
     default = GateError.exit_code if gates else PlatformError.exit_code
     return exit_code_of_words(words, default=default)

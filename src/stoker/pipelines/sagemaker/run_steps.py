@@ -31,7 +31,7 @@ _LOG_GROUPS = {
 def exit_code_of(steps: Sequence[Mapping[str, Json]]) -> int:
     """Returns the exit code of a run that did not succeed: 3 a gate, 6 the training, else 4.
 
-    A Fail step is what a gate's condition leads to; it also ends the run of a training that
+    A Fail step is what a gate's condition leads to; it also ends the run of a training job that
     crashed, and only the words tell the two apart.
     """
     failed = [step for step in steps if step.get("StepStatus") == "Failed"]

@@ -97,7 +97,7 @@ def schedule_of(found: Document, *, name: str, pipeline: str) -> Schedule:
 def facts_of_settings(settings: SageMakerSettings, *, pipeline: str) -> dict[str, str]:
     """Returns a schedule's facts; raises UsageError if the workload names no role for it."""
     if settings.schedule_role is None:
-        what = "no role with which the scheduler may start the pipeline"
+        what = "there is no role with which the scheduler may start the pipeline"
         where = f"workload {pipeline}, key sagemaker.schedule_role"
         fix = "name one; configs/sagemaker/stoker.yaml makes it"
         raise UsageError(what, where=where, fix=fix)

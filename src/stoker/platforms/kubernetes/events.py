@@ -62,7 +62,7 @@ class Happenings:
         self._last: dict[tuple[str, str], tuple[str, str]] = {}
 
     def last_of(self, kind: str, name: str = "") -> str:
-        """Returns reason and message of the last event of such objects, told or not."""
+        """Returns reason and message of the latest event for these objects, reported or not."""
         found = [last for key, last in self._last.items() if key[0] == kind and name in key[1]]
         return max(found, default=("", ""))[1]
 

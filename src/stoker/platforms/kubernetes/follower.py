@@ -27,8 +27,8 @@ from stoker.repeat import within
 CANCELLED_SECONDS = 2.0
 # Kubelets bring a changed ConfigMap into pods within about two minutes.
 RENEW_SECONDS = 60.0
-# For followers in pods: a replacement may wait for a node that is full of this training. Closing a
-# laptop does not abandon a training.
+# For followers in pods: a replacement may wait for a node that is full of this training run.
+# Closing a laptop does not abandon a training run.
 LEASE_MINUTES = 240
 FOLLOWER_LABELS = {ROLE_LABEL: "follower"}
 _WORKFLOW = (WORKFLOWS.group, "Workflow")

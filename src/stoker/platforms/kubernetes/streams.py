@@ -228,7 +228,7 @@ class LogText:
 
 @dataclass(frozen=True, slots=True)
 class LogLost:
-    """The error because of which the rest of a pod's log is missing."""
+    """Why the rest of a pod's log is missing."""
 
     pod: PodState
     error: ServiceError

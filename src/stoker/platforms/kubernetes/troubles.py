@@ -135,7 +135,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         group=group.group.name,
         what=what,
         fix=fix,
-        # A training can run without data hosts, so only dnn troubles end the wait.
+        # A job can run without data hosts, so only dnn troubles end the wait.
         fatal_after=None if not group.is_dnn else 0.0 if is_for_ever else QUOTA_SECONDS,
         is_capacity=is_of_quota(message),
         may_pass=not is_for_ever,
@@ -200,7 +200,7 @@ def _unschedulable_troubles(
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
-    # A training can run without data hosts, which may come later.
+    # A job can run without data hosts, which may come later.
     fix = f"it waits {wait_minutes} min in all (on_no_capacity)" if group.is_dnn else ""
     fix_after = CAPACITY_SECONDS
     if job.next_best:

@@ -151,7 +151,9 @@ def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Mapping[
 def _check_channel(name: str, channel: Channel) -> None:
     if name in (TOKEN_CHANNEL, CODE_CHANNEL):
         raise UsageError(
-            f"channel name {name} is reserved", where=f"key channels.{name}", fix="rename yours"
+            f"channel name {name} is reserved",
+            where=f"key channels.{name}",
+            fix="rename the channel",
         )
     if file_system(channel.uri):
         if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:

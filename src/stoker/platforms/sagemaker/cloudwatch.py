@@ -254,7 +254,7 @@ def read_utilisation(
     results: list[Mapping[str, Json]] = []
     # At most 500 queries per call.
     most = 500 // len(_METRICS)
-    # A training may be shorter than one point.
+    # A training run may be shorter than one point.
     times = {"StartTime": begin, "EndTime": max(end, begin + timedelta(seconds=period))}
     for first in range(0, len(hosts), most):
         asked = metric_queries(job_name, hosts[first : first + most], period_seconds=period)
@@ -346,7 +346,7 @@ def utilisation_words(groups: Sequence[GroupLoad]) -> str:
 
 
 def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
-    """Returns the shortest period with which a training of this length has MAX_POINTS at most."""
+    """Returns the shortest period with which a run of this length has MAX_POINTS at most."""
     kept = next((size for age, size in _KEPT if age_seconds <= age), _HOUR)
     points = -(-seconds // (MAX_POINTS * kept))
     return kept * max(1, int(points))

@@ -178,7 +178,7 @@ def _check_bucket_name(key: str, address: str) -> None:
     if found is None or found[1].startswith("arn:") or _BUCKET_NAME.fullmatch(found[1]):
         return
     raise UsageError(
-        f"{found[1]} is no name of a bucket",
+        f"{found[1]} is not a valid bucket name",
         where=f"key {key}",
         fix="3 to 63 small letters, digits, dots and dashes",
     )

@@ -85,7 +85,7 @@ def mark_model(aws: Aws, uri: str, *, is_refused: bool) -> bool:
 
 
 def mark_models(aws: Aws, training: Training, *, is_refused: bool) -> list[str]:
-    """Does `mark_model` for a training's model, and for its copy under a retried job's first name.
+    """Does `mark_model` for a run's model, and for its copy under a retried job's first name.
 
     Args:
         aws: The account of the bucket.

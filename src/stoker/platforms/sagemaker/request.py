@@ -307,7 +307,7 @@ def _hosts(job: JobSpec) -> dict[str, Json]:
 
 def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
     """Returns the address of a run's checkpoints; None if they are not kept."""
-    # A folder for each run: in another run's it would continue a training that has ended.
+    # A folder for each run: in another run's it would continue a training run that has ended.
     if settings.resume_from or not settings.checkpoint_uri:
         return settings.resume_from
     return f"{settings.checkpoint_uri.rstrip('/')}/{run}"

@@ -275,7 +275,7 @@ def start(
 
     Raises:
         PlatformError: If the service refuses, or all names are taken; if another step of the
-            pipeline's run has a training of this name, which would register this one's model.
+            pipeline's run has a training run of this name, which would register this one's model.
     """
     # First, so that a folder that cannot be packed leaves nothing behind.
     packed = packed_code(request)
@@ -293,7 +293,7 @@ def start(
             log.event(EventName.JOB_RESUMED, job=name, status=state.status, url=state.url)
             return candidate
         if pipeline_execution() and not is_ours and state.status in _USABLE:
-            what = f"the job {name} is another training of this pipeline's run"
+            what = f"the job {name} is another training run of this pipeline's run"
             fix = "make one of the two steps from run.branch('Second'), and upload the pipeline"
             raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
         why = f"it is {state.status}" if is_ours else "it is another job"
