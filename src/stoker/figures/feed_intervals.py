@@ -150,12 +150,12 @@ def csv_text(interval: FeedInterval) -> str:
 
 
 def read_csv(text: str) -> list[FeedInterval]:
-    found: dict[tuple[float, float], tuple[list[RankRate], list[HostRate]]] = {}
+    by_time: dict[tuple[float, float], tuple[list[RankRate], list[HostRate]]] = {}
     for row in csv.DictReader(text.splitlines()):
         cells = {column: cell for column, cell in row.items() if cell}
         try:
             start, seconds = float(cells["start_seconds"]), float(cells["seconds"])
-            ranks, hosts = found.setdefault((start, seconds), ([], []))
+            ranks, hosts = by_time.setdefault((start, seconds), ([], []))
             if cells["kind"] == "rank":
                 ranks.append(msgspec.convert(cells, RankRate, strict=False))
             else:
@@ -164,7 +164,7 @@ def read_csv(text: str) -> list[FeedInterval]:
             continue
     return [
         FeedInterval(start_seconds=start, seconds=seconds, ranks=tuple(ranks), hosts=tuple(hosts))
-        for (start, seconds), (ranks, hosts) in found.items()
+        for (start, seconds), (ranks, hosts) in by_time.items()
         if 0 <= start < math.inf and 0 < seconds < math.inf and (ranks or hosts)
     ]
 
@@ -174,8 +174,8 @@ def interval_in(event: LogEvent) -> FeedInterval | None:
     if event.event != EventName.FEED:
         return None
     # In a log line, rows end with spaces.
-    found = read_csv(_HEAD + "\n".join(event.values.get("rows", "").split()))
-    return found[0] if found else None
+    rows = "\n".join(event.values.get("rows", "").split())
+    return next(iter(read_csv(_HEAD + rows)), None)
 
 
 _RateT = TypeVar("_RateT", RankRate, HostRate)
@@ -186,37 +186,43 @@ def joined(intervals: Sequence[FeedInterval]) -> FeedInterval:
     if not intervals:
         raise ValueError("no interval")
     first, last = intervals[0], intervals[-1]
-    whole = sum(each.seconds for each in intervals)
+    whole = sum(interval.seconds for interval in intervals)
     return FeedInterval(
         start_seconds=first.start_seconds,
         seconds=last.end_seconds - first.start_seconds,
-        ranks=_joined(((each.seconds, one) for each in intervals for one in each.ranks), whole),
-        hosts=_joined(((each.seconds, one) for each in intervals for one in each.hosts), whole),
+        ranks=_joined([(part.seconds, part.ranks) for part in intervals], whole),
+        hosts=_joined([(part.seconds, part.hosts) for part in intervals], whole),
     )
 
 
-def _joined(rates: Iterable[tuple[float, _RateT]], whole: float) -> tuple[_RateT, ...]:
+def _joined(
+    intervals: Iterable[tuple[float, Sequence[_RateT]]], whole: float
+) -> tuple[_RateT, ...]:
+    """Returns the rates by name over `whole` seconds, from those of intervals of some seconds."""
     by_name: dict[str, list[tuple[float, _RateT]]] = {}
-    for seconds, rate in rates:
-        by_name.setdefault(rate.name, []).append((seconds, rate))
-    found = []
-    for parts in by_name.values():
-        last = parts[-1][1]
-        figures = dataclasses.asdict(last)
-        for name in figures.keys() & _FIGURES.keys():
-            known = [(s, value) for s, rate in parts if (value := getattr(rate, name)) is not None]
-            total = sum(seconds * value for seconds, value in known)
-            match _FIGURES[name]:
-                case "rate":
-                    figures[name] = total / whole
-                case "known" if known:
-                    figures[name] = total / sum(seconds for seconds, _ in known)
-                case "most":
-                    figures[name] = max(value for _, value in known)
-                case "sum":
-                    figures[name] = sum(value for _, value in known)
-        found.append(msgspec.convert(figures, type(last)))
-    return tuple(found)
+    for seconds, rates in intervals:
+        for rate in rates:
+            by_name.setdefault(rate.name, []).append((seconds, rate))
+    return tuple(_joined_rate(parts, whole) for parts in by_name.values())
+
+
+def _joined_rate(parts: Sequence[tuple[float, _RateT]], whole: float) -> _RateT:
+    last = parts[-1][1]
+    figures = dataclasses.asdict(last)
+    for name in figures.keys() & _FIGURES.keys():
+        values = [(seconds, getattr(rate, name)) for seconds, rate in parts]
+        measured = [(seconds, value) for seconds, value in values if value is not None]
+        total = sum(seconds * value for seconds, value in measured)
+        match _FIGURES[name]:
+            case "rate":
+                figures[name] = total / whole
+            case "known" if measured:
+                figures[name] = total / sum(seconds for seconds, _ in measured)
+            case "most":
+                figures[name] = max(value for _, value in measured)
+            case "sum":
+                figures[name] = sum(value for _, value in measured)
+    return msgspec.convert(figures, type(last))
 
 
 class _Share(NamedTuple):
@@ -242,43 +248,19 @@ def interval_between(
     ranks = []
     hosts = defaultdict[str, list[_Share]](list)
     for rank, now in sorted(after.items()):
-        if now.feed is None:
-            continue
         then = before.get(rank, NO_PROGRESS)
-        was = then.feed or _NO_WORK
-        if was.seconds > now.feed.seconds:
-            then, was = NO_PROGRESS, _NO_WORK
+        work, earlier_work = now.feed or _NO_WORK, then.feed or _NO_WORK
+        if earlier_work.seconds > work.seconds:
+            then, earlier_work = NO_PROGRESS, _NO_WORK
         # By the rank's clock, as its reports may be a second old.
-        span = now.feed.seconds - was.seconds
+        span = work.seconds - earlier_work.seconds
         if span <= 0:
             continue
-        waited = max(now.wait_seconds - then.wait_seconds, 0.0)
-        stepped = waited + now.compute_seconds - then.compute_seconds
-        steady = max(now.steady_wait_seconds - then.steady_wait_seconds, 0.0)
-        taken = max(now.feed.taken - was.taken, 0)
-        ready = max(now.feed.ready_at_takes - was.ready_at_takes, 0)
-        ranks.append(
-            RankRate(
-                name=str(rank),
-                batches_per_second=taken / span,
-                wait_share=wait_share(step_seconds=stepped, wait_seconds=waited)
-                if stepped > 0
-                else None,
-                queue_depth=ready / taken if taken else None,
-                window=now.feed.window,
-                shards=now.feed.shards,
-                shard_workers=now.feed.shard_workers,
-                start_wait_share=wait_share(
-                    step_seconds=stepped, wait_seconds=max(waited - steady, 0.0)
-                )
-                if stepped > 0 and now.steady_steps
-                else None,
-            )
-        )
-        known = {each.host: each for each in was.hosts}
-        for each in now.feed.hosts:
-            earlier = known.get(each.host, HostWork(host=each.host))
-            hosts[each.host].append(_Share(rank, span, earlier, each))
+        ranks.append(_rank_rate(rank, now, work, then=then, earlier_work=earlier_work))
+        earlier_hosts = {host.host: host for host in earlier_work.hosts}
+        for host in work.hosts:
+            earlier = earlier_hosts.get(host.host, HostWork(host=host.host))
+            hosts[host.host].append(_Share(rank, span, earlier, host))
     if not ranks:
         return None
     return FeedInterval(
@@ -289,16 +271,42 @@ def interval_between(
     )
 
 
+def _rank_rate(
+    rank: int, now: Progress, work: FeedWork, *, then: Progress, earlier_work: FeedWork
+) -> RankRate:
+    waited = max(now.wait_seconds - then.wait_seconds, 0.0)
+    stepped = waited + now.compute_seconds - then.compute_seconds
+    steady = max(now.steady_wait_seconds - then.steady_wait_seconds, 0.0)
+    taken = max(work.taken - earlier_work.taken, 0)
+    ready = max(work.ready_at_takes - earlier_work.ready_at_takes, 0)
+    wait = start_wait = None
+    if stepped > 0:
+        wait = wait_share(step_seconds=stepped, wait_seconds=waited)
+    if stepped > 0 and now.steady_steps:
+        first_waits = max(waited - steady, 0.0)
+        start_wait = wait_share(step_seconds=stepped, wait_seconds=first_waits)
+    return RankRate(
+        name=str(rank),
+        batches_per_second=taken / (work.seconds - earlier_work.seconds),
+        wait_share=wait,
+        queue_depth=ready / taken if taken else None,
+        window=work.window,
+        shards=work.shards,
+        shard_workers=work.shard_workers,
+        start_wait_share=start_wait,
+    )
+
+
 def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
     is_local = shares[0].now.is_local
     workers = [share.now.num_workers for share in shares]
     paces = defaultdict[tuple[int, int], float](float)
     for rank, seconds, was, now in shares:
-        known = {each.worker: each.batches for each in was.workers}
-        for each in now.workers:
+        batches_before = {worker.worker: worker.batches for worker in was.workers}
+        for worker in now.workers:
             # Local workers of two ranks have the same numbers.
-            made = max(each.batches - known.get(each.worker, 0), 0)
-            paces[rank if is_local else -1, each.worker] += made / seconds
+            batches = max(worker.batches - batches_before.get(worker.worker, 0), 0)
+            paces[rank if is_local else -1, worker.worker] += batches / seconds
 
     def rate(counter: Callable[[HostWork], float]) -> float:
         return sum(max(counter(one.now) - counter(one.was), 0) / one.seconds for one in shares)
@@ -389,6 +397,61 @@ class FeedBottleneck:
     advice: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What tells the limit of an interval in which ranks wait; shares are 0 to 1.
+
+    Attributes:
+        wait: Share of the time of the rank that waits longest.
+        start: The part of it for epochs' first batches.
+        ready: Batches that were ready when one was taken; 0: not known.
+        hosts: Those that batches may be requested from.
+        spare_workers: Workers that could make a shard each, beyond the shards; may be below 0.
+    """
+
+    wait: float
+    start: float
+    ready: float
+    hosts: tuple[HostRate, ...]
+    shards: int
+    spare_workers: int
+
+    @property
+    def workers(self) -> int:
+        return sum(host.workers for host in self.hosts)
+
+    @property
+    def busy_workers(self) -> float:
+        return sum(host.workers * (host.busy_share or 0.0) for host in self.hosts)
+
+    @property
+    def busy_share(self) -> float:
+        return self.busy_workers / self.workers if self.workers else 0.0
+
+    @property
+    def busy_cpus(self) -> float:
+        # Scaled to the time at work as busy_share caps it.
+        return sum(
+            host.busy_cpus * min(1.0, host.workers / host.busy_workers)
+            for host in self.hosts
+            if host.busy_workers
+        )
+
+    @property
+    def requested(self) -> int:
+        return sum(host.in_flight for host in self.hosts)
+
+    @property
+    def credits(self) -> int:
+        return sum(host.credits for host in self.hosts)
+
+    @property
+    def has_few_shards(self) -> bool:
+        # With fewer workers than shards, workers are the bottleneck.
+        may_bind = self.spare_workers >= 0 or self.busy_share < MIN_BUSY_SHARE
+        return self.shards > 0 and self.ready < MIN_READY and may_bind
+
+
 def feed_limit_of(
     interval: FeedInterval,
     *,
@@ -397,116 +460,127 @@ def feed_limit_of(
 ) -> FeedBottleneck:
     """Returns the limit of an interval (of several: see `joined`), without the wait.
 
-    `does_loading_wait`: whether a single worker waits for its reads, by a profile; None: not known,
-    workers without a CPU may also be waiting for one.
+    Args:
+        interval: The rates.
+        does_loading_wait: Whether a single worker waits for its reads, by a profile; None: not
+            known, workers without a CPU may also be waiting for one.
+        names: Shown names of hosts.
     """
-    wait, ready = interval.wait_share, interval.queue_depth
+    wait = interval.wait_share
     if wait is None:
         return FeedBottleneck(
             "unknown", "not known: no step ended in this time", "look again after a few steps"
         )
     if wait < MIN_WAIT_SHARE:
-        queue = "" if ready is None else f": {ready:.1f} batches are ready"
-        return FeedBottleneck(
-            "accelerator",
-            f"the trainer, as data is there in time{queue}",
-            "a faster trainer, or fewer data hosts",
-        )
-    start = interval.start_wait_share
-    if wait - start < MIN_WAIT_SHARE:
-        return _start_limit(wait, start=start)
-    hosts = [host for host in interval.hosts if host.credits]
-    if not hosts:
+        return _accelerator_limit(interval.queue_depth)
+    shards = sum(rank.shards for rank in interval.ranks)
+    seen = _Seen(
+        wait=wait,
+        start=interval.start_wait_share,
+        ready=interval.queue_depth or 0.0,
+        hosts=tuple(host for host in interval.hosts if host.credits),
+        shards=shards,
+        spare_workers=sum(rank.shard_workers for rank in interval.ranks) - shards,
+    )
+    if wait - seen.start < MIN_WAIT_SHARE:
+        return _start_limit(seen)
+    if not seen.hosts:
         return FeedBottleneck(
             "workers",
             "the lack of data workers: none is connected",
             "see the data hosts' logs, and stoker doctor --peer HOST",
         )
-    workers = sum(host.workers for host in hosts)
-    busy = sum(host.workers * (host.busy_share or 0.0) for host in hosts)
-    share = busy / workers if workers else 0.0
-    asked, credits = sum(host.in_flight for host in hosts), sum(host.credits for host in hosts)
-    shards = sum(rank.shards for rank in interval.ranks)
-    if shards and (ready or 0.0) < MIN_READY:
-        spare = sum(rank.shard_workers for rank in interval.ranks) - shards
-        # With fewer workers than shards, workers are the bottleneck.
-        if spare >= 0 or share < MIN_BUSY_SHARE:
-            return _shards_limit(shards, spare=spare, share=share)
-    # First, as busy workers also use up credits and delay batches.
-    if share >= MIN_BUSY_SHARE:
-        seen = f"the data workers, which are at work {share:.0%} of the time"
-        # Scaled to the time at work as busy_share caps it.
-        cpus = sum(
-            host.busy_cpus * min(1.0, host.workers / host.busy_workers)
-            for host in hosts
-            if host.busy_workers
-        )
-        if cpus >= MIN_CPU_SHARE * busy:
-            return FeedBottleneck("cpu", seen, "more data hosts, or a cheaper transform")
-        seen += f" and have a CPU for {cpus / busy:.0%} of that"
-        if does_loading_wait is None:
-            return FeedBottleneck(
-                "workers",
-                seen,
-                "more data hosts, where workers share their cores with other processes; faster "
-                "storage or more workers, where they wait for what they read",
-            )
-        if does_loading_wait:
-            return FeedBottleneck(
-                "latency",
-                f"{seen}, as they wait for what they read",
-                "faster storage, or more workers, which wait at the same time",
-            )
-        return FeedBottleneck(
-            "cpu",
-            f"{seen}, as they share their cores with other processes",
-            "more data hosts, on separate cores",
-        )
-    # Workers that begin together are ready together: nothing is late.
-    if (ready or 0.0) >= MIN_READY and start >= wait / 2:
-        return _start_limit(wait, start=start)
-    if (ready or 0.0) >= MIN_READY:
-        slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
-        return FeedBottleneck(
-            "order",
-            f"one late batch: {ready:.1f} others are ready; slowest is "
-            f"{names.get(slowest.name, slowest.name)}",
-            "even out the cost of batches, or raise feed.credits and feed.max_bytes",
-        )
-    if start >= wait / 2 and asked < MIN_CREDIT_SHARE * credits:
-        # Epochs of fewer batches than may be asked for: nothing is left to be handed out.
-        return _start_limit(wait, start=start)
-    if asked >= MIN_CREDIT_SHARE * credits:
-        return FeedBottleneck(
-            "network",
-            f"the way to the trainer: workers are at work {share:.0%} of the time, "
-            f"{asked} of {credits} batches asked for",
-            "smaller batches on the wire (uint8), a faster network, or feed.credits",
-        )
+    if seen.has_few_shards:
+        return _shards_limit(seen)
+    # Before what is requested, as busy workers also use up credits and delay batches.
+    if seen.busy_share >= MIN_BUSY_SHARE:
+        return _workers_limit(seen, does_loading_wait=does_loading_wait)
+    return _delivery_limit(seen, names)
+
+
+def _accelerator_limit(ready: float | None) -> FeedBottleneck:
+    queue = "" if ready is None else f": {ready:.1f} batches are ready"
     return FeedBottleneck(
-        "hand-out",
-        f"the hand-out: {asked} of {credits} batches asked for",
-        "raise feed.max_bytes; look at what the sampler costs",
+        "accelerator",
+        f"the trainer, as data is there in time{queue}",
+        "a faster trainer, or fewer data hosts",
     )
 
 
-def _start_limit(wait: float, *, start: float) -> FeedBottleneck:
+def _start_limit(seen: _Seen) -> FeedBottleneck:
     return FeedBottleneck(
         "start",
-        f"the start of epochs: the trainer waits {start:.0%} of the time for their first batches, "
-        f"and {wait - start:.0%} for all others, as one worker makes each batch",
+        f"the start of epochs: the trainer waits {seen.start:.0%} of the time for their first "
+        f"batches, and {seen.wait - seen.start:.0%} for all others, as one worker makes each batch",
         "smaller batches (gradients of several accumulated) or longer epochs; "
         "persistent_workers=True, where an epoch starts new workers",
     )
 
 
-def _shards_limit(shards: int, *, spare: int, share: float) -> FeedBottleneck:
-    what = "only shard" if shards == 1 else f"{shards} shards"
-    words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
+def _shards_limit(seen: _Seen) -> FeedBottleneck:
+    what = "only shard" if seen.shards == 1 else f"{seen.shards} shards"
+    busy = f"{seen.busy_share:.0%}"
+    words = f"the stream's {what}: one worker makes a shard, at work {busy} of the time"
     more = "raise num_workers in the script, or feed.shards, if the stream divides itself"
-    if spare > 0:
-        words += f"; {spare} more could work"
+    if seen.spare_workers > 0:
+        words += f"; {seen.spare_workers} more could work"
     also = "persistent_workers=True if epochs are short, as each restarts its workers"
-    if share >= MIN_BUSY_SHARE:
+    if seen.busy_share >= MIN_BUSY_SHARE:
         also = "or a cheaper transform"
     return FeedBottleneck("shards", words, f"{more}; {also}")
+
+
+def _workers_limit(seen: _Seen, *, does_loading_wait: bool | None) -> FeedBottleneck:
+    words = f"the data workers, which are at work {seen.busy_share:.0%} of the time"
+    if seen.busy_cpus >= MIN_CPU_SHARE * seen.busy_workers:
+        return FeedBottleneck("cpu", words, "more data hosts, or a cheaper transform")
+    words += f" and have a CPU for {seen.busy_cpus / seen.busy_workers:.0%} of that"
+    if does_loading_wait is None:
+        return FeedBottleneck(
+            "workers",
+            words,
+            "more data hosts, where workers share their cores with other processes; faster "
+            "storage or more workers, where they wait for what they read",
+        )
+    if does_loading_wait:
+        return FeedBottleneck(
+            "latency",
+            f"{words}, as they wait for what they read",
+            "faster storage, or more workers, which wait at the same time",
+        )
+    return FeedBottleneck(
+        "cpu",
+        f"{words}, as they share their cores with other processes",
+        "more data hosts, on separate cores",
+    )
+
+
+def _delivery_limit(seen: _Seen, names: Mapping[str, str]) -> FeedBottleneck:
+    """Returns the limit of workers that are idle for a part of the time."""
+    has_ready = seen.ready >= MIN_READY
+    is_requested = seen.requested >= MIN_CREDIT_SHARE * seen.credits
+    # Workers that begin together are ready together: nothing is late. Of epochs of fewer batches
+    # than may be requested, nothing is left to be handed out.
+    if seen.start >= seen.wait / 2 and (has_ready or not is_requested):
+        return _start_limit(seen)
+    if has_ready:
+        slowest = min(seen.hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
+        return FeedBottleneck(
+            "order",
+            f"one late batch: {seen.ready:.1f} others are ready; slowest is "
+            f"{names.get(slowest.name, slowest.name)}",
+            "even out the cost of batches, or raise feed.credits and feed.max_bytes",
+        )
+    requested = f"{seen.requested} of {seen.credits} batches asked for"
+    if is_requested:
+        return FeedBottleneck(
+            "network",
+            f"the way to the trainer: workers are at work {seen.busy_share:.0%} of the time, "
+            f"{requested}",
+            "smaller batches on the wire (uint8), a faster network, or feed.credits",
+        )
+    return FeedBottleneck(
+        "hand-out",
+        f"the hand-out: {requested}",
+        "raise feed.max_bytes; look at what the sampler costs",
+    )

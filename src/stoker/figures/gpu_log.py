@@ -319,27 +319,28 @@ def gpus_in(event: LogEvent) -> GpusNow | None:
         return None
     names = [item.name for item in fields(GpuNow)]
     rows = event.values.get("rows", "").split()
-    found = []
+    gpus = []
     try:
-        for cells in csv.DictReader(rows, fieldnames=names):
-            known = {name: cell for name, cell in cells.items() if cell}
-            found.append(msgspec.convert(known, GpuNow, strict=False))
-        given: dict[str, object] = {"count": event.values.get("count", ""), "gpus": found}
+        for row in csv.DictReader(rows, fieldnames=names):
+            cells = {name: cell for name, cell in row.items() if cell}
+            gpus.append(msgspec.convert(cells, GpuNow, strict=False))
+        values: dict[str, object] = {"count": event.values.get("count", ""), "gpus": gpus}
         if share := event.values.get("gpu_utilization"):
-            given["utilization"] = share
-        return msgspec.convert(given, GpusNow, strict=False)
+            values["utilization"] = share
+        return msgspec.convert(values, GpusNow, strict=False)
     except (msgspec.ValidationError, csv.Error):
         return None
 
 
 def words_for_log(hosts: Mapping[str, Sequence[GpuState]]) -> dict[str, LogValue]:
     """Returns the values of a `gpu_load` line; empty without a GPU."""
-    states = [(host, state) for host in sorted(hosts) for state in hosts[host]]
+    states = []
+    for host in sorted(hosts):
+        states += [(host, state) for state in hosts[host]]
     if not states:
         return {}
-    shares = [
-        state.sample.utilization for _, state in states if state.sample.utilization is not None
-    ]
+    loads = [state.sample.utilization for _, state in states]
+    shares = [share for share in loads if share is not None]
     busy = [share for share in shares if share > 0]
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -8,6 +8,7 @@ dnn hosts' type.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean, median, quantiles
 
 import msgspec
@@ -69,21 +70,17 @@ def measure(
     shares = wait_shares(ranks, progress)
     slowest = waits_longest(shares)
     shown = waits_longest({rank: shares[rank] for rank in ranks})
-    kept = steady(ranks[shown])
-    rates = {replica_of(rank): _rate(steps) for rank, steps in ranks.items()}
-    for rank, report in progress.items():
-        # Timelines of other hosts are on their disks: only reports are here.
-        rates.setdefault(replica_of(rank), 0.0)
-        seconds = report.wait_seconds + report.compute_seconds + report.between_seconds
-        if rank not in ranks and seconds:
-            rates[replica_of(rank)] = max(rates[replica_of(rank)], report.samples / seconds)
-    whole = whole_step(ranks[shown])
-    fields = {"step_seconds": block_means(kept, lambda step: step.seconds)}
-    step_seconds, wait_seconds = typical_step(ranks[shown])
-    if slowest == shown:
-        fields["wait_seconds"] = block_means(kept, lambda step: step.wait_seconds)
-        fields["compute_seconds"] = block_means(kept, lambda step: step.compute_seconds)
-        compute_seconds = median(fields["compute_seconds"])
+    # Of another host's rank only sums over steps are known.
+    is_shown = slowest == shown
+    steps = ranks[shown]
+    kept = steady(steps)
+    whole = whole_step(steps)
+    blocks = {"step_seconds": block_means(kept, lambda step: step.seconds)}
+    step_seconds, wait_seconds = typical_step(steps)
+    if is_shown:
+        blocks["wait_seconds"] = block_means(kept, lambda step: step.wait_seconds)
+        blocks["compute_seconds"] = block_means(kept, lambda step: step.compute_seconds)
+        compute_seconds = median(blocks["compute_seconds"])
     else:
         wait_seconds = shares[slowest] * step_seconds
         compute_seconds = step_seconds - wait_seconds
@@ -91,17 +88,34 @@ def measure(
         step_seconds=step_seconds,
         wait_seconds=wait_seconds,
         compute_seconds=compute_seconds,
-        samples_per_second=sum(rates.values()),
-        steps=steps_in(ranks[shown]),
-        spread={name: spread_of(values) for name, values in fields.items()},
+        samples_per_second=_samples_per_second(ranks, progress, replica_of=replica_of),
+        steps=steps_in(steps),
+        spread={name: spread_of(values) for name, values in blocks.items()},
         rank=slowest,
         least_wait_share=min(shares.values()) if len(shares) > 1 else None,
         timeline_file=timeline.FILE.format(rank=shown),
         whole_step_seconds=whole.seconds if whole else None,
-        # Of another host's rank only sums over steps are known.
-        whole_wait_seconds=whole.wait_seconds if whole and slowest == shown else None,
-        epochs=epoch_times(ranks[shown]),
+        whole_wait_seconds=whole.wait_seconds if whole and is_shown else None,
+        epochs=epoch_times(steps),
     )
+
+
+def _samples_per_second(
+    ranks: Mapping[int, Sequence[MeasuredStep]],
+    progress: Mapping[int, Progress],
+    *,
+    replica_of: Callable[[int], int],
+) -> float:
+    """Returns the sum over replicas, whose ranks share their samples."""
+    rates = {replica_of(rank): _rate(steps) for rank, steps in ranks.items()}
+    for rank, report in progress.items():
+        replica = replica_of(rank)
+        # Timelines of other hosts are on their disks: only reports are here.
+        rates.setdefault(replica, 0.0)
+        seconds = report.wait_seconds + report.compute_seconds + report.between_seconds
+        if rank not in ranks and seconds:
+            rates[replica] = max(rates[replica], report.samples / seconds)
+    return sum(rates.values())
 
 
 def loader_counts(
@@ -162,58 +176,44 @@ def passive_profile(
 ) -> Profile | None:
     """Returns the profile of a run that ended, or None if there is too little data.
 
-    `timelines` are the training's steps of the leader's ranks, `usages` all loaders of these.
+    Args:
+        record: The run's.
+        timelines: The training's steps of the leader's ranks.
+        usages: All loaders of these.
+        progress: Last reports of all ranks.
+        host_types: Instance types of data hosts, by name.
+        vcpus: Of the leader.
+        catalog: For the speeds of the hosts' types.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
         return None
-    usage = [own for each in usages if (own := _of_training(each, timelines)) is not None]
+    usage = _training_usage(usages, timelines)
     dnn, *data = record.groups
     world = dnn.count * (dnn.processes_per_host or 1)
-    sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
     costs = (
         _batch_cpu_seconds(report, dnn, host_types=host_types, catalog=catalog)
         for report in progress.values()
     )
     # A global step takes one batch of each rank.
-    made = [world * seconds for seconds in costs if seconds is not None]
-    terms, spread = _loading(usage, made=made, dnn=dnn)
-    step = StepTerms(
-        step_seconds=measured.step_seconds,
-        wait_seconds=min(measured.wait_seconds, measured.step_seconds),
-        global_batch_size=_samples(timelines, world),
-        batch_bytes=fmean(sizes) * world if sizes else None,
-        read_bytes=_read_bytes(usage, world),
+    fed = [world * seconds for seconds in costs if seconds is not None]
+    terms, loading_spread = _loading(usage, fed_cpu_seconds=fed, dnn=dnn)
+    step = msgspec.structs.replace(
+        _step(measured, usage, world=world, samples=_samples(timelines, world)), **terms
     )
-    step = msgspec.structs.replace(step, **terms)
-    spread = {**measured.spread, **spread}
-    loader = None
-    for own in [own for own in usage if own.class_name][:1]:
-        loader = ProfiledLoader(
-            class_name=own.class_name,
-            reach=own.reach,
-            iterable=own.shards > 0,
-            shards=own.shards * world or None,
-        )
+    spread = {**measured.spread, **loading_spread}
     # No spread without a known term.
-    known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
+    values = msgspec.structs.asdict(step)
     return Profile(
         workload_sha256=record.workload_sha256,
         host=ProfiledHost(instance_type=dnn.instance_type, count=dnn.count, vcpus=vcpus),
-        data=tuple(
-            ProfiledData(
-                instance_type=group.instance_type,
-                count=group.count,
-                workers_per_host=group.workers_per_host,
-            )
-            for group in data
-        ),
+        data=tuple(_data_hosts(group) for group in data),
         step=step,
         observed=_observed(usage, vcpus, gpus=record.gpus),
-        loader=loader,
+        loader=_loader(usage, world),
         epochs=measured.epochs,
         unmeasured=UNMEASURED if is_elsewhere(usages, timelines) else (),
-        spread={name: each for name, each in spread.items() if name in known},
+        spread={name: part for name, part in spread.items() if values.get(name) is not None},
         what={
             "run": record.job.name,
             "when": now_utc(),
@@ -225,49 +225,119 @@ def passive_profile(
     )
 
 
+def _step(
+    measured: Measured, usage: Sequence[LoaderUsage], *, world: int, samples: int | None
+) -> StepTerms:
+    sizes = [loader.batch_bytes / loader.sized_batches for loader in usage if loader.sized_batches]
+    return StepTerms(
+        step_seconds=measured.step_seconds,
+        wait_seconds=min(measured.wait_seconds, measured.step_seconds),
+        global_batch_size=samples,
+        batch_bytes=fmean(sizes) * world if sizes else None,
+        read_bytes=_read_bytes(usage, world),
+    )
+
+
+def _data_hosts(group: Group) -> ProfiledData:
+    return ProfiledData(
+        instance_type=group.instance_type,
+        count=group.count,
+        workers_per_host=group.workers_per_host,
+    )
+
+
+def _loader(usage: Sequence[LoaderUsage], world: int) -> ProfiledLoader | None:
+    first = next((loader for loader in usage if loader.class_name), None)
+    if first is None:
+        return None
+    return ProfiledLoader(
+        class_name=first.class_name,
+        reach=first.reach,
+        iterable=first.shards > 0,
+        shards=first.shards * world or None,
+    )
+
+
 def _loading(
-    usage: Sequence[LoaderUsage], *, made: list[float], dnn: Group
+    usage: Sequence[LoaderUsage], *, fed_cpu_seconds: list[float], dnn: Group
 ) -> tuple[dict[str, float | None], dict[str, Spread]]:
     """Returns the known costs of loading, which arises in the feed, in children, or in the trainer.
 
-    `made` are CPU-seconds of a global step's batches from the feed, rank by rank.
+    Args:
+        usage: Of the leader's ranks.
+        fed_cpu_seconds: CPU-seconds of a global step's batches from the feed, rank by rank.
+        dnn: The training hosts.
     """
-    if any(own.is_elsewhere for own in usage):
+    if any(loader.is_elsewhere for loader in usage):
         # The trainer's threads or unknown hosts may make batches.
         return {}, {}
     processes = dnn.processes_per_host or 1
     world = dnn.count * processes
     terms: dict[str, float | None] = {"num_workers": dnn.workers_per_host}
-    trainer = fmean(own.trainer_cpu_seconds / own.steps for own in usage) if usage else None
-    spans = [span for own in usage for span in own.spans]
-    samples = {"trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans]}
-    counted = [own for own in usage if own.span_steps]
-    if made:
-        samples["loader_cpu_seconds"] = made
-        terms["loader_cpu_seconds"] = fmean(made)
-        receive = 0.0
-        if counted:
-            receive = fmean(own.feed_cpu_seconds / own.span_steps for own in counted)
-            terms["receive_cpu_seconds"] = receive
-            samples["receive_cpu_seconds"] = [feed for _, _, feed in spans]
-        if trainer is not None:
-            terms["trainer_cpu_seconds"] = max(0.0, trainer - receive) * world
-    elif trainer is not None and all(own.num_workers == 0 for own in usage):
-        # Loaded by the trainer, while it requests a batch.
-        loads = [own.next_cpu_seconds / own.steps for own in usage]
-        samples = {"loader_cpu_seconds": [each * world for each in loads]}
-        terms["loader_cpu_seconds"] = fmean(loads) * world
-        terms["trainer_cpu_seconds"] = max(0.0, trainer - fmean(loads)) * world
-        terms["num_workers"] = 0
-    elif trainer is not None:
-        samples["loader_cpu_seconds"] = [children * world for _, children, _ in spans]
-        if counted:
-            loads = [own.children_cpu_seconds / own.span_steps for own in counted]
-            terms["loader_cpu_seconds"] = fmean(loads) * world
-        terms["trainer_cpu_seconds"] = trainer * world
-        workers = fmean(own.num_workers for own in usage)
-        terms["num_workers"] = round(workers * processes)
+    samples: dict[str, list[float]] = {}
+    if fed_cpu_seconds:
+        fed_terms, samples = _fed(usage, world)
+        terms |= fed_terms | {"loader_cpu_seconds": fmean(fed_cpu_seconds)}
+        samples |= {"loader_cpu_seconds": fed_cpu_seconds}
+    elif usage and all(loader.num_workers == 0 for loader in usage):
+        terms, samples = _loaded_by_trainer(usage, world)
+    elif usage:
+        terms, samples = _loaded_by_children(usage, world)
+        terms["num_workers"] = round(fmean(loader.num_workers for loader in usage) * processes)
     return terms, {name: spread_of(values) for name, values in samples.items() if values}
+
+
+_Costs = tuple[dict[str, float | None], dict[str, list[float]]]
+
+
+def _fed(usage: Sequence[LoaderUsage], world: int) -> _Costs:
+    """Returns what the trainer takes of its CPU, and receiving batches, each with its samples."""
+    if not usage:
+        return {}, {}
+    spans = _spans(usage)
+    receives = [
+        loader.feed_cpu_seconds / loader.span_steps for loader in usage if loader.span_steps
+    ]
+    receive = fmean(receives) if receives else None
+    trainer = max(0.0, _trainer_seconds(usage) - (receive or 0.0)) * world
+    return {"receive_cpu_seconds": receive, "trainer_cpu_seconds": trainer}, {
+        "receive_cpu_seconds": [feed for _, _, feed in spans],
+        "trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans],
+    }
+
+
+def _loaded_by_trainer(usage: Sequence[LoaderUsage], world: int) -> _Costs:
+    """Returns the costs where the trainer loads, while it requests a batch."""
+    loads = [loader.next_cpu_seconds / loader.steps for loader in usage]
+    return {
+        "num_workers": 0,
+        "loader_cpu_seconds": fmean(loads) * world,
+        "trainer_cpu_seconds": max(0.0, _trainer_seconds(usage) - fmean(loads)) * world,
+    }, {"loader_cpu_seconds": [seconds * world for seconds in loads]}
+
+
+def _loaded_by_children(usage: Sequence[LoaderUsage], world: int) -> _Costs:
+    spans = _spans(usage)
+    loads = [
+        loader.children_cpu_seconds / loader.span_steps for loader in usage if loader.span_steps
+    ]
+    return {
+        "loader_cpu_seconds": fmean(loads) * world if loads else None,
+        "trainer_cpu_seconds": _trainer_seconds(usage) * world,
+    }, {
+        "loader_cpu_seconds": [children * world for _, children, _ in spans],
+        "trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans],
+    }
+
+
+def _trainer_seconds(usage: Sequence[LoaderUsage]) -> float:
+    """Returns the CPU-seconds of a rank's process in a step."""
+    return fmean(loader.trainer_cpu_seconds / loader.steps for loader in usage)
+
+
+def _spans(usage: Sequence[LoaderUsage]) -> list[tuple[float, float, float]]:
+    """Returns CPU-seconds a step over short times: of the process, its children, its feed."""
+    return [*chain.from_iterable(loader.spans for loader in usage)]
 
 
 def _batch_cpu_seconds(
@@ -298,36 +368,39 @@ def is_elsewhere(
     usages: Sequence[RankUsage], timelines: Mapping[int, Sequence[MeasuredStep]]
 ) -> bool:
     """Returns whether something else than a DataLoader made the batches of the training."""
-    known = (_of_training(usage, timelines) for usage in usages)
-    return any(own.is_elsewhere for own in known if own)
+    return any(loader.is_elsewhere for loader in _training_usage(usages, timelines))
 
 
-def _of_training(
-    usage: RankUsage, timelines: Mapping[int, Sequence[MeasuredStep]]
-) -> LoaderUsage | None:
-    """Returns the usage of the loaders whose steps are the rank's training; None: no step."""
-    numbers = {step.loader for step in timelines.get(usage.rank, ())} & usage.loaders.keys()
+def _training_usage(
+    usages: Sequence[RankUsage], timelines: Mapping[int, Sequence[MeasuredStep]]
+) -> list[LoaderUsage]:
+    """Returns, of each rank with steps, the usage of the loaders whose steps are its training."""
+    of_ranks = [_usage_of_rank(usage, timelines.get(usage.rank, ())) for usage in usages]
+    return [usage for usage in of_ranks if usage.steps]
+
+
+def _usage_of_rank(usage: RankUsage, steps: Sequence[MeasuredStep]) -> LoaderUsage:
+    numbers = {step.loader for step in steps} & usage.loaders.keys()
     if numbers:
-        whole = usage_of(usage.loaders[number] for number in numbers)
-    else:
-        whole = max(usage.loaders.values(), key=lambda own: own.steps, default=LoaderUsage())
-    return whole if whole.steps else None
+        return usage_of(usage.loaders[number] for number in numbers)
+    return max(usage.loaders.values(), key=lambda loader: loader.steps, default=LoaderUsage())
 
 
 def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
-    single = (step for steps in timelines.values() for step in steps if step.weight)
-    sizes = Counter(step.samples for step in single)
+    sizes = Counter[int]()
+    for steps in timelines.values():
+        sizes.update(step.samples for step in steps if step.weight)
     del sizes[0]
     return sizes.most_common(1)[0][0] * world if sizes else None
 
 
 def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
-    known = [
-        own.read_bytes / own.span_steps
-        for own in usage
-        if own.read_bytes is not None and own.span_steps
+    counted = [
+        loader.read_bytes / loader.span_steps
+        for loader in usage
+        if loader.read_bytes is not None and loader.span_steps
     ]
-    return fmean(known) * world or None if known else None
+    return fmean(counted) * world or None if counted else None
 
 
 def _observed(
@@ -342,11 +415,12 @@ def _observed(
 
 
 def _cpu_utilization(usage: Sequence[LoaderUsage], vcpus: int) -> float | None:
-    if not usage or any(not own.wall_seconds for own in usage):
+    if not usage or any(not loader.wall_seconds for loader in usage):
         return None
     busy = 0.0
-    for own in usage:
-        busy += own.trainer_cpu_seconds / own.wall_seconds
-        if own.span_steps:
-            busy += own.children_cpu_seconds / own.span_steps * own.steps / own.wall_seconds
+    for loader in usage:
+        busy += loader.trainer_cpu_seconds / loader.wall_seconds
+        if loader.span_steps:
+            children = loader.children_cpu_seconds / loader.span_steps
+            busy += children * loader.steps / loader.wall_seconds
     return min(1.0, busy / vcpus)

@@ -290,7 +290,7 @@ class ProgressLog:
     def __post_init__(self) -> None:
         self._tails: dict[int, FileTail] = {}
         self._ranks: dict[int, _RankSteps] = {}
-        self._told: Mapping[int, Progress] = {}
+        self._reports: Mapping[int, Progress] = {}
         self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
         self._was_between = False
@@ -314,15 +314,18 @@ class ProgressLog:
         if not has_new and (is_between == self._was_between or not is_between):
             return
         self._was_between = is_between
-        new = {rank: steps.take() for rank, steps in self._ranks.items()}
-        told = self.progress()
+        means = {rank: steps.take() for rank, steps in self._ranks.items()}
+        reports = self.progress()
         # A rank without a new step keeps its last figures: slow steps end a moment apart.
-        self._latest |= {rank: means for rank, means in new.items() if means is not None}
-        self._latest |= self._elsewhere(told)
+        self._latest |= {rank: mean for rank, mean in means.items() if mean is not None}
+        self._latest |= self._elsewhere(reports)
         if not self._latest:
             return
-        self._told = told
+        self._reports = reports
         self._reported_at = self.clock()
+        self._log_latest(is_between=is_between)
+
+    def _log_latest(self, *, is_between: bool) -> None:
         shares = {
             rank: wait_share(step_seconds=step, wait_seconds=wait)
             for rank, (step, wait) in self._latest.items()
@@ -367,16 +370,16 @@ class ProgressLog:
     def _is_between(self) -> bool:
         idle = self.clock() - self._stepped_at
         ranks = self._ranks.values()
-        return bool(ranks) and all(each.is_between(idle_seconds=idle) for each in ranks)
+        return bool(ranks) and all(steps.is_between(idle_seconds=idle) for steps in ranks)
 
-    def _elsewhere(self, told: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
+    def _elsewhere(self, reports: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
         """Returns the same for ranks on other hosts, from their reports."""
-        found = {}
-        for rank, now in told.items():
-            then = self._told.get(rank, NO_PROGRESS)
+        means = {}
+        for rank, now in reports.items():
+            then = self._reports.get(rank, NO_PROGRESS)
             count = now.steady_steps - then.steady_steps
             if rank not in self._tails and count > 0:
                 wait = now.steady_wait_seconds - then.steady_wait_seconds
                 compute = now.steady_compute_seconds - then.steady_compute_seconds
-                found[rank] = (max(0.0, wait + compute) / count, max(0.0, wait) / count)
-        return found
+                means[rank] = (max(0.0, wait + compute) / count, max(0.0, wait) / count)
+        return means
