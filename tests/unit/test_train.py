@@ -305,7 +305,7 @@ def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path):
 class Played(Ended):
     """A job whose log and end a test plays."""
 
-    ending: Callable[[], JobEnd | None]
+    ending: Callable[[], JobEnd]
     log: Callable[[], Iterator[LogLine]]
 
     def lines(self) -> Iterator[LogLine]:
@@ -317,7 +317,7 @@ class Played(Ended):
 
 @dataclass
 class Here(Platform[JobSpec]):
-    ending: Callable[[], JobEnd | None]
+    ending: Callable[[], JobEnd]
     log: Callable[[], Iterator[LogLine]] = lambda: iter(())
     name: str = "local"
 
@@ -336,7 +336,7 @@ def interrupted() -> Iterator[LogLine]:
     raise KeyboardInterrupt
 
 
-def stopped(run_dir: Path, wait: Callable[[], JobEnd | None]) -> Training:
+def stopped(run_dir: Path, wait: Callable[[], JobEnd]) -> Training:
     kept: list[Training] = []
     told: list[str] = []
     groups = (builders.group("dnn"),)
@@ -361,7 +361,7 @@ def test_a_stopped_training_has_a_record_of_its_own(tmp_path):
 
 
 def test_a_job_that_leaves_no_record_is_said_so(tmp_path):
-    def wait() -> None:
+    def wait() -> JobEnd:
         raise PlatformError("no disk")
 
     (event,) = stopped(tmp_path, wait).events

@@ -30,9 +30,11 @@ from stoker.catalog.catalog import (
 )
 from stoker.records import KubernetesSettings, NodePool, Workload, bare_type, read_text
 from stoker.records.base import Document
-from stoker.records.platforms import ObjectPatch, Patch, amount, lacks_arm_image
+from stoker.records.platforms import ObjectPatch, Patch, PlatformName, amount, lacks_arm_image
 from stoker.workload_file import job_region
 
+# Whose section of a workload the pools are in.
+_OF_POOLS: PlatformName = "kubernetes"
 _SOURCE = "kubernetes.pools_file"
 _PRICES = "constraints.prices_file"
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -62,9 +64,10 @@ def catalog_of(
         catalog = _priced(load_catalog(workload.platform), workload, prices=prices, region=region)
         if not catalog.info.needs_training_enum:
             return catalog
-        return catalog.for_hosts_in(region).with_names(partial(_of_service, is_service_type))
+        make = partial(_of_service, is_service_type, workload.platform)
+        return catalog.for_hosts_in(region).with_names(make)
     table = _table(settings)
-    catalog = _with(load_catalog("kubernetes"), table)
+    catalog = _with(load_catalog(workload.platform), table)
     catalog = _priced(catalog, workload, prices=prices, region=region)
     known = {instance.type: instance for instance in catalog.instances}
     names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
@@ -77,7 +80,7 @@ def catalog_of(
     # A column of plain prices does not say of which region they are.
     is_plain = table is not None and table.price_column is not None and table.region is None
     return Catalog(
-        platform="kubernetes",
+        platform=workload.platform,
         instances=[_barred(instance, merged) for instance in listed if instance is not None],
         source=catalog.source,
         region=None if is_plain and not has_prices else catalog.region,
@@ -103,9 +106,11 @@ def _priced(
     return catalog
 
 
-def _of_service(is_service_type: Callable[[str], bool], name: str) -> Instance | None:
+def _of_service(
+    is_service_type: Callable[[str], bool], platform: PlatformName, name: str
+) -> Instance | None:
     """Returns a type that the service has and the catalog lacks."""
-    instance = unknown_instance(name, platform="sagemaker")
+    instance = unknown_instance(name, platform=platform)
     return instance if is_service_type(instance.type) else None
 
 
@@ -119,7 +124,7 @@ def with_pools(workload: Workload) -> Workload:
     table = _table(settings) if settings else None
     if settings is None or table is None:
         return workload
-    catalog = _with(load_catalog("kubernetes"), table)
+    catalog = _with(load_catalog(_OF_POOLS), table)
     pools = dict(settings.pools)
     for row in table.rows:
         name = _bare(row.cells["instance_type"])
@@ -145,7 +150,7 @@ def with_short_prices(workload: Workload) -> Workload:
 
 def _table(settings: KubernetesSettings) -> Table | None:
     text = settings.pools_file
-    return parse_table(text, platform="kubernetes", source=_SOURCE) if text is not None else None
+    return parse_table(text, platform=_OF_POOLS, source=_SOURCE) if text is not None else None
 
 
 def _with(catalog: Catalog, table: Table | None) -> Catalog:

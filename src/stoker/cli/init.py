@@ -6,40 +6,24 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from stoker.cli.options import PLATFORM_WORDS, platform_option
 from stoker.errors import UsageError
+from stoker.platforms import PLATFORMS
 from stoker.project.ci_jobs import CiHost, ci_file, ci_text
 from stoker.terminal import working
+
+if TYPE_CHECKING:
+    from stoker.platforms.project import Project
 
 # Leftovers of tools in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 _MAX_NAMED = 5
 _DEFAULT_EXAMPLE = "mnist"
-# What an example of a platform needs, with its workload and its script.
-_OF_PLATFORM = {
-    "sagemaker": ("pipelines/sagemaker.py", "configs/sagemaker", "tools/refresh_prices.py"),
-    "kubernetes": ("pipelines/kubeflow.py", "configs/kubernetes", "tools/node_pools.py"),
-}
-# What a project of a script gets of it: what roles and messages name.
-_OF_SCRIPT = {
-    "sagemaker": (
-        "configs/sagemaker/shared.yaml",
-        "configs/sagemaker/stoker.yaml",
-        "tools/refresh_prices.py",
-    ),
-    "kubernetes": (
-        "configs/kubernetes/kustomization.yaml",
-        "configs/kubernetes/rbac.yaml",
-        "configs/kubernetes/network-policy.yaml",
-        "tools/node_pools.py",
-    ),
-}
-# The pipeline service of a platform, and the file that is compiled for it.
-_TARGETS = {"sagemaker": ("sagemaker", "p.json"), "kubernetes": ("kubeflow", "p.yaml")}
+_DEFAULT_PLATFORM = "local"
 
 # What runs write. A model or a data set is the user's to name.
 _GITIGNORE = """\
@@ -55,16 +39,6 @@ runs/
 .env
 __pycache__/
 """
-# What hosts do not need of a project.
-_STOKERIGNORE = """\
-# Not packed and sent with sagemaker.source, as what git ignores; the form is .gitignore's.
-/workload.schema.json
-/configs/
-/tools/refresh_prices.py
-/.github/
-/.gitlab/
-/.gitlab-ci.yml
-"""
 _WORKLOAD = """\
 # yaml-language-server: $schema=workload.schema.json
 # stoker schema workload lists all keys.
@@ -77,55 +51,6 @@ command: {command}
 # - {{metric: accuracy, min: 0.95}}
 # - {{metric: accuracy, min: 0.95, regex: 'accuracy ([0-9.]+)'}}
 """
-# The keys of each platform; words in capital letters are the user's to replace.
-_PLATFORMS = {
-    "local": """\
-# Where it trains today: local.cN is N cores of this machine.
-cluster:
-  dnn: {{instance_type: local.c{cores}, count: {hosts}{processes}}}
-""",
-    "sagemaker": """\
-platform: sagemaker
-image: ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG
-# Where it trains today.
-cluster:
-  dnn: {{instance_type: ml.g5.xlarge, count: {hosts}{processes}}}
-# The script finds it in the folder that $SM_CHANNEL_TRAINING names.
-channels:
-  training: {{uri: s3://BUCKET/{name}}}
-sagemaker:
-  region: REGION
-  # The roles of one stack: configs/sagemaker/stoker.yaml.
-  role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-training
-  pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-pipeline
-  schedule_role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-scheduler
-  output_uri: s3://BUCKET/stoker
-  # This folder is packed and handed to all hosts.
-  source: .
-  max_run_seconds: 7200
-  control:
-    role: arn:aws:iam::ACCOUNT:role/stoker-{name}-REGION-step
-""",
-    "kubernetes": """\
-platform: kubernetes
-# With the script in the folder that its containers start in.
-image: REGISTRY/stoker:TAG
-# Where it trains today: an instance type, or a node pool.
-cluster:
-  dnn: {{instance_type: g5.xlarge, count: {hosts}{processes}}}
-# The script finds it in the folder that $SM_CHANNEL_TRAINING names.
-channels:
-  training: {{uri: pvc://datasets/{name}}}
-kubernetes:
-  namespace: kubeflow
-  # What a pod gets on a node of that type.
-  pools:
-    g5.xlarge: {{cpu: 3, memory: 12Gi, gpus: 1}}
-  # Model, checkpoints and output of each run.
-  output: pvc://runs/stoker
-  max_run_seconds: 7200
-""",
-}
 
 
 def init_verb(
@@ -135,7 +60,7 @@ def init_verb(
     example: Annotated[str, typer.Option(show_default=False)] = "",
     platform: Annotated[
         str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
-    ] = "local",
+    ] = _DEFAULT_PLATFORM,
     ci: Literal["github", "gitlab"] = "github",
     from_training_job: str | None = None,
     region: str | None = None,
@@ -169,11 +94,9 @@ def init_verb(
     given = [flag for flag, value in chosen.items() if value]
     if len(given) > 1:
         raise UsageError(f"{given[0]} cannot be used with {given[1]}", fix="leave one of them out")
-    if script and platform not in _PLATFORMS:
-        raise UsageError(
-            f"--platform {platform} is not known", fix=nearest(platform, list(_PLATFORMS))
-        )
-    if platform != "local" and not script:
+    if script and platform not in PLATFORMS:
+        raise UsageError(f"--platform {platform} is not known", fix=nearest(platform, PLATFORMS))
+    if platform != _DEFAULT_PLATFORM and not script:
         raise UsageError("--platform is only for --script", fix="name the script with --script")
     if region and not from_training_job:
         raise UsageError("--region is only for --from-training-job", fix="name the job")
@@ -213,10 +136,12 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
     from stoker.project.script_command import command_of
     from stoker.project.script_options import options_of, sources_of
     from stoker.project.script_options_text import options_text
+    from stoker.records.platforms import info_of
 
     # Commands are relative to the folder that stoker runs in.
     command = command_of(script, folder)
-    if platform != "local" and command.is_outside:
+    is_here = info_of(platform).is_this_machine
+    if not is_here and command.is_outside:
         top = Path(script).parent if Path(script).is_file() else Path()
         raise UsageError(
             f"{script} is outside of {folder}: only that folder is sent with the job",
@@ -226,7 +151,8 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
     name = workload_of([f"{command.name}.py"], overrides=()).name
     file = Path(f"{name}.yaml")
     processes = f", processes_per_host: {command.processes}" if command.processes else ""
-    text = (_WORKLOAD + _PLATFORMS[platform]).format(
+    project = _project_of(platform)
+    text = (_WORKLOAD + project.workload).format(
         name=name,
         command=json.dumps(command.words),
         cores=usable_vcpus(),
@@ -236,24 +162,35 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
     found = options_of(sources_of(command.words, folder), given=command.words[2:])
     text += options_text(found)
     files: dict[Path, Path | str] = {file: text, Path("workload.schema.json"): _schema()}
-    if platform == "local":
+    if is_here:
         return files, [
             f"stoker profile {file}      measure what a step waits for; this runs the script",
             f"stoker run {file}          profile, decide, train, evaluate and write a report",
         ]
-    target, out = _TARGETS[platform]
-    jobs = ci_file(ci, folder)
-    files[jobs] = ci_text(ci, target=target, file=file, out=out)
-    files |= _of_platform(platform)
-    if platform == "sagemaker" and not (folder / ".stokerignore").exists():
-        files[Path(".stokerignore")] = _STOKERIGNORE
-    commands = [
-        f"put your names into {file} in place of the words in capital letters",
-        f"stoker compile {target} {file} --out {out}      compile the pipeline",
-    ]
-    if jobs.parts[0] == ".gitlab":
-        commands.append(f"add to .gitlab-ci.yml: include: [{{local: {jobs}}}]")
+    commands = [f"put your names into {file} in place of the words in capital letters"]
+    if project.target:
+        jobs = ci_file(ci, folder)
+        files[jobs] = ci_text(ci, target=project.target, file=file, out=project.compiled)
+        commands.append(f"{_compile_command(project, file)}      compile the pipeline")
+        if jobs.parts[0] == ".gitlab":
+            commands.append(f"add to .gitlab-ci.yml: include: [{{local: {jobs}}}]")
+    else:
+        commands.append(f"stoker train --dry-run {file}      print the request, send nothing")
+    files |= _files_of(project)
+    if project.stokerignore and not (folder / ".stokerignore").exists():
+        files[Path(".stokerignore")] = project.stokerignore
     return files, commands
+
+
+def _project_of(platform: str) -> "Project":
+    from stoker.platforms import platform_named
+    from stoker.platforms.project import plain_project
+
+    return platform_named(platform).project or plain_project(platform)
+
+
+def _compile_command(project: "Project", file: Path) -> str:
+    return f"stoker compile {project.target} {file} --out {project.compiled}"
 
 
 def _schema() -> str:
@@ -264,11 +201,11 @@ def _schema() -> str:
     return json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
 
 
-def _of_platform(platform: str) -> dict[Path, Path | str]:
+def _files_of(project: "Project") -> dict[Path, Path | str]:
     """Returns roles or rights, and the tool for prices, as far as this installation has them."""
     with contextlib.suppress(UsageError):
         root = project_source()
-        names = [Path(name) for name in _OF_SCRIPT[platform]]
+        names = [Path(name) for name in project.script_files]
         return {name: root / name for name in names if (root / name).is_file()}
     return {}
 
@@ -301,10 +238,8 @@ def _of_example(name: str) -> _Made:
         )
     text = (root / file).read_text()
     platform = re.search(r"^platform: (\w+)", text, re.MULTILINE)
-    folders = [
-        *sorted(set(re.findall(r"examples/\w+", text))),
-        *_OF_PLATFORM.get(platform[1] if platform else "", ()),
-    ]
+    project = _project_of(platform[1] if platform else _DEFAULT_PLATFORM)
+    folders = [*sorted(set(re.findall(r"examples/\w+", text))), *project.example_files]
     schema = Path("configs/workload.schema.json")
     files: dict[Path, Path | str] = {path: root / path for path in (file, schema)}
     for folder in folders:
@@ -319,10 +254,9 @@ def _of_example(name: str) -> _Made:
         for path in files
         if path.name == "requirements.txt"
     ]
-    if platform and platform[1] in _TARGETS:
+    if project.target:
         commands = [f"put your names into {file} in place of the words in capital letters"]
-        target, out = _TARGETS[platform[1]]
-        return files, [*commands, f"stoker compile {target} {file} --out {out}      compile it"]
+        return files, [*commands, f"{_compile_command(project, file)}      compile it"]
     return files, [*commands, f"stoker run {file}"]
 
 

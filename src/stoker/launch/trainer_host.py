@@ -42,6 +42,7 @@ from stoker.launch.train_command import TrainingRun, as_a_pod_ends, train
 from stoker.logs import EventName, now_utc
 from stoker.records import Event
 from stoker.records.gpu import loads_as_json
+from stoker.records.platforms import info_of
 from stoker.records.training import STARTED, InputVersion
 
 # A host that never came: the platform's code, as the training has none.
@@ -432,7 +433,8 @@ def _await_followers(
 
 def _input_versions(run: HostRun) -> dict[str, InputVersion]:
     folder = run.settings.base_dir / "input" / "data"
-    if platform_name(run.topology, run.environ) == "sagemaker" or not folder.is_dir():
+    platform = info_of(platform_name(run.topology, run.environ))
+    if platform.records_inputs or not folder.is_dir():
         return {}
     return {
         channel.name: InputVersion(address=str(channel), version=listing_version(channel))

@@ -18,6 +18,7 @@ from stoker.errors import (
     TerminatedError,
     UsageError,
 )
+from stoker.platforms.project import Project
 from stoker.records import (
     Channel,
     Event,
@@ -285,11 +286,16 @@ def leave_or_stop(
 class Platform(ABC, Generic[RequestT]):
     """A platform runs jobs: plan() is pure, submit() sends what plan() made.
 
-    A new one defines these three methods, and those of the others for which it can do more than
-    the default. How it is added: `stoker.platforms`.
+    A new one defines the three abstract methods, and those of the others for which it can do more
+    than the default. How it is added: `stoker.platforms`.
+
+    Attributes:
+        name: As in workloads.
+        project: What `stoker init` writes; None: the keys that every workload needs.
     """
 
     name: str
+    project: ClassVar[Project | None] = None
 
     @classmethod
     def of(cls, settings: PlatformSettings | None) -> Self:

@@ -52,6 +52,7 @@ from stoker.platforms.base import (
     run_environment,
 )
 from stoker.platforms.log_files import FileTail, full_disk
+from stoker.platforms.project import Project
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
 from stoker.records.hyperparameters import encoded
@@ -75,6 +76,13 @@ _LAST_BYTES = 16 << 10
 _TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
 # What `--dry-run` shows of a host.
 _SHOWN = ("name", "group", "role", "instance_type", "processes")
+PROJECT = Project(
+    workload="""\
+# Where it trains today: local.cN is N cores of this machine.
+cluster:
+  dnn: {{instance_type: local.c{cores}, count: {hosts}{processes}}}
+"""
+)
 SHARED_CORES = "hosts share cores"
 UNPINNED = "this system cannot pin processes to cores"
 
@@ -603,6 +611,7 @@ class LocalPlatform(Platform[LocalRequest]):
     """
 
     name = "local"
+    project = PROJECT
 
     def __init__(
         self, *, cores: Sequence[int] | None = None, environ: Mapping[str, str] | None = None

@@ -61,6 +61,8 @@ class PlatformInfo:
         host_variables: Variables by which a launcher recognises the platform.
         has_mlflow: Whether its managed MLflow creates the run of a job.
         has_model_registry: Whether its registry takes the quality of a model as a file.
+        records_inputs: Whether it records itself which data a job read.
+        name_end: What stands between a workload's name and what follows it in names of runs.
         payer: AWS service whose prices apply: `sagemaker` or `ec2`; empty: none.
         price_list: Name of these prices for reports.
     """
@@ -73,6 +75,8 @@ class PlatformInfo:
     host_variables: tuple[str, ...] = ()
     has_mlflow: bool = False
     has_model_registry: bool = False
+    records_inputs: bool = False
+    name_end: str = "-"
     payer: str = ""
     price_list: str = ""
 
@@ -87,6 +91,8 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
             host_variables=("TRAINING_JOB_NAME", "SM_CURRENT_HOST"),
             has_mlflow=True,
             has_model_registry=True,
+            records_inputs=True,
+            name_end=NAME_END,
             payer="sagemaker",
             price_list="AWS price list, SageMaker training",
         ),
@@ -104,6 +110,15 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
 def info_of(platform: str) -> PlatformInfo:
     """Returns the facts about a platform; empty ones for an unknown name."""
     return next((info for name, info in PLATFORM_INFOS.items() if name == platform), PlatformInfo())
+
+
+def platform_of_type(name: str) -> PlatformName:
+    """Returns the platform that names its instance types in this way, such as `ml.g5.xlarge`."""
+    for platform, info in PLATFORM_INFOS.items():
+        has_prefix = bare_type(name) != name
+        if not info.is_this_machine and has_prefix == bool(info.type_prefix):
+            return platform
+    return "local"
 
 
 def bare_type(name: str) -> str:
@@ -639,6 +654,12 @@ class PlatformSettings(Record, frozen=True, kw_only=True):
     on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
+
+
+# Platforms whose settings are a section of the workload.
+PLATFORM_SECTIONS = tuple(
+    name for name in PLATFORM_INFOS if name in PlatformSettings.__struct_fields__
+)
 
 
 def amount(quantity: str) -> Decimal:

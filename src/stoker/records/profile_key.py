@@ -12,6 +12,7 @@ import msgspec
 from stoker.records.base import Json, sha256_of, to_document
 from stoker.records.base import mapping as mapping_at
 from stoker.records.hyperparameters import values_of
+from stoker.records.platforms import PLATFORM_SECTIONS
 from stoker.records.profile_origin import undated_value, undated_word
 from stoker.records.step_cost import is_same_cost, split_command
 from stoker.records.workload import Workload
@@ -78,7 +79,7 @@ def profiled(workload: Workload) -> dict[str, Json]:
     """
     document = to_document(workload)
     found = _counting(document, "")
-    for section in ("sagemaker", "kubernetes"):
+    for section in PLATFORM_SECTIONS:
         if section in document:
             found[section] = _counting(mapping_at(document, section), section)
     request = mapping_at(found, "sagemaker", "request")
@@ -114,7 +115,8 @@ def _cells_of_pods(row: Mapping[str, str]) -> list[str]:
 
 
 def _counting(document: Mapping[str, Json], section: str) -> dict[str, Json]:
-    return {key: value for key, value in document.items() if key in COUNTS[section]}
+    counted = COUNTS.get(section, document.keys())
+    return {key: value for key, value in document.items() if key in counted}
 
 
 def profile_key(workload: Workload, *, code: str = "") -> str:

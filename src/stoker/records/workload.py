@@ -601,8 +601,9 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     @property
     def max_run_seconds(self) -> int | None:
         """Time limit of a training run on its platform, if it has one."""
-        settings = {"sagemaker": self.sagemaker, "kubernetes": self.kubernetes}.get(self.platform)
-        return settings.max_run_seconds if settings else None
+        section: object = getattr(self, self.platform, None)
+        limit: int | None = getattr(section, "max_run_seconds", None)
+        return limit
 
     @property
     def known_constraints(self) -> Constraints:

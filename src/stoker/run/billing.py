@@ -22,6 +22,7 @@ from stoker.records import (
     groups_in_words,
 )
 from stoker.records.decision import START_UP_SECONDS, predicted_of
+from stoker.records.platforms import platform_of_type
 from stoker.terminal import ask, say
 from stoker.units import apart, duration, usd
 
@@ -79,11 +80,11 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
         # STOKER_INSTANCE_TYPE says that this machine is of that type.
         if name.startswith("local.") or (here and name == bare_type(here)):
             continue
-        # A type that is written with `ml.` is one of SageMaker's.
-        other = "sagemaker" if name != group.instance_type else "kubernetes"
+        other = platform_of_type(group.instance_type)
         say(
-            f"note: {group.instance_type} is not started: the platform is local, so it all runs on "
-            f"this machine, and the records have that name; to start one: --platform {other}",
+            f"note: {group.instance_type} is not started: the platform is {workload.platform}, so "
+            "it all runs on this machine, and the records have that name; to start one: --platform "
+            f"{other}",
             quiet=quiet,
         )
 

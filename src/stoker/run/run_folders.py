@@ -13,7 +13,6 @@ from stoker.records import (
     Workload,
     read_json,
 )
-from stoker.records.platforms import NAME_END
 from stoker.records.workload import refuse_foreign
 
 RUNS = Path("runs")
@@ -48,13 +47,12 @@ def run_base(workload: Workload, *, kind: str = "") -> str:
     """Returns how the names of a workload's runs begin, for `new_run_dir`.
 
     Args:
-        workload: Its name comes first; on SageMaker no other workload's runs begin alike.
+        workload: Its name comes first, then its platform's `name_end`.
         kind: What follows, such as profile; empty: nothing.
     """
-    if workload.platform == "sagemaker":
-        # `new_run_dir` adds a dash.
-        return f"{workload.name}{NAME_END}{kind}" if kind else f"{workload.name}{NAME_END[1:]}"
-    return f"{workload.name}-{kind}" if kind else workload.name
+    begin = f"{workload.name}{workload.platform_info.name_end}{kind}"
+    # `new_run_dir` adds a dash.
+    return begin if kind else begin.removesuffix("-")
 
 
 def new_run_dir(name: str) -> Path:

@@ -20,6 +20,7 @@ from stoker.platforms.kubernetes.follower import Follower, follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
 from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import name_of_workload
+from stoker.platforms.kubernetes.project import PROJECT
 from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
 from stoker.platforms.kubernetes.rights import check_rights, explained_denial
 from stoker.platforms.kubernetes.state import (
@@ -78,6 +79,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     """
 
     name = "kubernetes"
+    project = PROJECT
 
     def __init__(self, *, cluster: ClusterApi | None = None, adopts_only: bool = False) -> None:
         self._cluster = cluster

@@ -15,6 +15,7 @@ from stoker.platforms.sagemaker.checks import notes, settings_of
 from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
 from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.preferences import choices_of
+from stoker.platforms.sagemaker.project import PROJECT
 from stoker.platforms.sagemaker.queued_job import QueuedRun
 from stoker.platforms.sagemaker.queued_submit import find_own_queued, queue_of, start_queued
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
@@ -34,6 +35,7 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
     """
 
     name = "sagemaker"
+    project = PROJECT
 
     def __init__(self, *, aws: Aws | None = None, region: str | None = None) -> None:
         self._aws = aws or Aws(region=region)
