@@ -7,10 +7,6 @@ import pytest
 from support.cluster import Cluster, run_script
 from support.ordinary_scripts import HEAD, SCRIPTS
 
-# Under a plan two workers make what the script has one for. Forked workers share the position of an
-# open file, as those of a script with num_workers=2 would.
-MORE_THAN_ITS_WORKERS = {"compressed files of three kinds"}
-
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 
@@ -33,8 +29,6 @@ def test_an_ordinary_script_prints_what_it_prints_alone(name, cluster, tmp_path)
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_ordinary_script_prints_the_same_under_a_plans_workers(name, tmp_path):
-    if name in MORE_THAN_ITS_WORKERS:
-        pytest.skip("its one worker becomes two, which share the position of its open files")
     script = tmp_path / "train.py"
     script.write_text(HEAD + SCRIPTS[name])
     expected = run_script({}, script=str(script)).finish()

@@ -207,8 +207,9 @@ class Placement:
 
     Attributes:
         reason: Why in the trainer, that is by torch's workers or in its own process. unshippable:
-            the dataset cannot be sent; shared: a part of it is shared in memory; changes: without
-            workers, and the script changes it, or it waits for the script; empty: data hosts help.
+            the dataset cannot be sent; shared: processes would share a part of it, in memory or as
+            an open file; changes: without workers, and the script changes it, or it waits for the
+            script; empty: data hosts help.
         why: The reason as half a sentence for people; it names the object at fault.
         path: The object at fault, as `dataset.epoch`; empty: not known.
     """

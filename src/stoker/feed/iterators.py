@@ -5,11 +5,12 @@ epoch, n). Without workers the trainer's own random state is restored after each
 `seeding: torch` and iterable datasets behave as with torch in every respect.
 """
 
+import multiprocessing
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
@@ -25,6 +26,9 @@ from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
+
+if TYPE_CHECKING:
+    from stoker.feed.wire.dataset import StartMethod
 
 
 class Epoch:
@@ -411,6 +415,16 @@ def worker_init_of(loader: "DataLoader[object]") -> WorkerInit | None:
     if is_map_style and not loader.num_workers and not is_stokers:
         return None
     return loader.worker_init_fn
+
+
+def start_method_of(loader: "DataLoader[object]") -> "StartMethod":
+    """Returns how torch would start the loader's workers; fork, where it would start none."""
+    if not loader.num_workers:
+        return "fork"
+    context = loader.multiprocessing_context or multiprocessing
+    # Not to be fixed here: the script may still set it.
+    chosen = context.get_start_method(allow_none=True)
+    return cast("StartMethod", chosen or multiprocessing.get_all_start_methods()[0])
 
 
 def torch_iterator(

@@ -18,7 +18,12 @@ from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.in_step import Say, what_waits
-from stoker.feed.iterators import TorchIterator, torch_iterator
+from stoker.feed.iterators import (
+    TorchIterator,
+    start_method_of,
+    torch_iterator,
+    worker_init_of,
+)
 from stoker.feed.planned_workers import PlannedIterator
 from stoker.feed.short_loaders import LoaderLine
 from stoker.feed.unfed import is_released, say_made_here
@@ -215,7 +220,9 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
         shards = process.settings.feed.shards
         return None if shards == max(1, loader.num_workers) else shards
     decided = process.settings.workers.get("dnn")
-    if decided is None or (is_unchanged(loader, process.settings) and not _may_fork(loader)):
+    # Small loaders for validation usually have none, and are slower with some.
+    is_small = not loader.num_workers and not torch.is_grad_enabled()
+    if decided is None or (is_small and is_unchanged(loader, process.settings)):
         return None
     return process.share(decided)
 
@@ -225,15 +232,40 @@ def _planned_iterator(
 ) -> TorchIterator | PlannedIterator:
     """Returns an iterator over torch's workers, as many as a plan or else the script says."""
     count = _decided_workers(loader, process)
-    if not count or loader.num_workers or loader._dataset_kind == _DatasetKind.Iterable:
+    is_stream = loader._dataset_kind == _DatasetKind.Iterable
+    if not count or count == loader.num_workers or is_stream:
         return torch_iterator(loader, process, num_workers=count)
-    # Workers are asked ahead: they would wait for a loop that waits for them.
-    if _waits(loader, process):
+    if _shares_a_file(loader, process, num_workers=count):
         return torch_iterator(loader, process)
-    if _is_shared(loader, process):
+    if loader.num_workers:
+        return torch_iterator(loader, process, num_workers=count)
+    if is_unchanged(loader, process.settings) and not _may_fork(loader):
+        return torch_iterator(loader, process)
+    # Workers are asked ahead: they would wait for a loop that waits for them.
+    if _waits(loader, process) or _is_shared(loader, process):
         return torch_iterator(loader, process)
     say = partial(_stay_here, loader, process)
     return PlannedIterator(loader, process, num_workers=count, say=say)
+
+
+def _shares_a_file(loader: AnyLoader, process: TrainerProcess, *, num_workers: int) -> bool:
+    """Returns whether a plan's workers would share what is open in a loader, and says so.
+
+    The script's one worker seeks and reads undisturbed, as does the trainer without workers. What
+    is not forked unpickles what it reads, each worker for itself.
+    """
+    if start_method_of(loader) != "fork":
+        return False
+    from stoker.feed.open_files import open_file_in
+
+    parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+    open_file = open_file_in(parts | {"worker_init_fn": worker_init_of(loader)})
+    line = process.line_of(loader)
+    if open_file and not line.has_said:
+        line.has_said = True
+        why = f"{open_file} is open, and {num_workers} workers of the plan would share it"
+        place_here(loader, process, reason="shared", why=why, path=open_file.partition(" ")[0])
+    return bool(open_file)
 
 
 def _is_shared(loader: AnyLoader, process: TrainerProcess) -> bool:
@@ -251,14 +283,11 @@ def _is_shared(loader: AnyLoader, process: TrainerProcess) -> bool:
 
 
 def _may_fork(loader: AnyLoader) -> bool:
-    """Returns whether an unchanged loader may get workers: without any it may hold CUDA tensors."""
-    # Small loaders for validation usually have none, and are slower with some.
-    if loader.num_workers or not torch.is_grad_enabled():
-        return loader.num_workers > 0
-    from stoker.feed.wire.dataset import why_unforkable
+    """Returns whether a loader without workers may get some: it may hold CUDA tensors."""
+    from stoker.feed.wire.dataset import refusal_of
 
     spec = _spec_of(loader)
-    return not why_unforkable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
+    return not refusal_of(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0).what
 
 
 def _spec_of(loader: AnyLoader) -> "DatasetSpec":

@@ -1,6 +1,5 @@
 """Iterators of a loader under a data group, for map-style and iterable datasets."""
 
-import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from torch.utils.data.dataloader import (
 from stoker.errors import ShippingError
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
-from stoker.feed.iterators import CountedIterator, Epoch, worker_init_of
+from stoker.feed.iterators import CountedIterator, Epoch, start_method_of, worker_init_of
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
@@ -30,7 +29,7 @@ from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import pack_value, unpack_value
-from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, StartMethod, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.process_settings import InheritedSettings
 from stoker.logs import EventName, Log
@@ -313,16 +312,6 @@ def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
     )
-
-
-def start_method_of(loader: "DataLoader[object]") -> StartMethod:
-    """Returns how torch would start the loader's workers; fork, where it would start none."""
-    if not loader.num_workers:
-        return "fork"
-    context = loader.multiprocessing_context or multiprocessing
-    # Not to be fixed here: the script may still set it.
-    chosen = context.get_start_method(allow_none=True)
-    return cast("StartMethod", chosen or multiprocessing.get_all_start_methods()[0])
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:

@@ -343,12 +343,6 @@ def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> 
     return ""
 
 
-def why_unforkable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """Returns the same as text, also where forked processes would share a file's position."""
-    pickler = SpecPickler(_BoundedFile(max_bytes, max_seconds), copies_shared=True)
-    return _look(pickler, spec).what or ("it holds an open file" if pickler.has_handles else "")
-
-
 def _look(pickler: SpecPickler, spec: DatasetSpec) -> Refusal:
     try:
         _dump(spec, pickler)

@@ -166,8 +166,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._named: list[object] = []
         # Referred to by name; imported before it is unpickled.
         self.modules: set[str] = set()
-        # Forked workers would share them as they are.
-        self.has_handles = False
         # Names in annotations, which `typing.get_type_hints` looks for.
         self.annotated: set[str] = set()
         self._script_globals = ScriptGlobals()
@@ -231,8 +229,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             known = super().reducer_override(obj)
             if known is NotImplemented and _asks_its_attributes(cast("type", kind)):
                 return _with_state_setter(obj)
-        else:
-            self.has_handles = self.has_handles or reopened.is_handle(obj)
         if issubclass(kind, (FunctionType, type, CachedFunction)):
             return self._with_name(obj, known)
         return known

@@ -47,12 +47,6 @@ if TYPE_CHECKING:
 _MAX_READ_AGAIN = 64 << 20
 # Named databases of an lmdb environment in read mode: more is never wrong.
 _MAX_DATABASES = 128
-# What forked processes must not share as it is: all other files are read through FileIO.
-_HANDLES = frozenset(
-    {"_io.FileIO", "h5py._hl.files.File", "h5py._hl.group.Group", "h5py._hl.dataset.Dataset"}
-    | {"builtins.Environment", "sqlite3.Connection"}
-)
-
 Reduction = tuple[object, ...]
 
 # Files of this process that a spec holds, each with the descriptor that reads it.
@@ -129,11 +123,6 @@ def reduction(obj: object) -> Reduction | None:
     """
     reduce = _reducer_of(cast("Hashable", type(obj)))
     return None if reduce is None else reduce(obj)
-
-
-def is_handle(obj: object) -> bool:
-    """Returns whether forked processes must not share an object as it is: an open file."""
-    return _name_of(type(obj)) in _HANDLES
 
 
 def separate() -> None:
