@@ -34,10 +34,10 @@ def __getattr__(name: str) -> object:
 
     # The script may have files with names of standard modules.
     hide_users_modules()
-    found: object = getattr(imported(_HOMES[name]), name)
+    value: object = getattr(imported(_HOMES[name]), name)
     # Kept for the next access, and as a sign of what the script imports (see feed/replace.py).
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -85,10 +85,10 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
         return text == "1"
     if kind == ReplaceDataLoader:
         # true and false are a pipeline parameter's values, which may set the variable.
-        known = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
-        if text not in known:
+        words = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
+        if text not in words:
             raise UsageError(f"expected auto, 1 (on) or 0 (off), found {text!r}", where=where)
-        return known[text]
+        return words[text]
     if kind is int:
         try:
             return int(text)
@@ -118,15 +118,15 @@ class Variable:
 @cache
 def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
     """Returns variable and type of each field of RunEnvironment or ProcessSettings."""
-    found = {}
+    variables = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         hinted, variable = get_args(hint)
         if isinstance(hinted, UnionType):
             # None is not written.
-            known = [each for each in get_args(hinted) if each is not NoneType]
-            hinted = known[0] if len(known) == 1 else hinted
-        found[name] = variable, hinted
-    return found
+            kinds = [kind for kind in get_args(hinted) if kind is not NoneType]
+            hinted = kinds[0] if len(kinds) == 1 else hinted
+        variables[name] = variable, hinted
+    return variables
 
 
 class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,21 +280,21 @@ class RunEnvironment:
         values = {}
         kind: object = cls
         for name, (variable, hinted) in _variables(kind).items():
-            found = variable.name if environ.get(variable.name) else variable.instead
-            if environ.get(found) and (not only or name in only):
-                values[name] = _value_of(environ[found], hinted, where=f"variable {found}")
+            source = variable.name if environ.get(variable.name) else variable.instead
+            if environ.get(source) and (not only or name in only):
+                values[name] = _value_of(environ[source], hinted, where=f"variable {source}")
         return cls(**values)  # type: ignore[arg-type]
 
     def to_environ(self, *only: str) -> dict[str, str]:
         """Returns the given fields as variables; by default all that differ from their defaults."""
-        default, told = type(self)(), {}
+        default, variables = type(self)(), {}
         kind: object = type(self)
         for name, (variable, _) in _variables(kind).items():
             value = getattr(self, name)
             says_something = variable.is_always_sent or value != getattr(default, name)
             if name in only or (says_something and not only):
-                told[variable.name] = _text_of(value)
-        return told
+                variables[variable.name] = _text_of(value)
+        return variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,11 +369,11 @@ def kubeflow_environment(
     """Reads STOKER_KUBEFLOW_*, and the namespace of a pod's service account."""
     try:
         # A variable has the namespace only if the pod's spec asks for it.
-        own = (account / "namespace").read_text().strip()
+        namespace_of_account = (account / "namespace").read_text().strip()
     except OSError:
-        own = ""
+        namespace_of_account = ""
     return KubeflowEnvironment(
-        namespace=environ.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
+        namespace=environ.get("STOKER_KUBEFLOW_NAMESPACE", "") or namespace_of_account,
         token=environ.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
     )
 

@@ -90,9 +90,9 @@ class MissingExtraError(UsageError, ImportError):
     def of(cls, err: ImportError, *, extra: str) -> "MissingExtraError":
         """Returns the error for a failed import."""
         library = (err.name or "").partition(".")[0] or str(err)
-        found = cls(f"{library} is not installed", fix=install_command(extra))
-        found.name = err.name
-        return found
+        error = cls(f"{library} is not installed", fix=install_command(extra))
+        error.name = err.name
+        return error
 
 
 class GateError(StokerError):

@@ -258,7 +258,9 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     is_billed = decision.prices.is_billed
     # The chosen plan first: another one in the list may have the same hosts.
     plans = (decision.plan, *decision.plans)
-    plan = next((each for each in plans if _is_same(each.groups, training.groups)), None)
+    plan = next(
+        (candidate for candidate in plans if _is_same(candidate.groups, training.groups)), None
+    )
     promise = plan.predicted if plan else None
     whole = _whole_epochs(profile, measured, today_seconds=today, keep=scaled, promise=promise)
     baseline = _cost_of(keep, today, whole=whole.baseline, is_billed=is_billed)
@@ -332,8 +334,8 @@ def _change(value: float | None, reference: float | None) -> float | None:
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
     """Whether the run had the plan's hosts; workers count only where both records have them."""
     hosts = [
-        [(g.role, bare_type(g.instance_type), g.count) for g in each] for each in (planned, ran)
+        [(g.role, bare_type(g.instance_type), g.count) for g in groups] for groups in (planned, ran)
     ]
     # A run that was named by hand may leave its workers open.
     workers = [{p.workers_per_host, r.workers_per_host} for p, r in zip(planned, ran, strict=False)]
-    return hosts[0] == hosts[1] and all(len(found - {None}) < 2 for found in workers)
+    return hosts[0] == hosts[1] and all(len(counts - {None}) < 2 for counts in workers)

@@ -43,14 +43,14 @@ def reason_of_failure(
         out_of_memory: What is known of that, to follow `it`: `took more memory than its limit`.
     """
     written = _written(lines)
-    said = _error_in(written) or _raised_in(written)
-    if out_of_memory and not said:
+    error = _error_in(written) or _raised_in(written)
+    if out_of_memory and not error:
         return printable(f"{who} {out_of_memory}")
     # Signals are 1 to 64; a higher code is the command's own.
     code = 128 - exit_code if 128 < exit_code < 193 else exit_code
     reason = f"{who} ended with {ended_words(code)}"
-    if said:
-        reason += f": {said}" + (f"; it {out_of_memory}" if out_of_memory else "")
+    if error:
+        reason += f": {error}" + (f"; it {out_of_memory}" if out_of_memory else "")
     elif code >= 0:
         rest = [line.strip() for line in written if line.strip()]
         reason += f"; its last line: {rest[-1]}" if rest else ""
@@ -71,10 +71,10 @@ def innermost(raised: str) -> str:
 
     Empty if what was raised in the trainer, `RuntimeError: Caught ...`, has none.
     """
-    found = list(_CAUGHT.finditer(raised))
-    if not found:
+    frames = list(_CAUGHT.finditer(raised))
+    if not frames:
         return ""
-    kind, lines = found[-1]["kind"], raised[found[-1].end() :].splitlines()
+    kind, lines = frames[-1]["kind"], raised[frames[-1].end() :].splitlines()
     printed = re.compile(rf"(?:[\w.<>]+\.)?{kind}(?::|$)")
     # After a frame of the traceback: a message may have lines like this, too.
     at = [
@@ -85,9 +85,11 @@ def innermost(raised: str) -> str:
         and (not number or lines[number - 1].startswith(("  ", "Traceback ")))
     ]
     chained = [number for number, line in enumerate(lines) if _TRACE.match(line)]
-    own = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[-1:]
-    words = _with_next(lines, own[0]) if own else kind
-    where = _SAMPLE.sub(r"sample \g<index>, \g<worker>", found[0]["where"])
+    last_lines = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[
+        -1:
+    ]
+    words = _with_next(lines, last_lines[0]) if last_lines else kind
+    where = _SAMPLE.sub(r"sample \g<index>, \g<worker>", frames[0]["where"])
     return printable(f"{words} ({where})")
 
 
@@ -119,11 +121,11 @@ def _written(lines: Iterable[str]) -> list[str]:
 
 
 def _error_in(lines: Sequence[str]) -> str:
-    found = [at for at, line in enumerate(lines) if _ERROR.match(line.strip())]
-    if not found:
+    places = [at for at, line in enumerate(lines) if _ERROR.match(line.strip())]
+    if not places:
         return ""
-    what = _what_of_error(lines[found[-1] :])
-    after = (line.strip() for line in lines[found[-1] + 1 :])
+    what = _what_of_error(lines[places[-1] :])
+    after = (line.strip() for line in lines[places[-1] + 1 :])
     fix = next((line.removeprefix("try:").strip() for line in after if line.startswith("try:")), "")
     return f"{what}; {fix}" if fix else what
 

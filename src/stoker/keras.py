@@ -50,11 +50,11 @@ def timed(batches: object) -> tuple[object, object]:
             return tf.nest.map_structure(tf.identity, batch)
 
     # zip reads its parts in order: the time first, then the batch.
-    asked = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: tf.timestamp())
+    request_times = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: tf.timestamp())
     options = tf.data.Options()
     # Prefetching after this point would hide the wait.
     options.experimental_optimization.inject_prefetch = False
-    watched = tf.data.Dataset.zip(asked, batches).map(noted).with_options(options)
+    watched = tf.data.Dataset.zip(request_times, batches).map(noted).with_options(options)
 
     def read() -> tuple[float, float]:
         waited, rows = sums.numpy()
@@ -95,15 +95,15 @@ class _FitSteps:
         """Records that the epoch's batches up to number `last` are done."""
         if self._epoch is None:
             return
-        now, known = self.clock(), self.read()
+        now, sums = self.clock(), self.read()
         # With `steps_per_execution` Keras reports only the last of several batches.
         count = max(1, last + 1 - self._batches)
         seconds = (now - self._ended) / count
-        waited = (known[0] - self._known[0]) / count
-        rows = round((known[1] - self._known[1]) / count)
+        waited = (sums[0] - self._known[0]) / count
+        rows = round((sums[1] - self._known[1]) / count)
         for _ in range(count):
             self._epoch.took(seconds=seconds, wait=min(max(0.0, waited), seconds), samples=rows)
-        self._ended, self._known, self._batches = now, known, last + 1
+        self._ended, self._known, self._batches = now, sums, last + 1
 
     def epoch_ended(self) -> None:
         """Ends the epoch: a validation that follows is not a step."""

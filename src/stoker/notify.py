@@ -83,7 +83,7 @@ def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str,
         "error": error,
         "note": note,
         "warnings": [*warnings],
-        "notices": [{"kind": each.kind, "text": _line(each.text)} for each in ending.notices],
+        "notices": [{"kind": notice.kind, "text": _line(notice.text)} for notice in ending.notices],
         "links": {**ending.links},
         "when": now_utc(),
     }

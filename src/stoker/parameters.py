@@ -95,18 +95,18 @@ class Parameter:
             )
         explained = f"{self.name}: {self.text}"
         if kind == "integer":
-            found = whole_number(text)
-            if found is None and self.hyperparameter and is_number(text):
+            number = whole_number(text)
+            if number is None and self.hyperparameter and is_number(text):
                 explained = (
                     f"the workload has a whole number: write 0.0 there, for 0, or options: "
                     f"{{{self.hyperparameter}: {{type: float}}}}, and upload it"
                 )
-            if found is not None and text.startswith("-") and not self.hyperparameter:
+            if number is not None and text.startswith("-") and not self.hyperparameter:
                 what = f"{self.name}={text}: a negative number is not possible"
                 raise UsageError(what, fix=explained)
-            if found is None:
+            if number is None:
                 raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
-            text = found
+            text = number
         if kind == "number" and not is_number(text):
             raise UsageError(f"{self.name}={text}: expected a number", fix=explained)
         if self.hyperparameter and not _is_one_line(text):
@@ -129,8 +129,10 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
     pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
-    own = {"epochs": _epochs_of, "gate": _gate_of}
-    fixed = [own[p.name](workload) if p.name in own else p for p in _PARAMETERS]
+    made_of_workload = {"epochs": _epochs_of, "gate": _gate_of}
+    fixed = [
+        made_of_workload[p.name](workload) if p.name in made_of_workload else p for p in _PARAMETERS
+    ]
     skip = (_SKIP,) if workload.skip_unchanged else ()
     return (*data, *fixed, *skip, *pools, *_hyperparameters(workload))
 
@@ -147,7 +149,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
 
     Names are in snake or camel case, or as the script spells a hyperparameter.
     """
-    found: dict[str, str] = {}
+    checked: dict[str, str] = {}
     spelt: list[tuple[str, str]] = []
     for text in texts:
         name, equals, value = text.partition("=")
@@ -155,24 +157,24 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         parameter = parameter_named(name, workload=workload)
         if parameter is None:
-            known = [each.name for each in parameters_of(workload)]
+            names = [declared.name for declared in parameters_of(workload)]
             raise UsageError(
-                f"a run of {workload.name} has no parameter {name}", fix=nearest(name, known)
+                f"a run of {workload.name} has no parameter {name}", fix=nearest(name, names)
             )
-        found[parameter.name] = parameter.check(value)
+        checked[parameter.name] = parameter.check(value)
         spelt.append((parameter.name, text))
     refuse_doubles(spelt)
-    return found
+    return checked
 
 
 def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
     """Returns a parameter by its name in snake or camel case, or by its hyperparameter's."""
-    known = parameters_of(workload)
+    parameters = parameters_of(workload)
     typed = name.strip()
     # The steps of a run on SageMaker get the names in camel case.
-    by_name = {each: p for p in reversed(known) for each in (p.camel_name, p.name)}
+    by_name = {spelling: p for p in reversed(parameters) for spelling in (p.camel_name, p.name)}
     # As on the script's command line; of `gate` and a hyperparameter gate, the parameter counts.
-    by_option = {p.hyperparameter: p for p in known if p.hyperparameter}
+    by_option = {p.hyperparameter: p for p in parameters if p.hyperparameter}
     option = typed.removeprefix("--")
     return by_name.get(typed) or by_option.get(option) or by_name.get(option)
 
@@ -197,8 +199,8 @@ def refuse_doubles(spelt: Sequence[tuple[str, str]]) -> None:
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
     """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
     values = parse(texts, workload=workload)
-    known = {p.name: p for p in parameters_of(workload)}
-    return [text for name, value in values.items() for text in known[name].overrides(value)]
+    parameters = {p.name: p for p in parameters_of(workload)}
+    return [text for name, value in values.items() for text in parameters[name].overrides(value)]
 
 
 def whole_number(text: str) -> str | None:
@@ -236,16 +238,17 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
     and _ in the name. `epochs` is among the fixed parameters.
     """
     # As SageMaker shows them, where beta_1 and beta1 are one name.
-    names = {each.camel_name for each in (*_PARAMETERS, _SKIP)}
+    names = {spelling.camel_name for spelling in (*_PARAMETERS, _SKIP)}
     values = {
         name: value
         for name, value in values_of(workload.hyperparameters).items()
         if _is_changeable(name) and _can_change(value, workload.options.get(name))
     }
-    found = {}
+    parameters = {}
     # Of lr and LR, lr gets the name.
     declared = sorted(
-        [*values][:MAX_HYPERPARAMETERS], key=lambda each: (_snake(each) != each, each)
+        [*values][:MAX_HYPERPARAMETERS],
+        key=lambda spelling: (_snake(spelling) != spelling, spelling),
     )
     for hyperparameter in declared:
         name = _snake(hyperparameter)
@@ -259,10 +262,10 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
             name = f"hyperparameter_{name}"
         names.add(camel(name))
         option = workload.options.get(hyperparameter)
-        found[hyperparameter] = _hyperparameter(
+        parameters[hyperparameter] = _hyperparameter(
             name, hyperparameter, values[hyperparameter], option=option
         )
-    return [found[name] for name in values if name in found]
+    return [parameters[name] for name in values if name in parameters]
 
 
 def _is_changeable(name: str) -> bool:
@@ -296,7 +299,7 @@ def _can_change(value: Json, option: ScriptOption | None) -> bool:
 def _words_in(value: Json) -> str:
     """Returns the value of an option of several words as a text."""
     if isinstance(value, list | tuple):
-        return shlex.join(argument(each) for each in value)
+        return shlex.join(argument(word) for word in value)
     return argument(value)
 
 
@@ -357,9 +360,9 @@ def _is_one_of(text: str, choices: Sequence[str]) -> bool:
 def _in_yaml(kind: Kind, text: str) -> str:
     """Returns a checked value, spelt so that YAML reads it as its kind."""
     if kind == "number":
-        found = repr(float(text))
+        literal = repr(float(text))
         # In YAML a number with an exponent has a point.
-        return found if "." in found else found.replace("e", ".0e")
+        return literal if "." in literal else literal.replace("e", ".0e")
     return text if kind in ("boolean", "integer") else _quoted(text)
 
 
@@ -407,21 +410,21 @@ def _epochs(value: str) -> tuple[str, ...]:
 
 def _epochs_of(workload: Workload) -> Parameter:
     """Returns the parameter with the workload's epochs, which as they are change nothing."""
-    own = str(_own_epochs(workload))
+    default_epochs = str(_own_epochs(workload))
     (epochs,) = (each for each in _PARAMETERS if each.name == "epochs")
     return replace(
         epochs,
         default=_own_epochs,
-        overrides=lambda value: () if value == own else _epochs(value),
+        overrides=lambda value: () if value == default_epochs else _epochs(value),
     )
 
 
 def _own_epochs(workload: Workload) -> int:
     """Returns the epochs that the workload names; 0: it names none."""
-    told = workload.hyperparameters.get("epochs")
-    is_whole = isinstance(told, int) and not isinstance(told, bool) and 0 < told < 10**18
+    epochs = workload.hyperparameters.get("epochs")
+    is_whole = isinstance(epochs, int) and not isinstance(epochs, bool) and 0 < epochs < 10**18
     if is_whole:
-        return int(str(told))
+        return int(str(epochs))
     return 0 if "epochs" in workload.hyperparameters else workload.training.epochs or 0
 
 

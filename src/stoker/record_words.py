@@ -137,10 +137,10 @@ def loader_words(loader: ProfiledLoader) -> str:
         return f"loader: {name}; data hosts can make its batches{how}"
     shards = loader.shards or 1
     if shards == 1:
-        found = "one shard, which one worker makes, wherever it runs"
+        shards_in_words = "one shard, which one worker makes, wherever it runs"
     else:
-        found = f"{shards} shards, which {shards} workers make at most, wherever they run"
-    text = f"loader: {name} over a stream of {found}"
+        shards_in_words = f"{shards} shards, which {shards} workers make at most, wherever they run"
+    text = f"loader: {name} over a stream of {shards_in_words}"
     if loader.divides:
         return f"{text}; num_workers is the number of shards of a rank"
     if loader.divides is False:
@@ -340,8 +340,8 @@ def training_words(training: Training) -> str:
         promise = "" if predicted is None else f" (predicted {usd(predicted, is_estimate=guessed)})"
         more += f", {usd(training.spent_usd, is_estimate=guessed)} for the run{promise}"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
-    told = (NOT_COMPARABLE, UNHELPED)
-    more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(told))
+    kinds = (NOT_COMPARABLE, UNHELPED)
+    more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(kinds))
     more += "".join(f"; {group.made_words}" for group in training.useless_groups)
     more += f"; {BUSY} ({training.busy})" if training.busy else ""
     if measured is None:
@@ -491,12 +491,12 @@ def evaluation_table(evaluation: Evaluation) -> str:
         ("predicted", performance.predicted),
         ("measured", performance.measured),
     ]
-    known = [row for _, row in rows if row]
-    is_billed = any(row.usd_per_1000_steps is not None for row in known)
+    row_values = [row for _, row in rows if row]
+    is_billed = any(row.usd_per_1000_steps is not None for row in row_values)
     head = "$ per 1000 steps" if is_billed else "CPU-s per step"
-    has_accelerators = not is_billed and any(row.accelerator_seconds for row in known)
+    has_accelerators = not is_billed and any(row.accelerator_seconds for row in row_values)
     more = f" {'accelerator-s':>14}" if has_accelerators else ""
-    has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for row in known)
+    has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for row in row_values)
     whole = f"{'whole epochs':>13}" if has_whole else ""
     lines.append(f"  {'':<10}{whole} {'step':>11} {head:>16}{more}")
     for name, row in rows:

@@ -307,8 +307,8 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         or step.num_workers is None
     ):
         return None
-    said = profile.what.get("ranks")
-    ranks = ranks or (said if isinstance(said, int) else hosts)
+    profiled_ranks = profile.what.get("ranks")
+    ranks = ranks or (profiled_ranks if isinstance(profiled_ranks, int) else hosts)
     local = step.local_receive_seconds
     receive = (step.receive_seconds or 0.0) if local is None else local
     # The longer of the worker's answer and the trainer's own CPU time.
@@ -387,11 +387,11 @@ def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
     """Returns what the profile's loader workers share, on `vcpus` of all hosts."""
     step, hosts = profile.timed_step, profile.host.count
     cpu, wall = step.loader_cpu_seconds, step.loader_wall_seconds
-    known = sorted(profile.loader_rates, key=lambda rate: rate.workers)
-    if cpu is None or not known:
+    rates = sorted(profile.loader_rates, key=lambda rate: rate.workers)
+    if cpu is None or not rates:
         return SharedLoading()
     wall = cpu if wall is None else wall
-    few, many = known[0], known[-1]
+    few, many = rates[0], rates[-1]
     least, most = few.workers * hosts, many.workers * hosts
     if least == most:
         return SharedLoading(least=least, most=most)
@@ -402,7 +402,7 @@ def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
     noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
     if together <= noise * expected:
         return SharedLoading(least=least, most=most)
-    best = min(1 / rate.steps_per_second for rate in known)
+    best = min(1 / rate.steps_per_second for rate in rates)
     # Bounded by a single worker's time for a batch, which includes its wait.
     seconds = min((most * together - least * alone) / (most - least), best, wall / least)
     return SharedLoading(

@@ -145,16 +145,16 @@ def working(words: str, *, quiet: bool = False) -> Iterator[None]:
         timer.cancel()
         # It may be about to start the spinner.
         timer.join()
-        for each in shown:
-            each.stop()
+        for line in shown:
+            line.stop()
 
 
 def program() -> str:
     """Returns the word, or the path, by which stoker was called."""
     typed = Path(sys.argv[0])
-    found = shutil.which("stoker")
+    on_path = shutil.which("stoker")
     # `python -m stoker.cli` and tests have another name; `make run` calls .venv/bin/stoker.
-    if typed.name != "stoker" or not typed.is_file() or (found and typed.samefile(found)):
+    if typed.name != "stoker" or not typed.is_file() or (on_path and typed.samefile(on_path)):
         return "stoker"
     return relative(typed)
 

@@ -161,13 +161,16 @@ def parameters_of(training: Training) -> dict[str, str]:
         if (value := getattr(group, key)) is not None
     }
     how = {"strategy": training.strategy, "engine": training.engine}
-    given = {name: shown(each) for name, each in values_of(training.hyperparameters).items()}
+    given = {
+        name: shown(hyperparameter)
+        for name, hyperparameter in values_of(training.hyperparameters).items()
+    }
     return {**given, **cluster, **how}
 
 
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
-    found: dict[str, float | None] = {**(training.metrics if training else {})}
-    found |= {
+    metrics: dict[str, float | None] = {**(training.metrics if training else {})}
+    metrics |= {
         f"stoker_{name}": value for name, value in (training.dollars if training else {}).items()
     }
     measured = training.measured if training else None
@@ -176,18 +179,18 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
             *("step_seconds", "wait_seconds", "whole_step_seconds"),
             *("samples_per_second", "usd_per_1000_steps"),
         )
-        found |= {f"stoker_{name}": getattr(measured, name) for name in steps}
+        metrics |= {f"stoker_{name}": getattr(measured, name) for name in steps}
         epochs = measured.epochs.figures if measured.epochs else {}
-        found |= {f"stoker_{name}": value for name, value in epochs.items()}
-    found["stoker_gpu_utilization"] = busy_share(training.gpus) if training else None
+        metrics |= {f"stoker_{name}": value for name, value in epochs.items()}
+    metrics["stoker_gpu_utilization"] = busy_share(training.gpus) if training else None
     if evaluation:
-        found["stoker_passed"] = float(evaluation.passed)
-        found |= {f"stoker_{name}": v for name, v in notice_figures(evaluation.notices).items()}
-        found |= {each.metric: each.value for each in evaluation.gates}
+        metrics["stoker_passed"] = float(evaluation.passed)
+        metrics |= {f"stoker_{name}": v for name, v in notice_figures(evaluation.notices).items()}
+        metrics |= {gate.metric: gate.value for gate in evaluation.gates}
         if performance := evaluation.performance:
             results = ("speedup", "prediction_error", "cost_change")
-            found |= {f"stoker_{name}": getattr(performance, name) for name in results}
-    return {name: value for name, value in found.items() if value is not None}
+            metrics |= {f"stoker_{name}": getattr(performance, name) for name in results}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _told(value: float) -> float | str:
@@ -196,7 +199,7 @@ def _told(value: float) -> float | str:
 
 def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
     outcome = outcome_of(training, evaluation.gates if evaluation else ())
-    told = {
+    tags = {
         _STATUS_TAG: training.status,
         "stoker_job": training.job.name,
         "stoker_job_url": training.job.url,
@@ -206,12 +209,12 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
         "stoker_outcome": outcome.state,
         "stoker_failure": outcome.reason,
     }
-    told |= {f"stoker_{name}": value for name, value in training.lineage.facts().items()}
+    tags |= {f"stoker_{name}": value for name, value in training.lineage.facts().items()}
     # MLflow's own name, which its pages show.
     if training.lineage.git:
-        told["mlflow.source.git.commit"] = training.lineage.git
+        tags["mlflow.source.git.commit"] = training.lineage.git
     # Empty values replace an earlier attempt's.
-    return {name: value or "" for name, value in told.items()}
+    return {name: value or "" for name, value in tags.items()}
 
 
 def _address(settings: TrackingSettings) -> str:
@@ -273,8 +276,12 @@ def main() -> None:
 
 def _words(err: Exception) -> str:
     # If a server is down, requests, urllib3 and MLflow each repeat the error.
-    found = re.match(r"API request to (https?://[^/]+)\S* failed with exception", str(err))
-    return f"{found[1]} cannot be reached" if found else _short(str(err) or type(err).__name__)
+    unreachable = re.match(r"API request to (https?://[^/]+)\S* failed with exception", str(err))
+    return (
+        f"{unreachable[1]} cannot be reached"
+        if unreachable
+        else _short(str(err) or type(err).__name__)
+    )
 
 
 def _written(order: TrackingOrder) -> TrackedRun:
@@ -297,10 +304,12 @@ def _written(order: TrackingOrder) -> TrackedRun:
         points = [Metric(name, metrics[name], now, order.step) for name in names]
         client.log_batch(run_id, metrics=points)
     ended = _STATUS.get(there.tags.get(_STATUS_TAG, "")) if order.is_refused else None
-    told = {name: value for name, value in order.tags.items() if value or name in there.tags}
+    changed_tags = {
+        name: value for name, value in order.tags.items() if value or name in there.tags
+    }
     if ended:
-        del told[_STATUS_TAG]
-    tags = {**told, RUN_TAG: order.run}
+        del changed_tags[_STATUS_TAG]
+    tags = {**changed_tags, RUN_TAG: order.run}
     client.log_batch(run_id, tags=[RunTag(name, tags[name]) for name in sorted(tags)])
     trouble = _with_files(client, run_id, order.files)
     # Last: programs that wait for the end then find everything.
@@ -331,9 +340,9 @@ def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
     if order.run_id:
         # If it was deleted meanwhile, another run continues.
         with contextlib.suppress(MlflowException):
-            found = client.get_run(order.run_id).info
-            if found.lifecycle_stage == "active":
-                return str(found.run_id), str(found.experiment_id)
+            info = client.get_run(order.run_id).info
+            if info.lifecycle_stage == "active":
+                return str(info.run_id), str(info.experiment_id)
     experiment = client.get_experiment_by_name(order.experiment)
     if experiment is None:
         try:
@@ -350,8 +359,8 @@ def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
         runs = client.search_runs([number], mark, max_results=1)
         if runs:
             return str(runs[0].info.run_id), number
-    made = client.create_run(number, tags={RUN_TAG: order.run}, run_name=order.run)
-    return str(made.info.run_id), number
+    new_run = client.create_run(number, tags={RUN_TAG: order.run}, run_name=order.run)
+    return str(new_run.info.run_id), number
 
 
 def _with_files(client: "MlflowClient", run_id: str, files: Sequence[str]) -> str:

@@ -141,18 +141,18 @@ def train(
 
     jobs = [job]
     if decision and policy.then == "next_plan":
-        for each in _further(job, decision):
+        for alternative in _further(job, decision):
             try:
-                platform.plan(each)
+                platform.plan(alternative)
             except UsageError as err:
                 # The decision does not know the platform's rules.
-                say(f"{groups_in_words(each.groups)} cannot replace it: {err.what}")
+                say(f"{groups_in_words(alternative.groups)} cannot replace it: {err.what}")
             else:
-                jobs.append(each)
+                jobs.append(alternative)
     first = 0
     if len(jobs) > 1:
         # A job that an earlier attempt got hosts for.
-        first = platform.resumed([platform.plan(each) for each in jobs])
+        first = platform.resumed([platform.plan(alternative) for alternative in jobs])
     short: frozenset[str] = frozenset()
     last = NoCapacityError(f"there are no hosts for {groups_in_words(job.groups)}")
     for index in range(first, len(jobs)):
@@ -253,8 +253,8 @@ def _train_once(
 ) -> Training:
     clusters = platform.choices(job)
     budget = limiting_budget(job, clusters, catalog=catalog, decision=decision)
-    known = [group for group in job.groups if group.name in budget.usd_per_hour]
-    prices = {group.instance_type: budget.usd_per_hour[group.name] for group in known}
+    priced_groups = [group for group in job.groups if group.name in budget.usd_per_hour]
+    prices = {group.instance_type: budget.usd_per_hour[group.name] for group in priced_groups}
     job = replace(
         job, prices=prices, settings=replace(job.settings, budget=budget if prices else None)
     )
@@ -283,7 +283,9 @@ def _train_once(
         raise
     finally:
         run.stop()
-    sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
+    sizes = {
+        instance.type: (instance.vcpus, instance.accelerators) for instance in catalog.instances
+    }
     load = run.load_words(sizes)
     for words in load:
         if on_line:
@@ -343,7 +345,7 @@ def facts_of(
     if end.unfetched:
         lost = f"the outputs could not be read: {end.unfetched}"
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
-    seeds = {name: each for name, each in job.hyperparameters.items() if "seed" in name.lower()}
+    seeds = {name: value for name, value in job.hyperparameters.items() if "seed" in name.lower()}
     timeline_file = None
     _, _, digest = (job.image or "").partition("@")
     if end.output_dir:
@@ -351,8 +353,10 @@ def facts_of(
         try:
             # Timeline of the first rank that has one.
             if leader and leader.measured and leader.measured.timeline_file:
-                found = _keep(folder / leader.measured.timeline_file, job.run_dir / "timeline.csv")
-                timeline_file = "timeline.csv" if found else None
+                timeline = _keep(
+                    folder / leader.measured.timeline_file, job.run_dir / "timeline.csv"
+                )
+                timeline_file = "timeline.csv" if timeline else None
             _keep(folder / "feed.csv", job.run_dir / "feed.csv")
             _keep(folder / "gpu.csv", job.run_dir / "gpu.csv")
             _keep_passive(folder / PASSIVE_PROFILE, job)
@@ -402,7 +406,7 @@ def budget_of(job: JobSpec, *, catalog: Catalog, decision: Decision | None) -> B
     limit = job.settings.budget.max_usd if job.settings.budget else None
     if catalog.purchase == NOMINAL:
         return Budget(max_usd=limit)
-    single = {each.name: msgspec.structs.replace(each, count=1) for each in job.groups}
+    single = {group.name: msgspec.structs.replace(group, count=1) for group in job.groups}
     prices = {name: catalog.usd_per_hour([group]) for name, group in single.items()}
     return Budget(
         usd_per_hour={name: price for name, price in prices.items() if price is not None},
@@ -450,7 +454,9 @@ def _keep_passive(file: Path, job: JobSpec) -> None:
     kept.unlink(missing_ok=True)
     if not file.is_file():
         return
-    found = read_json(file, Profile)
-    what = {**found.what, "command": [*job.command]}
-    found = msgspec.structs.replace(found, workload_sha256=job.settings.workload_sha256, what=what)
-    write_json(kept, found)
+    profile = read_json(file, Profile)
+    what = {**profile.what, "command": [*job.command]}
+    profile = msgspec.structs.replace(
+        profile, workload_sha256=job.settings.workload_sha256, what=what
+    )
+    write_json(kept, profile)

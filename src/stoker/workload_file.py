@@ -145,15 +145,15 @@ def workload_from(
 
 def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
     # Before types are checked, whose errors would not say where the value comes from.
-    found = {
+    places = {
         word: key
         for key, text in reversed([*_texts(document, "")])
         if any(fnmatchcase(key.partition("[")[0], pattern) for pattern in ADDRESS_KEYS)
         for word in _PLACEHOLDER.findall(_place_in(text))
     }
-    if not found:
+    if not places:
         return
-    left = [(word, found[word]) for word in PLACEHOLDERS if word in found]
+    left = [(word, places[word]) for word in PLACEHOLDERS if word in places]
 
     def meant(*, is_overridden: bool) -> str:
         words = [word for word, key in left if place.is_overridden(key) == is_overridden]
@@ -508,7 +508,7 @@ def _as_written(node: yaml.Node, plain: Collection[int]) -> yaml.Node:
         return yaml.MappingNode(node.tag, pairs, *marks)
     if isinstance(node, yaml.SequenceNode):
         return yaml.SequenceNode(
-            node.tag, [_as_written(each, plain) for each in node.value], *marks
+            node.tag, [_as_written(item, plain) for item in node.value], *marks
         )
     tag = _scalar_tag(node.value) if id(node) in plain else node.tag
     return yaml.ScalarNode(tag, node.value, *marks)

@@ -34,8 +34,8 @@ def bytes_read(pid: int | None = None) -> BytesRead | None:
     """Returns what process `pid`, else this one, has read; None if the kernel does not say."""
     try:
         rows = [line.split() for line in Path(f"/proc/{pid or 'self'}/io").read_text().splitlines()]
-        found = {name: int(value) for name, value in rows}
-        return BytesRead(asked=found["rchar:"], fetched=found["read_bytes:"])
+        counts = {name: int(value) for name, value in rows}
+        return BytesRead(asked=counts["rchar:"], fetched=counts["read_bytes:"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -112,7 +112,7 @@ def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
 
 def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
     try:
-        line = next(own for own in pressure.read_text().splitlines() if own.startswith("some"))
+        line = next(row for row in pressure.read_text().splitlines() if row.startswith("some"))
         return int(line.rpartition("total=")[2]) / 1e6
     except (OSError, ValueError, StopIteration):
         return None
@@ -147,17 +147,17 @@ class StrayProcesses:
         """Returns their CPU-seconds since the first call; takes milliseconds."""
         if not hasattr(os, "sched_getaffinity"):
             return self._total
-        own = os.sched_getaffinity(0)
-        if len(own) >= (os.cpu_count() or 1):
+        own_cpus = os.sched_getaffinity(0)
+        if len(own_cpus) >= (os.cpu_count() or 1):
             # There is nothing beyond: no process is looked at.
             return self._total
         before, seen = self._seen, {}
         for pid in descendant_pids():
             seen[pid] = _whole_cpu_seconds(pid)
             cpus = _affinity(pid)
-            if before is not None and cpus - own:
+            if before is not None and cpus - own_cpus:
                 used = max(0.0, seen[pid] - before.get(pid, 0.0))
-                inside = used * len(cpus & own) / len(cpus)
+                inside = used * len(cpus & own_cpus) / len(cpus)
                 self._total = StrayCpu(self._total.seconds + used, self._total.inside + inside)
         self._seen = seen
         return self._total
@@ -215,8 +215,8 @@ def machine_cpu_seconds() -> float:
 
 def others_cpu_seconds() -> float:
     """Returns CPU-seconds of programs on this process's vCPUs that are not below it."""
-    own = time.process_time() + children_cpu_seconds()
-    return machine_cpu_seconds() - own
+    own_seconds = time.process_time() + children_cpu_seconds()
+    return machine_cpu_seconds() - own_seconds
 
 
 def elsewhere_cpu_seconds() -> float:
@@ -238,8 +238,8 @@ def _busy(times: Mapping[str, float]) -> float:
 
 
 def queued_seconds() -> float:
-    own = scheduled("/proc/self")
-    return own.queued if own else 0.0
+    times = scheduled("/proc/self")
+    return times.queued if times else 0.0
 
 
 def threads_cpu_seconds(ids: set[int]) -> float:
@@ -291,12 +291,12 @@ def drop_cached(paths: Iterable[Path]) -> int:
 
 def _open_now() -> list[str]:
     folder = "/proc/self/fd"
-    found = []
+    files = []
     with contextlib.suppress(OSError):
         for number in os.listdir(folder):
             with contextlib.suppress(OSError):
-                found.append(os.readlink(f"{folder}/{number}"))
-    return found
+                files.append(os.readlink(f"{folder}/{number}"))
+    return files
 
 
 def _mapped() -> list[str]:
@@ -306,7 +306,7 @@ def _mapped() -> list[str]:
     except OSError:
         return []
     words = [line.split(maxsplit=5) for line in lines]
-    return [each[5] for each in words if len(each) == 6 and "x" not in each[_MODE_ARGUMENT]]
+    return [fields[5] for fields in words if len(fields) == 6 and "x" not in fields[_MODE_ARGUMENT]]
 
 
 def _is_data(name: str) -> bool:
@@ -315,7 +315,7 @@ def _is_data(name: str) -> bool:
     if name.endswith(_CODE) or ".so." in name:
         return False
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except (OSError, ValueError):
         return False
-    return stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _MAX_FILE_BYTES
+    return stat.S_ISREG(status.st_mode) and 0 < status.st_size <= _MAX_FILE_BYTES

@@ -72,13 +72,13 @@ def git_listing(folder: Path) -> GitListing | None:
 def _run(
     folder: Path, *arguments: str, environ: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[bytes]":
-    known = {name: value for name, value in environ.items() if name not in _OF_HOOKS}
+    variables = {name: value for name, value in environ.items() if name not in _OF_HOOKS}
     return subprocess.run(
         # A monitor is a program that the repository's settings name.
         ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments],
         capture_output=True,
         timeout=_LISTING_SECONDS,
-        env={**known, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+        env={**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         check=False,
     )
 

@@ -126,15 +126,15 @@ def visible_places(
     """
     if text is None:
         return tuple(place for index in range(len(devices)) for place in _parts(index, devices))
-    found: list[tuple[int, int | None]] = []
+    chosen: list[tuple[int, int | None]] = []
     for entry in text.split(","):
         places = _named_by(entry.strip(), devices)
         if not places:
             break
-        if any(place in found for place in places):
+        if any(place in chosen for place in places):
             return ()
-        found += places
-    return tuple(found)
+        chosen += places
+    return tuple(chosen)
 
 
 def _parts(index: int, devices: Sequence[DeviceNames]) -> tuple[tuple[int, int | None], ...]:
@@ -168,16 +168,16 @@ def _named_by(entry: str, devices: Sequence[DeviceNames]) -> tuple[tuple[int, in
 
 def throttle_reasons(bits: int) -> tuple[ThrottleReason, ...]:
     """Returns why clocks are lowered, by the bits of NVML's clock event reasons."""
-    found: list[ThrottleReason] = []
+    reasons: list[ThrottleReason] = []
     if bits & _POWER_BITS:
-        found.append("power")
+        reasons.append("power")
     if bits & _THERMAL_BITS:
-        found.append("thermal")
+        reasons.append("thermal")
     # The bit of a hardware slowdown is also set beside its cause's.
     named = bits & 0x8 and bits & (0x40 | 0x80)
     if bits & (_OTHER_BITS & ~0x8 if named else _OTHER_BITS):
-        found.append("other")
-    return tuple(found)
+        reasons.append("other")
+    return tuple(reasons)
 
 
 class GpusUnreadError(Exception):
@@ -266,14 +266,14 @@ class GpuReader:
         states, refused, lost = [], [], []
         pcie_cpu_seconds = 0.0
         for gpu, handles in list(self._handles.items()):
-            found = handles.look(self._nvml, self._clock, self._cpu_clock)
-            pcie_cpu_seconds += found.pcie_cpu_seconds
-            refused += [f"{question} of GPU {gpu.number}" for question in found.refused]
-            if found.lost:
+            answers = handles.look(self._nvml, self._clock, self._cpu_clock)
+            pcie_cpu_seconds += answers.pcie_cpu_seconds
+            refused += [f"{question} of GPU {gpu.number}" for question in answers.refused]
+            if answers.lost:
                 del self._handles[gpu]
-                lost.append(f"GPU {gpu.number} ({gpu.uuid}): {found.lost}")
-            elif found.sample:
-                states.append(GpuState(gpu=gpu, sample=found.sample))
+                lost.append(f"GPU {gpu.number} ({gpu.uuid}): {answers.lost}")
+            elif answers.sample:
+                states.append(GpuState(gpu=gpu, sample=answers.sample))
         return Look(
             tuple(states),
             refused=tuple(refused),
@@ -300,16 +300,16 @@ class GpuReader:
         for place, part in visible_places(visible, names):
             index, handle = devices[place]
             parts = slices[place] or ()
-            own = handle if part is None else parts[part]
+            device = handle if part is None else parts[part]
             uuid = names[place].uuid if part is None else names[place].slices[part]
             gpu = Gpu(
                 index=index,
                 slice=part,
                 uuid=uuid,
                 model=_model_of(nvml, handle),
-                memory_total_bytes=_memory_of(nvml, own),
+                memory_total_bytes=_memory_of(nvml, device),
             )
-            self._handles[gpu] = _Handles(own, whole=handle, is_slice=part is not None)
+            self._handles[gpu] = _Handles(device, whole=handle, is_slice=part is not None)
         if names and not self._handles:
             shown = "" if visible is None else f"{VISIBLE}={visible!r} names none"
             self.left_out = shown or "all are in MIG mode, without a slice"
@@ -352,7 +352,7 @@ class _Handles:
     def look(
         self, nvml: ModuleType, clock: Callable[[], float], cpu_clock: Callable[[], float]
     ) -> _Answers:
-        found: dict[str, object] = {}
+        answers: dict[str, object] = {}
         refused, failed = [], ""
         pcie_cpu_seconds = 0.0
         for question in list(self._questions):
@@ -364,7 +364,7 @@ class _Handles:
                 handle = self._own
                 if self._is_slice and question in _OF_WHOLE_GPU:
                     handle = self._whole
-                found[question] = _asked(question, nvml, handle)
+                answers[question] = _asked(question, nvml, handle)
             except Exception as err:  # of the driver's library, whatever it raises
                 failed = str(err) or type(err).__name__
                 code = _code_of(err)
@@ -376,10 +376,10 @@ class _Handles:
             if is_pcie:
                 pcie_cpu_seconds = cpu_clock() - before
                 self._pcie_at = clock() + pcie_cpu_seconds / _PCIE_CPU_SHARE
-        self._silent = 0 if found or not failed else self._silent + 1
-        if not found and (not self._questions or self._silent >= _SILENT_LOOKS):
+        self._silent = 0 if answers or not failed else self._silent + 1
+        if not answers and (not self._questions or self._silent >= _SILENT_LOOKS):
             return _Answers(refused=tuple(refused), lost=f"it answers nothing: {failed}")
-        sample = msgspec.convert(found, GpuSample) if found else None
+        sample = msgspec.convert(answers, GpuSample) if answers else None
         return _Answers(sample, refused=tuple(refused), pcie_cpu_seconds=pcie_cpu_seconds)
 
 
@@ -417,12 +417,12 @@ def _slices_of(nvml: ModuleType, handle: object) -> tuple[object, ...] | None:
         return None
     if not is_sliced:
         return None
-    found = []
+    slices = []
     for place in range(num_places):
         # Places without a slice are not found.
         with contextlib.suppress(Exception):
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
-    return tuple(found)
+            slices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+    return tuple(slices)
 
 
 def _model_of(nvml: ModuleType, handle: object) -> str | None:

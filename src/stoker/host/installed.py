@@ -49,11 +49,11 @@ def users_folders() -> tuple[str, ...]:
 def modules_in(folders: Iterable[str], names: Iterable[str]) -> set[str]:
     """Returns those of the names that are modules in one of the folders."""
     wanted = frozenset(names)
-    found: set[str] = set()
+    modules: set[str] = set()
     for folder in folders:
         shared = _names_in(folder) & wanted
-        found.update(name for name in shared if _has_module(folder, name))
-    return found
+        modules.update(name for name in shared if _has_module(folder, name))
+    return modules
 
 
 def _has_module(folder: str, name: str) -> bool:
@@ -142,10 +142,10 @@ class _OwnFinder:
 
 def _taken(names: set[str], *, within: Sequence[str] | None = None) -> dict[str, ModuleType]:
     """Takes modules out of `sys.modules`; with `within` only those of files in these folders."""
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for name, module in list(sys.modules.items()):
         file = os.path.abspath(str(getattr(module, "__file__", None) or ""))
         is_there = within is None or any(file.startswith(folder + os.sep) for folder in within)
         if name.partition(".")[0] in names and is_there:
-            found[name] = sys.modules.pop(name)
-    return found
+            modules[name] = sys.modules.pop(name)
+    return modules

@@ -88,12 +88,12 @@ def _room_of_user() -> Iterator[tuple[int, str]]:
 
 
 def _num_tasks_of(user: int) -> int:
-    found = 0
+    num_tasks = 0
     for process in psutil.process_iter(["uids", "num_threads"]):
         uids = process.info["uids"]
         if uids and uids.real == user:
-            found += process.info["num_threads"] or 1
-    return found
+            num_tasks += process.info["num_threads"] or 1
+    return num_tasks
 
 
 def _number(file: Path) -> int | None:

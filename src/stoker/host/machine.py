@@ -68,8 +68,8 @@ def cpu_limit() -> CpuLimit:
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
-    asked = environ.get(CPU_REQUEST, "")
-    return int(asked) / 1000 or None if asked.isdigit() else None
+    request = environ.get(CPU_REQUEST, "")
+    return int(request) / 1000 or None if request.isdigit() else None
 
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
@@ -83,9 +83,9 @@ def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Pat
     groups = cpu_groups(root=root, membership=membership)
     limits = [(group_quota(group), group) for group in groups]
     limits += [(requested_vcpus(), group) for group in groups[:1]]
-    known = [(quota, group) for quota, group in limits if quota is not None]
+    quotas = [(quota, group) for quota, group in limits if quota is not None]
     # The first of several with the same.
-    quota, group = min(known, key=lambda own: own[0], default=(math.inf, None))
+    quota, group = min(quotas, key=lambda own: own[0], default=(math.inf, None))
     return group if quota < num_cpus() else None
 
 
@@ -97,16 +97,16 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
     # Where both versions are in use, version 2 is mounted below.
     tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
     # The path may be the host's, and the root already the container's group.
-    known = [*_memberships(membership), (["", "cpu"], "/")]
+    memberships = [*_memberships(membership), (["", "cpu"], "/")]
     folders = [
         folder
         for top, controller in tops
-        for controllers, path in known
+        for controllers, path in memberships
         if controller in controllers
         for folder in _upwards(top, path)
     ]
-    found = (folder for folder in folders if any((folder / name).is_file() for name in _CPU_FILES))
-    return tuple(dict.fromkeys(found))
+    groups = (folder for folder in folders if any((folder / name).is_file() for name in _CPU_FILES))
+    return tuple(dict.fromkeys(groups))
 
 
 def group_quota(folder: Path) -> float | None:

@@ -29,21 +29,21 @@ def descendant_pids() -> list[int]:
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return [child.pid for child in descendants()]
-    found = _children("self")
+    pids = _children("self")
     # The list grows as it is iterated: children of children are appended.
-    for pid in found:
-        found += _children(str(pid))
-    return found
+    for pid in pids:
+        pids += _children(str(pid))
+    return pids
 
 
 def descendants(*, spared: Collection[int] = ()) -> list[psutil.Process]:
     """Returns all processes below this one, without the children `spared` and theirs."""
-    found = []
+    processes = []
     for child in psutil.Process().children():
         if child.pid not in spared:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found += [child, *child.children(recursive=True)]
-    return found
+                processes += [child, *child.children(recursive=True)]
+    return processes
 
 
 def signal_all(processes: Iterable[psutil.Process], number: int) -> None:
@@ -137,15 +137,15 @@ def processes_of(session: int, marker: bytes) -> list[int]:
 
     They are in its launcher's session, or have its marker in their environment.
     """
-    found = []
+    pids = []
     # Not process_iter, which remembers processes whose pid another one may have by now.
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
             if pid != os.getpid() and is_running(psutil.Process(pid)):
                 environ = Path(f"/proc/{pid}/environ")
                 if os.getsid(pid) == session or marker in b"\0" + environ.read_bytes():
-                    found.append(pid)
-    return found
+                    pids.append(pid)
+    return pids
 
 
 def kill_all(session: int, marker: bytes) -> bool:

@@ -166,8 +166,8 @@ def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options:
         module, _, function = install.rpartition(".")
         try:
             _hide_users_modules()
-            found = getattr(import_module(f"stoker.{module}"), function)
-            found(getattr(sys.modules[modules[-1]], kind), **options)
+            patch = getattr(import_module(f"stoker.{module}"), function)
+            patch(getattr(sys.modules[modules[-1]], kind), **options)
         except Exception as err:
             if install == _PROBE:
                 _record_modules(problem=f"{type(err).__name__}: {err}")
