@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stoker.records import FeedSettings
+from support.forked_tree import started
 from support.local_job import LocalJob
 from support.other_python import other_version, python_without, with_stoker, with_version
-from support.processes import started
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
