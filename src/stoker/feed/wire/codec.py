@@ -139,7 +139,7 @@ class Encoded:
             # Rare, so that others need not wait for it: described once more, as views of regions.
             first = self._nodes
             self._regions = regions_of(
-                [view for each, _ in first.values() for view in _views(each)]
+                [view for node, _ in first.values() for view in _views(node)]
             )
             self._begin()
             node = self.node(value, "batch", 0)
@@ -201,9 +201,9 @@ class Encoded:
     def leaf(self, value: object) -> list[object] | None:
         """Returns the node of a tensor, array or NumPy scalar; None if it cannot be sent raw."""
         # A tensor that occurs twice is sent once, and both places share its memory again.
-        known = self._nodes.get(id(value))
-        if known is not None:
-            return known[1]
+        entry = self._nodes.get(id(value))
+        if entry is not None:
+            return entry[1]
         is_numpy = isinstance(value, np.ndarray | np.generic)
         node = self._array(value) if is_numpy else _tensor(self, value)
         if node is not None:
@@ -454,9 +454,9 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> object:
         """Reduces as cloudpickle does, but keeps the state of objects with slots."""
-        known = reduced(obj)
-        if known is not None:
-            return known
+        reduction = reduced(obj)
+        if reduction is not None:
+            return reduction
         place = place_of(obj) if isinstance(obj, type) else None
         if place is not None:
             return (class_at, place)
@@ -605,12 +605,12 @@ class Decoder:
             case (Tag.PICKLE, [list() as place, list() as leaves]) if place[:1] == [Tag.BYTES]:
                 return self._unpickled(place, leaves)
             case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
-                known = self._known.get(offset)
+                earlier = self._known.get(offset)
                 # All that has no elements is at offset 0.
-                if known is not None and known[0] == rest and 0 not in shape:
-                    return known[1]
+                if earlier is not None and earlier[0] == rest and 0 not in shape:
+                    return earlier[1]
                 tensor = _arranged(self._tensor(dtype, shape, offset), end)
-                if known is None:
+                if earlier is None:
                     self._known[offset] = (rest, tensor)
                 return tensor
             case (Tag.STRIDED_TENSOR, [str(dtype), list(shape), list(strides), int(place), *end]):
@@ -622,11 +622,11 @@ class Decoder:
                 scalar: object = self._array(dtype, [], offset)[()]
                 return scalar
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
-                known = self._known.get(offset)
-                if known is not None and known[0] == rest and 0 not in shape:
-                    return known[1]
+                earlier = self._known.get(offset)
+                if earlier is not None and earlier[0] == rest and 0 not in shape:
+                    return earlier[1]
                 array = self._array(dtype, shape, offset)
-                if known is None:
+                if earlier is None:
                     self._known[offset] = (rest, array)
                 return array
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):

@@ -105,8 +105,8 @@ class ScriptEnvironment:
 
     @classmethod
     def unpacked(cls, changes: bytes, arguments: bytes) -> "ScriptEnvironment":
-        found = tuple((name, value) for name, value in json.loads(changes))
-        return cls(found, tuple(json.loads(arguments)))
+        variables = tuple((name, value) for name, value in json.loads(changes))
+        return cls(variables, tuple(json.loads(arguments)))
 
     def packed_changes(self) -> bytes:
         return json.dumps(self.changes).encode()
@@ -141,9 +141,9 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
-    found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+    variables = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
     # setproctitle overwrites the environment.
-    return found if any(name.startswith("STOKER_") for name in found) else None
+    return variables if any(name.startswith("STOKER_") for name in variables) else None
 
 
 def changes_between(
@@ -472,10 +472,10 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def _digest_of(parts: "Iterable[ReadableBuffer]") -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()
 
 
 class Arrival:
@@ -534,7 +534,7 @@ def pack_error(
     _cut_texts(trace)
     text = _cut("".join(trace.format()))
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
-    long = sum(len(each) for each in err.args if isinstance(each, str | bytes))
+    long = sum(len(argument) for argument in err.args if isinstance(argument, str | bytes))
     arguments = pickle_of(err) if long <= _MAX_ERROR_BYTES else None
     # The error has to fit a message.
     if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
@@ -551,11 +551,11 @@ def _cut(text: str) -> str:
 
 def _cut_texts(trace: traceback.TracebackException) -> None:
     """Cuts the texts of an exception and of those behind it before they are copied into one."""
-    found = [trace]
-    for each in found:
+    traces = [trace]
+    for part in traces:
         # Private, so that it may have no effect elsewhere: then `_cut` of the whole has to do.
-        vars(each)["_str"] = _cut(str(each))
-        found += filter(None, (each.__cause__, each.__context__))
+        vars(part)["_str"] = _cut(str(part))
+        traces += filter(None, (part.__cause__, part.__context__))
 
 
 def unpack_error(data: bytes | memoryview) -> Exception:
@@ -583,10 +583,10 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         with contextlib.suppress(Exception):
             # As torch does: such a class takes its message by name.
             words = {"message": message}
-            made = kind(**words) if getattr(kind, "message", None) else kind(message)
+            error = kind(**words) if getattr(kind, "message", None) else kind(message)
             # Its own __str__ may raise, or leave the message out.
-            if isinstance(made, kind) and str(made):
-                return made
+            if isinstance(error, kind) and str(error):
+                return error
         if isinstance(original, Exception):
             # The constructor takes other arguments: the original gets a note, as tracebacks show.
             original.add_note(message)

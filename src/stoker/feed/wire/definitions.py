@@ -149,10 +149,10 @@ def _is_own(value: object) -> bool:
 
 
 def _mark_of(value: object) -> str:
-    known = _marks.get(value)
-    if known is None:
-        known = _marks[value] = mark(cast("type", value))
-    return known
+    mark_of_value = _marks.get(value)
+    if mark_of_value is None:
+        mark_of_value = _marks[value] = mark(cast("type", value))
+    return mark_of_value
 
 
 def _names_of_script() -> Iterator[tuple[str, object]]:
@@ -187,10 +187,10 @@ def _definition(value: object, *, until: float) -> Definition:
     reads = tuple(sorted(pickler.reads))
     if is_importable(value):
         pickler.modules.add(str(getattr(value, "__module__", "builtins")))
-    found = Definition(file.getvalue(), reads, tuple(sorted(pickler.modules)))
+    definition = Definition(file.getvalue(), reads, tuple(sorted(pickler.modules)))
     if can_be_kept:
-        _known[value] = found
-    return found
+        _known[value] = definition
+    return definition
 
 
 class _DefinitionFile(io.BytesIO):
@@ -370,14 +370,14 @@ def _sources() -> Mapping[str, str]:
     file = vars(script()).get("__file__")
     files = [file] if isinstance(file, str) else []
     files += [name for name in list(linecache.cache) if _CELL.search(name)]
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     left = _MAX_BYTES
     for name in files:
         text = "".join(linecache.getlines(name))
         left -= len(text)
         if text and left >= 0:
-            found[name] = text
-    return found
+            sources[name] = text
+    return sources
 
 
 def pack_script(found: Script) -> bytes:
@@ -385,6 +385,6 @@ def pack_script(found: Script) -> bytes:
 
 
 def unpack_script(data: bytes) -> Script:
-    found = pickle.loads(data)
-    assert isinstance(found, Script)
-    return found
+    unpacked = pickle.loads(data)
+    assert isinstance(unpacked, Script)
+    return unpacked

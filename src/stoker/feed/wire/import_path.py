@@ -70,27 +70,27 @@ class ImportPath:
 
 
 def _entries(paths: Iterable[object], directory: str) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    entries: dict[str, None] = {}
     for path in paths:
         # An empty entry means the working directory, which may have been removed.
         if not isinstance(path, str) or not (directory or path):
             continue
         full = os.path.normpath(os.path.join(directory, path))
         if full != _STARTUP:
-            found[INSTALLED if is_installed(full) else full] = None
-    return tuple(found)
+            entries[INSTALLED if is_installed(full) else full] = None
+    return tuple(entries)
 
 
 def arranged(entries: Sequence[str], *, here: Sequence[str]) -> list[str]:
     """Returns a path with the order of `entries`, and with all of this process's path, `here`."""
     installed = [path for path in here if is_installed(path)]
-    found: dict[str, None] = {}
+    in_order: dict[str, None] = {}
     for entry in entries:
         if entry == INSTALLED:
-            found |= dict.fromkeys(installed)
+            in_order |= dict.fromkeys(installed)
         elif os.path.exists(entry):
-            found[entry] = None
-    return list(found | dict.fromkeys(here))
+            in_order[entry] = None
+    return list(in_order | dict.fromkeys(here))
 
 
 def forget_hidden(*, kept: Iterable[str] = ()) -> None:
@@ -118,21 +118,21 @@ def _is_hidden(name: str) -> bool:
     spec = getattr(module, "__spec__", None)
     if not isinstance(spec, ModuleSpec) or name in ("stoker", "__main__", "__mp_main__"):
         return False
-    found = _found(name)
+    first = _found(name)
     # Without a place: built in, frozen, or a namespace, which hides nothing.
-    return found is not None and found.has_location and found.origin != spec.origin
+    return first is not None and first.has_location and first.origin != spec.origin
 
 
 def _found(name: str) -> ModuleSpec | None:
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         try:
-            found: object = None if find is None else find(name, None)
+            spec: object = None if find is None else find(name, None)
         # Whatever a finder of another package raises.
         except Exception:
             continue
-        if isinstance(found, ModuleSpec):
-            return found
+        if isinstance(spec, ModuleSpec):
+            return spec
     return None
 
 

@@ -78,26 +78,30 @@ class ImportedCode:
                 parent = self._of_user(name)
                 if parent is not None:
                     files[name] = parent.digest
-        found = {name: installed_version(name) for name in packages - files.keys()}
-        versions = {name: version for name, version in sorted(found.items()) if version}
+        installed = {name: installed_version(name) for name in packages - files.keys()}
+        versions = {name: version for name, version in sorted(installed.items()) if version}
         return CodeFacts(dict(sorted(files.items())), versions)
 
     def differences(self, theirs: CodeFacts) -> str:
         """Returns in words what differs here from a trainer's; empty: nothing."""
-        found: list[str] = []
+        differences: list[str] = []
         for name, digest in theirs.files.items():
             imported = self._module(name) or _on_disk(name)
             if imported is not None and imported.digest not in ("", digest):
-                found.append(
+                differences.append(
                     f"module {name} ({imported.spec.origin}) is {imported.digest[:8]} on the "
                     f"data host, {digest[:8]} in the trainer"
                 )
         for name, version in theirs.versions.items():
             here = installed_version(name)
             if here and here != version:
-                found.append(f"package {name} is {here} on the data host, {version} in the trainer")
-        more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
-        what = "; ".join(found[:_MAX_SHOWN]) + more
+                differences.append(
+                    f"package {name} is {here} on the data host, {version} in the trainer"
+                )
+        more = (
+            f"; and {len(differences) - _MAX_SHOWN} more" if len(differences) > _MAX_SHOWN else ""
+        )
+        what = "; ".join(differences[:_MAX_SHOWN]) + more
         return f"its code differs from the trainer's: {what}" if what else ""
 
     def _of_user(self, name: str) -> _Imported | None:
@@ -108,15 +112,15 @@ class ImportedCode:
 
     def _module(self, name: str) -> _Imported | None:
         module = sys.modules.get(name)
-        found = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
-        if not isinstance(module, ModuleType) or not isinstance(found, ModuleSpec):
+        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        if not isinstance(module, ModuleType) or not isinstance(spec, ModuleSpec):
             return None
-        known = self._modules.get(name)
-        if known is None or known.spec is not found:
-            digest = _digest(found)
+        imported = self._modules.get(name)
+        if imported is None or imported.spec is not spec:
+            digest = _digest(spec)
             uses = tuple(sorted(_used_by(module))) if digest else ()
-            known = self._modules[name] = _Imported(found, digest, uses)
-        return known
+            imported = self._modules[name] = _Imported(spec, digest, uses)
+        return imported
 
 
 @functools.cache
@@ -127,11 +131,11 @@ def imported_code() -> ImportedCode:
 
 def _on_disk(name: str) -> _Imported | None:
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     # Whatever a package raises as it is imported.
     except Exception:
         return None
-    return None if found is None else _Imported(found, _digest(found))
+    return None if spec is None else _Imported(spec, _digest(spec))
 
 
 def _digest(spec: ModuleSpec) -> str:
@@ -146,18 +150,18 @@ def _digest(spec: ModuleSpec) -> str:
 
 
 def _used_by(module: ModuleType) -> set[str]:
-    found: set[object] = set()
+    names: set[object] = set()
     # A list: another thread may modify the module meanwhile.
     for value in list(vars(module).values()):
         # By its type: an object's __class__ may run code, or warn.
         kind = type(value)
         if issubclass(kind, ModuleType):
-            found.add(vars(value).get("__name__"))
+            names.add(vars(value).get("__name__"))
         elif issubclass(kind, (type, FunctionType)):
-            found.add(value.__module__)
+            names.add(value.__module__)
         else:
-            found.add(kind.__module__)
-    return {name for name in found if isinstance(name, str)}
+            names.add(kind.__module__)
+    return {name for name in names if isinstance(name, str)}
 
 
 @functools.cache

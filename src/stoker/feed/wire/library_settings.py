@@ -52,7 +52,7 @@ def _numpy_print_options() -> object:
 
 
 def _set_numpy_print_options(options: dict[str, object]) -> None:
-    unusual = {name: each for name, each in options.items() if each is not None}
+    unusual = {name: option for name, option in options.items() if option is not None}
     _module("numpy").set_printoptions(**unusual)
 
 
@@ -67,7 +67,7 @@ def _is_json(value: object) -> bool:
 def _pandas_options() -> object:
     registered = _module("pandas._config.config")._registered_options
     get = _module("pandas").get_option
-    values = {name: get(name) for name, each in registered.items() if not _is_deprecated(name)}
+    values = {name: get(name) for name, option in registered.items() if not _is_deprecated(name)}
     return {
         name: value
         for name, value in values.items()
@@ -80,8 +80,8 @@ def _is_deprecated(name: str) -> bool:
 
 
 def _set_pandas_options(options: dict[str, object]) -> None:
-    for name, each in options.items():
-        _module("pandas").set_option(name, each)
+    for name, value in options.items():
+        _module("pandas").set_option(name, value)
 
 
 def _opencv() -> object:
@@ -108,7 +108,9 @@ def _arrow_threads() -> object:
     pyarrow = _module("pyarrow")
     threads = pyarrow.cpu_count()
     usual = {os.cpu_count(), len(os.sched_getaffinity(0))}
-    usual |= {int(each) for each in (os.environ.get("OMP_NUM_THREADS", ""),) if each.isdigit()}
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    if variable.isdigit():
+        usual.add(int(variable))
     return [None if threads in usual else threads, pyarrow.io_thread_count()]
 
 
@@ -124,7 +126,9 @@ def _sklearn() -> object:
     config = _module("sklearn").get_config()
     # Each thread has a copy of it, which alone is changed.
     usual = _module("sklearn._config")._global_config
-    return {name: each for name, each in config.items() if _is_json(each) and each != usual[name]}
+    return {
+        name: value for name, value in config.items() if _is_json(value) and value != usual[name]
+    }
 
 
 def _set_sklearn(config: dict[str, object]) -> None:
@@ -181,9 +185,13 @@ LIBRARY_SETTINGS: tuple[InheritedSetting, ...] = (
 def _image_openers() -> object:
     """Returns what others than Pillow have registered: pillow_heif's formats, a script's."""
     image = _module("PIL.Image")
-    openers = {name: each for name, each in image.OPEN.items() if not _is_pillows(each[0])}
+    openers = {
+        name: functions for name, functions in image.OPEN.items() if not _is_pillows(functions[0])
+    }
     extensions = {end: name for end, name in image.EXTENSION.items() if name in openers}
-    savers = {name: each for name, each in image.SAVE.items() if not _is_pillows(each)}
+    savers = {
+        name: functions for name, functions in image.SAVE.items() if not _is_pillows(functions)
+    }
     return [openers, extensions, savers] if openers or savers else []
 
 

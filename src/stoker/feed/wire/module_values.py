@@ -86,14 +86,14 @@ class SetValue:
 
 def assignments_in(text: str) -> _Assignments:
     """Returns what a file's text assigns to, but for attributes of `self` and `cls`."""
-    found: dict[_Target, None] = {}
+    targets: dict[_Target, None] = {}
     for match in _ASSIGNMENT.finditer(text):
         name, *path = match[1].split(".")
         if name not in _OWN:
             is_key = match[3] is not None
             target = _Target(name, tuple(path), match[3] or match[2], is_key)
-            found[target] = None
-    return _Assignments(tuple(found), dict(_imports_in(text)) if found else {})
+            targets[target] = None
+    return _Assignments(tuple(targets), dict(_imports_in(text)) if targets else {})
 
 
 def _imports_in(text: str) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -119,7 +119,7 @@ class ScriptFiles:
     def values(self) -> list[SetValue]:
         """Returns what the script's files have set by now, in the order of their names."""
         self._look()
-        found: dict[str, SetValue] = {}
+        values: dict[str, SetValue] = {}
         for name, file in self._files.items():
             module = sys.modules.get(name)
             for target in file.targets if isinstance(module, ModuleType) else ():
@@ -127,8 +127,8 @@ class ScriptFiles:
                 with contextlib.suppress(Exception):
                     value = _value_of(target, vars(module), file.imported)
                     if value is not None:
-                        found[value.name] = value
-        return [found[name] for name in sorted(found)]
+                        values[value.name] = value
+        return [values[name] for name in sorted(values)]
 
     def _look(self) -> None:
         fresh = sys.modules.keys() - self._seen
@@ -208,12 +208,12 @@ def script_files() -> ScriptFiles:
 
 def plain_values() -> list[list[object]]:
     """Returns the values that a text can say, as [module, path, whether a key, text]."""
-    found: list[list[object]] = []
-    for each in script_files().values():
-        text = _literal(each.value)
+    values: list[list[object]] = []
+    for set_value in script_files().values():
+        text = _literal(set_value.value)
         if text is not None and not _ACCELERATOR.search(text):
-            found.append([each.module, list(each.path), each.is_key, text])
-    return found
+            values.append([set_value.module, list(set_value.path), set_value.is_key, text])
+    return values
 
 
 def _literal(value: object) -> str | None:
@@ -236,9 +236,9 @@ def set_plain_values(values: list[tuple[str, list[str], bool, str]]) -> None:
 def object_values() -> list[tuple[str, tuple[str, ...], bool, object]]:
     """Returns functions, classes and other small objects that can be pickled."""
     return [
-        (each.module, each.path, each.is_key, each.value)
-        for each in script_files().values()
-        if _literal(each.value) is None and _may_be_pickled(each)
+        (set_value.module, set_value.path, set_value.is_key, set_value.value)
+        for set_value in script_files().values()
+        if _literal(set_value.value) is None and _may_be_pickled(set_value)
     ]
 
 
@@ -272,21 +272,21 @@ class _SmallFile(io.BytesIO):
 
 
 def set_object_values(value: object) -> None:
-    for module, path, is_key, each in cast(
+    for module, path, is_key, set_value in cast(
         "list[tuple[str, tuple[str, ...], bool, object]]", value
     ):
-        _set(module, path, is_key=is_key, value=each)
+        _set(module, path, is_key=is_key, value=set_value)
 
 
 def unsent_values() -> list[str]:
     """Returns the names of set values that cannot be sent."""
     return [
-        each.name
-        for each in script_files().values()
-        if _literal(each.value) is None
-        and not isinstance(each.value, ModuleType | type)
-        and not _may_be_pickled(each)
-        and not _is_original(each)
+        set_value.name
+        for set_value in script_files().values()
+        if _literal(set_value.value) is None
+        and not isinstance(set_value.value, ModuleType | type)
+        and not _may_be_pickled(set_value)
+        and not _is_original(set_value)
     ]
 
 

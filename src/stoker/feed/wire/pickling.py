@@ -103,8 +103,8 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         if is_importable(obj):
             return None
         function = cast("functools._lru_cache_wrapper[object]", obj)
-        known = function.cache_parameters()
-        return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
+        parameters = function.cache_parameters()
+        return (_cached, (function.__wrapped__, parameters["maxsize"], parameters["typed"]))
     if kind is functools.cached_property:
         # It has a lock until Python 3.12.
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
@@ -221,17 +221,17 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type | TypeVar) and not is_by_name(obj):
             name_class(obj)
         if kind is NewType and is_of_script(obj):
-            made = cast("NewType", obj)
-            return (new_type, (made.__name__, made.__supertype__, made.__module__))
+            new = cast("NewType", obj)
+            return (new_type, (new.__name__, new.__supertype__, new.__module__))
         # Not in batches, whose files the trainer may not have.
-        known: object = reduced(obj) or reopened.reduction(obj)
-        if known is None:
-            known = super().reducer_override(obj)
-            if known is NotImplemented and _asks_its_attributes(cast("type", kind)):
+        reduction: object = reduced(obj) or reopened.reduction(obj)
+        if reduction is None:
+            reduction = super().reducer_override(obj)
+            if reduction is NotImplemented and _asks_its_attributes(cast("type", kind)):
                 return _with_state_setter(obj)
         if issubclass(kind, (FunctionType, type, CachedFunction)):
-            return self._with_name(obj, known)
-        return known
+            return self._with_name(obj, reduction)
+        return reduction
 
     def _with_name(self, obj: object, usual: object) -> object:
         """Adds to the reduction of a class or function the names that it has in its script."""
@@ -257,10 +257,11 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         shared = self._shared
         if shared is None or not self._named:
             return "", None
-        roots = {str(getattr(each, "__qualname__", each)): each for each in self._named}
-        found = reachable(roots, max_objects=_MAX_GLOBALS, is_leaf=shared.holds)
+        roots = {str(getattr(named, "__qualname__", named)): named for named in self._named}
+        within_reach = reachable(roots, max_objects=_MAX_GLOBALS, is_leaf=shared.holds)
         return next(
-            ((each.path, each.value) for each in found if shared.holds(each.value)), ("", None)
+            ((named.path, named.value) for named in within_reach if shared.holds(named.value)),
+            ("", None),
         )
 
     def _set_id(self, found: "set[object] | frozenset[object]") -> object:
@@ -287,21 +288,21 @@ class AnswerUnpickler(pickle.Unpickler):
         self._kept: list[object] = []
 
     def find_class(self, module: str, name: str, /) -> object:
-        found: _Makes = super().find_class(module, name)
+        function: _Makes = super().find_class(module, name)
         if module == inside.__name__:
             if name in ("_make_skeleton_class", "_make_skeleton_enum"):
-                return functools.partial(self._class, found)
+                return functools.partial(self._class, function)
             if name == "_class_setstate":
-                return functools.partial(self._with_state, found)
-        return found
+                return functools.partial(self._with_state, function)
+        return function
 
     def _class(self, make: _Makes, *arguments: object) -> object:
         # Both functions have the id before their last argument.
-        known: object = getattr(inside, "_DYNAMIC_CLASS_TRACKER_BY_ID", {}).get(arguments[-2])
-        if known is None:
+        existing: object = getattr(inside, "_DYNAMIC_CLASS_TRACKER_BY_ID", {}).get(arguments[-2])
+        if existing is None:
             return make(*arguments)
-        self._kept.append(known)
-        return known
+        self._kept.append(existing)
+        return existing
 
     def _with_state(self, set_state: _Makes, kind: object, state: object) -> object:
         return kind if any(kind is kept for kept in self._kept) else set_state(kind, state)
@@ -351,10 +352,10 @@ def _send_script_by_value() -> None:
 def _annotated_names(obj: "type | FunctionType") -> Iterable[str]:
     # Asked for them, a class without any makes itself some, which are then part of it.
     is_class = isinstance(obj, type)
-    found = vars(obj).get("__annotations__") if is_class else obj.__annotations__
-    for each in found.values() if isinstance(found, dict) else ():
-        if isinstance(each, str):
-            yield from _WORD.findall(each)
+    annotations = vars(obj).get("__annotations__") if is_class else obj.__annotations__
+    for annotation in annotations.values() if isinstance(annotations, dict) else ():
+        if isinstance(annotation, str):
+            yield from _WORD.findall(annotation)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -376,8 +377,8 @@ def _asks_its_attributes(kind: type) -> bool:
 
 
 def _with_state_setter(obj: object) -> tuple[object, ...]:
-    made = cast("tuple[object, ...]", obj.__reduce_ex__(5))
-    padded = (*made, None, None, None)[:5]
+    reduction = cast("tuple[object, ...]", obj.__reduce_ex__(5))
+    padded = (*reduction, None, None, None)[:5]
     return padded if padded[2] is None else (*padded, _set_state)
 
 
@@ -515,10 +516,10 @@ def _refuse_accelerator(obj: object) -> None:
 
 def culprit(parts: Mapping[str, object]) -> str:
     """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`."""
-    found = _path_to(parts, _pickles)
-    if found is None:
+    place = _path_to(parts, _pickles)
+    if place is None:
         return "the dataset"
-    path, value = found
+    path, value = place
     kind = type(value)
     return f"{path} ({kind.__module__}.{kind.__qualname__})"
 

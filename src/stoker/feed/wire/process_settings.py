@@ -76,10 +76,10 @@ class InheritedSettings:
         """Reads all settings; takes about a millisecond."""
         shared: dict[str, object] = {}
         of_rank: dict[str, object] = {}
-        for each in SETTINGS:
-            value = _read(each)
-            if value is not UNKNOWN and value != each.default:
-                (of_rank if each.differs_by_rank else shared)[each.name] = value
+        for inherited in SETTINGS:
+            value = _read(inherited)
+            if value is not UNKNOWN and value != inherited.default:
+                (of_rank if inherited.differs_by_rank else shared)[inherited.name] = value
         registers = ((register.name, _read(register)) for register in REGISTERS)
         objects = tuple(
             (name, value) for name, value in registers if value and value is not UNKNOWN
@@ -102,15 +102,19 @@ class InheritedSettings:
         if not self.shared:
             return
         given = {**json.loads(self.shared), **json.loads(self.of_rank or "{}")}
-        for each in SETTINGS:
-            _write(each, given.get(each.name, each.default), is_given=each.name in given)
+        for inherited in SETTINGS:
+            _write(
+                inherited,
+                given.get(inherited.name, inherited.default),
+                is_given=inherited.name in given,
+            )
 
     def set(self) -> None:
         """Sets what was sent, in a worker: a thread's settings, and what registers hold."""
         given = {**json.loads(self.shared or "{}"), **json.loads(self.of_rank or "{}")}
-        for each in SETTINGS:
-            if each.name in given:
-                _write(each, given[each.name], is_given=True)
+        for inherited in SETTINGS:
+            if inherited.name in given:
+                _write(inherited, given[inherited.name], is_given=True)
         objects = dict(self.objects)
         for register in REGISTERS:
             if register.name in objects:

@@ -125,15 +125,15 @@ def _time_zone() -> object:
 
 
 def _set_time_zone(value: tuple[str | None, list[str], int, int]) -> None:
-    zone, *known = value
-    if [list(time.tzname), time.timezone, time.altzone] == known:
+    zone, *names_and_offsets = value
+    if [list(time.tzname), time.timezone, time.altzone] == names_and_offsets:
         return
     before = os.environ.get("TZ")
     # The variable itself is among those of the environment, which have rules of their own.
     _set_variable("TZ", zone)
     time.tzset()
     _set_variable("TZ", before)
-    if [list(time.tzname), time.timezone, time.altzone] != known:
+    if [list(time.tzname), time.timezone, time.altzone] != names_and_offsets:
         raise ValueError(f"no such time zone here: {zone or '/etc/localtime of the trainer'}")
 
 
@@ -168,8 +168,8 @@ def _set_garbage_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
 
 def _umask() -> object:
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^Umask:\s*([0-7]+)", status, re.MULTILINE)
-    return int(found[1], 8) if found else 0o022
+    line = re.search(r"^Umask:\s*([0-7]+)", status, re.MULTILINE)
+    return int(line[1], 8) if line else 0o022
 
 
 def _open_files() -> object:
@@ -216,11 +216,13 @@ def _logger_levels() -> "LoggerLevels":
     return {
         "disable": manager.disable,
         "root": logging.root.level,
-        "levels": {name: each.level for name, each in loggers.items() if each.level},
-        "disabled": [name for name, each in loggers.items() if each.disabled],
+        "levels": {name: logger.level for name, logger in loggers.items() if logger.level},
+        "disabled": [name for name, logger in loggers.items() if logger.disabled],
         "names": {
             logging.getLevelName(level): level
-            for level in sorted({each.level for each in loggers.values()} | {logging.root.level})
+            for level in sorted(
+                {logger.level for logger in loggers.values()} | {logging.root.level}
+            )
         },
     }
 
@@ -238,7 +240,7 @@ def _set_logger_levels(value: "LoggerLevels") -> None:
 
 def _root_handlers() -> list[RootHandler]:
     """Returns the handlers that write to a standard stream; others are the script's own."""
-    found: list[RootHandler] = []
+    handlers: list[RootHandler] = []
     for handler in logging.root.handlers:
         if type(handler) is not logging.StreamHandler or handler.filters:
             continue
@@ -246,7 +248,7 @@ def _root_handlers() -> list[RootHandler]:
         form = handler.formatter or logging.Formatter()
         style = _STYLES.get(type(form._style).__name__)
         if stream and style and type(form) is logging.Formatter:
-            found.append(
+            handlers.append(
                 {
                     "stream": stream,
                     "level": handler.level,
@@ -255,7 +257,7 @@ def _root_handlers() -> list[RootHandler]:
                     "style": style,
                 }
             )
-    return found
+    return handlers
 
 
 def unsent_handlers() -> list[str]:
@@ -266,15 +268,17 @@ def unsent_handlers() -> list[str]:
 
 
 def _set_root_handlers(handlers: list[RootHandler]) -> None:
-    for each in handlers:
-        handler = logging.StreamHandler(getattr(sys, each["stream"]))
-        handler.setLevel(each["level"])
-        handler.setFormatter(logging.Formatter(each["format"], each["date"], each["style"]))
+    for described in handlers:
+        handler = logging.StreamHandler(getattr(sys, described["stream"]))
+        handler.setLevel(described["level"])
+        handler.setFormatter(
+            logging.Formatter(described["format"], described["date"], described["style"])
+        )
         logging.root.addHandler(handler)
 
 
 def _warning_filters() -> object:
-    return [_packed_filter(*each) for each in warnings.filters]
+    return [_packed_filter(*entry) for entry in warnings.filters]
 
 
 def _packed_filter(
@@ -320,10 +324,10 @@ def _set_warning_filters(
 
 def _class_named(name: str) -> type | None:
     module, _, path = name.partition(":")
-    found: object = sys.modules.get(module)
+    part_of_module: object = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
+        part_of_module = getattr(part_of_module, part, None)
+    return part_of_module if isinstance(part_of_module, type) else None
 
 
 def _copyreg() -> object:

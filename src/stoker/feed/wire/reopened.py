@@ -163,9 +163,9 @@ def _raw(obj: object) -> Reduction | None:
         return (_closed_raw, (_name(raw),))
     if raw.mode != "rb":
         return None
-    found = OpenFile.of(raw.fileno())
+    open_file = OpenFile.of(raw.fileno())
     _files.add(raw)
-    return (_opened_raw, (found, _name(raw), raw.tell()))
+    return (_opened_raw, (open_file, _name(raw), raw.tell()))
 
 
 def _name(file: object) -> object:
@@ -509,13 +509,13 @@ def _opened_array(
     surplus = part.offset % mmap.ALLOCATIONGRANULARITY
     whole = part._replace(offset=part.offset - surplus, nbytes=part.nbytes + surplus)
     mapped = _opened_map(whole, place)
-    made = np.ndarray.__new__(kind, shape, dtype, mapped, start + surplus, strides)
+    array = np.ndarray.__new__(kind, shape, dtype, mapped, start + surplus, strides)
     if kind is np.memmap:
         filename, mode = facts
         # As views of it have them, too.
         state = {"_mmap": mapped, "filename": filename, "mode": mode}
-        vars(made).update(state, offset=part.offset + start)
-    return made
+        vars(array).update(state, offset=part.offset + start)
+    return array
 
 
 # ---- threads
@@ -659,9 +659,9 @@ def _h5_file(obj: object) -> Reduction | None:
     file = cast("_HasDescriptor", obj)
     if not file.id.valid or file.mode != "r" or file.driver != "sec2":
         return None
-    found = OpenFile.of(file.id.get_vfd_handle())
+    open_file = OpenFile.of(file.id.get_vfd_handle())
     _others.add(file)
-    return (_opened_h5, (found, file.libver, file.swmr_mode))
+    return (_opened_h5, (open_file, file.libver, file.swmr_mode))
 
 
 def _opened_h5(place: OpenFile, libver: tuple[str, str], swmr: bool) -> _HasDescriptor:

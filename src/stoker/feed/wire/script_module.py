@@ -116,17 +116,17 @@ def made_in_script(
         name: Under which the script's module has it; empty: it has not.
         qualname: cloudpickle loses that of a class.
     """
-    made = make(*arguments)
-    if isinstance(made, type | FunctionType):
-        made.__qualname__ = qualname
+    defined = make(*arguments)
+    if isinstance(defined, type | FunctionType):
+        defined.__qualname__ = qualname
     if name:
-        vars(script())[name] = made
-    return made
+        vars(script())[name] = defined
+    return defined
 
 
 def new_type(name: str, supertype: object, module: str) -> object:
     """Rebuilds a `typing.NewType` of the script."""
-    made: object = cast("Callable[[str, object], object]", NewType)(name, supertype)
-    setattr(made, "__module__", module)  # noqa: B010
-    vars(script())[name] = made
-    return made
+    defined: object = cast("Callable[[str, object], object]", NewType)(name, supertype)
+    setattr(defined, "__module__", module)  # noqa: B010
+    vars(script())[name] = defined
+    return defined

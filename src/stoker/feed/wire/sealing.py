@@ -70,10 +70,10 @@ class _Key:
         self.cipher = AESGCM(key)
 
     def next(self) -> "_Key":
-        made = _Key(derive(self._key, info=_NEXT_KEY))
+        key = _Key(derive(self._key, info=_NEXT_KEY))
         # Not reset: no pair of key and nonce recurs, even if a generation were wrong.
-        made.generation, made.number = self.generation + 1, self.number
-        return made
+        key.generation, key.number = self.generation + 1, self.number
+        return key
 
     def nonce(self) -> bytes:
         return _NONCE.pack(self.generation, self.number)

@@ -251,7 +251,9 @@ def _safe_globals() -> object:
 
     listed = torch.serialization.get_safe_globals()
     # Torch adds some of its own; a class may stand with another name.
-    return [each for each in listed if not _is_torchs(each[0] if isinstance(each, tuple) else each)]
+    return [
+        entry for entry in listed if not _is_torchs(entry[0] if isinstance(entry, tuple) else entry)
+    ]
 
 
 def _is_torchs(found: object) -> bool:
