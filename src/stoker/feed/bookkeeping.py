@@ -128,10 +128,10 @@ class Rewind:
 
         Changes nothing if something else drew since. Takes no lock; may be called twice.
         """
-        known = dict(self._states)
-        if known and _bytes_of(self._read()) == self._last:
+        states_known = dict(self._states)
+        if states_known and _bytes_of(self._read()) == self._last:
             num_drawn, drawn = self._states[-1]
-            states = known.get(min(num_taken + self.num_ahead, num_drawn), drawn)
+            states = states_known.get(min(num_taken + self.num_ahead, num_drawn), drawn)
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
             self._drawn, self._put_back = drawn, _bytes_of(states)
@@ -144,8 +144,8 @@ class Rewind:
     def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
         if self._drawn and _bytes_of(self._read()) == self._put_back:
             for name, generator in generators.items():
-                for own, state in zip(self._generators, self._drawn, strict=True):
-                    if generator is own:
+                for drawn_from, state in zip(self._generators, self._drawn, strict=True):
+                    if generator is drawn_from:
                         now["generators"][name] = state
 
     def _read(self) -> "list[torch.Tensor]":
@@ -270,8 +270,8 @@ class Making(NamedTuple):
 
 
 def making_of(loader: object) -> Making | None:
-    made: Making | None = getattr(loader, _MADE, None)
-    return made
+    making: Making | None = getattr(loader, _MADE, None)
+    return making
 
 
 def gives_pin_memory(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
@@ -347,10 +347,10 @@ class FormerLoader:
         self._kind = _kind_of(loader)
 
     def is_made_again(self, loader: "DataLoader[object]") -> bool:
-        made = making_of(loader)
-        if made is None or self._made is None or made.lines != self._made.lines:
+        making = making_of(loader)
+        if making is None or self._made is None or making.lines != self._made.lines:
             return False
-        if made.seconds < self._opened:
+        if making.seconds < self._opened:
             # Two loaders that were made before either was read: for training and validation.
             return False
         former_dataset = self._dataset()
@@ -401,17 +401,17 @@ class TrainerProcess:
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """Returns the books of `loader`, opened at its first iter()."""
-        known = self._books.get(id(loader))
-        if known is None:
+        books = self._books.get(id(loader))
+        if books is None:
             number = self._number_of(loader)
-            known = self._books[id(loader)] = LoaderBooks(
+            books = self._books[id(loader)] = LoaderBooks(
                 number, first_epoch=self.timeline.sums(number).epochs
             )
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
-            self._former.append(FormerLoader(loader, books=known))
+            self._former.append(FormerLoader(loader, books=books))
             # Bounded, for scripts that make another loader each time.
             del self._former[:-_MAX_FORMER]
-        return known
+        return books
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
         for former in self._former:
@@ -421,16 +421,16 @@ class TrainerProcess:
         return self.timeline.new_loader()
 
     def books_of_source(self, name: str) -> LoaderBooks:
-        known = self._sources.get(name)
-        if known is None:
-            known = self._sources[name] = LoaderBooks(self.timeline.new_loader())
-        return known
+        books = self._sources.get(name)
+        if books is None:
+            books = self._sources[name] = LoaderBooks(self.timeline.new_loader())
+        return books
 
     def line_of(self, loader: "DataLoader[object]") -> LoaderLine:
         """Returns the loaders that the same line of the script made over datasets of one class."""
-        made = making_of(loader)
+        making = making_of(loader)
         # One of a loader whose making was not seen, as of a copy, has only itself.
-        lines: object = made.lines if made is not None else id(loader)
+        lines: object = making.lines if making is not None else id(loader)
         return self._lines.setdefault((lines, type(loader.dataset)), LoaderLine())
 
     @property
@@ -447,8 +447,8 @@ class TrainerProcess:
         return self._books.get(id(loader))
 
     def share(self, workers_of_host: int) -> int:
-        each, rest = divmod(workers_of_host, self.settings.local_world_size)
-        return each + (self.settings.local_rank < rest)
+        share, rest = divmod(workers_of_host, self.settings.local_world_size)
+        return share + (self.settings.local_rank < rest)
 
 
 def this_process() -> TrainerProcess:

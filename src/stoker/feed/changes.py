@@ -531,8 +531,8 @@ def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
     try:
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
             return None
-        own = torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
-        return own.reshape(-1).view(torch.uint8).numpy()
+        plain = torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+        return plain.reshape(-1).view(torch.uint8).numpy()
     except Exception:
         # Sparse, quantized and fake ones.
         return None
@@ -569,8 +569,8 @@ def _files_of(places: Sequence[_WatchedPlace], *, but: Collection[object]) -> li
         if place.part.kind == "attributes" and _is_of_users(place.part.holder):
             named += zip(place.names, cast("list[object]", place.all), strict=False)
     files = islice((pair for pair in named if _is_path(pair[1]) and pair[1] not in but), _MAX_FILES)
-    found = [_WatchedLeaf(path, value, _mark_of_file(value)) for path, value in files]
-    return [leaf for leaf in found if leaf.mark is not None]
+    leaves = [_WatchedLeaf(path, value, _mark_of_file(value)) for path, value in files]
+    return [leaf for leaf in leaves if leaf.mark is not None]
 
 
 def _is_path(value: object) -> bool:

@@ -149,8 +149,8 @@ class DeviceBatches(Generic[_T]):
         is_under_way = self._is_under_way
         loader = self._loader()
         process = this_process()
-        found = loader_state.state_of(loader, process, num_held=held, is_under_way=is_under_way)
-        return dict(found)
+        state = loader_state.state_of(loader, process, num_held=held, is_under_way=is_under_way)
+        return dict(state)
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Restores a state: the next epoch resumes there.

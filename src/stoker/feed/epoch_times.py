@@ -85,14 +85,14 @@ def whole_run(rows: Sequence[MeasuredStep]) -> WholeRun | None:
 
 def _processes(rows: Sequence[MeasuredStep]) -> Iterator[list[MeasuredStep]]:
     """Yields the rows of each process: one that was restarted has a clock that begins again."""
-    found: list[MeasuredStep] = []
+    rows_of_process: list[MeasuredStep] = []
     for row in rows:
-        if found and row.start_seconds < found[-1].start_seconds:
-            yield found
-            found = []
-        found.append(row)
-    if found:
-        yield found
+        if rows_of_process and row.start_seconds < rows_of_process[-1].start_seconds:
+            yield rows_of_process
+            rows_of_process = []
+        rows_of_process.append(row)
+    if rows_of_process:
+        yield rows_of_process
 
 
 def _add_process(run: WholeRun, rows: Sequence[MeasuredStep]) -> None:

@@ -34,11 +34,11 @@ def imports_stokers() -> bool:
 
 def reach_of(kind: type) -> tuple[str, LoaderReach]:
     """Returns the name of a loader's class (its base's in OWN_LOADERS), and its reach."""
-    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
-    own = {f"{module}.{name}" for module, name in OWN_LOADERS.items()}
-    found = next((name for name in names if name in own), None)
-    if found is not None:
-        return found, "own"
+    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    own_names = {f"{module}.{name}" for module, name in OWN_LOADERS.items()}
+    name_of_base = next((name for name in names if name in own_names), None)
+    if name_of_base is not None:
+        return name_of_base, "own"
     if _STOKERS in names:
         return names[0], "stoker"
     return names[0], "left" if imports_stokers() else "torch"

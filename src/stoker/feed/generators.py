@@ -69,8 +69,8 @@ class GeneratorKind(NamedTuple):
 
 def kind_of(value: object) -> GeneratorKind | None:
     """Returns how to read and seed `value`; None if it is no generator whose state can be set."""
-    found = any_kind_of(value)
-    return None if found is None or is_out_of_reach(value) else found
+    kind = any_kind_of(value)
+    return None if kind is None or is_out_of_reach(value) else kind
 
 
 def any_kind_of(value: object) -> GeneratorKind | None:
@@ -89,9 +89,9 @@ def is_out_of_reach(value: object) -> bool:
 
 def global_generators() -> list[object]:
     """Returns the objects behind `random`, `numpy.random` and torch's default CPU generator."""
-    known: list[object] = [torch.default_generator, getattr(random, "_inst", None)]
+    generators: list[object] = [torch.default_generator, getattr(random, "_inst", None)]
     of_numpy = getattr(np.random.mtrand, "_rand", None)
-    return [*known, of_numpy, getattr(of_numpy, "_bit_generator", None)]
+    return [*generators, of_numpy, getattr(of_numpy, "_bit_generator", None)]
 
 
 def _seed_torch(generator: torch.Generator, seed: bytes) -> None:
@@ -234,27 +234,27 @@ class HeldGenerators:
         caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
         walk = _Walk(caches)
         walk.through(self._roots)
-        known = {id(each.value) for each in self.found}
+        known_ids = {id(generator.value) for generator in self.found}
         self.found, self._watched = walk.found, walk.watched
         self.out_of_reach = walk.out_of_reach
-        is_new = any(id(each.value) not in known for each in self.found)
+        is_new = any(id(generator.value) not in known_ids for generator in self.found)
         if is_new:
             self._changes.clear()
         return is_new
 
     def seed(self, digest: bytes) -> None:
         for _, value, kind, name in self.found:
-            own = name.copy()
-            own.update(digest)
-            kind.seed(value, own.digest())
+            digest_of_name = name.copy()
+            digest_of_name.update(digest)
+            kind.seed(value, digest_of_name.digest())
 
     def states(self) -> list[tuple[FoundGenerator, object]]:
-        return [(each, each.kind.read(each.value)) for each in self.found]
+        return [(generator, generator.kind.read(generator.value)) for generator in self.found]
 
 
 def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
-    for each, state in states:
-        each.kind.write(each.value, state)
+    for generator, state in states:
+        generator.kind.write(generator.value, state)
 
 
 class _Walk:
@@ -263,7 +263,9 @@ class _Walk:
     def __init__(self, caches: set[int]) -> None:
         self._caches = caches
         # Kept, so that their addresses are not used again.
-        self._seen: dict[int, object] = {id(each): each for each in global_generators()}
+        self._seen: dict[int, object] = {
+            id(generator): generator for generator in global_generators()
+        }
         self._waiting: deque[tuple[str, object]] = deque()
         self.found: list[FoundGenerator] = []
         self.out_of_reach: dict[str, str] = {}
@@ -277,8 +279,8 @@ class _Walk:
                 break
             self._visit(*self._waiting.popleft())
         # A bit generator that a found generator draws from is the same one.
-        inner = {id(_bits_of(each.value)) for each in self.found}
-        self.found = [each for each in self.found if id(each.value) not in inner]
+        inner = {id(_bits_of(generator.value)) for generator in self.found}
+        self.found = [generator for generator in self.found if id(generator.value) not in inner]
 
     def _push(self, path: str, value: object) -> None:
         if _sort_of(_held_kind(value)) != "plain" and id(value) not in self._seen:
@@ -460,7 +462,7 @@ def _module(name: str) -> str:
 def _is_foreign_generator(kind: type) -> bool:
     """Returns whether a class of another language has a method that seeds."""
     members = [vars(base)[name] for name in _SEEDERS for base in kind.__mro__ if name in vars(base)]
-    return any(callable(each) and not isinstance(each, _PYTHONS) for each in members)
+    return any(callable(member) and not isinstance(member, _PYTHONS) for member in members)
 
 
 def _name(kind: type) -> str:

@@ -178,7 +178,7 @@ def watches_of(loader: "DataLoader[object]") -> tuple[Watch, Watch]:
 
 def _is_torchs(sampler: object) -> bool:
     """Returns whether an index sampler, and the one that it takes batches from, are torch's."""
-    return all(type(each).__module__.startswith("torch.") for each in _both(sampler))
+    return all(type(part).__module__.startswith("torch.") for part in _both(sampler))
 
 
 def _both(sampler: object) -> tuple[object, object]:
@@ -189,8 +189,8 @@ def _counted_only(sampler: object) -> list[object]:
     """Returns what torch's own samplers hold for its length alone, as a dataset made for them."""
     if not _is_torchs(sampler):
         return []
-    held = [getattr(each, name, None) for each in _both(sampler) for name in _COUNTED]
-    return [each for each in held if each is not None]
+    held = [getattr(part, name, None) for part in _both(sampler) for name in _COUNTED]
+    return [part for part in held if part is not None]
 
 
 def what_waits(loader: "DataLoader[object]") -> str:

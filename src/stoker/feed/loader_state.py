@@ -70,12 +70,12 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
     samplers: dict[str, object] = {}
     name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
     # By identity, because samplers may define equality; wrappers may hold each other in a circle.
-    while len(samplers) < _MAX_DEPTH and not any(inner is known for known in samplers.values()):
+    while len(samplers) < _MAX_DEPTH and not any(inner is seen for seen in samplers.values()):
         samplers[name] = inner
-        found = [attr for attr in _INNER if getattr(inner, attr, None) is not None]
-        if not found:
+        inner_names = [attr for attr in _INNER if getattr(inner, attr, None) is not None]
+        if not inner_names:
             break
-        name, inner = f"{name}.{found[0]}", getattr(inner, found[0])
+        name, inner = f"{name}.{inner_names[0]}", getattr(inner, inner_names[0])
     generators: dict[str, object] = {}
     if loader.generator is not None:
         generators["generator"] = loader.generator
@@ -88,11 +88,11 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
 
 def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
     """Takes a snapshot of now, with the `state_dict` of samplers if `with_own`."""
-    own: dict[str, object] = {}
+    own_states: dict[str, object] = {}
     for name, sampler in parts.stateful().items() if with_own else ():
         # The user's code, and the script may never ask for a state: an error must not end training.
         try:
-            own[name] = copy.deepcopy(plain(sampler.state_dict()))
+            own_states[name] = copy.deepcopy(plain(sampler.state_dict()))
         except Exception:
             continue
     return SamplerSnapshot(
@@ -106,7 +106,7 @@ def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
             if isinstance(epoch := getattr(sampler, "epoch", None), int)
             and hasattr(sampler, "set_epoch")
         },
-        own=own,
+        own=own_states,
     )
 
 
@@ -189,16 +189,16 @@ def _set_state(generator: object, state: object) -> None:
 
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
     """Returns the script's generators that a loader's samplers may draw from."""
-    found = {
+    generators = {
         name: value
         for name, value in parts.generators.items()
         if isinstance(value, torch.Generator) and value.device.type == "cpu"
     }
-    of_loader = found.pop("generator", None)
-    if not found and of_loader is not None:
+    of_loader = generators.pop("generator", None)
+    if not generators and of_loader is not None:
         # A sampler of the script may hold it where it is not found.
         return [of_loader]
-    return list({id(value): value for value in found.values()}.values())
+    return list({id(value): value for value in generators.values()}.values())
 
 
 def state_of(
@@ -355,8 +355,8 @@ def _facts(
     return {
         "dataset_length": length,
         "samplers": {
-            name: f"{type(each).__module__}.{type(each).__qualname__}"
-            for name, each in parts.samplers.items()
+            name: f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+            for name, sampler in parts.samplers.items()
         },
         "generators": sorted(parts.generators),
         "batch_size": loader.batch_size or getattr(batch_sampler, "batch_size", None),
@@ -383,9 +383,9 @@ def replay_sampler(
     """
     num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
     assert at_iter is not None
-    own = bool(at_iter["own"])
+    has_own = bool(at_iter["own"])
     # A sampler's state may be stale until the first draw of an epoch: then without it.
-    for with_own in (True, False) if own else (False,):
+    for with_own in (True, False) if has_own else (False,):
         if with_own:
             set_own(parts, at_iter)
         set_epochs(parts, at_iter)
@@ -425,7 +425,7 @@ def replay_sampler(
         _set_random(parts, now)
         iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)
         return iterator, deque(begun["ahead"])
-    names = ", ".join(type(each).__name__ for each in parts.samplers.values())
+    names = ", ".join(type(sampler).__name__ for sampler in parts.samplers.values())
     raise UsageError(
         f"the sampler ({names}) did not give the same {num_drawn} batches as before the state was "
         "taken",

@@ -52,18 +52,20 @@ def _number(name: str, value: object, log: Log) -> float:
 
 
 def _merge(path: Path, numbers: dict[str, float], log: Log) -> None:
-    known: dict[str, Json] = {}
+    earlier: dict[str, Json] = {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        written = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(written, dict):
             raise ValueError("not a JSON object")
-        known = found
+        earlier = written
     except FileNotFoundError:
         pass
     except (ValueError, RecursionError) as err:
         # Earlier metrics are lost, this one is not.
         log.event(EventName.METRICS_READ_FAILED, reason=str(err))
     # JSON has no NaN: its word stands for it.
-    told = {name: each if math.isfinite(each) else word_of(each) for name, each in numbers.items()}
+    finite = {
+        name: value if math.isfinite(value) else word_of(value) for name, value in numbers.items()
+    }
     # Atomically: a training run that is killed here keeps its earlier metrics.
-    write_text(path, json.dumps(known | told, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(earlier | finite, indent=2, sort_keys=True) + "\n")

@@ -144,8 +144,12 @@ def _say_short(loader: AnyLoader, process: TrainerProcess, line: LoaderLine) -> 
     settings = process.settings
     if settings.rank:
         return
-    made = making_of(loader)
-    where = f"{Path(made.lines[0][0]).name}:{made.lines[0][1]}" if made and made.lines else "a line"
+    making = making_of(loader)
+    where = (
+        f"{Path(making.lines[0][0]).name}:{making.lines[0][1]}"
+        if making and making.lines
+        else "a line"
+    )
     text = f"loaders of {where} are made here, by {_who(loader)}: {line.why_here()}"
     log = Log(run=settings.run_id, host=settings.host)
     log.event(EventName.LOADERS_TOO_SHORT, rank=settings.rank, text=text)

@@ -226,8 +226,8 @@ def _normal_place() -> int | None:
         pointers = {at: int.from_bytes(memory[at : at + 8], sys.byteorder) for at in places}
         inside = range(start, start + kind.__basicsize__)
         places = {at for at, pointer in pointers.items() if pointer in inside}
-    found = [at + 8 for at in places if all(_is_normal(sample, at + 8) for sample in samples)]
-    return found[0] if len(found) == 1 else None
+    normals = [at + 8 for at in places if all(_is_normal(sample, at + 8) for sample in samples)]
+    return normals[0] if len(normals) == 1 else None
 
 
 def _is_normal(sample: np.random.RandomState, place: int) -> bool:

@@ -105,11 +105,11 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_loadings(output: Path) -> list[Loading]:
-    found = []
+    loadings = []
     for path in sorted(output.glob(_FILE.format(pid="*"))):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=Loading))
-    return found
+            loadings.append(msgspec.json.decode(path.read_bytes(), type=Loading))
+    return loadings
 
 
 def discard_loadings(output: Path) -> None:
@@ -129,12 +129,12 @@ def counted_steps(
     if any(batches):
         return max(batches)
     loadings = read_loadings(output)
-    steps = [each.optimizer_steps for each in loadings]
+    steps = [loading.optimizer_steps for loading in loadings]
     if any(steps):
         return max(count or 0 for count in steps)
-    if None in steps or any(each.seen for each in loadings):
+    if None in steps or any(loading.seen for loading in loadings):
         return None
-    is_idle = has_no_step(output) or any(each.has_optimizer for each in loadings)
+    is_idle = has_no_step(output) or any(loading.has_optimizer for loading in loadings)
     return 0 if is_idle else None
 
 
@@ -144,28 +144,28 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     if any(report.steps for report in progress.values()):
         return ""
     loadings, timelines = read_loadings(output), read_timelines(output)
-    is_fed = any(each.is_fed for each in loadings)
+    is_fed = any(loading.is_fed for loading in loadings)
     if timelines and is_fed:
         return ""
-    if is_fed and any(each.epochs for each in loadings):
+    if is_fed and any(loading.epochs for loading in loadings):
         why = sentences.empty_loader()
     elif counted_steps(output, timelines, progress) == 0:
         # Nothing was missed: a training run that was resumed after its last epoch.
         return ""
     else:
         # From the process that trained, or read something.
-        told = max(
+        clearest = max(
             loadings,
-            key=lambda each: (
-                bool(each.seen),
-                bool(each.own),
-                each.optimizer_steps or 0,
-                bool(each.made),
-                bool(each.python),
+            key=lambda loading: (
+                bool(loading.seen),
+                bool(loading.own),
+                loading.optimizer_steps or 0,
+                bool(loading.made),
+                bool(loading.python),
             ),
             default=Loading(),
         )
-        why = told.why_unfed
+        why = clearest.why_unfed
     return f"{UNHELPED}: {why.words}"
 
 
@@ -196,13 +196,13 @@ def all_batches(output: Path, progress: Mapping[int, Progress]) -> int:
 def why_refused(output: Path, progress: Mapping[int, Progress]) -> str:
     """Returns why no data host made a batch: loaders cannot be sent; empty: another reason, or one
     did."""
-    reasons = [reason for each in read_loadings(output) for reason in each.refused]
+    reasons = [reason for loading in read_loadings(output) for reason in loading.refused]
     return _made_here_words(reasons, progress)
 
 
 def why_unhelped(output: Path, progress: Mapping[int, Progress]) -> str:
     """Returns why the trainer made all batches of a run that succeeded; empty: it did not."""
-    reasons = [reason for each in read_loadings(output) for reason in each.made_here]
+    reasons = [reason for loading in read_loadings(output) for reason in loading.made_here]
     return _made_here_words(reasons, progress)
 
 

@@ -160,10 +160,10 @@ def _of_function(path: str, function: FunctionType) -> Iterator[Referrer]:
         yield Referrer(
             path, function, lambda: defaults, lambda: [f"{where} default"] * len(defaults)
         )
-    known = function.__globals__
-    if is_users_name(str(known.get("__name__"))):
+    module_globals = function.__globals__
+    if is_users_name(str(module_globals.get("__name__"))):
         read = globals_read(function.__code__)
-        places = list(filter(None, (_place(known, names) for names in read)))
+        places = list(filter(None, (_place(module_globals, names) for names in read)))
         if places:
             yield Referrer(
                 path,
@@ -228,10 +228,10 @@ def attributes_of(value: object) -> dict[object, object] | None:
     try:
         if isinstance(value, threading.local):
             return cast("dict[object, object]", value.__dict__)
-        found: object = object.__getattribute__(value, "__dict__")
+        attributes: object = object.__getattribute__(value, "__dict__")
     except Exception:
         return None
-    return found if type(found) is dict else None
+    return attributes if type(attributes) is dict else None
 
 
 def contents(cell: object) -> object:
@@ -267,8 +267,8 @@ def globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
 def is_users_name(module: str) -> bool:
     if module in ("__main__", "__mp_main__"):
         return True
-    found = sys.modules.get(module)
-    return found is not None and is_users(found)
+    imported = sys.modules.get(module)
+    return imported is not None and is_users(imported)
 
 
 def is_users(module: ModuleType) -> bool:

@@ -51,8 +51,8 @@ class Remote(DatasetFactory):
                 f"stoker.remote: {self._factory} cannot be imported: {err}",
                 fix="put its module on the Python path, here and in the data hosts' image",
             ) from err
-        made: object = factory(**self._arguments)
-        return made
+        dataset: object = factory(**self._arguments)
+        return dataset
 
     def facts(self) -> Facts:
         """Returns length and kind: asked of a data host, once, or of a dataset that is built here.
@@ -139,13 +139,13 @@ def _ask_facts(remote: Remote) -> Facts:
             is_eager=True,
             pins_on=None,
         )
-        found = session.next(epoch_id, timeout_seconds=0).value
+        answer = session.next(epoch_id, timeout_seconds=0).value
     finally:
         session.cancel(session.epoch_id)
-    match found:
+    match answer:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)
-    raise ProtocolError(f"expected facts of {remote!r}, found a {type(found).__name__}")
+    raise ProtocolError(f"expected facts of {remote!r}, found a {type(answer).__name__}")
 
 
 def _as_it_is(sample: object) -> object:

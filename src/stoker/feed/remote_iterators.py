@@ -72,8 +72,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             "torch" if self._spec.is_iterable else process.settings.feed.seeding
         )
         self._packed = _packed(self._spec, process)
-        made = making_of(loader)
-        is_chosen = loader.pin_memory or (made is not None and made.chooses_pinning)
+        making = making_of(loader)
+        is_chosen = loader.pin_memory or (making is not None and making.chooses_pinning)
         self._pins_unasked = process.settings.feed.pin == "auto" and not is_chosen
         # Not yet: at the first batches the script may not have touched its accelerator.
         self._may_pin = False
@@ -183,9 +183,9 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
                 self.hand_blocks()
             return
         num_taken = self._num_taken()
-        asked, error = self._session.take_back(self._epoch.id)
+        taken_back, error = self._session.take_back(self._epoch.id)
         self._num_before = num_taken
-        drawn = [_numbered_of(batch) for batch in asked]
+        drawn = [_numbered_of(batch) for batch in taken_back]
         self._indices = chain(drawn, _raising(error), self._indices)
         in_step.turn(path)
         self._skip_here(in_step, num_taken)
@@ -260,10 +260,10 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         return batch
 
     def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
-        known = session.local
-        if known is not None and known.digest == self._packed.digest and known.is_alive:
-            known.share(self._spec)
-            return known
+        local = session.local
+        if local is not None and local.digest == self._packed.digest and local.is_alive:
+            local.share(self._spec)
+            return local
         count = num_local_workers(self._loader, self._process)
         if not count:
             return None

@@ -43,16 +43,16 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
 
 def note_makings(cls: type["AnyLoader"]) -> None:
-    made = cls.__init__
+    constructor = cls.__init__
 
-    @functools.wraps(made)
+    @functools.wraps(constructor)
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
         # First, as an import statement would begin a collection.
         imported("stoker.feed.loader")
         from stoker.feed.bookkeeping import gives_pin_memory, note_making, unchecked_workers
 
         with unchecked_workers(self):
-            made(self, *args, **kwargs)  # type: ignore[arg-type]
+            constructor(self, *args, **kwargs)  # type: ignore[arg-type]
         note_making(self, gives_pin_memory=gives_pin_memory(args, kwargs))
 
     cls.__init__ = noted  # type: ignore[method-assign]

@@ -119,9 +119,9 @@ class Usage:
         self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
 
     def reads(self, loader: int, kind: type, *, shards: int) -> None:
-        own = self._books.loaders.setdefault(loader, LoaderUsage())
-        own.class_name, own.reach = reach_of(kind)
-        own.shards = shards
+        usage = self._books.loaders.setdefault(loader, LoaderUsage())
+        usage.class_name, usage.reach = reach_of(kind)
+        usage.shards = shards
 
     def asked(self, loader: int, epoch: int) -> None:
         # The step before is complete.
@@ -134,13 +134,13 @@ class Usage:
             self._unread_steps += 1
             if self._span is not None and now - self._read[0] < _READ_SECONDS:
                 return
-            own = self._books.loaders[loader]
-            self._add_steps(own)
+            usage = self._books.loaders[loader]
+            self._add_steps(usage)
             if self._span is None:
-                self._span = self._new_span(own)
+                self._span = self._new_span(usage)
             elif now - self._span.began >= _SPAN_SECONDS:
-                self._close_span(own)
-                self._span = self._new_span(own)
+                self._close_span(usage)
+                self._span = self._new_span(usage)
         else:
             self._end_span()
             self._key = (loader, epoch)
@@ -156,10 +156,10 @@ class Usage:
             self._next_cpu = time.thread_time() - self._read[2]
 
     def saw(self, batch: object) -> None:
-        own = self._books.loaders.get(self._key[0]) if self._key else None
-        if own is not None and own.sized_batches < _SIZED_BATCHES:
-            own.sized_batches += 1
-            own.batch_bytes += num_bytes(batch)
+        usage = self._books.loaders.get(self._key[0]) if self._key else None
+        if usage is not None and usage.sized_batches < _SIZED_BATCHES:
+            usage.sized_batches += 1
+            usage.batch_bytes += num_bytes(batch)
 
     def ended(self) -> None:
         if self._key is not None:
@@ -252,38 +252,40 @@ class _Span:
         self.children_cpu += sum(process_clock(pid) or 0.0 for pid in pids)
         self.feed_cpu = sum(thread_clock(tid) or 0.0 for tid in _feed_threads())
         read = [bytes_read(pid) for pid in (None, *pids)]
-        known = [each.fetched for each in read if each]
-        self.read_bytes = sum(known) if len(known) == len(read) else None
+        fetched = [counts.fetched for counts in read if counts]
+        self.read_bytes = sum(fetched) if len(fetched) == len(read) else None
 
 
 def usage_of(loaders: Iterable[LoaderUsage]) -> LoaderUsage:
     """Returns the usage of several loaders in sum; class and reach are the busiest one's."""
-    busiest_first = sorted(loaders, key=lambda own: -own.steps)
+    busiest_first = sorted(loaders, key=lambda usage: -usage.steps)
     whole = msgspec.structs.replace(busiest_first[0], spans=[]) if busiest_first else LoaderUsage()
-    for own in busiest_first[1:]:
+    for usage in busiest_first[1:]:
         for name in _SUMMED:
-            setattr(whole, name, getattr(whole, name) + getattr(own, name))
+            setattr(whole, name, getattr(whole, name) + getattr(usage, name))
         if whole.read_bytes is not None:
-            whole.read_bytes = None if own.read_bytes is None else whole.read_bytes + own.read_bytes
-        whole.num_workers = max(whole.num_workers, own.num_workers)
-        whole.shards = max(whole.shards, own.shards)
-        whole.is_elsewhere |= own.is_elsewhere
-    whole.spans = [span for own in busiest_first for span in own.spans]
+            whole.read_bytes = (
+                None if usage.read_bytes is None else whole.read_bytes + usage.read_bytes
+            )
+        whole.num_workers = max(whole.num_workers, usage.num_workers)
+        whole.shards = max(whole.shards, usage.shards)
+        whole.is_elsewhere |= usage.is_elsewhere
+    whole.spans = [span for usage in busiest_first for span in usage.spans]
     return whole
 
 
 def read_usage(folder: Path) -> list[RankUsage]:
     """Returns what the ranks of this host left in `folder`, by rank, without truncated files."""
-    found = []
+    usages = []
     for path in folder.glob("usage-rank*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=RankUsage))
-    return sorted(found, key=lambda usage: usage.rank)
+            usages.append(msgspec.json.decode(path.read_bytes(), type=RankUsage))
+    return sorted(usages, key=lambda usage: usage.rank)
 
 
 def _feed_threads() -> list[int]:
     """Returns the native ids of the threads that receive batches: the feed's own, and ZeroMQ's."""
-    found = [
+    thread_ids = [
         thread.native_id
         for thread in threading.enumerate()
         if thread.native_id is not None and thread.name.startswith("stoker-")
@@ -291,5 +293,5 @@ def _feed_threads() -> list[int]:
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):
             if name.read_text().startswith("ZMQbg/IO"):
-                found.append(int(name.parent.name))
-    return found
+                thread_ids.append(int(name.parent.name))
+    return thread_ids

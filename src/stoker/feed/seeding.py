@@ -112,10 +112,10 @@ class Occurrences:
     def of(self, index: object) -> tuple[int, ...]:
         """Returns the count for each index of a batch, in its order; empty: all are 0."""
         if not self._is_batched or not isinstance(index, Iterable):
-            found: tuple[int, ...] = (self._count(index),)
+            counts: tuple[int, ...] = (self._count(index),)
         else:
-            found = tuple(self._count(one) for one in index)
-        return found if any(found) else ()
+            counts = tuple(self._count(one) for one in index)
+        return counts if any(counts) else ()
 
     def _count(self, index: object) -> int:
         key = index if isinstance(index, int) else index_bytes(index)
@@ -191,16 +191,16 @@ class Seeder:
         for _ in range(_MAX_TIMES - 1):
             self._seed_batch(words)
             try:
-                made = make()
+                batch = make()
             except Exception:
                 # What was drawn from the new generator may be the cause.
                 if not (self._held.has_changed() and self._has_new()):
                     raise
                 continue
             if not (self._held.has_changed() and self._has_new()):
-                return made
+                return batch
             # First, because a worker gives up a slot with a live view (see Slots.free).
-            del made
+            del batch
         # It makes a new generator each time, which cannot be seeded before its first draw.
         self._seed_batch(words)
         return make()

@@ -162,13 +162,13 @@ class LoaderLine:
 
     def expected_batches(self, life: LoaderLife, *, length: int | None) -> float | None:
         """Returns the batches in the life of a loader; None: no other one tells."""
-        lives = [each for each in (*self.fed, *self.here) if each.batches and each is not life]
+        lives = [other for other in (*self.fed, *self.here) if other.batches and other is not life]
         if not lives:
             return None
         if length is None:
-            return max(_mean([each.batches for each in lives]), 2.0 * life.batches)
+            return max(_mean([other.batches for other in lives]), 2.0 * life.batches)
         # One that has lived for an epoch will live for as many again.
-        epochs = max(_mean([each.epochs for each in lives]), 2.0 * life.epochs)
+        epochs = max(_mean([other.epochs for other in lives]), 2.0 * life.epochs)
         return length * epochs
 
     def opens(self, life: LoaderLife, *, place: MadeIn) -> None:
@@ -223,12 +223,12 @@ def _quickest(paces: Sequence[Pace], batches: float) -> Pace:
 
 def made_here_words(lines: Iterable[LoaderLine]) -> str:
     """Returns how many of a run's loaders lived too short for data hosts; empty: none did."""
-    known = [line for line in lines if line.num_loaders]
-    short = [line for line in known if line.num_here and line.has_said]
+    read_lines = [line for line in lines if line.num_loaders]
+    short = [line for line in read_lines if line.num_here and line.has_said]
     if not short:
         return ""
     num_here = sum(line.num_here for line in short)
-    total = sum(line.num_loaders for line in known)
+    total = sum(line.num_loaders for line in read_lines)
     lives = [life.batches for line in short for life in line.here]
     return f"{num_here} of {total} loaders were made here: each lives {_mean(lives):.0f} batches"
 

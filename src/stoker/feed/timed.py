@@ -135,9 +135,9 @@ class _TimedIterator(Iterator[_T]):
 
 def num_samples(batch: object) -> int:
     """Returns the first dimension of the first array or tensor in it; else its length, else 1."""
-    found = _rows(batch, depth=0)
-    if found is not None:
-        return found
+    rows = _rows(batch, depth=0)
+    if rows is not None:
+        return rows
     if isinstance(batch, Mapping):
         batch = next(iter(batch.values()), ())
     return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str | bytes) else 1
@@ -157,7 +157,7 @@ def _rows(batch: object, *, depth: int) -> int | None:
         return None
     parts = batch.values() if isinstance(batch, Mapping) else batch
     rows = (_rows(part, depth=depth + 1) for part in parts)
-    return next((each for each in rows if each is not None), None)
+    return next((count for count in rows if count is not None), None)
 
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
@@ -169,8 +169,8 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     if isinstance(batches, TimedBatches) or (_home(method) and not is_torchs_again):
         return True
     is_torchs = any(
-        (each.__module__, each.__name__) == ("torch.utils.data.dataloader", "DataLoader")
-        for each in type(inner).__mro__
+        (base.__module__, base.__name__) == ("torch.utils.data.dataloader", "DataLoader")
+        for base in type(inner).__mro__
     )
     return is_torchs and process.settings.profile is not None
 

@@ -159,14 +159,14 @@ def block_means(
     epochs: dict[int, list[MeasuredStep]] = {}
     for step in steps:
         epochs.setdefault(step.epoch, []).append(step)
-    per_block = BLOCK_STEPS * max(1, sum(each.weight for each in steps) // _MAX_BLOCKS)
+    per_block = BLOCK_STEPS * max(1, sum(step.weight for step in steps) // _MAX_BLOCKS)
     means = []
-    for own in epochs.values():
-        count = max(1, len(own) // BLOCK_STEPS)
-        bounds = [len(own) * block // count for block in range(count + 1)]
+    for epoch_steps in epochs.values():
+        count = max(1, len(epoch_steps) // BLOCK_STEPS)
+        bounds = [len(epoch_steps) * block // count for block in range(count + 1)]
         for low, high in pairwise(bounds):
-            stands_for = sum(each.weight for each in own[low:high]) // per_block
-            means += [fmean(map(value, own[low:high]))] * max(1, stands_for)
+            stands_for = sum(step.weight for step in epoch_steps[low:high]) // per_block
+            means += [fmean(map(value, epoch_steps[low:high]))] * max(1, stands_for)
     return means
 
 
@@ -286,21 +286,21 @@ class _SumRow:
     ended: float = 0.0
 
     def add(self, row: _Row) -> None:
-        _, batch, asked, got, ended, samples = row
+        _, batch, asked_at, got, ended, samples = row
         if self.steps:
-            self.gap_seconds += max(0.0, asked - self.ended)
+            self.gap_seconds += max(0.0, asked_at - self.ended)
         if batch == 0:
             self.begins += 1
-            self.first_wait_seconds += got - asked
-        self.wait_seconds += got - asked
+            self.first_wait_seconds += got - asked_at
+        self.wait_seconds += got - asked_at
         self.compute_seconds += ended - got
         self.samples += samples
         self.steps += 1
         self.ended = ended
 
     def text(self, *, zero: float) -> str:
-        head, batch, asked, *_ = self.first
-        times = f"{asked - zero:.6f},{self.wait_seconds:.6f},{self.compute_seconds:.6f}"
+        head, batch, asked_at, *_ = self.first
+        times = f"{asked_at - zero:.6f},{self.wait_seconds:.6f},{self.compute_seconds:.6f}"
         epochs = ""
         if self.begins or self.gap_seconds:
             epochs = f",{self.begins},{self.first_wait_seconds:.6f},{self.gap_seconds:.6f}"
@@ -317,12 +317,12 @@ class _Thinning:
     sum: _SumRow | None = None
 
     def rows_of(self, row: _Row, *, level: int, zero: float) -> Iterator[str]:
-        head, batch, asked, got, ended, samples = row
+        head, batch, asked_at, got, ended, samples = row
         if self.place == 0:
             self.level = level
         self.place += 1
         if self.place <= STRETCH_STEPS:
-            times = f"{asked - zero:.6f},{got - asked:.6f},{ended - got:.6f}"
+            times = f"{asked_at - zero:.6f},{got - asked_at:.6f},{ended - got:.6f}"
             yield f"{head}{batch},{times},{samples},1,{1 << self.level}\n"
         else:
             self.sum = self.sum or _SumRow(row)
@@ -388,11 +388,11 @@ class Timeline:
     def training(self) -> LoaderSums:
         """Sums of the steps that `training_steps.training_steps` chooses: one loader's, or all."""
         # A copy: another thread reads this while a loader may be added.
-        known = list(self._sums.values())
-        top = max(known, key=lambda sums: sums.steps, default=None)
+        sums_of_loaders = list(self._sums.values())
+        top = max(sums_of_loaders, key=lambda sums: sums.steps, default=None)
         if top is not None and is_main(top.steps, shared=top.shared, total=self.steps):
             return top
-        return self._whole(known)
+        return self._whole(sums_of_loaders)
 
     def gap(self, loader: int, *, asked: float, ended: float) -> float | None:
         """Returns the time since the loader's last step, and notes this one; None: the first."""
@@ -426,12 +426,12 @@ class Timeline:
 
     def add(self, row: _Row, *, may_write: bool = True) -> None:
         """Adds one step; in a finalizer it must not write."""
-        _, _, asked, got, ended, samples = row
+        _, _, asked_at, got, ended, samples = row
         if self._zero is None:
-            self._zero = self._flushed = asked
+            self._zero = self._flushed = asked_at
         self.steps += 1
         self.samples += samples
-        self.wait_seconds += got - asked
+        self.wait_seconds += got - asked_at
         self.compute_seconds += ended - got
         if self._path is not None:
             self._rows.append(row)
@@ -453,12 +453,12 @@ class Timeline:
                 lines = [] if size else [COLUMNS + "\n"]
                 for row in rows:
                     loader, _, _ = row[0].partition(",")
-                    own = self._thinned.setdefault(loader, _Thinning())
-                    for line in own.rows_of(row, level=size // LEVEL_BYTES, zero=zero):
+                    thinning = self._thinned.setdefault(loader, _Thinning())
+                    for line in thinning.rows_of(row, level=size // LEVEL_BYTES, zero=zero):
                         lines.append(line)
                         size += len(line)
-                for own in self._thinned.values() if is_last else ():
-                    lines += own.rest(zero=zero)
+                for thinning in self._thinned.values() if is_last else ():
+                    lines += thinning.rest(zero=zero)
                 file.writelines(lines)
 
     def close(self) -> None:
@@ -557,22 +557,22 @@ class Steps:
         if self._open is None:
             return
         timeline, is_first = self._timeline, self._batch == 0
-        (asked, got, samples), self._open = self._open, None
+        (asked_at, got, samples), self._open = self._open, None
         # Not in a finalizer, which may run anywhere.
-        got = asked + self._exposed.seconds(got - asked) if may_write else got
+        got = asked_at + self._exposed.seconds(got - asked_at) if may_write else got
         is_steady = self.num_done >= SKIPPED_STEPS
         ended = now
         if self._shared_at is not None:
             ended = self._end_of_shared(got, now, is_steady=is_steady)
-        timeline.add((self._head, self._batch, asked, got, ended, samples), may_write=may_write)
+        timeline.add((self._head, self._batch, asked_at, got, ended, samples), may_write=may_write)
         if is_first and not self._is_within:
-            timeline.begins(wait=got - asked, asked=asked)
-        gap = timeline.gap(self._loader, asked=asked, ended=now)
+            timeline.begins(wait=got - asked_at, asked=asked_at)
+        gap = timeline.gap(self._loader, asked=asked_at, ended=now)
         if is_first and gap is not None:
-            self._sums.begin(wait=got - asked, gap=gap)
-        self._sums.add(wait=got - asked, compute=now - got, samples=samples, is_steady=is_steady)
+            self._sums.begin(wait=got - asked_at, gap=gap)
+        self._sums.add(wait=got - asked_at, compute=now - got, samples=samples, is_steady=is_steady)
         if not self.num_done:
-            self.began, self.first_got = asked, got
+            self.began, self.first_got = asked_at, got
         self.ended = now
         self._batch += 1
         self.num_done += 1

@@ -65,15 +65,15 @@ def _start(row: MeasuredStep) -> float:
 def _processes(rows: Iterable[MeasuredStep]) -> Iterator[list[MeasuredStep]]:
     """Yields the rows of each process: one that was restarted has a clock that begins again."""
     latest: dict[int, float] = {}
-    found: list[MeasuredStep] = []
+    rows_of_process: list[MeasuredStep] = []
     for row in rows:
         if row.start_seconds < latest.get(row.loader, -math.inf):
-            yield found
-            found, latest = [], {}
+            yield rows_of_process
+            rows_of_process, latest = [], {}
         latest[row.loader] = row.start_seconds
-        found.append(row)
-    if found:
-        yield found
+        rows_of_process.append(row)
+    if rows_of_process:
+        yield rows_of_process
 
 
 def shares_of(rows: Sequence[MeasuredStep]) -> LoaderShares:
@@ -92,24 +92,28 @@ def training_steps(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     main = shares_of(rows).main
     if main is not None:
         return [row for row in rows if row.loader == main]
-    found: list[MeasuredStep] = []
+    steps: list[MeasuredStep] = []
     for process_rows in _processes(rows):
-        first_epoch = found[-1].epoch + 1 if found else 0
-        found += _numbered(apart(process_rows), first_epoch=first_epoch)
-    return found
+        first_epoch = steps[-1].epoch + 1 if steps else 0
+        steps += _numbered(apart(process_rows), first_epoch=first_epoch)
+    return steps
 
 
 def apart(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     """Returns one process's steps by time, each without what those of other loaders take in it."""
     ordered = sorted(rows, key=_start)
-    found = []
+    rows_apart = []
     for row, following in zip_longest(ordered, ordered[1:]):
         end = row.start_seconds + row.seconds
         if row.weight and following is not None:
             end = min(end, following.start_seconds)
         compute = min(row.compute_seconds, max(0.0, end - row.start_seconds - row.wait_seconds))
-        found.append(replace(row, compute_seconds=compute, gap_seconds=0.0))
-    return found if all(row.weight for row in rows) else _one_after_another(found, until=_end(rows))
+        rows_apart.append(replace(row, compute_seconds=compute, gap_seconds=0.0))
+    return (
+        rows_apart
+        if all(row.weight for row in rows)
+        else _one_after_another(rows_apart, until=_end(rows))
+    )
 
 
 def _one_after_another(rows: Sequence[MeasuredStep], *, until: float) -> list[MeasuredStep]:
@@ -122,11 +126,11 @@ def _one_after_another(rows: Sequence[MeasuredStep], *, until: float) -> list[Me
     gaps = [max(0.0, start - end) for start, end in zip(starts[1:], ends, strict=False)]
     idle = max(0.0, until - starts[0] - sum(row.seconds for row in rows))
     share = min(1.0, idle / sum(gaps)) if sum(gaps) else 0.0
-    found, start = [], starts[0]
+    in_turn, start = [], starts[0]
     for row, gap in zip(rows, [*gaps, 0.0], strict=True):
-        found.append(replace(row, start_seconds=start))
+        in_turn.append(replace(row, start_seconds=start))
         start += row.seconds + gap * share
-    return found
+    return in_turn
 
 
 def _end(rows: Sequence[MeasuredStep]) -> float:
@@ -138,15 +142,15 @@ def _numbered(rows: Sequence[MeasuredStep], *, first_epoch: int) -> list[Measure
     ends: dict[tuple[int, int], float] = {}
     for row in rows:
         ends[row.loader, row.epoch] = _start(row)
-    found: list[MeasuredStep] = []
+    numbered: list[MeasuredStep] = []
     epoch, batch, until = first_epoch - 1, 0, -math.inf
     for row in rows:
         if _start(row) > until:
             epoch, batch = epoch + 1, 0
         until = max(until, ends[row.loader, row.epoch])
-        found.append(replace(row, epoch=epoch, batch=batch))
+        numbered.append(replace(row, epoch=epoch, batch=batch))
         batch += row.steps
-    return found
+    return numbered
 
 
 def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[MeasuredStep]]:

@@ -75,17 +75,17 @@ class OptimizerWatch:
             self.loading().write(self.settings.output, pid=os.getpid())
 
     def loading(self) -> Loading:
-        known = known_process()
+        process = known_process()
         return Loading(
             optimizer_steps=self.num_steps or (None if self.is_compiled else 0),
             has_optimizer=bool(self.num_steps) or _has_optimizer(Optimizer),
-            is_fed=self.is_fed() or bool(known and known.made_here),
-            epochs=known.timeline.begun if known else 0,
+            is_fed=self.is_fed() or bool(process and process.made_here),
+            epochs=process.timeline.begun if process else 0,
             seen=self.seen,
             own=tuple(own_loaders()),
             made=self.made,
-            made_here=tuple(known.made_here) if known else (),
-            refused=tuple(known.refused) if known else (),
+            made_here=tuple(process.made_here) if process else (),
+            refused=tuple(process.refused) if process else (),
         )
 
     @staticmethod

@@ -172,10 +172,10 @@ def other_python(theirs: str, *, own: str, who: str, python: str = "the trainer"
 
 
 def no_startup(python: str, *, options: Sequence[str]) -> WhyUnfed:
-    said = f" with {' '.join(options)}" if options else ""
+    which = f" with {' '.join(options)}" if options else ""
     return WhyUnfed(
         cause=Cause.NO_STARTUP,
-        what=f"{python}, started{said}, does not read PYTHONPATH, by which stoker puts the feed "
+        what=f"{python}, started{which}, does not read PYTHONPATH, by which stoker puts the feed "
         "under its loaders",
         fix="start it without -I, -E and -S, or import DataLoader from stoker",
     )
