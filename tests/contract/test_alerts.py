@@ -15,6 +15,8 @@ FED = 'stoker_feed_batches_total{run="night-7", host="data-0", rank="0"}'
 STEPS = 'stoker_steps_total{run="night-7", rank="0"}'
 # Values at each minute: begin, step and number of further ones.
 MINUTES = 2000
+# From this minute on, rules are evaluated every five minutes until then: each takes a millisecond.
+LONG = 1000
 GPU = 'stoker_gpu_utilization{run="night-7", host="gpu-0", gpu="0", UUID="GPU-1"}'
 # A training that runs as it should: no alert.
 SINCE, SPENT, PREDICTED, MAX, UP = (
@@ -58,73 +60,85 @@ def all_rules():
     return [each for group in rules()["groups"] for each in group["rules"]]
 
 
-@pytest.mark.parametrize(
-    ("alert", "changed", "minute", "summary"),
-    [
+# Of each alert: what changes of a healthy training, when one looks, and what is said.
+CAUSES = [
+    (
+        *("StokerMakesNoSteps", {SINCE: f"0+60x{MINUTES}"}, 31),
+        "Run night-7 made no step for 31m 0s, and its hosts are billed",
+    ),
+    (
+        *("StokerRunEnded", {SINCE: "0+0x60"}, 70),
+        "Run night-7 has ended, or its leader does not answer; its record says how it ended",
+    ),
+    (
+        *("StokerNothingTrained", dict.fromkeys((SINCE, STEPS, FED), "0+1x10"), 1700),
+        "No run trained for 1d 4h 5m 0s",
+    ),
+    (
+        *("StokerCostsMoreThanPredicted", {PREDICTED: f"10+0x{MINUTES}"}, 1250),
+        "Run night-7 has spent $12.5, over 20 % more than predicted",
+    ),
+    (
+        *("StokerBudgetNearlySpent", {MAX: f"15+0x{MINUTES}"}, 1250),
+        "Run night-7 has spent $12.5, over 80 % of constraints.max_usd, at which it is ended",
+    ),
+    (
+        *("StokerDataGroupIdle", {BUSY: f"0+12x{MINUTES}"}, 60),
+        "The data workers of run night-7 are idle 90% of the time: fewer data hosts would do",
+    ),
+    *(
         (
-            *("StokerMakesNoSteps", {SINCE: f"0+60x{MINUTES}"}, 31),
-            "Run night-7 made no step for 31m 0s, and its hosts are billed",
-        ),
-        (
-            *("StokerRunEnded", {SINCE: "0+0x60"}, 70),
-            "Run night-7 has ended, or its leader does not answer; its record says how it ended",
-        ),
-        (
-            *("StokerNothingTrained", dict.fromkeys((SINCE, STEPS, FED), "0+1x10"), 1700),
-            "No run trained for 1d 4h 5m 0s",
-        ),
-        (
-            *("StokerCostsMoreThanPredicted", {PREDICTED: f"10+0x{MINUTES}"}, 1250),
-            "Run night-7 has spent $12.5, over 20 % more than predicted",
-        ),
-        (
-            *("StokerBudgetNearlySpent", {MAX: f"15+0x{MINUTES}"}, 1250),
-            "Run night-7 has spent $12.5, over 80 % of constraints.max_usd, at which it is ended",
-        ),
-        (
-            *("StokerDataGroupIdle", {BUSY: f"0+12x{MINUTES}"}, 60),
-            "The data workers of run night-7 are idle 90% of the time: fewer data hosts would do",
-        ),
-        *(
-            (
-                *("StokerDataGroupOfNoUse", {FED: batches}, 60),
-                f"The data group of run night-7 made {share} of its batches, and it is billed",
-            )
-            for batches, share in ((f"0+4x{MINUTES}", "4%"), ("_", "0%"))
-        ),
-        (
-            *("StokerGpusIdle", {GPU: f"0.02+0x{MINUTES}"}, 60),
-            "No GPU of run night-7 was more than 2% busy for half an hour, and they are billed",
-        ),
-        (
-            *("StokerDataHostDown", {UP: f"0+0x{MINUTES}"}, 20),
-            "Data host data-0 of run night-7 is away; the run continues without it",
-        ),
-    ],
-)
+            *("StokerDataGroupOfNoUse", {FED: batches}, 60),
+            f"The data group of run night-7 made {share} of its batches, and it is billed",
+        )
+        for batches, share in ((f"0+4x{MINUTES}", "4%"), ("_", "0%"))
+    ),
+    (
+        *("StokerGpusIdle", {GPU: f"0.02+0x{MINUTES}"}, 60),
+        "No GPU of run night-7 was more than 2% busy for half an hour, and they are billed",
+    ),
+    (
+        *("StokerDataHostDown", {UP: f"0+0x{MINUTES}"}, 20),
+        "Data host data-0 of run night-7 is away; the run continues without it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("alert", "changed", "minute", "summary"), CAUSES)
 def test_each_alert_fires_for_its_cause_alone(tmp_path, alert, changed, minute, summary):
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules()))
     found = {each["alert"]: each for each in all_rules() if "alert" in each}
     words, values = found[alert]["annotations"]["summary"], {"run": "night-7", "host": "data-0"}
     named = {key: value for key, value in values.items() if f"$labels.{key}" in words}
     labels = found[alert]["labels"] | named
     fires = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+    looks = [looked(name, minute, *([fires] if name == alert else [])) for name in found]
+    play(tmp_path, {**HEALTHY, **changed}, looks)
 
-    def played(series, *expected):
-        return {
-            "interval": "1m",
-            "input_series": [{"series": key, "values": each} for key, each in series.items()],
-            "alert_rule_test": [
-                {"eval_time": f"{minute}m", "alertname": name}
-                | {"exp_alerts": [fires] if name in expected else []}
-                for name in found
-            ],
-        }
 
-    tests = [played(HEALTHY), played({**HEALTHY, **changed}, alert)]
-    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
-    checked(tmp_path, "test", "rules", "tests.yaml")
+def test_no_alert_fires_for_a_training_that_runs_as_it_should(tmp_path):
+    names = [each["alert"] for each in all_rules() if "alert" in each]
+    minutes = sorted({minute for _, _, minute, _ in CAUSES})
+    for those in ([m for m in minutes if m < LONG], [m for m in minutes if m >= LONG]):
+        play(tmp_path, HEALTHY, [looked(name, minute) for minute in those for name in names])
+
+
+def looked(alert, minute, *fires):
+    return {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": [*fires]}
+
+
+def play(folder, series, looks):
+    """Has Prometheus evaluate all rules on these series, until the last look."""
+    is_long = any(int(look["eval_time"].rstrip("m")) >= LONG for look in looks)
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rules()))
+    played = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": each} for key, each in series.items()],
+        "alert_rule_test": looks,
+    }
+    every = "5m" if is_long else "1m"
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": every, "tests": [played]}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(document))
+    checked(folder, "test", "rules", "tests.yaml")
 
 
 DAY_MINUTES = 24 * 60
