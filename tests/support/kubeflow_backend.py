@@ -16,8 +16,10 @@ Tasks that could run at the same time run one after the other, by name. Terminat
 """
 
 import contextlib
+import functools
 import hashlib
 import json
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,11 +200,17 @@ class Store:
     num_artifacts: int = 0
 
 
+@functools.lru_cache(maxsize=8)
+def _documents(definition: str) -> bytes:
+    """Returns the documents, pickled: most tests run one pipeline several times."""
+    return pickle.dumps([d for d in yaml.load_all(definition, Loader=yaml.CSafeLoader) if d])
+
+
 class Pipeline:
     """A compiled pipeline, one or two YAML documents, as the API server takes or refuses it."""
 
     def __init__(self, definition: str) -> None:
-        documents = [d for d in yaml.load_all(definition, Loader=yaml.CSafeLoader) if d]
+        documents = pickle.loads(_documents(definition))
         if not 1 <= len(documents) <= 2:
             raise RefusedError(f"{len(documents)} documents instead of one or two")
         self.spec: Document = documents[0]

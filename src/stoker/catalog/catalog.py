@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import io
 import re
 import statistics
@@ -689,6 +690,7 @@ def _local(platform: PlatformName, cores: int | None) -> Catalog:
     )
 
 
+@functools.cache
 def _aws(platform: PlatformName) -> Catalog:
     table = _shipped(platform)
     return Catalog(
@@ -726,6 +728,7 @@ def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> In
     )
 
 
+@functools.cache
 def _shipped(platform: PlatformName = "sagemaker") -> Table:
     name = "aws_training_instances.csv"
     text = resources.files("stoker.catalog").joinpath(name).read_text(encoding="utf-8")
