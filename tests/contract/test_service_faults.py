@@ -46,8 +46,8 @@ OUTPUT_URI = f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz"
 OUTPUTS = OUTPUT_URI.replace("s3:/", "GET ")
 TOKEN_URI = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
 BEGAN = datetime(2026, 11, 20, 8, tzinfo=UTC)
-# The job trains for ten minutes; a fault begins after one and lasts for two.
-TRAINS_SECONDS, FAULT_BEGINS, FAULT_SECONDS = 600.0, 60.0, 120.0
+# The job trains for four minutes; a fault begins after one and lasts for two.
+TRAINS_SECONDS, FAULT_BEGINS, FAULT_SECONDS = 240.0, 60.0, 120.0
 
 
 def refusal(status: int, code: str, message: str = "no") -> ServiceFault:
