@@ -2,6 +2,7 @@
 
 import functools
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -251,6 +252,37 @@ def test_a_host_with_another_token_gets_no_answer_until_the_start_deadline(run):
     member = run.member("d1", keys=Keys.from_token(bytes.fromhex(new_token())))
     assert run.verdict("d1").kind == "never"
     assert not member.wait_until_welcome(0)
+
+
+OTHER_TOKEN = {"keys": Keys.from_token(bytes.fromhex(new_token()))}
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [(OTHER_TOKEN, "its token differs"), ({"run_id": "yesterday"}, "this is run run, not yest")],
+)
+def test_ranks_and_the_record_are_told_that_a_host_was_refused(run, other, reason):
+    coordinator = run.coordinator(agents=("d1",))
+    with closing(Rank(run.port)) as rank:
+        rank.send(attend())
+        assert rank.roster().refused == {}
+        run.member("d1", **other)
+        assert reason in rank.roster().refused["d1"]
+    (event,) = [event.what for event in coordinator.events if "refused" in event.what]
+    assert reason in event
+
+
+def test_who_speaks_no_protocol_of_ours_is_no_host_with_another_token(run):
+    coordinator = run.coordinator(agents=("d1",))
+    with closing(Rank(run.port)) as rank:
+        rank.send(attend())
+        rank.roster()
+        with socket.create_connection(("127.0.0.1", run.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        member = run.joined("d1")
+        assert rank.roster().refused == {}
+        member.close()
+    assert not [event for event in coordinator.events if "refused" in event.what]
 
 
 def test_a_followers_failure_carries_its_exit_code_and_words(run):

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from support.cluster import SHORT_LEASE, Cluster, reference, wait_until
+from support.tokens import new_token
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -97,6 +98,20 @@ def test_no_data_host_in_time_names_what_was_expected(nobody):
         "FeedLostError: no data worker came within 1 s: 2 data hosts expected, "
         "algo-0 (never came), algo-1 (never came)" in trainer.errors
     )
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_host_with_another_token_is_named_with_that_in_the_last_words(num_hosts, tmp_path):
+    other = tmp_path / "token"
+    other.write_text(new_token())
+    with Cluster(agents=num_hosts, late=True) as cluster:
+        cluster.start_agent(0, token_file=str(other))
+        wait_until(lambda: cluster.coordinator.events, "it was refused")
+        trainer = cluster.train(env=env_of(cluster, start_deadline_seconds=1.0))
+        assert trainer.end() == 5
+    # Names of local hosts have no address, so that of two it could be either.
+    name = "algo-0" if num_hosts == 1 else "a host at 127.0.0.1"
+    assert f"{name} (refused: its token differs)" in trainer.errors
 
 
 def test_worker_killed_in_the_epoch_changes_nothing(host):

@@ -201,3 +201,53 @@ def test_whatever_comes_a_live_host_has_spoken_within_its_lease(actions):
         lost = {m.host for m in roster.lost}
         assert agents == {h for h in group.live if h.startswith("d")}
         assert not agents & lost
+
+
+REFUSED = {
+    "another version of the protocol": (join(protocol=PROTOCOL_VERSION - 1), "the same image"),
+    "an unreleased version": (join(protocol=PROTOCOL_VERSION + 1), "the same image"),
+    "another run": (join(run_id="yesterday"), "not yesterday"),
+    "another part": (join(kind="follower"), "d1 is not a host (follower)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_ranks_are_told_why_a_host_was_refused_until_it_is_let_in(case):
+    message, words = REFUSED[case]
+    group = members()
+    group.join(message, 0.0)
+    assert words in group.roster(0.0).refused["d1"]
+    (change,) = [change for change in group.expire(START + 1) if change.host == "d1"]
+    assert words in change.reason
+    group.join(join(), START + 2)
+    assert group.roster(START + 2).refused == {}
+
+
+def test_a_member_stays_one_whatever_a_stranger_says_under_its_name():
+    group = members()
+    group.join(join(), 0.0)
+    group.join(join(run_id="other", life="b"), 0.0)
+    assert group.live == ("d1",)
+    assert group.roster(0.0).refused == {}
+
+
+def test_a_host_with_another_token_is_known_by_its_address_or_by_who_is_still_awaited():
+    group = members(followers=("f1",))
+    assert group.note_other_token("10.0.0.7")
+    assert not group.note_other_token("10.0.0.7")
+    assert group.roster(0.0).refused == {"10.0.0.7": "its token differs"}
+    group.join(join("d1"), 0.0)
+    group.join(join("f1"), 0.0)
+    assert group.roster(0.0).refused == {"d2": "its token differs"}
+    absent = [change for change in group.expire(START + 1) if change.what == "absent"]
+    assert [(change.host, change.reason) for change in absent] == [
+        ("d2", "was refused: its token differs")
+    ]
+    group.join(join("d2"), START + 2)
+    assert group.roster(START + 2).refused == {}
+
+
+def test_strangers_without_end_take_no_memory():
+    group = members()
+    told = [group.note_other_token(f"10.0.{number // 256}.{number % 256}") for number in range(999)]
+    assert sum(told) == len(group.roster(0.0).refused) < 100

@@ -327,6 +327,10 @@ class Coordinator:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
                 guard.handle(ready, self._clock())
+                while guard.others:
+                    address = guard.others.pop()
+                    if self._members.note_other_token(address):
+                        self._note_refusals(socket)
                 if socket in ready:
                     self._receive(socket, guard)
                 guard.tick(self._clock())
@@ -400,6 +404,7 @@ class Coordinator:
                 self._send(socket, sender, answer)
                 if isinstance(answer, Refused):
                     self._log.event(EventName.JOIN_REFUSED, joining=host, reason=answer.reason)
+                    self._note_refusals(socket)
                 else:
                     self._launchers[message.host] = sender
                     self._send_start(socket, message.host)
@@ -475,10 +480,22 @@ class Coordinator:
                 self._on_failure(change)
         # Absent hosts stay as they were in rosters: awaited.
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
-            roster = self._members.roster(self._clock())
-            for sender in self._ranks.senders():
-                if not self._send(socket, sender, roster):
-                    self._ranks.forget(sender)
+            self._send_roster(socket)
+
+    def _note_refusals(self, socket: "zmq.Socket[bytes]") -> None:
+        """Records hosts that may not join, once each, and tells the ranks."""
+        refused = self._members.new_refusals()
+        for name, reason in refused.items():
+            what = f"{name} was refused: {reason}"
+            self._events.append(Event(when=now_utc(), what=what[:500]))
+        if refused:
+            self._send_roster(socket)
+
+    def _send_roster(self, socket: "zmq.Socket[bytes]") -> None:
+        roster = self._members.roster(self._clock())
+        for sender in self._ranks.senders():
+            if not self._send(socket, sender, roster):
+                self._ranks.forget(sender)
 
     def _announce(self, socket: "zmq.Socket[bytes]") -> None:
         """Sends launchers what other threads have decided since the last iteration."""

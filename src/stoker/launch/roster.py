@@ -33,6 +33,10 @@ LATE_BEATS = 1.5
 # A launcher whose connection ended reconnects within a second: one that does not is dead.
 CUT_OFF_SECONDS = 5.0
 
+# Addresses of launchers with another token that are kept: a run has few hosts, a network many.
+MAX_STRANGERS = 16
+_OTHER_TOKEN = "its token differs"
+
 HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
 
 
@@ -69,6 +73,8 @@ class _HostState:
     is_live: bool = False
     has_left: bool = False
     is_absent: bool = False
+    # Why its launcher may not join, as long as none has.
+    refusal: str = ""
     stage: HostStage = "begun"
     unfed_ranks: int = 0
 
@@ -94,6 +100,9 @@ class HostLeases:
         self._hosts = {host: _HostState("agent") for host in agents}
         self._hosts |= {host: _HostState("follower") for host in followers}
         self._superseded: set[tuple[str, str]] = set()
+        # Launchers that prove another token, by address: they cannot say who they are.
+        self._strangers: list[str] = []
+        self._told_refusals: dict[str, str] = {}
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -125,6 +134,9 @@ class HostLeases:
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
         reason = self._refusal(message)
         if reason:
+            refused = self._hosts.get(message.host)
+            if refused is not None:
+                refused.refusal = reason
             return Refused(reason=reason), None
         state = self._hosts[message.host]
         change = self._change_of(state, message)
@@ -137,6 +149,31 @@ class HostLeases:
         state.cut_off_at = None
         welcome = Welcome(beat_seconds=self._beat_seconds, lease_seconds=self._lease_seconds)
         return welcome, change
+
+    def note_other_token(self, address: str) -> bool:
+        """Keeps the address of a launcher that has another token; False: it is not news."""
+        is_news = address not in self._strangers and len(self._strangers) < MAX_STRANGERS
+        if is_news:
+            self._strangers.append(address)
+        return is_news
+
+    def refusals(self) -> dict[str, str]:
+        """Returns why hosts that are awaited may not join, by host, or else by address."""
+        absent = {host: state for host, state in self._hosts.items() if state.join is None}
+        refused = {host: state.refusal for host, state in absent.items() if state.refusal}
+        unexplained = [host for host in absent if host not in refused]
+        if self._strangers and len(unexplained) == 1:
+            refused[unexplained[0]] = _OTHER_TOKEN
+        elif unexplained:
+            refused |= dict.fromkeys(self._strangers, _OTHER_TOKEN)
+        return refused
+
+    def new_refusals(self) -> dict[str, str]:
+        """Returns the refusals that it has not returned before."""
+        refused = self.refusals()
+        fresh = dict(refused.items() - self._told_refusals.items())
+        self._told_refusals |= fresh
+        return fresh
 
     def beat(self, message: Heartbeat, now: float) -> bool:
         """Renews a lease; False if the sender is not a member and must join."""
@@ -187,6 +224,7 @@ class HostLeases:
     def expire(self, now: float) -> list[Change]:
         """Returns the hosts whose lease or start deadline has passed since the last call."""
         changes = []
+        refused = self.refusals()
         for host, state in self._hosts.items():
             reason = self._loss(state, now)
             if reason:
@@ -195,6 +233,8 @@ class HostLeases:
             elif state.join is None and not state.is_absent and now > self._start_by:
                 state.is_absent = True
                 reason = f"did not come within {self._start_deadline_seconds:g} s"
+                if host in refused:
+                    reason = f"was refused: {refused[host]}"
                 changes.append(Change(what="absent", host=host, kind=state.kind, reason=reason))
         return changes
 
@@ -223,6 +263,7 @@ class HostLeases:
             ),
             expected=len(hosts),
             awaited=tuple(host for host, state in hosts if state.join is None),
+            refused=self.refusals(),
         )
 
     def _refusal(self, message: Join) -> str:

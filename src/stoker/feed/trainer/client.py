@@ -65,6 +65,7 @@ class Requester:
         self.expected: int | None = None
         self.lost: dict[str, protocol.Member] = {}
         self._awaited: tuple[str, ...] = ()
+        self._refused: dict[str, str] = {}
         self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
         self._warned_of: set[str] = set()
@@ -227,6 +228,7 @@ class Requester:
         self.expected = roster.expected
         self.lost = {member.host: member for member in roster.lost}
         self._awaited = roster.awaited
+        self._refused = roster.refused
         self._listed = tuple(member.host for member in roster.agents)
         for member in (*roster.agents, *roster.lost):
             self._heard_at[member.host] = now - member.silent_seconds
@@ -244,8 +246,15 @@ class Requester:
                 yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"
             elif host not in self._links:
                 yield f"{host} (left, last heard {now - heard_at:.1f} s ago)"
+        yield from self._fates_of_awaited()
+
+    def _fates_of_awaited(self) -> Iterator[str]:
         for host in self._awaited:
-            yield f"{host} (never came)"
+            if host not in self._refused:
+                yield f"{host} (never came)"
+        for name, why in self._refused.items():
+            place = name if name in self._awaited else f"a host at {name}"
+            yield f"{place} (refused: {why})"
 
     def _lost_error(self, session: FeedSession, now: float) -> FeedLostError:
         seen = ", ".join(self._fates(session, now)) or "none seen"

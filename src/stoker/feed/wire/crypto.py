@@ -40,6 +40,9 @@ MAX_WAITING = 128
 _LOG_SECONDS = 10.0
 _MAX_LOG_SECONDS = 3600.0
 _ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
+_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+# What a peer sent is not encrypted for the run's key: it speaks the protocol, with another token.
+_OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -214,6 +217,9 @@ class HandshakeGuard:
     libzmq bounds a handshake's time and frames, but not the number of handshakes. Its monitor
     reports connections by their descriptors, and each message has the descriptor that it came over.
     To be closed before its server.
+
+    Attributes:
+        others: Addresses of peers with the keys of another token; the owner takes them out.
     """
 
     def __init__(
@@ -225,7 +231,9 @@ class HandshakeGuard:
         self._port = port
         # Time and address, by descriptor; the oldest first.
         self._waiting: dict[int, tuple[float, str]] = {}
-        self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(_ACCEPTED | _ENDED)
+        self.others: list[str] = []
+        self._has_other_key = False
+        self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(_ACCEPTED | _ENDED | _FAILED)
 
     def handle(self, ready: Collection[object], now: float) -> None:
         """Answers handshakes, rejects the oldest beyond MAX_WAITING; call it before receiving."""
@@ -241,14 +249,24 @@ class HandshakeGuard:
                 event, descriptor = read_event(self.monitor)
                 if event == _ACCEPTED:
                     self._waiting[descriptor] = (now, self._address_of(descriptor))
+                elif event == _FAILED:
+                    # Its value is the cause; the same thread reports the connection's end next.
+                    self._has_other_key = descriptor == _OTHER_KEY
                 elif descriptor in self._waiting:
-                    _, address = self._waiting.pop(descriptor)
-                    self._log.add(address, "no handshake of this run")
+                    self._ended(self._waiting.pop(descriptor)[1])
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
             _, address = self._waiting.pop(oldest)
             if self._address_of(oldest, is_to_end=True):
                 self._log.add(address, f"more than {MAX_WAITING} handshakes at a time")
+
+    def _ended(self, address: str) -> None:
+        if self._has_other_key:
+            self._has_other_key = False
+            self.others.append(address.removeprefix("::ffff:"))
+            self._log.add(address, "another token")
+        else:
+            self._log.add(address, "no handshake of this run")
 
     def proved(self, frame: zmq.Frame) -> None:
         if self._waiting:

@@ -36,7 +36,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -201,12 +201,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """The agents, those `lost` (silent beyond their lease), and hosts that have never joined."""
+    """The agents, those `lost` (silent beyond their lease), and hosts that have never joined.
+
+    Attributes:
+        refused: Why hosts that are awaited may not join, by host; by address where it is not known
+            which one it is.
+    """
 
     agents: tuple[Member, ...]
     expected: Count
     lost: tuple[Member, ...] = ()
     awaited: tuple[Identifier, ...] = ()
+    refused: dict[Identifier, str] = {}
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
