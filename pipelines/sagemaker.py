@@ -1,6 +1,6 @@
 """The retraining pipeline on SageMaker: profile, decide, train, evaluate, gate.
 
-    NeedsProfile ── ReuseProfile unset ────► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
+    NeedsProfile ── reuse_profile unset ────► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
                 └── it names a folder ────────────────► Decide ─► Train ═► Evaluate ─► Gate
                                                         Gate ── passed ──► Register
                                                              └── not ────► Refuse

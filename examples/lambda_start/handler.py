@@ -1,7 +1,7 @@
 """A Lambda function starts the pipeline, by hand, on a schedule or when new data arrives.
 
-Event: `{"parameters": {"Epochs": 3, "InputData": "s3://..."}}`; an S3 event ("object created",
-as EventBridge delivers it) sets InputData to the folder of the new object. Only boto3 is needed,
+Event: `{"parameters": {"epochs": 3, "input_data": "s3://..."}}`; an S3 event ("object created",
+as EventBridge delivers it) sets input_data to the folder of the new object. Only boto3 is needed,
 which Lambda brings.
 
 Variables: PIPELINE_NAME, and optionally ALLOWED_PARAMETERS (names by commas; empty: all that the
@@ -44,7 +44,7 @@ def parameters_of(event: Mapping[str, object]) -> dict[str, str]:
     detail = event.get("detail") or {}
     if "bucket" in detail and "object" in detail:
         folder = posixpath.dirname(detail["object"]["key"])
-        parameters.setdefault("InputData", f"s3://{detail['bucket']['name']}/{folder}/")
+        parameters.setdefault("input_data", f"s3://{detail['bucket']['name']}/{folder}/")
     return parameters
 
 

@@ -1,7 +1,8 @@
 """The parameters of a pipeline run, for all targets, with defaults and checks.
 
 A pipeline passes each component `--param NAME=VALUE`; the component turns them into overrides of
-its workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).
+its workload. Names are in snake case. Pipelines that earlier versions uploaded to SageMaker have
+them in camel case (`MaxUsdPerHour`), which is understood wherever a name is read: `spelt_as`.
 """
 
 import json
@@ -9,7 +10,7 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -74,10 +75,6 @@ class Parameter:
     hyperparameter: str = ""
     optional: Kind | None = None
 
-    @property
-    def camel_name(self) -> str:
-        return camel(self.name)
-
     def check(self, value: str | int | float) -> str:
         """Returns the value as components get it; raises UsageError for a wrong one."""
         text = str(value)
@@ -117,8 +114,17 @@ class Parameter:
         return text
 
 
-def camel(name: str) -> str:
-    """Returns a parameter's name as SageMaker shows it, from either spelling."""
+def spelt_as(name: str, names: Iterable[str]) -> str:
+    """Returns the one of `names` that is this parameter's, in snake or camel case; else `name`."""
+    listed = list(names)
+    if name in listed:
+        return name
+    camel_name = _camel(name)
+    return next((other for other in listed if _camel(other) == camel_name), name)
+
+
+def _camel(name: str) -> str:
+    """Returns a parameter's name as earlier versions gave it to SageMaker, from either spelling."""
     if name[:1].isupper():
         return name
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
@@ -171,12 +177,15 @@ def parameter_named(name: str, *, workload: Workload) -> Parameter | None:
     """Returns a parameter by its name in snake or camel case, or by its hyperparameter's."""
     parameters = parameters_of(workload)
     typed = name.strip()
-    # The steps of a run on SageMaker get the names in camel case.
-    by_name = {spelling: p for p in reversed(parameters) for spelling in (p.camel_name, p.name)}
+    by_name = {parameter.name: parameter for parameter in parameters}
     # As on the script's command line; of `gate` and a hyperparameter gate, the parameter counts.
     by_option = {p.hyperparameter: p for p in parameters if p.hyperparameter}
     option = typed.removeprefix("--")
-    return by_name.get(typed) or by_option.get(option) or by_name.get(option)
+    return (
+        by_name.get(spelt_as(typed, by_name))
+        or by_option.get(option)
+        or by_name.get(spelt_as(option, by_name))
+    )
 
 
 def refuse_doubles(spelt: Sequence[tuple[str, str]]) -> None:
@@ -237,8 +246,8 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
     an infinity, a whole number beyond 18 digits, or with other characters than letters, digits, -
     and _ in the name. `epochs` is among the fixed parameters.
     """
-    # As SageMaker shows them, where beta_1 and beta1 are one name.
-    names = {spelling.camel_name for spelling in (*_PARAMETERS, _SKIP)}
+    # In camel case, in which a name may be given too, beta_1 and beta1 are one.
+    names = {_camel(fixed.name) for fixed in (*_PARAMETERS, _SKIP)}
     values = {
         name: value
         for name, value in values_of(workload.hyperparameters).items()
@@ -254,13 +263,13 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
         name = _snake(hyperparameter)
         # The name of another parameter, or no identifier of Python and the services.
         while (
-            camel(name) in names
+            _camel(name) in names
             or _TAKEN.fullmatch(name)
             or not name.isidentifier()
             or keyword.iskeyword(name)
         ):
             name = f"hyperparameter_{name}"
-        names.add(camel(name))
+        names.add(_camel(name))
         option = workload.options.get(hyperparameter)
         parameters[hyperparameter] = _hyperparameter(
             name, hyperparameter, values[hyperparameter], option=option

@@ -134,7 +134,7 @@ def test_the_table_of_parameters_is_that_of_the_pipeline():
     text = (ROOT / "docs" / "sagemaker.md").read_text()
     table = text[text.index("| parameter | default") :].partition("\n\n")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
-    assert listed == [parameter.camel_name for parameter in parameters_of(workload)]
+    assert listed == [parameter.name for parameter in parameters_of(workload)]
 
 
 def test_the_prices_in_the_guide_are_those_of_the_catalog():

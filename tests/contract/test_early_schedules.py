@@ -49,7 +49,7 @@ def make(aws: Aws, name: str, *, starts: str = ARN, is_on: bool = True, **values
 
 @pytest.mark.parametrize("extra", ["nightly", "week.end", "a-b-c", "2", "on_Mondays"])
 def test_each_verb_names_it_with_the_commands_that_adopt_and_delete_it(project, extra):
-    make(project, f"stoker-mnist-{extra}", Epochs="3")
+    make(project, f"stoker-mnist-{extra}", epochs="3")
     for words in (
         ("upload", "sagemaker", "w.yaml", "--yes", *CODE),
         ("schedule", "sagemaker", "w.yaml", "--cron", "rate(1 day)"),
@@ -103,17 +103,17 @@ def test_a_disabled_one_is_called_so():
     assert "sagemaker 'my w.yaml' --name a" in line
 
 
-DECLARED: dict[str, Kind] = {"Epochs": "integer", "Depth": "integer"}
+DECLARED: dict[str, Kind] = {"epochs": "integer", "Depth": "integer"}
 
 
 @pytest.mark.parametrize(
     ("values", "lost"),
     [
         ({}, ""),
-        ({"Epochs": "1"}, ""),
+        ({"epochs": "1"}, ""),
         ({"Width": "1"}, "Width"),
-        ({"Epochs": "1", "Width": "1", "Height": "2"}, "Width, Height"),
-        ({"epochs": "1"}, "epochs"),
+        ({"epochs": "1", "Width": "1", "Height": "2"}, "Width, Height"),
+        ({"Epochs": "1"}, "Epochs"),
     ],
 )
 def test_what_a_pipeline_lacks_is_named_by_schedule(values, lost):
@@ -126,10 +126,84 @@ def test_what_a_pipeline_lacks_is_named_by_schedule(values, lost):
 
 @pytest.mark.parametrize("name", ["stoker-mnist--weekly", "stoker-mnist-early", "by-hand"])
 def test_an_upload_warns_of_each_schedule_that_sets_what_the_pipeline_loses(project, name):
-    make(project, name, Width="4", Epochs="2")
+    make(project, name, Width="4", epochs="2")
     said = succeeds("upload", "sagemaker", "w.yaml", "--yes", *CODE).stderr
     assert f"the schedule {name} sets Width, which this pipeline does not have" in said
     assert "its starts will fail" in said
+
+
+def made_earlier(aws: Aws) -> None:
+    """Makes the uploaded pipeline one of an earlier version, with parameters in camel case."""
+    found = aws.call("sagemaker", "DescribePipeline", PipelineName="mnist")
+    definition = json.loads(str(found["PipelineDefinition"]))
+    text = json.dumps(definition)
+    for parameter in definition["Parameters"]:
+        name = parameter["Name"]
+        camel = "".join(word.capitalize() for word in name.split("_"))
+        text = text.replace(f'"Parameters.{name}"', f'"Parameters.{camel}"')
+        text = text.replace(f'"Name": "{name}"', f'"Name": "{camel}"')
+    aws.call("sagemaker", "UpdatePipeline", PipelineName="mnist", PipelineDefinition=text)
+
+
+def sets(aws: Aws, name: str) -> dict[str, str]:
+    target = aws.call("scheduler", "GetSchedule", Name=name)["Target"]
+    listed = target["SageMakerPipelineParameters"]["PipelineParameterList"]
+    return {item["Name"]: item["Value"] for item in listed}
+
+
+OWN = ("--set", 'sagemaker.schedule={"cron": "rate(1 day)", "parameters": {"max_usd": 5}}')
+
+
+@pytest.mark.parametrize("own", [(), OWN], ids=["by hand", "of the workload"])
+@pytest.mark.parametrize(
+    ("name", "is_on"),
+    [("stoker-mnist--weekly", True), ("stoker-mnist--a", False), ("stoker-mnist", True)],
+)
+def test_an_upload_carries_the_parameters_of_schedules_over_to_snake_case(
+    project, name, is_on, own
+):
+    made_earlier(project)
+    make(project, name, is_on=is_on, Epochs="3", MaxUsd="7")
+    done = succeeds("upload", "sagemaker", "w.yaml", "--yes", *CODE, *own)
+    assert "does not have" not in done.stderr
+    is_workloads = own and name == "stoker-mnist"
+    kept = {"epochs": "3", "max_usd": "7"}
+    assert sets(project, name) == ({"max_usd": "5"} if is_workloads else kept)
+    found = project.call("scheduler", "GetSchedule", Name=name)
+    assert found["State"] == ("ENABLED" if is_on else "DISABLED")
+    assert "no change" in succeeds("upload", "sagemaker", "w.yaml", "--yes", *CODE, *own).stderr
+
+
+def test_a_schedule_that_somebody_made_by_hand_is_named_and_stays(project):
+    made_earlier(project)
+    make(project, "by-hand", Epochs="3")
+    said = succeeds("upload", "sagemaker", "w.yaml", "--yes", *CODE).stderr
+    assert "the schedule by-hand sets Epochs, which this pipeline does not have" in said
+    assert sets(project, "by-hand") == {"Epochs": "3"}
+
+
+@pytest.mark.parametrize("spelling", ["epochs", "Epochs", "--epochs"])
+@pytest.mark.parametrize(("is_earlier", "sent"), [(True, "Epochs"), (False, "epochs")])
+def test_either_spelling_starts_and_schedules_a_pipeline_of_either(
+    project, spelling, is_earlier, sent
+):
+    if is_earlier:
+        made_earlier(project)
+    param = f"--param={spelling}=3"
+    done = succeeds("start", "sagemaker", "w.yaml", param, "--yes", "--json")
+    run = json.loads(done.stdout)["run"].rpartition("/")[2]
+    given = project.call(
+        "sagemaker",
+        "ListPipelineParametersForExecution",
+        PipelineExecutionArn=f"{ARN}/execution/{run}",
+    )
+    assert given["PipelineParameters"] == [{"Name": sent, "Value": "3"}]
+    make(project, "stoker-mnist", Epochs="2", MaxUsd="7")
+    words = ("schedule", "sagemaker", "w.yaml", param)
+    succeeds(*words)
+    other = "MaxUsd" if is_earlier else "max_usd"
+    assert sets(project, "stoker-mnist") == {sent: "3", other: "7"}
+    assert "unchanged" in succeeds(*words).stdout
 
 
 @pytest.fixture

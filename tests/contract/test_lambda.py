@@ -15,8 +15,8 @@ FILE = Path(__file__).parents[2] / "examples" / "lambda_start" / "handler.py"
 DEFINITION = {
     "Version": "2020-12-01",
     "Parameters": [
-        {"Name": "Epochs", "Type": "Integer", "DefaultValue": 1},
-        {"Name": "InputData", "Type": "String", "DefaultValue": "s3://photos/old/"},
+        {"Name": "epochs", "Type": "Integer", "DefaultValue": 1},
+        {"Name": "input_data", "Type": "String", "DefaultValue": "s3://photos/old/"},
     ],
     "Steps": [],
 }
@@ -48,9 +48,9 @@ def executions() -> int:
 @pytest.mark.parametrize(
     ("event", "parameters"),
     [
-        ({"parameters": {"Epochs": 3}}, {"Epochs": "3"}),
+        ({"parameters": {"epochs": 3}}, {"epochs": "3"}),
         ({}, {}),
-        ({"id": "17", "detail": NEW_DATA}, {"InputData": "s3://photos/2026/11/20/"}),
+        ({"id": "17", "detail": NEW_DATA}, {"input_data": "s3://photos/2026/11/20/"}),
     ],
     ids=["parameters", "defaults", "new data"],
 )
@@ -60,20 +60,20 @@ def test_it_starts_the_pipeline_with_its_parameters(function, event, parameters)
 
 
 def test_an_unknown_parameter_is_refused_and_nothing_starts(function):
-    with pytest.raises(ValueError, match=r"no parameter Epoch; it has \['Epochs', 'InputData'\]"):
+    with pytest.raises(ValueError, match=r"no parameter Epoch; it has \['epochs', 'input_data'\]"):
         function.handler({"parameters": {"Epoch": 3}}, CONTEXT)
     assert executions() == 0
 
 
 def test_a_parameter_that_is_not_allowed_is_refused(function, monkeypatch):
-    monkeypatch.setenv("ALLOWED_PARAMETERS", "Epochs")
-    with pytest.raises(ValueError, match="InputData is not among"):
-        function.handler({"parameters": {"InputData": "s3://elsewhere/"}}, CONTEXT)
+    monkeypatch.setenv("ALLOWED_PARAMETERS", "epochs")
+    with pytest.raises(ValueError, match="input_data is not among"):
+        function.handler({"parameters": {"input_data": "s3://elsewhere/"}}, CONTEXT)
     assert executions() == 0
 
 
 def test_the_same_event_asks_with_the_same_token(function):
-    event = {"id": "17", "parameters": {"Epochs": 3}}
+    event = {"id": "17", "parameters": {"epochs": 3}}
     first = function.request_token(event, CONTEXT)
     assert first == function.request_token(dict(event), SimpleNamespace(aws_request_id="other"))
     assert first != function.request_token({**event, "id": "18"}, CONTEXT)

@@ -94,7 +94,7 @@ BY_HAND = (
     typed(SAGEMAKER, "stoker evaluate", more=f" --set '{HIGHER}'", code=3, says="0.99"),
 )
 IN_PRODUCTION = (
-    typed(SAGEMAKER, "stoker compile", says="LearningRate"),
+    typed(SAGEMAKER, "stoker compile", says="learning_rate"),
     typed(SAGEMAKER, "stoker upload sagemaker", more=" --check", code=11, says="new: train"),
     typed(SAGEMAKER, "stoker start", code=2, says="stoker upload sagemaker"),
     typed(SAGEMAKER, "stoker upload sagemaker", says="created"),

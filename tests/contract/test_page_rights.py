@@ -171,8 +171,8 @@ def _options(words: list[str], model: OperationModel) -> Iterator[tuple[str, str
 # What stoker is asked, by the verb; {W} is the example's workload, for this region.
 COMMANDS = {
     "upload": ["upload sagemaker {W} --yes", "upload sagemaker {W} --check"],
-    "start": ["start sagemaker {W} --param Epochs=3 --yes"],
-    "schedule": ["schedule sagemaker {W} --cron 'cron(0 3 ? * MON *)' --param Epochs=20"],
+    "start": ["start sagemaker {W} --param epochs=3 --yes"],
+    "schedule": ["schedule sagemaker {W} --cron 'cron(0 3 ? * MON *)' --param epochs=20"],
     "status": ["status sagemaker mnist"],
     "stop": ["stop sagemaker mnist --yes"],
     "prune": ["prune sagemaker {W}"],

@@ -311,10 +311,10 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_se
     for _ in range(2):
         client.compared(pipeline)
         client.upload(pipeline, is_changed=True)
-    client.start(example(), ["Epochs=3"])
+    client.start(example(), ["epochs=3"])
     for hour in (3, 4):
         when = f"cron(0 {hour} ? * MON *)"
-        asked = AskedSchedule(name="stoker-mnist", cron=when, parameters=["Epochs=3"])
+        asked = AskedSchedule(name="stoker-mnist", cron=when, parameters=["epochs=3"])
         client.schedule(example(), asked)
     updates = {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"}
     assert updates <= {action for action, _ in calls}

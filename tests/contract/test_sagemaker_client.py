@@ -264,7 +264,7 @@ def test_parameters_arrive_under_the_services_names(server, project):
     assert name == "mnist"
     arn = f"{PIPELINE}/execution/{id}"
     answer = call("sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=arn)
-    given = {"Epochs": "3", "MaxUsdPerHour": "12", "OwnSetting": "4"}
+    given = {"epochs": "3", "max_usd_per_hour": "12", "own_setting": "4"}
     assert {each["Name"]: each["Value"] for each in answer["PipelineParameters"]} == given
 
 
@@ -276,20 +276,20 @@ def test_the_scripts_own_spelling_of_an_option_arrives(server, project, name):
     run = json.loads(succeeds("start", "sagemaker", "w.yaml", *words).stdout)["run"]
     arn = f"{PIPELINE}/execution/{run.partition('/')[2]}"
     answer = call("sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=arn)
-    assert answer["PipelineParameters"] == [{"Name": "LearningRate", "Value": "1e-3"}]
+    assert answer["PipelineParameters"] == [{"Name": "learning_rate", "Value": "1e-3"}]
 
 
 @pytest.mark.parametrize(
     ("parameter", "words"),
     [
-        ("OwnSettings=3", ["no parameter OwnSettings", "OwnSetting?"]),
+        ("OwnSettings=3", ["no parameter OwnSettings", "own_setting?"]),
         (f"model_group={'x' * 300}", ["300 characters, at most 244"]),
-        ("ReuseProfile=foo", ["ReuseProfile=foo", "s3://"]),
-        ("Image=", ["Image is empty"]),
-        ("InputData=pictures/today", ["InputData=pictures/today", "s3://"]),
+        ("ReuseProfile=foo", ["reuse_profile=foo", "s3://"]),
+        ("Image=", ["image is empty"]),
+        ("InputData=pictures/today", ["input_data=pictures/today", "s3://"]),
         ("InstanceType=huge", ["InstanceType=huge"]),
         ("InstanceCount=0", ["at least one host"]),
-        ("OwnSetting=many", ["OwnSetting=many: expected a whole number"]),
+        ("OwnSetting=many", ["own_setting=many: expected a whole number"]),
         ("Least=half", ["Least=half: expected a number"]),
         ("DryRun=perhaps", ["DryRun=perhaps is not possible"]),
     ],
@@ -345,13 +345,13 @@ def test_a_schedule_holds_its_parameters_and_replaces_the_one_of_its_name(server
     assert head == "schedule stoker-mnist: changed  cron(30 6 ? * MON-FRI *)  Europe/Berlin"
     assert "  cron: rate(12 hours) -> cron(30 6 ? * MON-FRI *)" in lines
     assert "  time zone: UTC -> Europe/Berlin" in lines
-    assert "  Epochs: not set -> 2" in lines
+    assert "  epochs: not set -> 2" in lines
     assert lines[-1].startswith("  next: ")
     assert " 06:30 Europe/Berlin" in lines[-1]
     found = scheduled()
     assert found["ScheduleExpression"] == "cron(30 6 ? * MON-FRI *)"
     assert found["ScheduleExpressionTimezone"] == "Europe/Berlin"
-    parameters = [{"Name": "Epochs", "Value": "2"}]
+    parameters = [{"Name": "epochs", "Value": "2"}]
     assert found["Target"] == {
         "Arn": PIPELINE,
         "RoleArn": SCHEDULE_ROLE,
@@ -408,13 +408,13 @@ def test_a_schedule_keeps_what_nobody_changes(server, project):
     first = ("--cron", "cron(0 3 ? * MON *)", "--time-zone", "Asia/Tokyo", "--param", "epochs=20")
     succeeds(*words, *first)
     done = succeeds(*words, "--cron", "rate(1 day)", "--param", "max_usd=5")
-    assert "  kept: Epochs=20\n  kept: time zone Asia/Tokyo\n" in done.stdout
+    assert "  kept: epochs=20\n  kept: time zone Asia/Tokyo\n" in done.stdout
     found = scheduled()
     assert found["ScheduleExpressionTimezone"] == "Asia/Tokyo"
     values = found["Target"]["SageMakerPipelineParameters"]["PipelineParameterList"]
-    assert values == [{"Name": "Epochs", "Value": "20"}, {"Name": "MaxUsd", "Value": "5"}]
+    assert values == [{"Name": "epochs", "Value": "20"}, {"Name": "max_usd", "Value": "5"}]
     done = succeeds(*words, "--param", "epochs=5")
-    assert "  Epochs: 20 -> 5\n" in done.stdout
+    assert "  epochs: 20 -> 5\n" in done.stdout
     assert scheduled()["ScheduleExpression"] == "rate(1 day)"
     assert succeeds(*words).stdout.startswith("schedule stoker-mnist: unchanged ")
     succeeds(*words, "--cron", "rate(2 days)", "--fresh")
@@ -435,7 +435,7 @@ def test_an_upload_makes_and_changes_the_schedule_of_the_workload(server, projec
     assert found["ScheduleExpression"] == OWN["cron"]
     assert found["ScheduleExpressionTimezone"] == "Europe/Paris"
     values = found["Target"]["SageMakerPipelineParameters"]["PipelineParameterList"]
-    assert values == [{"Name": "Epochs", "Value": "7"}]
+    assert values == [{"Name": "epochs", "Value": "7"}]
     again = succeeds(*words, *own)
     # Another schedule makes no other pipeline.
     assert "pipeline mnist: no change" in again.stderr
@@ -443,7 +443,7 @@ def test_an_upload_makes_and_changes_the_schedule_of_the_workload(server, projec
     unknown = ("--set", "sagemaker.schedule.parameters={weekly: 1}")
     changed = stoker(*words, *own, *unknown)
     assert changed.returncode == 2
-    assert "no parameter Weekly" in changed.stderr
+    assert "no parameter weekly" in changed.stderr
     changed = succeeds(*words, *own, "--set", "sagemaker.schedule.cron=rate(7 days)")
     assert "pipeline mnist: no change" in changed.stderr
     assert "cron: cron(15 4 1 * ? *) -> rate(7 days)" in changed.stderr
@@ -462,7 +462,7 @@ def test_an_upload_makes_and_changes_the_schedule_of_the_workload(server, projec
         ("time_zone=Mars/Olympus", "no time zone Mars/Olympus"),
         ("parameters={epochs: soon}", "expected a whole number"),
         ("parameters={Epochs: 1, epochs: 2}", "epochs is given twice"),
-        ("parameters={image: ''}", "Image is empty"),
+        ("parameters={image: ''}", "image is empty"),
     ],
 )
 def test_an_upload_refuses_a_schedule_before_it_changes_anything(server, project, key, said):

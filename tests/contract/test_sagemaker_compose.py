@@ -77,11 +77,11 @@ def test_steps_of_ones_own_stand_before_between_and_after(own):
 
 def test_arguments_of_ones_own_are_parameters(own):
     listed = {p["Name"]: p for p in json.loads(own)["Parameters"]}
-    assert listed["Day"] == {"Name": "Day", "Type": "String", "DefaultValue": "today"}
-    assert listed["Least"] == {"Name": "Least", "Type": "Float", "DefaultValue": 0.95}
-    assert "Epochs" in listed
+    assert listed["day"] == {"Name": "day", "Type": "String", "DefaultValue": "today"}
+    assert listed["least"] == {"Name": "least", "Type": "Float", "DefaultValue": 0.95}
+    assert "epochs" in listed
     (condition,) = checked_steps(own)["GoodEnough"]["Arguments"]["Conditions"]
-    assert condition["RightValue"] == {"Get": "Parameters.Least"}
+    assert condition["RightValue"] == {"Get": "Parameters.least"}
 
 
 def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own):
@@ -109,10 +109,10 @@ def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(tmp_path,
         made = session.client("sagemaker").describe_pipeline(PipelineName="what-would-pay")
         listed = session.client("s3").list_objects_v2(Bucket="bucket")["Contents"]
     definition = json.loads(made["PipelineDefinition"])
-    assert [(p["Name"], p["Type"]) for p in definition["Parameters"]] == [("Image", "String")]
+    assert [(p["Name"], p["Type"]) for p in definition["Parameters"]] == [("image", "String")]
     profile, decide = definition["Steps"]
     assert decide["DependsOn"] == ["Profile"]
-    image = {"Get": "Parameters.Image"}
+    image = {"Get": "Parameters.image"}
     assert profile["Arguments"]["AlgorithmSpecification"]["TrainingImage"] == image
     # What the steps read is there.
     inputs = decide["Arguments"]["ProcessingInputs"]
@@ -246,7 +246,7 @@ def test_a_pipeline_that_skips_compares_first_and_runs_all_else_in_a_condition()
     (inner,) = document["Steps"][1]["Arguments"]["IfSteps"]
     assert inner["Name"] == "NeedsProfile"
     assert document["Steps"][1]["Arguments"]["ElseSteps"] == []
-    assert "SkipUnchanged" in [each["Name"] for each in document["Parameters"]]
+    assert "skip_unchanged" in [each["Name"] for each in document["Parameters"]]
     found = {step["Name"]: step for step in sample.steps(document)}
     assert "--comparison" in words_of(found["Evaluate"])
     assert "--comparison" in words_of(found["EvaluateAgain"])
@@ -367,7 +367,7 @@ def test_a_profiles_texts_reach_the_script_as_they_are_written(tmp_path, is_give
     request = pipeline_request(workload, folder=sample.ROOT)
     definition = json.loads(sagemaker.pipeline(request, lambda run: [sagemaker.profile_step(run)]))
     given = {
-        p.camel_name: {False: "false"}.get(declared[p.hyperparameter], declared[p.hyperparameter])
+        p.name: {False: "false"}.get(declared[p.hyperparameter], declared[p.hyperparameter])
         for p in request.hyperparameters
     }
     for parameter in definition["Parameters"]:
@@ -413,8 +413,8 @@ def test_an_argument_that_cannot_be_a_parameter_is_refused():
 
     for steps, words in (
         (days, "argument days"),
-        (known, "MaxDataHosts, and so is the workload's max_data_hosts"),
-        (twice, r"argument beta_1 .* Beta1, and so is the argument beta1"),
+        (known, "argument maxDataHosts .* the parameter max_data_hosts"),
+        (twice, "argument beta_1 .* the parameter beta1"),
     ):
         with pytest.raises(UsageError, match=words):
             sagemaker.pipeline(request(), steps)  # type: ignore[arg-type]

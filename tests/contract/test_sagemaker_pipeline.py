@@ -38,8 +38,8 @@ def test_every_parameter_is_described_and_reaches_a_step():
     compiled = sample.compiled()
     text = json.dumps(sample.definition()["Steps"])
     for parameter in compiled.parameters:
-        assert f"{parameter.camel_name}: {parameter.text}" in compiled.description
-        assert f'"Parameters.{parameter.camel_name}"' in text, parameter.name
+        assert f"{parameter.name}: {parameter.text}" in compiled.description
+        assert f'"Parameters.{parameter.name}"' in text, parameter.name
 
 
 def test_the_cli_understands_what_the_small_steps_say():

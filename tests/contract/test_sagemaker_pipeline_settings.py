@@ -171,7 +171,7 @@ def test_a_pipeline_looks_for_a_kept_profile_itself_before_it_asks_for_a_gpu(ful
     words = find["AppSpecification"]["ContainerArguments"]
     assert EXECUTION in words
     told = json.dumps(words)
-    for name in ("InstanceType", "InstanceCount", "Image", "InputData", "Lr"):
+    for name in ("instance_type", "instance_count", "image", "input_data", "lr"):
         assert f"Parameters.{name}" in told
     # S3 has to be asked.
     assert find["NetworkConfig"]["EnableNetworkIsolation"] is False
@@ -202,14 +202,14 @@ def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(cach
     compared = json.dumps([image, profile["InputDataConfig"]])
     folder, variables = (json.dumps(profile[key]) for key in ("CheckpointConfig", "Environment"))
     assert "Execution." not in compared + folder + variables
-    for name in ("InstanceType", "InstanceCount"):
+    for name in ("instance_type", "instance_count"):
         assert f"Parameters.{name}" in variables
         assert f"Parameters.{name}" in folder
     # All else that it compares and a run can change: the next run must not write over it.
     changeable = set(re.findall(r"Parameters\.\w+", compared))
-    assert {"Parameters.Image", "Parameters.InputData"} <= changeable
+    assert {"Parameters.image", "Parameters.input_data"} <= changeable
     # Rates leave a step's cost as it is.
-    assert "Parameters.Lr" not in changeable
+    assert "Parameters.lr" not in changeable
     assert all(name in folder for name in changeable)
 
 
@@ -232,7 +232,7 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
     words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json")
     done = succeeds(*words, "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["parameters"]["InstanceType"] == "ml.g5.2xlarge"
+    assert json.loads(done.stdout)["parameters"]["instance_type"] == "ml.g5.2xlarge"
     assert (tmp_path / "out" / "def.json").read_text() == sample.compiled().definition
     done = stoker(*words, "--set", "feed.credits=5", cwd=tmp_path)
     again = "stoker upload sagemaker mnist.json --set feed.credits=5"

@@ -27,7 +27,7 @@ def upload(project, **changes):
 
 
 def run_of(project, **parameters):
-    return project.execution(Epochs="2", ReuseProfile=project.profile(), **parameters).run()
+    return project.execution(epochs="2", reuse_profile=project.profile(), **parameters).run()
 
 
 def comparison(project, run):
@@ -94,7 +94,7 @@ def test_a_plan_is_held_against_the_noise_of_a_profile_and_trained_on(project):
         project.profile("one", **loading(0.5, 0.1)),
         project.profile("b", **loading(0.57, 0.08)),
     )
-    first = project.execution(Epochs="2", ReuseProfile=one).run()
+    first = project.execution(epochs="2", reuse_profile=one).run()
     assert first.status == "Succeeded", project.told(first)
     # The script reads no batch, so that its data hosts would be forgotten as useless.
     (file,) = remembered(project)
@@ -102,7 +102,7 @@ def test_a_plan_is_held_against_the_noise_of_a_profile_and_trained_on(project):
     document = json.loads(project.aws.read_object(uri))
     document["training"]["spending"] = []
     project.aws.write_object(uri, json.dumps(document).encode())
-    second = project.execution(Epochs="2", ReuseProfile=other).run()
+    second = project.execution(epochs="2", reuse_profile=other).run()
     assert second.status == "Succeeded", project.told(second)
     before = project.record(first, "decision/decision.json", Decision)
     held = project.record(second, "decision/decision.json", Decision)
@@ -161,9 +161,9 @@ def test_a_broken_memory_trains_and_tells_it(project):
 def test_another_parameter_trains_and_so_does_a_run_that_asks_for_it(project):
     upload(project)
     run_of(project)
-    other = project.execution(Epochs="3", ReuseProfile=project.profile()).run()
+    other = project.execution(epochs="3", reuse_profile=project.profile()).run()
     assert "workload.training" in comparison(project, other).words
-    forced = run_of(project, SkipUnchanged="false")
+    forced = run_of(project, skip_unchanged="false")
     assert "as this run asks for it" in comparison(project, forced).words
     assert forced.status == "Succeeded", project.told(forced)
     # A forced run is compared with, too.

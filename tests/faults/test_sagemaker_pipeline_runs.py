@@ -24,7 +24,7 @@ def project(tmp_path, aws_server):
 def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
     project.upload(script=TRAIN)
     project.account.faults["Profile"] = ["SageMaker.CAPACITY_ERROR"]
-    run = project.execution(Epochs="2", Lr="1e-05").run()
+    run = project.execution(epochs="2", lr="1e-05").run()
     steps = ("NeedsProfile", "Profile", "Decide", "Train", "Evaluate", "Gate", "Register")
     assert statuses(run) == dict.fromkeys(steps, "Succeeded"), project.told(run)
     assert run.status == "Succeeded"
@@ -87,7 +87,7 @@ def test_an_unchanged_script_is_fed_and_passes(project, script):
 def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(project):
     project.upload()
     project.aws.write_object(f"s3://{BUCKET}/data/broken", b"yes")
-    run = project.execution(Epochs="2", ReuseProfile=project.profile()).run()
+    run = project.execution(epochs="2", reuse_profile=project.profile()).run()
     good = ("NeedsProfile", "DecideAgain", "EvaluateAgain", "GateAgain")
     expected = dict.fromkeys(good, "Succeeded") | {"TrainAgain": "Failed", "RefuseAgain": "Failed"}
     assert statuses(run) == expected, project.told(run)
@@ -110,7 +110,7 @@ def test_a_training_that_no_data_host_could_feed_ends_the_run_with_what_it_cost(
     )
     script = script.replace("class Numbers(Dataset):", f"class Numbers(Dataset):\n{held}")
     project.upload(script=script)
-    run = project.execution(Epochs="2", ReuseProfile=project.profile()).run()
+    run = project.execution(epochs="2", reuse_profile=project.profile()).run()
     training = project.record(run, "training/training.json", Training)
     assert "data" in [group.role for group in training.groups]
     assert (training.status, training.is_unfed) == ("failed", True)
@@ -128,13 +128,13 @@ def test_a_training_that_no_data_host_could_feed_ends_the_run_with_what_it_cost(
 @pytest.mark.soak
 def test_a_challenger_is_held_against_the_last_approved_model(project):
     project.upload()
-    parameters = {"Epochs": "1", "ReuseProfile": project.profile(), "Approval": "Approved"}
+    parameters = {"epochs": "1", "reuse_profile": project.profile(), "approval": "Approved"}
     for bound, status in (
         ("champion+0.01", "Succeeded"),
         ("champion+0.01", "Failed"),
         ("champion-0.01", "Succeeded"),
     ):
-        run = project.execution(**parameters, Gate=f"accuracy>={bound}").run()
+        run = project.execution(**parameters, gate=f"accuracy>={bound}").run()
         assert run.status == status, project.told(run)
         if status == "Failed":
             assert "accuracy is 0.95, asked for at least 0.96" in run.reason
@@ -150,7 +150,7 @@ def test_a_training_that_goes_on_from_its_own_end_is_no_new_model(project):
     kept = f"{OUT}/checkpoints/mnist-base"
     project.upload(script=TRAIN, checkpoint_uri=f"{OUT}/checkpoints", resume_from=kept)
     project.aws.write_object(f"{kept}/epoch", b"1")
-    parameters = {"Epochs": "2", "ReuseProfile": project.profile()}
+    parameters = {"epochs": "2", "reuse_profile": project.profile()}
     first = project.execution(**parameters).run()
     assert first.status == "Succeeded", project.told(first)
     training = project.record(first, "training/training.json", Training)
@@ -175,7 +175,7 @@ def test_a_run_that_begins_while_another_one_is_under_way_is_refused_where_asked
 @pytest.mark.soak
 def test_the_profiles_own_checkpoints_reach_no_other_step(project):
     project.upload(script=TRAIN, cache_days=7)
-    run = project.execution(Epochs="2").run()
+    run = project.execution(epochs="2").run()
     assert run.status == "Succeeded", project.told(run)
     read_by = project.account.containers.read
     for step, inputs in (("Decide", {"profile"}), ("Evaluate", {"profile", "run"})):
@@ -184,7 +184,7 @@ def test_the_profiles_own_checkpoints_reach_no_other_step(project):
             assert not [key for key in read if key.endswith("/epoch")], read
         assert len(read_by[run.steps[step].job]["profile"]) == 1
     # What an earlier profile left does not lie where the next one begins.
-    again = project.execution(Epochs="2", InstanceType="ml.c5.2xlarge").run()
+    again = project.execution(epochs="2", instance_type="ml.c5.2xlarge").run()
     assert "begins at epoch 0" in project.log(again, "Profile")
 
 
@@ -194,7 +194,7 @@ def test_a_run_over_data_of_another_date_uses_the_profile_of_an_earlier_run(proj
     project.upload(script=TRAIN, cache_days=7)
     # What follows the profile of the first run is of no interest here.
     project.account.faults["Decide"] = ["not retried"]
-    first = project.execution(InputData=f"s3://{BUCKET}/daily/2026-11-20/").run()
+    first = project.execution(input_data=f"s3://{BUCKET}/daily/2026-11-20/").run()
     begins = dict.fromkeys(("NeedsProfile", "FindProfile", "IsProfileKept"), "Succeeded")
     expected = {**begins, "Profile": "Succeeded", "Decide": "Failed"}
     assert expected.items() <= statuses(first).items(), project.told(first)
@@ -202,7 +202,7 @@ def test_a_run_over_data_of_another_date_uses_the_profile_of_an_earlier_run(proj
     profile = msgspec.json.decode(project.aws.read_object(where), type=Profile)
     assert profile.origin is not None
     assert set(profile.origin.code) == {"train.py"}
-    given = {"Epochs": "1", "Lr": "0.5", "InputData": f"s3://{BUCKET}/daily/2026-11-27/"}
+    given = {"epochs": "1", "lr": "0.5", "input_data": f"s3://{BUCKET}/daily/2026-11-27/"}
     second = project.execution(**given).run()
     tail = ("Decide", "Train", "Evaluate", "Gate", "Register")
     expected = {**begins, **dict.fromkeys((f"{name}Kept" for name in tail), "Succeeded")}
@@ -215,7 +215,7 @@ def test_a_run_over_data_of_another_date_uses_the_profile_of_an_earlier_run(proj
 
 BASE = {
     "Version": "2020-12-01",
-    "Parameters": [{"Name": "Epochs", "Type": "Integer", "DefaultValue": 1}],
+    "Parameters": [{"Name": "epochs", "Type": "Integer", "DefaultValue": 1}],
 }
 FAIL = {"Name": "A", "Type": "Fail", "Arguments": {}}
 CONDITION = {"Name": "C", "Type": "Condition", "Arguments": {"Conditions": []}}

@@ -37,9 +37,9 @@ def runs(tmp_path_factory, moto_process):
         project = Project(folder / "project", service)
         capacity = {"wait_minutes": 0}
         project.upload(script=TRAIN, checkpoint_uri=f"{OUT}/checkpoints", on_no_capacity=capacity)
-        reuse = f"ReuseProfile={project.profile()}"
+        reuse = f"reuse_profile={project.profile()}"
         words = ("schedule", "sagemaker", "workload.yaml", "--cron", "cron(0 3 ? * MON *)")
-        project.stoker(*words, "--param", "Epochs=2", "--param", reuse)
+        project.stoker(*words, "--param", "epochs=2", "--param", reuse)
         first = project.scheduled()
         service.faults["DecideAgain"] = ["Step.THROTTLING", "Step.SERVICE_FAULT"]
         project.lose_host_while_training(first)

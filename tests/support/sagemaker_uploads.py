@@ -51,11 +51,11 @@ def workload(*overrides: str) -> Workload:
 def hand_made(of: Workload) -> Compiled:
     inputs = pack_inputs(of)
     parameters: list[Json] = [
-        {"Name": p.camel_name, "Type": p.kind.capitalize(), "DefaultValue": p.default(of)}
+        {"Name": p.name, "Type": p.kind.capitalize(), "DefaultValue": p.default(of)}
         for p in parameters_of(of)
     ]
     parameters += [
-        {"Name": "OwnSetting", "Type": "Integer", "DefaultValue": 2},
+        {"Name": "own_setting", "Type": "Integer", "DefaultValue": 2},
         {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
         {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},
     ]

@@ -3,7 +3,14 @@ from collections.abc import Mapping
 import pytest
 
 from stoker.errors import UsageError
-from stoker.parameters import gate_text, main_channel, overrides_of, parameters_of
+from stoker.parameters import (
+    gate_text,
+    main_channel,
+    overrides_of,
+    parameter_named,
+    parameters_of,
+    spelt_as,
+)
 from stoker.records import Json, Workload
 from stoker.workload_file import workload_from
 
@@ -172,8 +179,11 @@ def test_a_wrong_parameter_is_refused_with_what_would_be_right(param, words):
 def test_no_two_parameters_have_one_name():
     declared: Json = {"lr": 1.0, "LR": 2.0, "beta_1": 0.9, "beta1": 0.8}
     workload = workload_from({**DOCUMENT, "hyperparameters": declared})
-    found = {p.hyperparameter: p.camel_name for p in parameters_of(workload) if p.hyperparameter}
-    assert set(found.values()) == {"Lr", "HyperparameterLr", "Beta1", "HyperparameterBeta1"}
+    found = {p.hyperparameter: p.name for p in parameters_of(workload) if p.hyperparameter}
+    assert set(found.values()) == {"lr", "hyperparameter_lr", "beta1", "hyperparameter_beta_1"}
+    # Nor in camel case, in which they are understood, too.
+    named = [parameter_named(name, workload=workload) for name in ("Beta1", "HyperparameterBeta1")]
+    assert [each and each.hyperparameter for each in named] == ["beta1", "beta_1"]
 
 
 def test_a_profile_holds_for_other_epochs_data_and_image():
@@ -191,3 +201,21 @@ def test_on_kubernetes_a_run_may_bring_its_own_node_pools():
     overrides = overrides_of([f"pools_file={text}"], workload=workload)
     assert workload_from(document, overrides=overrides).kubernetes.pools_file == text
     assert overrides_of(["pools_file="], workload=workload) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "expected"),
+    [
+        ("epochs", ["Epochs", "Gate"], "Epochs"),
+        ("max_usd_per_hour", ["MaxUsd", "MaxUsdPerHour"], "MaxUsdPerHour"),
+        ("MaxUsdPerHour", ["max_usd", "max_usd_per_hour"], "max_usd_per_hour"),
+        ("hyperparameter_lr", ["Lr", "HyperparameterLr"], "HyperparameterLr"),
+        ("Beta1", ["hyperparameter_beta1", "beta_1"], "beta_1"),
+        ("epochs", ["Epochs", "epochs"], "epochs"),
+        ("Epochs", ["Epochs", "epochs"], "Epochs"),
+        ("epoch", ["Epochs"], "epoch"),
+        ("epochs", [], "epochs"),
+    ],
+)
+def test_a_name_is_spelt_as_a_pipeline_has_it(name, names, expected):
+    assert spelt_as(name, names) == expected

@@ -69,10 +69,7 @@ def compile_verb(
         for name, component in component_files().items():
             files.append(components / f"{name}.yaml")
             write_text(files[-1], component)
-    # SageMaker shows parameters in camel case, Kubeflow in snake case.
-    defaults = {
-        p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
-    }
+    defaults = {parameter.name: parameter.default(record) for parameter in compiled.parameters}
     if as_json:
         summary = {"name": compiled.name, "definition": str(out), "parameters": defaults}
         told = {**summary, "inputs": sorted(compiled.uploads), "components": list(map(str, files))}
@@ -119,6 +116,7 @@ def compiled_for(target: str, workload: "Workload") -> "Compiled":
 
 
 def has_parameter(target: str, workload: "Workload", name: str) -> bool:
+    from stoker.parameters import spelt_as
     from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_text
     from stoker.records.base import mappings
 
@@ -126,6 +124,6 @@ def has_parameter(target: str, workload: "Workload", name: str) -> bool:
         definition = compiled_for(target, workload).definition
         if target == "kubeflow":
             return name in inputs_of(spec_of_text(definition))
-        declared = mappings(json.loads(definition), "Parameters")
-        return any(each.get("Name") == name for each in declared)
+        declared = [str(item["Name"]) for item in mappings(json.loads(definition), "Parameters")]
+        return spelt_as(name, declared) in declared
     return False

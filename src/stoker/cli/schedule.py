@@ -16,7 +16,7 @@ from stoker.terminal import say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled, PipelineClient
-    from stoker.pipelines.schedules import AskedSchedule, ScheduleChange
+    from stoker.pipelines.schedules import AskedSchedule, Schedule, ScheduleChange
     from stoker.records import Json, Workload
 
 
@@ -52,7 +52,7 @@ def schedule_verb(
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
         stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
-        stoker schedule sagemaker configs/mnist-sagemaker.yaml --param Epochs=20
+        stoker schedule sagemaker configs/mnist-sagemaker.yaml --param epochs=20
     """
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value is reported without credentials.
@@ -195,24 +195,34 @@ class PlannedSchedule:
         change: What differs from the one that is there.
         warning: Of a schedule that the workload no longer has.
         lacking: A line for each schedule whose starts would fail with the pipeline as it will be.
+        carried: Other schedules, with the names that the pipeline will have for their parameters.
     """
 
     asked: "AskedSchedule | None"
     change: "ScheduleChange | None" = None
     warning: str = ""
     lacking: "Sequence[str]" = ()
+    carried: "Sequence[Schedule]" = ()
 
     @property
     def is_change(self) -> bool:
         """Whether a schedule that is there would be another one."""
-        return self.change is not None and self.change.action == "changed"
+        is_changed = self.change is not None and self.change.action == "changed"
+        return is_changed or bool(self.carried)
 
     @property
     def lines(self) -> list[str]:
-        return self.change.lines if self.change else []
+        carried = [
+            f"schedule {schedule.name}: its parameters get the pipeline's names: "
+            + ", ".join(schedule.parameters)
+            for schedule in self.carried
+        ]
+        return [*(self.change.lines if self.change else []), *carried]
 
     def applied(self, client: "PipelineClient", workload: "Workload") -> "dict[str, Json]":
-        """Makes or changes the schedule, and returns what an upload reports of it."""
+        """Makes or changes the schedules, and returns what an upload reports of its own one."""
+        for schedule in self.carried:
+            client.put_schedule(workload, schedule)
         if self.asked is None:
             return {"schedule": None, **({"schedule_left": self.warning} if self.warning else {})}
         return {"schedule": client.schedule(workload, self.asked).document}
@@ -236,20 +246,19 @@ def planned_schedule(
     asked = asked_of(workload, target=client.target)
     if asked is None:
         warning = _left_behind(client, workload)
-        return PlannedSchedule(
-            asked=None, warning=warning, lacking=_lacking(client, workload, compiled)
-        )
+        carried, lacking = _other_schedules(client, workload, compiled)
+        return PlannedSchedule(asked=None, warning=warning, lacking=lacking, carried=carried)
     judged = with_params(workload, asked.parameters, target=client.target)
     check_run_decidable(workload, judged, target=client.target, parameters=asked.parameters)
     change = client.plan_schedule(workload, asked, compiled=compiled)
-    lacking = _lacking(client, workload, compiled, except_for=asked.name)
-    return PlannedSchedule(asked=asked, change=change, lacking=lacking)
+    carried, lacking = _other_schedules(client, workload, compiled, except_for=asked.name)
+    return PlannedSchedule(asked=asked, change=change, lacking=lacking, carried=carried)
 
 
-def _lacking(
+def _other_schedules(
     client: "PipelineClient", workload: "Workload", compiled: "Compiled", *, except_for: str = ""
-) -> list[str]:
-    """Returns a line for each schedule that sets a parameter which the compiled pipeline lacks.
+) -> "tuple[list[Schedule], list[str]]":
+    """Returns the schedules that are carried over, and a line for each that will not start a run.
 
     Args:
         client: Of the pipeline's service.
@@ -257,17 +266,21 @@ def _lacking(
         compiled: What will be uploaded.
         except_for: A schedule that will be changed.
     """
-    from stoker.pipelines.schedules import lacking_words
+    from stoker.pipelines.schedules import ListedSchedule, carried_over, lacking_words
 
     try:
         listed = [entry for entry in client.schedules(workload) if entry.name != except_for]
     except (ServiceError, UsageError):
         # Who uploads needs no right to see schedules.
-        return []
+        return [], []
     declared = client.declared(workload, compiled) if listed else {}
-    lines = lacking_words(listed, declared, pipeline="this pipeline")
+    carried = carried_over(listed, declared, workload=workload)
+    then = {entry.name: entry for entry in listed}
+    for schedule in carried:
+        then[schedule.name] = ListedSchedule(name=schedule.name, schedule=schedule)
+    lines = lacking_words([*then.values()], declared, pipeline="this pipeline")
     fix = "its starts will fail: stoker schedule --fresh, with parameters that the pipeline has"
-    return [f"{line}; {fix}" for line in lines]
+    return carried, [f"{line}; {fix}" for line in lines]
 
 
 def _left_behind(client: "PipelineClient", workload: "Workload") -> str:

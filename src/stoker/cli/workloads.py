@@ -38,7 +38,7 @@ def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Wo
     """Applies a run's parameters to the workload; those that only its pipeline has are left out."""
     from stoker.cli.compile import has_parameter
 
-    known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}
+    known = {parameter.name for parameter in parameters_of(workload)}
     own = []
     for text in params:
         name = text.partition("=")[0].strip()

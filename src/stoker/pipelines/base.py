@@ -31,6 +31,7 @@ from stoker.pipelines.schedules import (
     Schedule,
     ScheduleChange,
     planned,
+    spelt_parameters,
 )
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.packing import SourcePackage, check_program, check_requirements, package_of
@@ -212,7 +213,8 @@ class PipelineClient(ABC):
         facts = self.schedule_facts(workload)
         declared = self.declared(workload, compiled)
         there = self.find_schedule(workload, asked.name)
-        gone = [] if asked.is_whole or there is None else [*there.parameters]
+        before = {} if there is None else spelt_parameters(there, declared)
+        gone = {} if asked.is_whole else before
         if lost := next((name for name in gone if name not in declared), None):
             what = f"the schedule sets {lost}, which the uploaded pipeline no longer has"
             fix = "--fresh, with all parameters that the schedule should have"
@@ -220,6 +222,7 @@ class PipelineClient(ABC):
         return planned(
             asked,
             there=there,
+            before=before,
             parameters=self.run_values(workload, asked.parameters, declared=declared),
             facts=facts,
             target=self.target,

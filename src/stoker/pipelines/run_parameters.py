@@ -10,11 +10,11 @@ from stoker.errors import UsageError
 from stoker.parameters import (
     Kind,
     Parameter,
-    camel,
     is_number,
     parameter_named,
     parse,
     refuse_doubles,
+    spelt_as,
     truth_value,
     whole_number,
 )
@@ -68,7 +68,7 @@ def told_parameters(
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         own = parameter_named(typed, workload=workload)
-        name = _spelt(typed.strip(), own, target=target)
+        name = spelt_as(own.name if own else typed.strip(), declared)
         if name not in declared:
             fix = f"{nearest(name, sorted(declared))}; a new one: stoker upload {target} WORKLOAD"
             raise UsageError(f"the uploaded pipeline has no parameter {name}", fix=fix)
@@ -79,12 +79,6 @@ def told_parameters(
         spelt.append((name, text))
     refuse_doubles(spelt)
     return found
-
-
-def _spelt(typed: str, own: Parameter | None, *, target: str) -> str:
-    if own:
-        return own.camel_name if target == "sagemaker" else own.name
-    return camel(typed) if target == "sagemaker" else typed
 
 
 def _of_kind(name: str, value: str, kind: Kind, *, own: Parameter | None) -> str:

@@ -3,14 +3,15 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from stoker.errors import UsageError
-from stoker.parameters import Kind
+from stoker.parameters import Kind, spelt_as
 from stoker.pipelines.schedule_times import checked_times
 from stoker.records import Json, ScheduleSettings, Workload
+from stoker.records.platforms import NAME_END
 
 # What EventBridge Scheduler takes; Kubeflow takes these, too.
 _MAX_NAME = 64
@@ -183,6 +184,7 @@ def planned(
     asked: AskedSchedule,
     *,
     there: Schedule | None,
+    before: Mapping[str, Json],
     parameters: Mapping[str, Json],
     facts: Mapping[str, str],
     target: str,
@@ -193,6 +195,7 @@ def planned(
     Args:
         asked: What the user says; its parameters are in `parameters`.
         there: The schedule of that name, if there is one.
+        before: Its parameters, by the uploaded pipeline's names.
         parameters: Checked values by the uploaded pipeline's names.
         facts: As of `Schedule`.
         target: sagemaker or kubeflow.
@@ -206,7 +209,7 @@ def planned(
     if not cron:
         what = f"there is no schedule {asked.name} yet: it needs an expression"
         raise UsageError(what, where="--cron", fix="stoker schedule --help has examples")
-    before = old.parameters if old else {}
+    before = before if old else {}
     wanted = Schedule(
         name=asked.name,
         cron=cron,
@@ -230,6 +233,36 @@ def planned(
         kept=tuple(kept),
         next_words=times.next_words(now),
     )
+
+
+def spelt_parameters(schedule: Schedule, declared: Collection[str]) -> dict[str, Json]:
+    """Returns a schedule's parameters by the names of a pipeline, in snake or camel case."""
+    return {spelt_as(name, declared): value for name, value in schedule.parameters.items()}
+
+
+def carried_over(
+    listed: Sequence["ListedSchedule"], declared: Collection[str], *, workload: Workload
+) -> list[Schedule]:
+    """Returns the workload's schedules that another spelling of the parameters would stop.
+
+    They have the pipeline's names. Pipelines that an earlier version uploaded have camel case, and
+    so have their schedules. One that somebody made by hand stays as it is.
+
+    Args:
+        listed: The schedules that start the pipeline.
+        declared: Names of the parameters of the pipeline that will be uploaded.
+        workload: Whose schedules they are.
+    """
+    base = f"stoker-{workload.name}"
+    carried = []
+    for entry in listed:
+        is_ours = entry.name == base or entry.name.startswith(f"{base}{NAME_END}")
+        if not is_ours or entry.schedule is None:
+            continue
+        parameters = spelt_parameters(entry.schedule, declared)
+        if parameters.keys() != entry.schedule.parameters.keys():
+            carried.append(replace(entry.schedule, parameters=parameters))
+    return carried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Literal, Protocol
 
 from stoker.errors import MissingExtraError, UsageError
-from stoker.parameters import Parameter, camel
+from stoker.parameters import Parameter, spelt_as
 from stoker.pipelines.sagemaker.compile import (
     MAX_ARGUMENT,
     PipelineRequest,
@@ -542,22 +542,20 @@ def pipeline(
 
     Args:
         body: Makes the steps from the run. Further arguments, with annotations (str, int, float,
-            bool) and defaults, are parameters of the pipeline: `least_accuracy` is LeastAccuracy.
+            bool) and defaults, are parameters of the pipeline.
 
     Raises:
         UsageError: If a further argument has another type, or the name of another parameter; if two
             steps that may both run write to one address, or start one training job.
     """
     arguments = list(inspect.signature(body).parameters.values())[1:]
-    taken = {each.camel_name: f"the workload's {each.name}" for each in request.parameters}
+    taken = {parameter.name for parameter in request.parameters}
     for argument in arguments:
-        name = camel(argument.name)
-        if name in taken:
-            what = f"argument {argument.name} of the steps is the parameter {name}, and so is "
-            what += taken[name]
+        if (name := spelt_as(argument.name, taken)) in taken:
+            what = f"argument {argument.name} of the steps has the name of the parameter {name}"
             fix = "rename the argument; run.value gives the workload's parameters"
             raise UsageError(what, where=_BODY, fix=fix)
-        taken[name] = f"the argument {argument.name}"
+        taken.add(argument.name)
     own = {argument.name: _variable_of(argument) for argument in arguments}
     named: dict[str, PipelineVariable] = {
         each.name: _variable(each, default=each.default(request.workload))
@@ -640,9 +638,7 @@ def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVa
     more = {"enum_values": list(parameter.choices) or None} if kind is str else {}
     # A boolean is a text with two choices: AWS does not document how it is spelt in a text.
     value = kind(_word(default) if kind is str else default)
-    made: PipelineVariable = _PARAMETERS[kind](
-        name=parameter.camel_name, default_value=value, **more
-    )
+    made: PipelineVariable = _PARAMETERS[kind](name=parameter.name, default_value=value, **more)
     return made
 
 
@@ -652,7 +648,7 @@ def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
         raise UsageError(what, where=_BODY, fix=f"{argument.name}: str, int, float or bool")
     kind, default = argument.annotation, argument.default
     made: PipelineVariable = _PARAMETERS[kind](
-        name=camel(argument.name),
+        name=argument.name,
         default_value=None if default is inspect.Parameter.empty else kind(default),
     )
     return made

@@ -285,7 +285,7 @@ def _cached_profile(inputs: Inputs) -> _CachedProfile:
 
 def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
     """Returns the pipeline's description: one line, for the service refuses line breaks in it."""
-    texts = " ".join(f"{p.camel_name}: {p.text}" for p in parameters)
+    texts = " ".join(f"{p.name}: {p.text}" for p in parameters)
     whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
     # Cut, and not refused: it only explains.
     return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - 3] + "..."

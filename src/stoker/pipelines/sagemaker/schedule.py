@@ -35,10 +35,11 @@ def declared_in(definition: str) -> dict[str, Kind]:
 
 def as_sent(told: ToldParameter) -> str:
     """Returns a parameter's value as steps use it: they get what a run was given."""
-    if told.name == "ReuseProfile":
+    name = told.own.name if told.own else ""
+    if name == "reuse_profile":
         # The steps read FOLDER/profile.json.
         return told.value.rstrip("/")
-    if told.own and told.own.name == "instance_type":
+    if name == "instance_type":
         return f"ml.{told.value.removeprefix('ml.')}"
     return told.value
 

@@ -35,7 +35,7 @@ def compared_versions(
         wanted: The compiled one's.
     """
     ours = {uri.rpartition("/")[2]: content for uri, content in compiled.uploads.items()}
-    names = frozenset(parameter.camel_name for parameter in compiled.parameters)
+    names = frozenset(parameter.name for parameter in compiled.parameters)
     now = _version(wanted, ours.get(WORKLOAD), ours.get(CODE))
     return _deployed(aws, deployed), dataclasses.replace(now, derived=names)
 
