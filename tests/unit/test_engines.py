@@ -9,12 +9,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-
-from stoker.environment import from_environment
-from stoker.errors import UsageError
-from stoker.feed.wire.crypto import Keys
-from stoker.launch.engines import ray_node, tf_server
-from stoker.launch.engines.ray_node import (
+import ray_node
+import tf_server
+from ray_node import (
     MAX_FOLDER_BYTES,
     MIN_STORE_BYTES,
     node_command,
@@ -22,6 +19,11 @@ from stoker.launch.engines.ray_node import (
     session_folder,
     store_bytes,
 )
+
+from stoker.environment import from_environment
+from stoker.errors import UsageError
+from stoker.feed.wire.crypto import Keys
+from stoker.launch.engines import server
 from stoker.launch.engines.server import forget_secret, order_of, secret_file
 from stoker.launch.leader_connection import HostRun
 from stoker.logs import Log
@@ -238,6 +240,30 @@ def test_each_host_runs_a_node_and_data_hosts_run_tasks(tmp_path, host, parts, r
     assert command[command.index("--cpus") + 1] == cpus
     assert command[command.index("--gcs") + 1] == "g1:6379"
     assert order.environment["RAY_ADDRESS"] == "g1:6379"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_runs_programs_that_come_with_stoker(tmp_path, name):
+    programs = set()
+    for host in ("g1", "g0", "c2"):
+        settings = EngineSettings(name=name)
+        run = host_run(tmp_path / host, settings, host=host, keys=Keys.from_token(b"t" * 32))
+        programs |= {started.command[2] for started in order_of(run).servers}
+    assert programs
+    for program in map(Path, programs):
+        assert program.is_file()
+        assert program.parent == Path(ray_node.__file__).parent
+
+
+def test_without_the_programs_it_is_said_what_to_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "CARRIED", (tmp_path / "project", tmp_path))
+    with pytest.raises(UsageError) as caught:
+        order(tmp_path, EngineSettings(name="ray"), host="c2", keys=Keys.from_token(b"t" * 32))
+    assert str(tmp_path / "project" / "examples" / "engines") in str(caught.value.where)
+    assert "engine.data.command" in str(caught.value.fix)
+    # Commands of the user's own need none of them.
+    own = EngineSettings(name="command", data=_echo("x"))
+    assert order(tmp_path, own, host="c2").servers
 
 
 def test_all_hosts_of_a_run_share_a_secret_that_is_not_in_what_they_run(tmp_path):

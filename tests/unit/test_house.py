@@ -319,8 +319,6 @@ LIGHT = [
     "stoker.feed.remote",
     "stoker.feed.timed",
     "stoker.keras",
-    "stoker.launch.engines.ray_node",
-    "stoker.launch.engines.tf_server",
     "stoker.launch.launcher",
     "stoker.launch.strategies.mpi_programs",
     "stoker.launch.strategies.smddp",

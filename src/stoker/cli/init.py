@@ -262,7 +262,7 @@ def _of_example(name: str) -> _Made:
 
 def project_source() -> Path:
     """Returns the folder with the examples: the checkout, else the wheel's data files."""
-    from stoker.pipelines.base import CARRIED
+    from stoker.host.carried import CARRIED
 
     for root in CARRIED:
         if (root / "configs").is_dir() and (root / "examples").is_dir():

@@ -24,6 +24,7 @@ from stoker.errors import (
     UsageError,
     install_command,
 )
+from stoker.host.carried import CARRIED
 from stoker.parameters import Kind, Parameter
 from stoker.pipelines.schedules import (
     AskedSchedule,
@@ -46,9 +47,6 @@ WAIT_SECONDS = 10.0
 STOP_POLL_SECONDS = 5.0
 # A service or network that is away for longer ends the waiting, never the run.
 PATIENCE_SECONDS = 900.0
-_PACKAGE = Path(__file__).resolve().parents[1]
-# An installed wheel carries the project's files; an editable installation has its checkout.
-CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
 _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 
 

@@ -22,7 +22,10 @@ EngineName = Literal["feed", "command", "tf.data.service", "ray"]
 SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p3dn.24xlarge", "ml.p3.16xlarge")
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 # Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
-PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output", "secret_file")
+PLAIN = (
+    *("host", "index", "data_hosts", "dnn_hosts", "workers"),
+    *("input", "output", "secret_file", "engines"),
+)
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
 TF_CONFIG = "tf_config"
 TF_TASKS = ("chief", "worker", "ps")
@@ -31,8 +34,9 @@ PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
 # Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
 _PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
-# -P: a file in the training's folder may have the name of a module that the server imports.
-_TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
+# The presets run example programs that come with stoker. -P: a file in the training's folder may
+# have the name of a module that the server imports.
+_TF_DATA = ("python", "-P", "{engines}/tf_server.py")
 _RAY_NODE = (
     *("--gcs", "{leader:gcs}", "--address", "{address}", "--cpus", "{workers}"),
     *("--ports", "{node_manager},{object_manager},{client}", "--joined", "{joined}"),
@@ -219,7 +223,7 @@ _TF_DATA_WORKER = EngineCommand(
 
 def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
     return EngineCommand(
-        command=("python", "-P", "-m", "stoker.launch.engines.ray_node", role, *_RAY_NODE),
+        command=("python", "-P", "{engines}/ray_node.py", role, *_RAY_NODE),
         # Opened by ray_node when the node has joined; Ray's own ports open earlier.
         ready=ReadyProbe(port="joined"),
         environment=_RAY_TOKEN,

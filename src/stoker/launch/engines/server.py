@@ -23,6 +23,7 @@ import psutil
 from stoker.errors import UsageError
 from stoker.failure_reasons import said_in
 from stoker.host import machine, spawn
+from stoker.host.carried import CARRIED
 from stoker.host.processes import is_running, signal_all, with_port
 from stoker.launch import sagemaker_variables
 from stoker.launch.leader_connection import HostRun
@@ -71,6 +72,25 @@ def secret_file(run: HostRun) -> Path:
             fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None
     return path
+
+
+def programs_folder() -> Path:
+    """Returns the folder with the example programs of engines that come with stoker.
+
+    Raises:
+        UsageError: If this installation has none.
+    """
+    folders = [root / "examples" / "engines" for root in CARRIED]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise UsageError(
+        "this installation of stoker has no example programs for engines",
+        where=" and ".join(map(str, folders)),
+        fix="install stoker's wheel; or copy examples/engines of its repository beside the "
+        "script, and name the copy in engine.leader.command, engine.dnn.command and "
+        "engine.data.command (docs/engines.md)",
+    )
 
 
 def forget_secret(run: HostRun) -> None:
@@ -182,6 +202,7 @@ class _KnownProcess:
             "input": lambda: str(run.settings.base_dir / "input" / "data"),
             "output": lambda: str(run.output),
             "secret_file": lambda: str(secret_file(run)),
+            "engines": lambda: str(programs_folder()),
             "data_hosts": lambda: ",".join(topology.data_hosts),
             "dnn_hosts": lambda: ",".join(topology.dnn_hosts),
             "address": lambda: reached(topology.host),

@@ -13,9 +13,9 @@ import yaml
 
 from stoker.catalog import with_pools, with_short_prices
 from stoker.errors import UsageError
+from stoker.host.carried import CARRIED
 from stoker.parameters import Parameter, parameters_of
 from stoker.pipelines.base import (
-    CARRIED,
     Compiled,
     check_complete,
     check_decidable,

@@ -1,6 +1,6 @@
-"""`python -m stoker.launch.engines.ray_node` runs a node of a Ray cluster until it gets a signal.
+"""Runs a node of a Ray cluster until it gets a signal: what `engine: ray` runs on each host.
 
-It runs `ray start --block` (the head or not: see `records.engine`), and adds a folder with a short
+It runs `ray start --block` (the head or not), and adds a folder with a short
 path for sockets, an object store that fits into /dev/shm, a port that listens once the node has
 joined, and cleanup, also of killed nodes.
 """

@@ -1,4 +1,4 @@
-"""`python -m stoker.launch.engines.tf_server` runs a TensorFlow server until it gets a signal.
+"""Runs a TensorFlow server until it gets a signal: what `engine: tf.data.service` runs.
 
 Without arguments it is a worker or parameter server of TF_CONFIG: ParameterServerStrategy needs one
 server per task besides the training, which is the chief. As `dispatcher` or `worker` it belongs to
