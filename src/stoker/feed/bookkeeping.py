@@ -334,8 +334,11 @@ class FormerLoader:
     """
 
     def __init__(self, loader: "DataLoader[object]", *, books: LoaderBooks | None = None) -> None:
-        self.number = books.number if books is not None else 0
-        self._books = weakref.ref(books) if books is not None else None
+        self.number = 0
+        self._books: Callable[[], LoaderBooks | None] = lambda: None
+        if books is not None:
+            self.number = books.number
+            self._books = weakref.ref(books)
         self._made = making_of(loader)
         self._opened = time.monotonic()
         self._dataset: Callable[[], object]
@@ -361,7 +364,7 @@ class FormerLoader:
         return is_free and self._kind == _kind_of(loader)
 
     def _is_being_read(self) -> bool:
-        books = self._books() if self._books is not None else None
+        books = self._books()
         return books is not None and books.position is not None and not books.position.is_over
 
 
