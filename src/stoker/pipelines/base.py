@@ -211,9 +211,10 @@ class PipelineClient(ABC):
         facts = self.schedule_facts(workload)
         declared = self.declared(workload, compiled)
         there = self.find_schedule(workload, asked.name)
-        before = {} if there is None else spelt_parameters(there, declared)
-        gone = {} if asked.is_whole else before
-        if lost := next((name for name in gone if name not in declared), None):
+        before: dict[str, Json] = {}
+        if there is not None and not asked.is_whole:
+            before = spelt_parameters(there, declared)
+        if lost := next((name for name in before if name not in declared), None):
             what = f"the schedule sets {lost}, which the uploaded pipeline no longer has"
             fix = "--fresh, with all parameters that the schedule should have"
             raise UsageError(what, where=f"schedule {asked.name}", fix=fix)

@@ -195,7 +195,7 @@ def planned(
     Args:
         asked: What the user says; its parameters are in `parameters`.
         there: The schedule of that name, if there is one.
-        before: Its parameters, by the uploaded pipeline's names.
+        before: Those of its parameters that stay, by the uploaded pipeline's names.
         parameters: Checked values by the uploaded pipeline's names.
         facts: As of `Schedule`.
         target: sagemaker or kubeflow.
@@ -209,7 +209,6 @@ def planned(
     if not cron:
         what = f"there is no schedule {asked.name} yet: it needs an expression"
         raise UsageError(what, where="--cron", fix="stoker schedule --help has examples")
-    before = before if old else {}
     wanted = Schedule(
         name=asked.name,
         cron=cron,
