@@ -243,7 +243,7 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
     They have the workload's order.
 
     A run cannot change hyperparameters without a value, with a long text, a list, a mapping, NaN,
-    an infinity, a whole number beyond 18 digits, or with other characters than letters, digits, -
+    an infinity, a whole number beyond 18 digits, or with characters other than letters, digits, -
     and _ in the name. `epochs` is among the fixed parameters.
     """
     # In camel case, in which a name may be given too, beta_1 and beta1 are one.

@@ -248,7 +248,7 @@ def followed_words(decision: Decision) -> str:
 
 
 def free_first(decision: Decision) -> Plan | None:
-    """Returns the best plan that needs no host of its own, where the chosen one adds hosts.
+    """Returns the best plan that needs no further host, where the chosen one adds hosts.
 
     On this machine these are more loader workers, and more of its cores for the training host.
     """
@@ -391,7 +391,7 @@ def gpu_noun(number: int | None) -> str:
 
 
 def gpu_words(gpu: GpuLoad) -> str:
-    """Returns the load of one GPU in a line, as far as it is known."""
+    """Returns the load of one GPU in a line, with the figures that are known."""
     parts = []
     if busy := gpu.utilization:
         middle = f"{percentage(busy.low)} to {percentage(busy.high)} half of the time"

@@ -1,7 +1,7 @@
 """Calls to services that falter: with a time limit, and repeated.
 
 A service may refuse any call for some minutes: it is upgraded, throttles, or lets a login expire.
-Callers say for how long a call is worth repeating, and what they tell the user meanwhile.
+Callers say for how long a call is worth repeating, and what they tell the user during that time.
 """
 
 import threading

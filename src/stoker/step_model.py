@@ -15,7 +15,7 @@ measured separately; `turns` is what the measured step used beyond both, as work
 compete for cores and caches: a trainer on one core with its worker used 1.1 to 1.4 times its CPU
 alone. B is the time for what workers share: with throughput 1 / t(m) for the fewest workers m and 1
 / t(n) for the most, B = (n t(n) - m t(m)) / (n - m). Neither workers nor hosts reduce it, unless
-each host has its own storage. B is 0 if more workers loaded more, as far as the CPU allows, and at
+each host has its own storage. B is 0 if more workers loaded as much more as the CPU allows, and at
 most the extra wait that each further worker caused: a worker that computes all the time waits for
 nothing.
 
@@ -124,7 +124,7 @@ class Neighbour:
 
     Attributes:
         seconds: Measured; 0: nothing, or not measured.
-        loading_share: Share of the vCPUs that loading kept busy meanwhile.
+        loading_share: Share of the vCPUs that loading kept busy during that time.
     """
 
     seconds: float = 0.0

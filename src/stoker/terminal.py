@@ -51,7 +51,7 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
         return
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = ""
-    # The terminal may be closed meanwhile.
+    # The terminal may be closed by now.
     with contextlib.suppress(OSError):
         answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):

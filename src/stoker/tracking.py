@@ -338,7 +338,7 @@ def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
     from mlflow.exceptions import MlflowException
 
     if order.run_id:
-        # If it was deleted meanwhile, another run continues.
+        # If it was deleted since, another run continues.
         with contextlib.suppress(MlflowException):
             info = client.get_run(order.run_id).info
             if info.lifecycle_stage == "active":

@@ -155,7 +155,8 @@ def decide_verb(
     with told_by_flag(flags):
         today = as_type or record.host.instance_type
         judged = named or _workload_of(today, record, overrides=sets)
-    # Its profile was paid: a type that is allowed by a wrong name is told, and is no error then.
+    # Its profile was paid: a type that is allowed by a wrong name is reported, and is no error
+    # then.
     is_step = bool(named and (params or outputs.executor))
     is_service_type = (lambda name: True) if is_step else is_training_type
     catalog = catalog_of(judged, prices, is_service_type=is_service_type)

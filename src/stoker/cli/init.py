@@ -202,7 +202,7 @@ def _schema() -> str:
 
 
 def _files_of(project: "Project") -> dict[Path, Path | str]:
-    """Returns roles or rights, and the tool for prices, as far as this installation has them."""
+    """Returns the roles or rights, and the tool for prices, that this installation has."""
     with contextlib.suppress(UsageError):
         root = project_source()
         names = [Path(name) for name in project.script_files]

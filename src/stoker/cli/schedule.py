@@ -147,7 +147,7 @@ def _told(
     params: Sequence[str],
     is_whole: bool,
 ) -> "AskedSchedule":
-    """Returns what a command line says about a schedule, checked as far as no service is needed.
+    """Returns what a command line says about a schedule, checked without asking a service.
 
     Args:
         workload: Workload of the uploaded pipeline.

@@ -240,7 +240,7 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
 
 
 def gpu_line(gpu: GpuNow, *, names_host: bool) -> str:
-    """Returns a GPU's load now, as far as it is known."""
+    """Returns a GPU's load now, with the figures that are known."""
     parts = gpu_figures(
         utilization=gpu.utilization,
         memory_bytes=gpu.memory_bytes,

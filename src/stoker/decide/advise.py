@@ -351,7 +351,7 @@ def _unpriced_pools(rules: Rules) -> list[str]:
 
 
 def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
-    """Returns that prices are old, of no date, or of another region than the hosts."""
+    """Returns that prices are old, of no date, or of a region that is not the hosts'."""
     refresh = "stoker catalog" if platform.is_this_machine else "python tools/refresh_prices.py"
     warnings = []
     if prices.hosts_region:

@@ -192,7 +192,7 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
 def advice_on_decoding(
     loading: DeviceLoading, *, work: Work, decoding: GpuDecoding | None
 ) -> Advice:
-    """Returns what to write, what it gives as far as known, and what it costs."""
+    """Returns what to write, what it gives if known, and what it costs."""
     busy = percentage(work.accelerator_seconds / work.step_seconds)
     text = f"Decode on the accelerators, which are busy {busy} of a step: {_and(loading.moves)} "
     text += f"can go there{_rate_words(loading, decoding)}. "

@@ -26,7 +26,7 @@ def trial_of(
     Args:
         profile: It knows the training's command, if `subject` is empty.
         subject: The training as words of stoker's commands: a workload file, or `--` and a command.
-        is_elsewhere: The profile was taken on other hosts than today's.
+        is_elsewhere: The profile was not taken on today's hosts.
     """
     words = list(subject) or ["--", *(profile.command or _EXAMPLE)]
     is_named = words[0] != "--"
@@ -39,7 +39,7 @@ def trial_of(
     if plan.action == "heterogeneous":
         options = [word for group in plan.groups for word in ("--group", _group(group))]
         if usd is not None:
-            # It ends by itself.
+            # It ends without being asked.
             options += ["--max-usd", f"{math.ceil(usd * 100) / 100:.2f}"]
         if not (is_named or is_here):
             options = ["--platform", catalog.platform, *options]

@@ -1,6 +1,6 @@
 """Batches copied ahead to the device that trains, and cast and normalised there.
 
-On a device with streams (CUDA, ROCm, XPU ...) the next batch is copied on a stream of its own while
+On a device with streams (CUDA, ROCm, XPU ...) the next batch is copied on a separate stream while
 the script computes with the one before. From memory that is not pinned, a copy waits for the host.
 
 Memory of a batch belongs to the copying stream. What the script drops is free at once for the
@@ -181,7 +181,7 @@ class DeviceBatches(Generic[_T]):
             return cast("_T", self._moved_block(batch))
         tensors = list({id(tensor): tensor for tensor in _tensors_in(batch)}.values())
         copies = transferred(tensors, self.device)
-        # `tensors` keeps them, so no other tensor gets one of these ids meanwhile.
+        # `tensors` keeps them, so no other tensor gets one of these ids in that time.
         pairs = zip(tensors, copies, strict=True)
         done = {id(tensor): self._normalised(there) for tensor, there in pairs}
 

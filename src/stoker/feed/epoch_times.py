@@ -21,7 +21,7 @@ class WholeRun:
 
     Attributes:
         seconds: From the first of these steps to the end of the last one, gaps included.
-        begins: Epochs that began meanwhile.
+        begins: Epochs that began during that time.
         first_wait_seconds: Waits for their first batches, in sum.
         between_seconds: Time in no step before these first batches, in sum.
         first_waits: Those of single rows, of which quartiles can be taken; likewise `betweens`.

@@ -1,6 +1,6 @@
 """Random generators that a dataset, transform or library holds: found and seeded.
 
-A dataset or a library may draw from another generator than the global ones: numpy's `default_rng()`
+A dataset or a library may draw from a generator that is not a global one: numpy's `default_rng()`
 in an attribute, the `RandomState` of MONAI's transforms, Albumentations' two. So the objects that
 make batches are searched, breadth first, once they are there: attributes, containers, closures,
 class attributes, and globals that functions of the user's modules name. A generator is named by its

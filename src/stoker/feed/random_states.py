@@ -42,7 +42,7 @@ class PreservedRandomStates:
     __slots__ = ("_numpy", "_of_numpy", "_of_python", "_of_torch", "_python")
 
     def __enter__(self) -> None:
-        # Kept also where a dataset puts another generator in NumPy's place meanwhile.
+        # Kept also where a dataset puts another generator in NumPy's place during it.
         self._python, self._numpy = _python(), _numpy()
         self._of_python, self._of_numpy = self._python.read(), self._numpy.read()
         self._of_torch = torch.default_generator.get_state()

@@ -220,7 +220,7 @@ class _Draws:
         if position.resumed is not None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
-            # At least as far as torch's loader: `Rewind` goes back, not forward.
+            # At least where torch's loader is: `Rewind` goes back, not forward.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()

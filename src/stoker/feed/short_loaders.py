@@ -46,8 +46,8 @@ class Pace:
     Attributes:
         start_seconds: From iter() to the first batch.
         batch_seconds: Of each step.
-        unhelped_share: Of the batches that data hosts should make, 0..1: made here meanwhile, as
-            none of them was ready.
+        unhelped_share: Of the batches that data hosts should make, 0..1: made here during that
+            time, as none of them was ready.
     """
 
     start_seconds: float
@@ -71,7 +71,7 @@ _NO_SUMS = _Sums()
 
 @dataclass(slots=True, eq=False)
 class LoaderLife:
-    """The epochs of one loader, as far as it has come."""
+    """The epochs of one loader so far."""
 
     place: MadeIn = "fed"
     epochs: int = 0

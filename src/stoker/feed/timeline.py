@@ -509,7 +509,7 @@ class Steps:
         if latest is not self:
             self._is_within = latest is not None and latest.shares(now - self._opening_seconds)
         self._complete(now)
-        # What iter() took counts whole: nothing was launched meanwhile.
+        # What iter() took counts whole: nothing was launched during it.
         self._exposed.asked(is_first=self._opening_seconds > 0)
         self._asked, self._opening_seconds = now - self._opening_seconds, 0.0
         if self._timeline.usage is not None:

@@ -119,7 +119,7 @@ def apart(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 def _one_after_another(rows: Sequence[MeasuredStep], *, until: float) -> list[MeasuredStep]:
     """Returns rows of several steps, whose times overlap, as if each began after the one before.
 
-    Their seconds stay, and what the process spent in no step is divided as far as it is known.
+    Their seconds stay, and what the process spent in no step is divided where it is known.
     """
     starts = [row.start_seconds for row in rows]
     ends = [row.start_seconds + row.seconds for row in rows]

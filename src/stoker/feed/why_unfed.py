@@ -15,7 +15,7 @@ from stoker.errors import FeedError
 
 _ErrorT = TypeVar("_ErrorT", bound=FeedError)
 
-# Of a data host that has other code than the trainer.
+# Of a data host whose code differs from the trainer's.
 MEND_CODE = (
     "give all hosts the same image and the same files, and restart those that had others; "
     "feed.code_check: warn makes batches in spite of it"
@@ -33,10 +33,10 @@ class Cause(StrEnum):
 
     NO_STOKER = auto()  # The script's Python has no stoker, or not all that it needs.
     OTHER_STOKER = auto()  # The script's Python has another version of stoker.
-    OTHER_PYTHON = auto()  # The script runs another Python than the data hosts.
+    OTHER_PYTHON = auto()  # The script and the data hosts run different Pythons.
     NO_STARTUP = auto()  # The script's Python is started so that stoker cannot reach it.
     OTHER_VERSION = auto()  # A package has another version on the other side.
-    OTHER_CODE = auto()  # A data host has other files than the trainer.
+    OTHER_CODE = auto()  # A data host's files differ from the trainer's.
     MISSING_MODULE = auto()  # A module is not there.
     MISSING_NAME = auto()  # A class or function is not in its module.
     MISSING_LIBRARY = auto()  # A shared library of the system is not there.
@@ -507,7 +507,7 @@ def fix_of_death(status: int) -> str:
 
 
 def host_failed(reason: str, *, host: str, fix: str = "") -> WhyUnfed:
-    """Returns the cause: a data host cannot serve a session, for a reason of its own."""
+    """Returns the cause: a data host cannot serve a session, for its own reason."""
     cause = Cause.OUT_OF_MEMORY if "memory" in reason else Cause.HOST_FAILED
     return WhyUnfed(
         cause=Cause.OTHER_CODE if fix == MEND_CODE else cause,

@@ -436,7 +436,7 @@ class _Rows:
 
 
 class GpuLog:
-    """The load of this host's GPUs during its command, read in a thread of its own.
+    """The load of this host's GPUs during its command, read in a separate thread.
 
     Args:
         output: Folder of gpu.csv and of the ranks' timelines.
@@ -556,7 +556,7 @@ class GpuLog:
             written = path.stat().st_mtime
             # Not one that an earlier attempt left here.
             rows = timeline.read_timeline(path) if written >= self._began else []
-            # Written to meanwhile: the next look sees it.
+            # Written to since: the next look sees it.
             is_settled = path.stat().st_mtime == written
         except OSError:
             return

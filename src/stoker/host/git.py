@@ -9,7 +9,7 @@ from pathlib import Path
 _SECONDS = 5.0
 # Of a listing: a large repository on a slow disk.
 _LISTING_SECONDS = 120.0
-# A hook of git sets these, for another repository than the folder's, perhaps.
+# A hook of git sets these, perhaps for a repository that is not the folder's.
 _OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 # An empty folder .git, say. Of a checkout whose repository is gone, git says something else.
 _NO_REPOSITORY = b"not a git repository (or any"

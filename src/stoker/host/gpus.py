@@ -262,7 +262,7 @@ class GpuReader:
                 self._nvml.nvmlShutdown()
 
     def look(self) -> "Look":
-        """Asks all GPUs; about 20 ms for each GPU whose PCIe traffic is counted meanwhile."""
+        """Asks all GPUs; takes about 20 ms for each GPU whose PCIe traffic is counted."""
         states, refused, lost = [], [], []
         pcie_cpu_seconds = 0.0
         for gpu, handles in list(self._handles.items()):

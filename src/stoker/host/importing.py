@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def imported(name: str) -> ModuleType:
-    """Returns the module `name`, imported without a look for garbage meanwhile.
+    """Returns the module `name`, imported without a look for garbage during it.
 
     An import makes thousands of objects, none of them garbage, and so begins a collection that
     visits every object of torch: half of what the feed's import takes in all.

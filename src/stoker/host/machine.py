@@ -240,7 +240,7 @@ def without_preempting() -> Iterator[None]:
     A worker that hands over a batch wakes the agent, and the kernel may run the agent at once on
     the worker's core, even if another core is idle: the worker then waits while its batch is sealed
     (1 ms for 5 MB). SCHED_BATCH keeps threads from "extra preemptions (between the workload's
-    tasks)", sched(7). A thread with another policy than the default keeps it.
+    tasks)", sched(7). A thread with a policy other than the default keeps it.
     """
     is_set = False
     with contextlib.suppress(OSError):

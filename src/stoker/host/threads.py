@@ -1,8 +1,8 @@
 """Threads of this process, those of native code included, which a forked child would not have.
 
 Python counts its threads only. A pool of Rust, C++ or OpenMP holds locks as well: a child that is
-forked meanwhile waits for them for ever. Some libraries prepare for a fork, and are no reason not
-to: OpenBLAS ends its threads before each one, jemalloc begins its thread again in the child.
+forked at that moment waits for them for ever. Some libraries prepare for a fork, and are no reason
+not to: OpenBLAS ends its threads before each one, jemalloc begins its thread again in the child.
 """
 
 import contextlib

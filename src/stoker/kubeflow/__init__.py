@@ -300,7 +300,7 @@ def decide(
         epochs: Number of training epochs.
         pools_file: The CSV file of node pools, as text.
         memory: Folder in which `remember` keeps what passed: the last run's plan stays until
-            another one is clearly better. Empty: every run decides anew.
+            another one is clearly better. Empty: every run decides from the start.
         decision: decision.json.
         metrics: Predictions for the chosen plan.
         summary: The plans and the reasons, in words.

@@ -2,7 +2,7 @@
 
 A branch is a text (`run.branch("large")`), or a value that is known only when the pipeline runs:
 the items of the loops around a step are such values. The driver resolves these only as the whole
-value of an input, so each is an input of its own, and the verb joins them.
+value of an input, so each is a separate input, and the verb joins them.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def checked_branch(name: object) -> object:
 
 
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
-    """A component whose step makes a job of its own name.
+    """A component whose step makes a job with its own name.
 
     It has a typed input for each hyperparameter of a mapping, and one for each value in the branch.
     The verb reads them from the step's inputs; the command names none. The compiled component, the

@@ -121,7 +121,7 @@ class PipelineRun:
         `dsl.ParallelFor` are in the names by themselves.
 
         Raises:
-            UsageError: If a text has other characters than letters, digits and single dashes.
+            UsageError: If a text has characters other than letters, digits and single dashes.
         """
         return dataclasses.replace(self, branches=(*self.branches, checked_branch(name)))
 

@@ -97,7 +97,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
         }
         log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
     inbox: Inbox = queue.SimpleQueue()
-    # Before the code is unpacked, so that a SIGTERM meanwhile is handled afterwards.
+    # Before the code is unpacked, so that a SIGTERM during it is handled afterwards.
     with signals_to(inbox):
         try:
             if len(topology.hosts) > 1:

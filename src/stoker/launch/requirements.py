@@ -105,7 +105,7 @@ def _install(
 
 
 def _wait(process: "subprocess.Popen[bytes]", inbox: Inbox) -> bool:
-    """Returns whether pip has ended by itself; False: a signal has come."""
+    """Returns whether pip has ended; False: a signal came first."""
     deadline = time.monotonic() + INSTALL_SECONDS
     while process.poll() is None:
         if not inbox.empty():

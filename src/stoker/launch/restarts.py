@@ -29,7 +29,7 @@ class Restarts(msgspec.Struct, frozen=True, kw_only=True):
 def check_restarts(settings: ProcessSettings, *, output: Path, log: Log) -> None:
     """Refuses another restart of a run that does not advance.
 
-    An attempt advanced if it made a step, as far as steps are measured, and saved something new
+    An attempt advanced if it made a step, where steps are measured, and saved something new
     below checkpoints; below model or output/data if there is nothing.
 
     Raises:
@@ -74,7 +74,7 @@ def _times_of_saved_files(folders: list[Path], output: Path) -> list[int]:
         if not name.startswith((".stoker-", ".nfs"))
     )
     for _, path in zip(range(MAX_FILES), found, strict=False):
-        # It may be deleted meanwhile, as old checkpoints are.
+        # It may be deleted by now, as old checkpoints are.
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime_ns)
     return times

@@ -1,6 +1,6 @@
 """The Python that runs the training script: whether stoker can feed it, before it starts.
 
-The command may start another Python than stoker's own: of another environment, or another version.
+The command may start a Python that is not stoker's: of another environment, or another version.
 A short program of a few imports, run by that Python in the command's environment, tells. Commands
 that are no Python, such as shell scripts, are not looked into: `startup.sitecustomize` tells of the
 Pythons that they start.
@@ -100,7 +100,7 @@ class ScriptPython(msgspec.Struct, frozen=True, kw_only=True):
 def refuse_unfed_script(job: JobSpec, environ: Mapping[str, str]) -> None:
     """Raises UsageError if stoker cannot feed a job's script on this machine, before it starts.
 
-    Blocks while another Python than stoker's own imports stoker, PROBE_SECONDS at most.
+    Blocks while a Python that is not stoker's imports stoker, PROBE_SECONDS at most.
     """
     is_fed = job.settings.engine.name == "feed" and job.settings.profile is None
     if not is_fed or not any(group.role == "data" for group in job.groups):

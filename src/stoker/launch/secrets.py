@@ -14,7 +14,8 @@ from stoker.platforms.aws import Aws
 from stoker.records import Json, SecretSource
 from stoker.records.secrets import sources_in
 
-# Hosts are billed meanwhile; a service that is away for longer, or out of reach, is told.
+# Hosts are billed during that time; a service that is away for longer, or out of reach, is
+# reported.
 FETCH_SECONDS = 120.0
 # The stack's parameter that gives a job's role the right.
 _STACK = "parameter TrainingSecrets of configs/sagemaker/stoker.yaml"

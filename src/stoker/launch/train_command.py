@@ -250,7 +250,7 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
 
 
 def as_a_pod_ends(run: HostRun, ending: Ending, *, counts: bool = True) -> Ending:
-    """Returns the end with the signal's code if a pod was told to end.
+    """Returns the end with the signal's code if a pod was asked to end.
 
     A command that saves on SIGTERM exits with 0, and Kubernetes would take the job as finished; any
     other code is a failure if the pod is deleted: only evictions have a DisruptionTarget. A failure

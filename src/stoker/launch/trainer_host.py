@@ -161,7 +161,7 @@ def _coordinator(run: HostRun, *, on_failure: Callable[[Change], None]) -> Coord
 
 
 def _lead_training(leader: _Leader, command: Sequence[str], trainer: Trainer) -> Ending:
-    """Trains, serves metrics meanwhile, and waits for the other dnn hosts' ends."""
+    """Trains, serves metrics during that time, and waits for the other dnn hosts' ends."""
     run, coordinator, guards, engine = leader.run, leader.coordinator, leader.guards, leader.engine
     training = TrainingRun(
         run=run,
@@ -242,7 +242,7 @@ def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
     run.log.event(EventName.TRAINING_ENDED, status=end.outcome.status, exit_code=end.exit_code)
     if coordinator:
         coordinator.close()
-        # Data hosts told more meanwhile.
+        # Data hosts have reported more since.
         record(others=others.programs())
 
 
@@ -396,7 +396,7 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
     # The leader was lost, or refused this host: the run's outcome is not known.
     if verdict.state is None:
         return EXIT_PEER_LOST if verdict.kind == "lost" else HOST_LOST
-    # The leader's host was told to end, and perhaps this one, a moment before it heard of that.
+    # The leader's host was asked to end, and perhaps this one, a moment before it heard of that.
     if verdict.state.outcome == "stopped":
         code_of_pod = as_a_pod_ends(run, ending, counts=False).exit_code
         return code_of_pod if ending.signals else EXIT_PEER_LOST
@@ -514,7 +514,7 @@ def _words_of(change: Change) -> str:
     who = f"dnn host {change.host}"
     match change.what:
         case "left" if change.is_signalled:
-            return f"{who} was told to end, as by a drain (exit code {change.exit_code})"
+            return f"{who} was asked to end, as by a drain (exit code {change.exit_code})"
         case "left":
             return f"{who} ended with exit code {change.exit_code}"
         case "rejoined":

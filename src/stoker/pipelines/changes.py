@@ -22,13 +22,13 @@ from stoker.units import count
 
 # A step's own name; deeper lists are compared as a whole.
 _NAMED = ("Name", "name", "OutputName", "InputName", "ChannelName")
-# The address of a package changes with its content, which is told by files.
+# The address of a package changes with its content, which is shown by files.
 _TOLD_OTHERWISE = ("sagemaker.source",)
 _MAX_LINES = 12
 _MAX_NAMED = 3
 _MAX_TEXT = 60
 _INPUTS = re.compile(r's3://[^"\s]+?/stoker/inputs/[0-9a-f]{16}')
-# Of the code, in the requests and commands of steps: its files are told.
+# Of the code, in the requests and commands of steps: its files are shown.
 _CODE = re.compile(r'("STOKER_CODE_DIGEST": )"[0-9a-f]+"')
 
 

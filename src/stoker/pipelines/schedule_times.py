@@ -20,7 +20,7 @@ _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _RATE = re.compile(r"rate\(([0-9]+) ([a-z]+)\)")
 _UNITS = {"minute": 60.0, "hour": 3600.0, "day": 86400.0}
-# Go's durations, as far as a schedule can use them.
+# Go's durations that a schedule can use.
 _EVERY = re.compile(r"@every ((?:[0-9]+(?:\.[0-9]+)?[hms])+)")
 _GO_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _NAMED = {

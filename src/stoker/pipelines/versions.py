@@ -52,7 +52,7 @@ class VersionHistory(ABC):
 
     @abstractmethod
     def read(self, version: UploadedVersion) -> PipelineVersion:
-        """Returns a version with what its steps read, as far as it is still there."""
+        """Returns a version with what its steps read and is still there."""
 
     def check(self, version: UploadedVersion) -> None:  # noqa: B027
         """Raises UsageError if a version can no longer run."""

@@ -45,7 +45,7 @@ _MISSING = (
 )
 # Some services name a missing object only in the message.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
-# Of throttling with another status than 429: ThrottlingException, RequestThrottled.
+# Of throttling with a status other than 429: ThrottlingException, RequestThrottled.
 _THROTTLED = re.compile(r"throttl|TooManyRequests|SlowDown|RequestLimitExceeded", re.IGNORECASE)
 # Without a final answer: timeouts, a proxy that wants a login, throttling.
 _PASSING_STATUS = (407, 408, 429)

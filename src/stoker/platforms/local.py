@@ -411,7 +411,7 @@ class LocalRun(Run):
     def stop(self) -> None:
         """Stops the job; blocks for STOP_SECONDS plus the time to kill.
 
-        An interrupt meanwhile asks the hosts a second time, which end at once; a third one kills.
+        An interrupt during this asks the hosts a second time, which end at once; a third one kills.
         """
         if not self._has_ended.is_set():
             self._stopped_by_caller = True

@@ -1,7 +1,7 @@
 """Secrets in a folder of code, by the names and the contents of its files.
 
 What is packed lies in S3 and on all hosts for as long as the package is kept. The rule finds what
-has a form of its own; a password in a line of code has none.
+has a special form; a password in a line of code has none.
 """
 
 import re

@@ -536,7 +536,7 @@ def _loader_cpu(rank: _MeasuredRank) -> Quartiles:
 
 def _handover(rank: _MeasuredRank) -> Quartiles | None:
     """Returns the hand-over time at the script's number of workers, else with every vCPU busy."""
-    # The device computes meanwhile: this time is hidden.
+    # The device computes at the same time: this time is hidden.
     if rank.result.uses_cuda or rank.as_is.clock != HOST:
         return None
     drains = [drain for drain in rank.result.drains if drain.handover_seconds is not None]

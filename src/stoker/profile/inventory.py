@@ -363,7 +363,7 @@ def calls_of(pictures: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def read_pictures(names: Sequence[str]) -> EncodedPictures:
-    """Reads the files, up to a number of bytes, from the page cache as far as they are there."""
+    """Reads the files, up to a number of bytes, from the page cache where they are in it."""
     data: list[torch.Tensor] = []
     total, cpu = 0, time.process_time()
     for name in names:

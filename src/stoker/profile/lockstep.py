@@ -110,7 +110,7 @@ class Agreement:
         return phase in self._steps and at_step >= self._steps[phase]
 
     def is_announced(self, phase: str) -> bool:
-        """Whether a change of phase is known to come, as far as `is_due` has looked."""
+        """Whether a change of phase is known to come, by what `is_due` has seen."""
         return phase in self._steps
 
     def is_late(self, phase: str, *, at_step: int) -> bool:

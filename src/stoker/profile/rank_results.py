@@ -123,7 +123,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
         outside_cpu_seconds: Of those that left its affinity, on other vCPUs.
         receive_seconds: CPU-seconds of the trainer's own thread inside next().
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
-        others_vcpus: vCPUs of this process that other programs kept busy meanwhile.
+        others_vcpus: vCPUs of this process that other programs kept busy during that time.
         clock: By which steps and waits were timed: `host`, or the device's name, as `cuda:0`.
         host_wait_seconds: Median time of the host in next(), a part of which a device may not have
             noticed; None: it is wait_seconds.
@@ -207,7 +207,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """The feed's cost for the trainer per batch: CPU time of its own thread, and of others."""
+    """The feed's cost for the trainer per batch: CPU time of its thread, and of others."""
 
     thread_seconds: Quartiles
     cpu_seconds: Quartiles

@@ -294,7 +294,7 @@ class Replay:
         )
 
     def start_over(self) -> None:
-        """Counts steps anew, with another warm-up."""
+        """Counts steps from 0 again, with another warm-up."""
         steps = self.steps
         self.steps = ReplaySteps(clock=steps.clock, warm_up=steps.warm_up, given=steps.given)
         self._began = time.monotonic()

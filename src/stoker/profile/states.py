@@ -395,7 +395,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
     stopped = throttled(signs)
-    # Of all hosts, as far as quotas leave them.
+    # Of all hosts, less what quotas take away.
     hosts = {
         own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
         for own in signs
@@ -563,7 +563,7 @@ def _accelerator(signs: Sequence[Signs], *, is_known: bool) -> ProfileState | No
     if accelerator is None:
         return None
     replayed = accelerator.step_seconds.median
-    # The rest of the cached step waits for copies: a state of its own.
+    # The rest of the cached step waits for copies: a separate state.
     busy = replayed - (transfer_seconds(waiting.rank) or 0.0)
     return ProfileState(
         id="accelerator",
@@ -616,7 +616,7 @@ def gain_of_copies_ahead(rank: RankResult) -> float | None:
 
 
 def _gain(rank: RankResult, variants: ReplayVariants, *, step_seconds: float) -> float:
-    """Returns what a step of `step_seconds` saves if its batch is pinned meanwhile."""
+    """Returns what a step of `step_seconds` saves if its batch is pinned during it."""
     pinning = variants.pin_seconds or 0.0
     # One thread of the trainer pins all batches: no step is shorter than that takes. Without
     # workers it is the thread that trains.

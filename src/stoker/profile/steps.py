@@ -19,8 +19,8 @@ host and never waits; only `wait_for` does.
 
 First steps compile, tune kernels and fill caches: they take up to thousands of times as long as
 later ones, and some of that comes many steps later, with the first batch of another shape. Loader
-workers go on meanwhile, so the next batches come from stock, as fast as they can be trained on. The
-warm-up ends when steps are steady and what was prefetched is used up.
+workers continue during them, so the next batches come from stock, as fast as they can be trained
+on. The warm-up ends when steps are steady and what was prefetched is used up.
 
 The thread samples the interpreter lock, the machine, and the CPU's own speed: a virtual machine
 that shares its cores with others becomes slower and faster without any sign in /proc, with no steal
@@ -262,7 +262,7 @@ class WarmUp:
 
     @property
     def more_steps(self) -> int:
-        """Steps that it lasts on at least, as far as is known."""
+        """Steps that it lasts at least, by what is known."""
         if self.is_over:
             return 0
         left = self._least_steps - self._steps_since_slow
@@ -437,7 +437,7 @@ def _outside_seconds(stray: StrayCpu, *, before: StrayCpu, children: float, room
     """Returns CPU-seconds that children used on vCPUs which this process may not use.
 
     Args:
-        children: CPU-seconds of all children meanwhile.
+        children: CPU-seconds of all children during that time.
         room: CPU-seconds of this process's vCPUs that it did not use itself.
     """
     left = min(stray.seconds - before.seconds, children)
@@ -468,7 +468,7 @@ class AsIsSteps:
     """Times of the user's own steps: from batch to batch, never over the end of an epoch.
 
     On an accelerator they are the device's: a step lasts from one batch to the next in its stream,
-    and waits as far as the stream was empty. Steps are known when the device has passed them.
+    and waits while the stream was empty. Steps are known when the device has passed them.
 
     Args:
         children_cpu: Of all processes below this one; called only at the beginning and end of an

@@ -153,7 +153,7 @@ def _of_torchrun(words: Sequence[str], folder: Path) -> ScriptCommand:
     return ScriptCommand(
         words=line.words,
         name=line.name,
-        # `gpu` and `auto` are what stoker does by itself.
+        # `gpu` and `auto` are what stoker does without being asked.
         processes=int(processes) if processes.isdigit() else None,
         hosts=int(hosts) if hosts.isdigit() else 1,
     )

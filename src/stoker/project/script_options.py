@@ -404,7 +404,7 @@ def _passed(value: Json, kind: OptionType | None, *, is_several: bool) -> tuple[
         parts = value if isinstance(value, list) else [value]
         if all(_is_of(part, kind) for part in parts):
             return shlex.join(str(part) for part in parts), ""
-        return None, "its default has other types than its words"
+        return None, "its default has types that differ from its words"
     if isinstance(value, str):
         return _of_text(value, kind)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Gates on metrics that a script reports nowhere, as far as its source shows, before it is paid."""
+"""Gates on metrics that a script, by its source, reports nowhere; found before it is paid."""
 
 import re
 from pathlib import Path

@@ -16,7 +16,7 @@ from stoker.records.workload import Workload
 
 # Other values of these keys train the same model.
 NO_CHANGE = ("skip_unchanged", "notify", "tracking", "watchdog", "on_no_capacity")
-# Facts with values of their own: the digest of the image, and of the code.
+# Facts with their own values: the digest of the image, and of the code.
 _OF_FACTS = ("image",)
 _NO_CHANGE_ON_SAGEMAKER = (
     *("source", "schedule", "schedule_role", "dead_letter_queue", "overlap", "cache_days"),

@@ -59,7 +59,7 @@ def notice_figures(notices: Sequence[Notice]) -> dict[str, float]:
 
 
 def _outside(performance: Performance | None) -> list[str]:
-    # Other programs that kept the machine busy are told instead: the figures do not count.
+    # Other programs that kept the machine busy are reported instead: the figures do not count.
     if performance is None or performance.band is None or performance.busy:
         return []
     if performance.is_inside_band is not False:

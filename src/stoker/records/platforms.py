@@ -546,7 +546,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             job. A week, as that costs nothing; then on_no_capacity.then applies.
         dead_node: End of a run whose dnn host is on a node that does not answer, so that its job
             cannot replace the pod. wait: after dead_node_minutes; fail: at once.
-        dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed meanwhile, and most
+        dead_node_minutes: Minutes that `wait` waits. 30, as hosts are billed during them, and most
             clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: Kubeflow for pipelines, for stoker upload, start, schedule ...

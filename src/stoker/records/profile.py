@@ -296,7 +296,7 @@ class Shippable(Record, frozen=True, kw_only=True):
     """Whether what makes a loader's batches can be sent to data hosts.
 
     Attributes:
-        ok: Whether it can, as far as its pickle was looked at.
+        ok: Whether it can, by the part of its pickle that was looked at.
         why: The object that cannot, and its error. Empty: it can.
         fix: What to do about it.
     """

@@ -376,7 +376,7 @@ class Training(Record, frozen=True, kw_only=True):
         engine: What made data on the data group.
         hyperparameters: Values that the command got.
         measured: Measured steps. None: no step was timed.
-        others: What other programs used of the hosts meanwhile. Empty: it was not measured.
+        others: What other programs used of the hosts during that time. Empty: it was not measured.
         gpus: Load of each GPU of the dnn hosts. Empty: there is none, or it was not read.
         metrics: Last reported value of each metric.
         model_uri: Location of the saved model.
@@ -476,7 +476,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     @property
     def dollars(self) -> dict[str, float]:
-        """Predicted, spent and idle dollars of the run by name, as far as known."""
+        """Predicted, spent and idle dollars of the run by name, if known."""
         idle = [each.idle_usd for each in self.spending if each.idle_usd is not None]
         found = {
             "predicted_usd": self.predicted_usd,

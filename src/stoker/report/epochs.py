@@ -38,7 +38,7 @@ class EpochTable:
 def epoch_columns(
     *, profile: Profile | None, measured: Measured | None, is_profiled_here: bool
 ) -> list[EpochColumn]:
-    """Returns before and after, as far as their epochs are known."""
+    """Returns before and after, if their epochs are known."""
     columns = []
     run = measured.epochs if measured else None
     before = profile.epochs if profile and is_profiled_here else None

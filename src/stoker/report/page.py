@@ -121,7 +121,7 @@ class ReportedRun:
 
 
 def collect_strips(run: ReportedRun) -> list[Strip]:
-    """Returns before and after, as far as known: a timeline, else the record's medians."""
+    """Returns before and after, if known: a timeline, else the record's medians."""
     profile, decision, training = run.profile, run.decision, run.training
     after = groups_in_words(training.groups) if training else "the chosen cluster"
     if decision:
@@ -147,7 +147,7 @@ def collect_strips(run: ReportedRun) -> list[Strip]:
 
 
 def collect_gpu_strips(run: ReportedRun) -> list[GpuStrip]:
-    """Returns the GPUs' load before and after, as far as it was kept."""
+    """Returns the GPUs' load before and after, if it was kept."""
     profile, training = run.profile, run.training
     earlier: Sequence[GpuLoad] = ()
     if profile and profile.observed and run.is_profiled_here:

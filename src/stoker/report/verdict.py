@@ -94,7 +94,7 @@ def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Step times in seconds and costs in dollars per 1000 steps, as far as they are known.
+    """Step times in seconds and costs in dollars per 1000 steps, where they are known.
 
     The times are of whole epochs where that is known of all of them (`is_whole`).
 

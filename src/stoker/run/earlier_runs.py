@@ -144,7 +144,7 @@ def _folders(workload: Workload, *, runs: Path, besides: Path) -> Iterator[Path]
             refuse_foreign(
                 "decision", keys=ran.profile_keys(), digest=ran.digest(), workload=workload
             )
-            # One of another version is told by `memory_of`.
+            # One of another version is reported by `memory_of`.
             if not _is_refused(file):
                 yield folder
 
@@ -160,7 +160,7 @@ def _time(file: Path) -> float:
     try:
         return file.stat().st_mtime
     except OSError:
-        # Deleted meanwhile.
+        # Deleted by now.
         return 0.0
 
 

@@ -49,7 +49,7 @@ def keep_tracked(
 ) -> str:
     """Writes a run's records to MLflow, where the workload names one; returns its page's address.
 
-    There is little time for it if the process was told to end (`is_stopped`).
+    There is little time for it if the process was asked to end (`is_stopped`).
 
     Args:
         tracking: The workload's settings; without a server nothing is written.

@@ -191,7 +191,7 @@ def step_inputs(files: ComponentFiles) -> StepInputs:
 
 
 def _folders_in(text: str) -> dict[str, Path]:
-    """Returns the folders of channels by their addresses; empty for another text than ours."""
+    """Returns the folders of channels by their addresses; empty for a text that is not ours."""
     try:
         folders: Json = json.loads(text or "{}")
     except ValueError:

@@ -21,7 +21,7 @@ RUNS = Path("runs")
 def _made(name: str, *, may_exist: bool) -> Path:
     """Makes runs/NAME, in a temporary folder where this folder cannot be written.
 
-    A pipeline's step may run as another user than the image's.
+    A pipeline's step may not run as the image's user.
     """
     runs = RUNS
     if not os.access(RUNS if RUNS.exists() else Path(), os.W_OK):

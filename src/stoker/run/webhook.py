@@ -18,7 +18,7 @@ def telling(
 ) -> Iterator[RunEnding]:
     """Notifies the workload's webhook, if it has one, how the block ended.
 
-    It is told of failures and warnings, and of all runs where it wants so. An error of the webhook
+    It gets failures and warnings, and all runs where it asks for them. An error of the webhook
     is only printed. Ctrl-C, or a no to the question whether to start, is
     not sent: the user who typed it knows. Nor is anything if another process notifies (`is_told`).
 

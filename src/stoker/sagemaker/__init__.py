@@ -715,7 +715,7 @@ def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> StepReque
 
 
 def _as_json(run: PipelineRun, parameter: Parameter) -> Text:
-    """Returns a hyperparameter's value as JSON, as far as the service can write it."""
+    """Returns a hyperparameter's value as the JSON that the service can write."""
     value = run.value(parameter.name)
     if parameter.kind != "string":
         return text("", value)

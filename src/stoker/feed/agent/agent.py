@@ -393,7 +393,7 @@ class Agent:
 
     @property
     def trainers_heard_at(self) -> float:
-        """Monotonic seconds of a trainer's last sign of life, as far as is known."""
+        """Monotonic seconds of a trainer's last known sign of life."""
         # An idle trainer (a long checkpoint) is reached if it answered a heartbeat shortly before.
         reached_at = self._service.reached_at if hasattr(self, "_service") else -math.inf
         answered_at = reached_at - crypto.HEARTBEAT_TIMEOUT_SECONDS - crypto.HEARTBEAT_SECONDS

@@ -86,7 +86,7 @@ def main() -> None:
     channel = Pipe(sock, blocking=False)
     # Of it, and of all that are forked: where native code crashes, the host's log has the stack.
     faulthandler.enable()
-    # Only now: it imports torch, and the agent may die meanwhile.
+    # Only now: it imports torch, and the agent may die during that.
     import_ahead()
     _known.update(sys.modules)
     children = _Children()
@@ -195,7 +195,7 @@ class _Modules:
         Returns "stale" if a file of an imported module, or the script's environment, has changed;
         "started" if a module has started threads, of Python or not (`num_threads`), or uses an
         accelerator, which a forked process would not have; "alone", and imports nothing, if the
-        script's start method is another one than fork.
+        script's start method is not fork.
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):

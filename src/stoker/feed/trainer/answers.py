@@ -110,7 +110,7 @@ class Answers:
         """Receives a batch whose header has arrived; in the receiver's thread."""
         made = self._unpack_batch(packed)
         assert isinstance(made, protocol.Made)
-        # Without the lock: if the session ends meanwhile, `_take_made` drops the batch.
+        # Without the lock: if the session ends during this, `_take_made` drops the batch.
         session = self._shared.sessions.get(made.session)
         if nbytes > self._max_bytes:
             error = FeedError(
@@ -419,7 +419,8 @@ class LocalAnswers:
                 schedule.ended(LOCAL, number, generation=generation, random_state=result.state)
                 session.stir(is_head=True)
                 return
-            # Before the batch is copied below, so that no other peer is asked for it meanwhile.
+            # Before the batch is copied below, so that no other peer is asked for it during the
+            # copy.
             is_wanted = schedule.arrived(
                 LOCAL,
                 number,

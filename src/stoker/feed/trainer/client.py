@@ -328,7 +328,7 @@ class IoThread:
         """Runs until the feed is closed; a crash fails every session with its error."""
         shared = self._shared
         try:
-            # After the first turn, which dials: meanwhile the connection is set up.
+            # After the first turn, which dials: during it the connection is set up.
             self._turn()
             # Starts pyzmq's thread that frees zero-copy frames (2 to 7 ms), before the first spec.
             zmq.Frame(b"", copy=False)

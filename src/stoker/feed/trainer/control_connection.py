@@ -140,7 +140,7 @@ class Connection:
         """Queues a message; does nothing without a connection, whose loss `watch` reports."""
         if self._socket is None:
             return
-        # Sending consumes the descriptor's signal of what came meanwhile.
+        # Sending consumes the descriptor's signal of what came since.
         self.is_drained = False
         packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.

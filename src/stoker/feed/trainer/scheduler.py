@@ -8,7 +8,7 @@ A `BatchScheduler` hands numbers out oldest first, within a window that starts a
 be delivered:
 
     window = ceil(reach of the slowest peer / interval of consumption) + all credits + 2,
-             as far as `max_bytes` allows, at least 1
+             up to what `max_bytes` allows, at least 1
     reach  = p95 of its latency + twice what the long ones take more than the median
 
 so that a slow peer delays nothing (measured: with a window of 3 batches a worker, one worker that

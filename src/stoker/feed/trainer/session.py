@@ -399,7 +399,7 @@ class FeedSession:
                 self._sampler_error = err
                 is_last = True
         with self._lock:
-            # The sampler may take long: another thread may have ended the epoch meanwhile.
+            # The sampler may take long: another thread may have ended the epoch by now.
             if self.epoch_id == epoch_id and self.is_busy:
                 self._asked.update(fresh)
                 self.schedule.supply(len(fresh))

@@ -158,6 +158,6 @@ def _share(first: View, second: View) -> bool:
         np.asarray(_Memory(view.start, view.shape, view.strides, view.itemsize))
         for view in (first, second)
     )
-    # Exact, as far as that effort goes; then True. NumPy's types know two efforts only.
+    # Exact, within that effort; then True. NumPy's types know two efforts only.
     effort = cast("Literal[0]", _MAX_WORK)
     return np.may_share_memory(mine, theirs, max_work=effort)

@@ -394,7 +394,7 @@ def _in_region(encoder: Encoded, tensor: "torch.Tensor", address: int) -> list[o
 
 
 def _views(value: object) -> Iterator[View]:
-    """Yields the memory of a tensor or array, if it has any of its own."""
+    """Yields the memory of a tensor or array, if it has any."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.nbytes and value.data_ptr():
@@ -423,7 +423,7 @@ def _unsent(tensor: "torch.Tensor", value: object, path: str) -> ShippingError:
     place = path if tensor is value else f"{path} is a {kind} with a tensor that"
     return ShippingError(
         f"{place} is a tensor of {tensor.layout} and {tensor.dtype}, which torch cannot pickle",
-        fix="return tensors with memory of their own: tensor.to_dense(), or "
+        fix="return tensors with their own memory: tensor.to_dense(), or "
         "tensor.view(torch.uint8) and its dtype as a text",
     )
 
@@ -652,7 +652,7 @@ class Decoder:
         sizes = tuple(size for size in shape if type(size) is int and 0 <= size < 1 << 48)
         if len(sizes) != len(shape) or len(sizes) > MAX_DIMENSIONS:
             raise ProtocolError(f"invalid shape with {len(shape)} dimensions")
-        # A size of 0 must not hide the others: torch multiplies them to strides nevertheless.
+        # A size of 0 must not hide the others: torch multiplies them to strides anyway.
         if math.prod(max(size, 1) for size in sizes) >= 1 << 48:
             raise ProtocolError("shape of more than 2**48 elements")
         return sizes

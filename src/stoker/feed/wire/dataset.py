@@ -321,7 +321,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refusal:
-    """Returns why `pack_spec` fails, as far as `max_bytes` and `max_seconds` show.
+    """Returns why `pack_spec` fails, by what `max_bytes` and `max_seconds` allow to see.
 
     What is shared in memory counts as copied; see `what_is_shared`.
     """
@@ -331,7 +331,7 @@ def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refu
 def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
     """Returns which part of a spec is shared in memory, as half a sentence; empty: none.
 
-    Looks as far as `max_bytes` of its pickle and `max_seconds` show.
+    Looks at `max_bytes` of its pickle, for `max_seconds`, at most.
     """
     try:
         _dump(spec, SpecPickler(_BoundedFile(max_bytes, max_seconds)))

@@ -151,7 +151,7 @@ def _digest(spec: ModuleSpec) -> str:
 
 def _used_by(module: ModuleType) -> set[str]:
     names: set[object] = set()
-    # A list: another thread may modify the module meanwhile.
+    # A list: another thread may modify the module during this.
     for value in list(vars(module).values()):
         # By its type: an object's __class__ may run code, or warn.
         kind = type(value)

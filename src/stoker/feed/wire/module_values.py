@@ -37,7 +37,7 @@ _FROM = re.compile(
 )
 _NAMED = re.compile(r"([\w.]+)(?:[ \t]+as[ \t]+(\w+))?")
 _OWN = ("self", "cls")
-# Streams, paths and the environment have rules of their own.
+# Streams, paths and the environment have their own rules.
 _NOT_SENT = ("os", "sys", "stoker", "__main__", "builtins", "warnings", "logging")
 # A name, or a value, that ranks do not share.
 _OF_ONE_RANK = re.compile(

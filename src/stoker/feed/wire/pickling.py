@@ -137,7 +137,7 @@ def place_of(found: type) -> tuple[str, str] | None:
     module = sys.modules.get(found.__module__)
     if module is None or is_of_script(found) or is_importable(found):
         return None
-    # A list: another thread may modify the module meanwhile.
+    # A list: another thread may modify the module during this.
     for name, value in list(vars(module).items()):
         if value is found:
             return found.__module__, name
@@ -280,7 +280,7 @@ class AnswerUnpickler(pickle.Unpickler):
     """Unpickler of batches and errors: classes that this process has stay as they are.
 
     cloudpickle sets all members of a class again that is pickled by value. Those of the script
-    would then have methods with other globals than the script's.
+    would then have methods whose globals are not the script's.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -335,7 +335,7 @@ def _replaced_modules(num_imported: int) -> dict[int, str]:
     `torch.classes`, `torch.ops`, `torch.backends` and lazy modules of libraries: cloudpickle knows
     modules by their exact class, and takes submodules along that a function's attribute names.
     """
-    # A copy: another thread may import meanwhile.
+    # A copy: another thread may import during this.
     modules = sys.modules.copy()
     return {
         id(module): name for name, module in modules.items() if type(module) not in _PLAIN_MODULES

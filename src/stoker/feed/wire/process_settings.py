@@ -127,7 +127,7 @@ def _read(each: InheritedSetting | InheritedObjects) -> object:
         return UNKNOWN
     try:
         return each.read()
-    # A library of another version than those that were tried.
+    # A library of a version that was not tried.
     except (AttributeError, ImportError, KeyError, TypeError):
         return UNKNOWN
 

@@ -157,7 +157,7 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """Deregisters a launcher; it was told to end, as by a drain, if `is_signalled`."""
+    """Deregisters a launcher; it was asked to end, as by a drain, if `is_signalled`."""
 
     host: Identifier
     incarnation: Identifier

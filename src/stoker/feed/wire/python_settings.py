@@ -129,7 +129,7 @@ def _set_time_zone(value: tuple[str | None, list[str], int, int]) -> None:
     if [list(time.tzname), time.timezone, time.altzone] == names_and_offsets:
         return
     before = os.environ.get("TZ")
-    # The variable itself is among those of the environment, which have rules of their own.
+    # The variable itself is among those of the environment, which have their own rules.
     _set_variable("TZ", zone)
     time.tzset()
     _set_variable("TZ", before)
@@ -207,7 +207,7 @@ def _add_mime_types(types: dict[str, str]) -> None:
 
 def _logger_levels() -> "LoggerLevels":
     manager = logging.root.manager
-    # A list: another thread may make a logger meanwhile.
+    # A list: another thread may make a logger during this.
     loggers = {
         name: logger
         for name, logger in sorted(manager.loggerDict.copy().items())

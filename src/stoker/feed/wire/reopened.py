@@ -136,7 +136,7 @@ def separate() -> None:
 
 
 def _separate(descriptor: int) -> None:
-    # A file that was removed meanwhile keeps the position that it shares.
+    # A file that was removed since keeps the position that it shares.
     with suppress(OSError):
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
         fresh = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDONLY | os.O_CLOEXEC)

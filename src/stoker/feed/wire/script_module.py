@@ -77,7 +77,7 @@ def is_of_script(obj: object) -> bool:
 
 
 def name_in_script(obj: object) -> str:
-    """Returns the name by which the script has a class or function of its own; empty: none."""
+    """Returns the name by which the script has its own class or function; empty: none."""
     name = getattr(obj, "__qualname__", "")
     return name if is_of_script(obj) and vars(script()).get(name) is obj else ""
 
@@ -87,7 +87,8 @@ def are_scripts_globals(names: Mapping[str, object]) -> bool:
     main = vars(script())
     if names is main:
         return True
-    # In a spawned process the functions have other globals than `__main__`, which has copies.
+    # In a spawned process the functions have globals that are not those of `__main__`, which has
+    # copies.
     is_named = names.get("__name__") in SCRIPT_NAMES
     return is_named and names.get("__file__", "") == main.get("__file__")
 

@@ -331,7 +331,7 @@ class WorkerPool:
     def room(self) -> int:
         """Jobs that can be assigned: to idle workers, and one ahead to busy ones in time.
 
-        A worker that still starts takes none: others that are ready would idle meanwhile.
+        A worker that still starts takes none: others that are ready would idle until then.
         """
         return max(0, self._load.num_free - len(self._retries))
 
@@ -403,7 +403,7 @@ class WorkerPool:
                 worker.channel.send(pipe.pack(pipe.Reuse(slot)))
         while self._retries and self._load.num_free > 0:
             job = self._retries.popleft()
-            # A late worker may have answered it meanwhile, or another one may have it.
+            # A late worker may have answered it by now, or another one may have it.
             if job.key in self._open and not self._is_in_hand(job):
                 self.assign(job)
 

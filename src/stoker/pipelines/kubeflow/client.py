@@ -221,7 +221,7 @@ class KubeflowClient(PipelineClient):
             try:
                 self.call("run", "terminate_run", run_id=state.run)
             except ServiceError:
-                # It may have ended meanwhile.
+                # It may have ended by now.
                 if not self.status(state.run).has_ended:
                     raise
         # Kubeflow ends a run's own pods, and no job. Also if the run had ended: its last step may

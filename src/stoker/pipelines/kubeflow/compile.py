@@ -98,7 +98,7 @@ class KubeflowRequest:
 
     @property
     def profiled(self) -> str:
-        """The workload as far as a profile depends on it, by which Kubeflow finds one again."""
+        """The part of the workload that a profile depends on, by which Kubeflow finds one again."""
         return json.dumps(profiled(self.workload), separators=(",", ":"))
 
     @property

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from stoker.records.base import Document, mapping, mappings
 
-# Of a container that ended by itself: its log says more.
+# Of a container that nobody ended: its log says more.
 _PLAIN_ENDS = ("Completed", "Error")
 # On the way to a start.
 _PLAIN_WAITS = ("ContainerCreating", "PodInitializing")
 
 
 def pod_end_words(pod: Document) -> str:
-    """Returns why a pod was ended or cannot start; empty: it ended by itself, or runs."""
+    """Returns why a pod was ended or cannot start; empty: nobody ended it, or it runs."""
     return next((words for words in _ends(mapping(pod, "status")) if words), "")
 
 

@@ -70,7 +70,7 @@ def _is_exit(task: Document) -> bool:
 
 
 def _ordered(tasks: Document) -> list[str]:
-    """Returns tasks after those that they wait for, as far as the spec says it."""
+    """Returns tasks after those that they wait for, by what the spec says."""
     waits = {name: _waits_for(mapping(tasks, name)) & tasks.keys() for name in tasks}
     exits = {name for name in tasks if _is_exit(mapping(tasks, name))}
     found: list[str] = []

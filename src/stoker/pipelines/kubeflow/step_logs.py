@@ -47,7 +47,7 @@ class Sent(Protocol):
 
 
 class ApiClient(Protocol):
-    """kfp's generated client, for a path without a function of its own."""
+    """kfp's generated client, for a path without its own function."""
 
     def call_api(self, path: str, method: str, **options: object) -> object: ...
 

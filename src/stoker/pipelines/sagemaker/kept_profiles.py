@@ -102,7 +102,7 @@ def find_profile(
 
 
 def sizes_of(workload: Workload, *, aws: Aws) -> dict[str, DataSize]:
-    """Returns the sizes of the channels in S3, as far as they may be read."""
+    """Returns the sizes of the channels in S3 that may be read."""
     sizes = {}
     for name, channel in workload.channels.items():
         size = _size(channel.uri, aws=aws) if channel.uri.startswith("s3://") else None

@@ -106,7 +106,7 @@ def _places(aws: Aws, bucket: str, key: str, *, name: str) -> Iterator[_MaybeLef
         yield _MaybeLeft("inputs", prefix, _last(prefix))
     run_ids: set[str] = set()
     for prefix in _subfolders(aws, bucket, f"{key}pipelines/{name}/"):
-        # Branches have folders of their own, ID-BRANCH.
+        # Branches have their own folders, ID-BRANCH.
         run_id = _last(prefix).partition("-")[0]
         run_ids.add(run_id)
         yield _MaybeLeft("run", prefix, run_id)

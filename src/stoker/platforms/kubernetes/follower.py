@@ -52,7 +52,7 @@ class Follower:
 
     @property
     def owner(self) -> Document | None:
-        """The Workflow as an owner; None if it is in another namespace than the job."""
+        """The Workflow as an owner; None if it is not in the job's namespace."""
         return None if self.home else self.workflow
 
     def lease_minutes(self, settings: KubernetesSettings) -> int:

@@ -155,7 +155,7 @@ def conclude(
 
 
 def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str, float]:
-    """Returns the time that nodes ran pods of each group, replaced ones too, as far as known."""
+    """Returns the time that nodes ran pods of each group, replaced ones too, if known."""
     found: dict[str, float] = {}
     ended_at = leader.ended.at if leader and leader.ended else ""
     for pod in pods:
@@ -252,7 +252,7 @@ class RunPicture:
 
     @property
     def is_over(self) -> bool:
-        """Whether no dnn host runs any more, as far as is known."""
+        """Whether no dnn host is known to run any more."""
         return self.is_gone or all(
             pod.is_final or not pod.is_started for pod in self._pods.values() if pod.role == "dnn"
         )
@@ -591,7 +591,7 @@ class KubernetesRun(FollowedRun):
         return end
 
     def _claims(self) -> dict[str, InputVersion]:
-        """Returns channels in claims with their UIDs, as far as this account may read them."""
+        """Returns the channels in claims that this account may read, with their UIDs."""
         found = {}
         for name, channel in self._layout.job.channels.items():
             claim = urlsplit(channel.uri)

@@ -266,7 +266,7 @@ def _keep_entry(cluster: ClusterApi, map_name: str, key: str, entry: str) -> Non
             "metadata": {"name": map_name, "labels": {MANAGED_BY_LABEL: "stoker"}},
             "data": data,
         }
-        # Another run may have made it meanwhile.
+        # Another run may have made it by now.
         with Suppressed("taken"):
             cluster.create(CONFIG_MAPS, document)
             return

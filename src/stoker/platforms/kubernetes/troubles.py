@@ -429,7 +429,7 @@ def _idleness(pod: PodState) -> tuple[str, str]:
 
 
 def _bill(pods: Sequence[PodState], layout: Layout, other: str = "") -> str:
-    """Returns the cost of the hosts that have a node meanwhile; empty if there are none."""
+    """Returns the cost of the hosts that have a node during that time; empty if there are none."""
     groups = {group.group.name: group.group for group in layout.groups}
     billed = [groups[pod.group].instance_type for pod in pods if pod.node]
     if not billed:

@@ -1,7 +1,7 @@
 """A training job that waits in a queue of AWS Batch, as a service job.
 
 Batch keeps the CreateTrainingJob request until the queue's service environment has room, and then
-creates the training job under a name of its own (AWSBatch, ours, an attempt's number). A lack of
+creates the training job under its own name (AWSBatch, ours, an attempt's number). A lack of
 capacity puts the service job back into the queue, as often as needed; any other failure is final
 here: SageMaker's RetryStrategy replaces broken hosts, so that Batch gets one attempt.
 

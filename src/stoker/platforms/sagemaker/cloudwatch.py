@@ -167,7 +167,7 @@ class Labels:
 
     @property
     def roster(self) -> Mapping[str, str]:
-        """Host to group, as far as known."""
+        """Host to group, if known."""
         return dict(self._groups)
 
     def label(self, entries: Iterable[LogEntry], *, now: float) -> Iterator[LogLine]:
@@ -376,7 +376,7 @@ def _percent(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembers:
-    """Host to group, and group to role, as far as known."""
+    """Host to group, and group to role, if known."""
 
     groups: Mapping[str, str]
     roles: Mapping[str, str]

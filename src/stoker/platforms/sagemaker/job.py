@@ -179,7 +179,7 @@ def _verdict(
 
 
 class SageMakerRun(FollowedRun):
-    """A submitted job, followed by polling; it may have another name than was asked for."""
+    """A submitted job, followed by polling; it may not have the name that was asked for."""
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
         job = request.job
@@ -227,7 +227,7 @@ class SageMakerRun(FollowedRun):
         return self.name
 
     def _ask_to_stop(self) -> None:
-        """Asks for the end of the job, which may have ended meanwhile; does not wait."""
+        """Asks for the end of the job, which may have ended by now; does not wait."""
         stop_job(self._aws, self.name)
 
     def _observe(self) -> bool:

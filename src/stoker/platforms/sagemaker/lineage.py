@@ -30,7 +30,7 @@ MAX_PAGES = 10
 def made_of(
     aws: Aws, job: JobSpec, *, packed: bytes | None, code_uri: str | None
 ) -> dict[str, str]:
-    """Returns facts, as far as they may be read: digests of image and code, channels in S3."""
+    """Returns the facts that may be read: digests of image and code, channels in S3."""
     code = f"sha256:{hashlib.sha256(packed).hexdigest()}" if packed else ""
     if code_uri and not packed:
         code = f"{code_uri} {_version(aws, code_uri)}".strip()

@@ -88,7 +88,7 @@ def preference_rules(body: Mapping[str, Json]) -> Iterator[UsageError]:
         yield UsageError(what, where=KEY, fix=fix)
     excluded = {
         "KeepAlivePeriodInSeconds": "a warm pool keeps hosts of one type",
-        "TrainingPlanArn": "a training plan has hosts of its own type alone",
+        "TrainingPlanArn": "a training plan has only hosts of its type",
     }
     for name, what in excluded.items():
         if resources.get(name):

@@ -63,7 +63,7 @@ class QueuedRun(SageMakerRun):
         except ServiceError as err:
             if err.kind in ("denied", "stale", "away"):
                 raise
-            # It may have ended meanwhile.
+            # It may have ended by now.
             if not describe(self._aws, self._entry.id).is_final:
                 raise
 

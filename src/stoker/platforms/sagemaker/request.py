@@ -38,7 +38,7 @@ from stoker.records.secrets import fetch_variables
 # The service's folders in every container.
 _HOME = "/opt/ml"
 CHECKPOINTS = "/opt/ml/checkpoints"
-# Of a profile. What the script saves in CHECKPOINTS meanwhile is not kept.
+# Of a profile. What the script saves in CHECKPOINTS during it is not kept.
 PROFILE_FOLDER = "/opt/ml/profile"
 _INPUT = "/opt/ml/input/data"
 REQUEST_TAG = "stoker:request-sha256"

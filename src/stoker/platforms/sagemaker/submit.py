@@ -394,7 +394,7 @@ def stop_job(aws: Aws, name: str) -> None:
     except ServiceError as err:
         if err.kind in ("denied", "stale", "away"):
             raise
-        # The job may have ended meanwhile.
+        # The job may have ended by now.
         found = find_job(aws, name)
         if found is not None and job_state(found).status not in (*FINAL, "Stopping"):
             raise
