@@ -56,6 +56,26 @@ RETRY_SECONDS = 300.0
 MAX_PLANS = 5
 
 
+class JobObserver:
+    """Whoever follows a training job; by default it sees nothing, and Ctrl-C stops the job."""
+
+    def submitted(self) -> None:
+        """Called whenever the platform has accepted a job, or has found an earlier one."""
+
+    def line(self, line: LogLine) -> None:
+        """Called with each line of a host's log, and with news of the platform."""
+
+    def may_stop(self) -> bool:
+        """Returns whether Ctrl-C is to stop the job."""
+        return True
+
+    def stopped(self, record: Training) -> None:
+        """Called with the record so far, whose status is stopped, after Ctrl-C or SIGTERM."""
+
+
+NOBODY = JobObserver()
+
+
 def prepare(
     *,
     workload: Workload,
@@ -108,20 +128,16 @@ def train(
     platform: Platform[RequestT],
     catalog: Catalog,
     decision: Decision | None = None,
-    on_line: Callable[[LogLine], None] | None = None,
-    on_stop: Callable[[Training], None] | None = None,
-    on_submit: Callable[[], None] | None = None,
-    may_stop: Callable[[], bool] = lambda: True,
+    observer: JobObserver = NOBODY,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Training:
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
-    Blocks until all hosts have ended. After Ctrl-C the job is stopped if `may_stop` agrees,
-    `on_stop` gets the record so far with status `stopped`, and the interrupt is raised again. After
-    SIGTERM, or an error of following it, a job that outlives this process keeps running; the
-    interrupt or error says how to follow it again (`leave_or_stop`). `on_submit` is called whenever
-    the platform has accepted a job, or has found an earlier one.
+    Blocks until all hosts have ended. After Ctrl-C the job is stopped if the observer agrees, which
+    then gets the record so far, and the interrupt is raised again. After SIGTERM, or an error of
+    following it, a job that outlives this process keeps running; the interrupt or error says how to
+    follow it again (`leave_or_stop`).
 
     Without capacity the job is retried, and then the decision's next plans are tried, as the
     workload's `on_no_capacity` says; each try is logged.
@@ -136,8 +152,7 @@ def train(
 
     def say(words: str) -> None:
         tried.append(Event(when=now_utc(), what=words))
-        if on_line:
-            on_line(LogLine(group=platform.name, host="capacity", text=words))
+        observer.line(LogLine(group=platform.name, host="capacity", text=words))
 
     jobs = [job]
     if decision and policy.then == "next_plan":
@@ -168,10 +183,7 @@ def train(
                     catalog=catalog,
                     decision=decision,
                     tried=tried,
-                    on_line=on_line,
-                    on_stop=on_stop,
-                    on_submit=on_submit,
-                    may_stop=may_stop,
+                    observer=observer,
                 )
             except NoCapacityError as err:
                 last = err
@@ -246,10 +258,7 @@ def _train_once(
     catalog: Catalog,
     decision: Decision | None,
     tried: Sequence[Event],
-    on_line: Callable[[LogLine], None] | None,
-    on_stop: Callable[[Training], None] | None,
-    on_submit: Callable[[], None] | None,
-    may_stop: Callable[[], bool],
+    observer: JobObserver,
 ) -> Training:
     clusters = platform.choices(job)
     budget = limiting_budget(job, clusters, catalog=catalog, decision=decision)
@@ -259,8 +268,7 @@ def _train_once(
         job, prices=prices, settings=replace(job.settings, budget=budget if prices else None)
     )
     run = platform.submit(platform.plan(job))
-    if on_submit:
-        on_submit()
+    observer.submitted()
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
     file = job.run_dir / "training.json"
     try:
@@ -268,18 +276,17 @@ def _train_once(
             # Lines of data hosts do not say why a training run failed.
             if line.group == job.groups[0].name:
                 last_words.append(line.text)
-            if on_line:
-                on_line(line)
+            observer.line(line)
         end = run.wait()
     except BaseException as err:
-        leave_or_stop(run, err, may_stop=may_stop)
+        leave_or_stop(run, err, may_stop=observer.may_stop)
         if isinstance(err, NoCapacityError):
             err.still_there = run.remaining()
         # KeyboardInterrupt and TerminatedError only.
-        if on_stop and not isinstance(err, Exception):
+        if not isinstance(err, Exception):
             ran = Job(platform=platform.name, name=run.name)
             facts = _stopped(job, run, ran=ran, catalog=catalog, decision=decision)
-            on_stop(write_training(facts, file=file))
+            observer.stopped(write_training(facts, file=file))
         raise
     finally:
         run.stop()
@@ -288,8 +295,7 @@ def _train_once(
     }
     load = run.load_words(sizes)
     for words in load:
-        if on_line:
-            on_line(LogLine(group=platform.name, host="load", text=words))
+        observer.line(LogLine(group=platform.name, host="load", text=words))
     facts = facts_of(
         job,
         end,

@@ -1,4 +1,5 @@
 import contextlib
+import inspect
 import re
 import shlex
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 import typer.main
 
 from stoker.cli.app import PANELS, STEP_VERBS, app_for
+from stoker.cli.main import with_step
+from stoker.cli.train import train_verb
 from support.command import process, stoker, succeeds
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +36,11 @@ VERBS = {
     | flags("workload objective max-usd-per-hour prices group as cpu-speed platform report")
     | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate package")
     | flags("memory branch"),
-    "train": OF_STEP
-    | flags("platform profile decision group replace-dataloader dry-run name run-id finish")
-    | flags("evaluation report always model prices max-usd yes"),
-    "evaluate": OF_STEP
-    | flags("profile decision training champion promote gate-of report always expires")
-    | flags("remember comparison branch"),
+    "train": EVERY
+    | flags("platform decision group replace-dataloader dry-run name out summary model prices")
+    | flags("max-usd executor-input yes"),
+    "evaluate": EVERY
+    | flags("profile decision training champion report out summary executor-input"),
     "report": flags("scaling compare json debug"),
     "catalog": flags("platform prices json debug"),
     "schema": flags("debug"),
@@ -49,7 +51,7 @@ VERBS = {
     "upload": REACH | EVERY | flags("yes check versions back-to alias"),
     "start": REACH | EVERY | flags("yes param version wait"),
     "schedule": REACH | EVERY | flags("cron name time-zone param fresh"),
-    "status": REACH | flags("besides workload json debug"),
+    "status": REACH | flags("workload json debug"),
     "stop": REACH | flags("workload json yes debug"),
     "prune": EVERY | flags("older-than-days delete"),
     "launch": set(),
@@ -59,9 +61,8 @@ VERBS = {
 HIDDEN = {
     "profile": STEP | flags("find package"),
     "decide": STEP | flags("package branch"),
-    "train": STEP | flags("run-id profile finish always evaluation report"),
-    "evaluate": STEP | flags("always expires remember comparison branch"),
-    "status": {"--besides"},
+    "train": {"--executor-input"},
+    "evaluate": {"--executor-input"},
 }
 
 HEAVY = ("torch numpy zmq rich jinja2 boto3 kfp sagemaker kubernetes yaml").split()  # noqa: SIM905
@@ -92,9 +93,41 @@ def test_hidden_flags_equal_the_list_and_are_documented():
 def test_verbs_of_steps_alone_work_and_are_not_listed(tmp_path):
     assert not STEP_VERBS.keys() & VERBS.keys()
     for name, line in STEP_VERBS.items():
-        assert line in succeeds(name, "--help", cwd=tmp_path).stdout.replace("\n ", "")
+        help_text = succeeds(*name.split(), "--help", cwd=tmp_path).stdout
+        assert line in help_text.replace("\n ", "")
+        assert f"Usage: stoker {name} " in help_text
     words = re.findall(r"^  (\w+) ", process("--help", cwd=tmp_path).stdout, flags=re.MULTILINE)
-    assert not STEP_VERBS.keys() & set(words)
+    assert not {"compare", "step"} & set(words)
+
+
+@pytest.mark.parametrize(
+    ("typed", "step"),
+    [
+        ("train --finish --out=f", "step finish"),
+        ("train w.yaml --run-id 1", "step train"),
+        ("train w.yaml --run-id=1 -- python --always", "step train"),
+        ("train --executor-input {}", "step train"),
+        ("train w.yaml --param epochs=3", "step train"),
+        ("evaluate --gate-of=e.json --remember=m", "step gate"),
+        ("evaluate w.yaml --always", "step evaluate"),
+        ("status sagemaker mnist --besides 1", "step alone"),
+        ("step gate --gate-of=e.json", "step gate"),
+        ("train w.yaml -- python t.py --always --finish", "train"),
+        ("evaluate w.yaml --report always", "evaluate"),
+        ("status sagemaker mnist", "status"),
+        ("compare --memory m", "compare"),
+    ],
+)
+def test_what_an_earlier_version_compiled_reaches_the_verb_of_its_step(typed, step):
+    verb, *words = with_step(typed.split())
+    assert verb == step
+    assert words[-1] == typed.split()[-1]
+
+
+def test_the_verb_that_trains_is_short_and_has_few_parameters():
+    file = ROOT / "src" / "stoker" / "cli" / "train.py"
+    assert len(file.read_text().splitlines()) <= 120
+    assert len(inspect.signature(train_verb).parameters) <= 12
 
 
 def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path):

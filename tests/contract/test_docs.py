@@ -12,7 +12,8 @@ import pytest
 import typer.main
 
 from stoker.catalog import load_catalog
-from stoker.cli.app import VERBS, app_for
+from stoker.cli.app import STEP_VERBS, VERBS, app_for
+from stoker.cli.main import with_step
 from stoker.parameters import parameters_of
 from stoker.workload_file import read_workload
 from support.examples import document
@@ -28,7 +29,7 @@ PAGES = [page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")]
 DOCUMENTS = sorted([ROOT / "README.md", *PAGES])
 CODE = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.*")]
 SOURCES = sorted([ROOT / "CONTRIBUTING.md", *CODE])
-COMMANDS = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app_for(*VERBS, *STEP_VERBS)).commands  # type: ignore[attr-defined]
 
 
 def named(file: Path) -> str:
@@ -48,7 +49,7 @@ def commands(text: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
 def test_every_command_in_the_documents_exists(file):
     for words in commands(file.read_text()):
-        verb, *rest = itertools.takewhile(lambda word: word != "--", words)
+        verb, *rest = with_step(list(itertools.takewhile(lambda word: word != "--", words)))
         # `stoker upload|start`: one of several verbs.
         for name in verb.split("|"):
             assert name in COMMANDS, f"{named(file)}: stoker {name}"

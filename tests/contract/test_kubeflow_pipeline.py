@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 pytest.importorskip("kfp")
 
-from stoker.cli.app import VERBS, app_for
+from stoker.cli.app import STEP_VERBS, VERBS, app_for
 from stoker.errors import UsageError
 from stoker.kubeflow import compiled
 from stoker.pipelines.kubeflow.compile import COMPONENTS, MAX_WORKLOAD_BYTES, compile_kubeflow
@@ -223,10 +223,11 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written():
 
 @pytest.mark.parametrize("task", ["profile", "decide", "train", "evaluate", "gate", "finish"])
 def test_the_cli_understands_what_the_steps_say(task):
-    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_for(*VERBS, *STEP_VERBS)).commands  # type: ignore[attr-defined]
     container = sample.executor(sample.documents()[0], task)
-    program, verb = container["command"]
+    program, *verbs = container["command"]
     assert program == "stoker"
+    verb = " ".join(verbs)
     words = [re.sub(r"\{\{\$.*\}\}", "value", word) for word in container["args"]]
     commands[verb].make_context(verb, words)
 

@@ -47,7 +47,7 @@ from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Channel, Group, to_json, write_json
 from stoker.records.base import Document
 from stoker.records.training import InputVersion
-from stoker.run.kept_training import train_and_keep
+from stoker.run.training_run import FollowedTraining, train_and_keep
 from stoker.workload_file import workload_from
 from support.command import succeeds
 from support.kubernetes_api import GRACE_SECONDS, NAMESPACE, USER, Fault, KubernetesApi, kube_config
@@ -345,17 +345,17 @@ def test_a_secret_of_somebody_else_ends_the_attempt(api, monkeypatch, submit):
 
 def trained_from(job, platform, *, assume_yes, quiet=False):
     """Trains as the command line does, without a terminal."""
-    return train_and_keep(
-        job,
+    run = FollowedTraining(
+        job=job,
         workload=workload_from(WORKLOAD),
         platform=platform,
         catalog=load_catalog("local"),
         decision=None,
-        again="",
         quiet=quiet,
         echo=False,
         assume_yes=assume_yes,
     )
+    return train_and_keep(run)
 
 
 def test_a_run_whose_job_is_gone_needs_yes_to_train_again(
@@ -363,7 +363,7 @@ def test_a_run_whose_job_is_gone_needs_yes_to_train_again(
 ):
     trained = []
     monkeypatch.setattr(
-        "stoker.run.kept_training.train", lambda job, **_: trained.append(job) or training()
+        "stoker.run.training_run.train", lambda job, **_: trained.append(job) or training()
     )
     followed = start()
     until(lambda: "the job exists" in followed.status, what="it is followed")

@@ -238,7 +238,7 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
     monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist-1")
     assert command(["evaluate", to_json(of(on="always")), *words]) == 143
     monkeypatch.delenv("STOKER_PIPELINE_RUN")
-    monkeypatch.setattr("stoker.run.kept_training.train_and_keep", lambda *_, **__: stopped)
+    monkeypatch.setattr("stoker.run.training_run.train_and_keep", lambda *_, **__: stopped)
     assert command(["train", to_json(of(on="always")), "--name", "mnist-1"]) == 143
     assert [body["stoker"]["status"] for body in receiver.bodies] == ["stopped", "stopped"]
 

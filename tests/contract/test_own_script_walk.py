@@ -150,7 +150,7 @@ ELSEWHERE = {
     "python tools/refresh_prices.py": "tests/contract/test_refresh_prices.py",
     "stoker decide --platform sagemaker": "tests/unit/test_decide_published.py",
     "stoker decide --workload configs/mnist-kubeflow": "tests/unit/test_decide_published.py",
-    "stoker evaluate --gate-of": "tests/contract/test_step_verbs.py",
+    "stoker step gate --gate-of": "tests/contract/test_step_verbs.py",
     "stoker train --dry-run configs/mnist-kubeflow.yaml --decision": (
         "tests/contract/test_kubernetes_run.py"
     ),

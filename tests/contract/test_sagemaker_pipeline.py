@@ -15,6 +15,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from stoker.cli.app import STEP_VERBS, VERBS, app_for
+from stoker.cli.main import with_step
 from support import sagemaker_pipeline as sample
 from support.examples import printed_elsewhere
 from support.sagemaker_execution import checked_steps
@@ -47,7 +48,7 @@ def test_the_cli_understands_what_the_small_steps_say():
     for step in sample.steps(sample.definition()):
         if step["Type"] != "Processing":
             continue
-        verb, *words = sample.arguments_of(str(step["Name"]))
+        verb, *words = with_step(list(sample.arguments_of(str(step["Name"]))))
         commands[verb].make_context(verb, list(words))
 
 

@@ -53,6 +53,7 @@ from stoker.train import train
 from support import cloudwatch, sample_records
 from support.aws_answers import Answers, Clock, archive, tar
 from support.builders import clusters
+from support.job_listener import JobListener
 from support.moto_server import REGION, ROLE
 
 BUCKET = "stoker-test"
@@ -591,9 +592,9 @@ def test_a_step_that_is_told_to_end_stops_its_job_only_if_its_run_is_stopped(
     has_status(answers, TRAINS, ("Stopped", "Stopped"))
     answers.answer("sagemaker", "StopTrainingJob", {})
 
-    terminated = Mock(side_effect=TerminatedError)
+    terminated = JobListener(Mock(side_effect=TerminatedError))
     with pytest.raises(TerminatedError) as caught:
-        train(job, platform=platform, catalog=load_catalog("sagemaker"), on_line=terminated)
+        train(job, platform=platform, catalog=load_catalog("sagemaker"), observer=terminated)
     is_stopped = status in ("Stopping", "Stopped")
     assert answers.count("StopTrainingJob") == is_stopped
     assert ("the next attempt adopts it" in str(caught.value)) != is_stopped
@@ -868,9 +869,9 @@ def test_utilisation_is_normalised_by_group_as_the_log_tells_the_hosts(aws, answ
 
 def test_a_training_record_says_how_busy_each_group_was(platform, aws, answers, job):
     put_loads(aws, answers)
-    said = []
-    record = train(job, platform=platform, catalog=load_catalog("sagemaker"), on_line=said.append)
-    loads = [line.text for line in said if line.host == "load"]
+    told = JobListener()
+    record = train(job, platform=platform, catalog=load_catalog("sagemaker"), observer=told)
+    loads = [line.text for line in told.lines if line.host == "load"]
     assert [text.split()[0] for text in loads] == ["dnn", "data"]
     events = [event.what for event in record.events if event.what.startswith("utilisation")]
     assert events == [f"utilisation: {text}" for text in loads]

@@ -34,6 +34,7 @@ from support.aws_answers import Answers, archive
 from support.aws_answers import Clock as SleepClock
 from support.command import stoker, succeeds
 from support.faulty_service import ServiceFault, faulty_service
+from support.job_listener import JobListener
 from support.kubernetes_api import kube_config
 from support.kubernetes_jobs import job as kubernetes_job
 from support.local_job import until
@@ -130,12 +131,13 @@ def fails_for_two_minutes(proxy, clock, *, part: str, fault: ServiceFault) -> No
     proxy.rule = rule
 
 
-def trained_on_sagemaker(aws: Aws, job: JobSpec, **more: Any) -> tuple[Training, list[str]]:
+def trained_on_sagemaker(
+    aws: Aws, job: JobSpec, observer: JobListener | None = None
+) -> tuple[Training, list[str]]:
     put_outputs(aws)
-    said: list[str] = []
-    given = {"on_line": lambda line: said.append(line.text)} | more
+    listener = observer or JobListener()
     platform, catalog = SageMakerPlatform(aws=aws), load_catalog("sagemaker")
-    return train(job, platform=platform, catalog=catalog, **given), said
+    return train(job, platform=platform, catalog=catalog, observer=listener), listener.texts
 
 
 AWS_TABLE = [
@@ -295,7 +297,7 @@ def test_missing_credentials_end_no_training(aws, clock, job, error):
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyError("bug")])
 def test_an_error_of_the_terminal_or_a_bug_leaves_the_training(aws, aws_proxy, job, error):
     with pytest.raises(PlatformError, match="cannot follow the job any more") as caught:
-        trained_on_sagemaker(aws, job, on_line=Mock(side_effect=error))
+        trained_on_sagemaker(aws, job, JobListener(Mock(side_effect=error)))
     assert f"the job {NAME} keeps running" in caught.value.fix
     assert not [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
 
@@ -304,7 +306,7 @@ def test_an_error_of_the_terminal_or_a_bug_leaves_the_training(aws, aws_proxy, j
 def test_ctrl_c_stops_the_training_only_if_the_person_says_so(aws, aws_proxy, job, may_stop):
     interrupted = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
-        trained_on_sagemaker(aws, job, on_line=interrupted, may_stop=lambda: may_stop)
+        trained_on_sagemaker(aws, job, JobListener(interrupted, may_stop=may_stop))
     stops = [call for call, _ in aws_proxy.calls if "StopTrainingJob" in call]
     assert bool(stops) == may_stop
     assert ("keeps running" in str(caught.value)) != may_stop

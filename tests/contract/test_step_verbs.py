@@ -39,7 +39,7 @@ def changed(file: Path, **keys: object) -> str:
 
 
 WORKLOAD = to_json(sample_records.workload())
-FINISH_NEEDS = "--finish needs a workload and the id of the pipeline's run"
+FINISH_NEEDS = "the last step needs a workload and the id of the pipeline's run"
 
 
 def executor_input(folder, *parameters, **inputs):

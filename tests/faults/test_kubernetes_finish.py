@@ -42,7 +42,7 @@ class Step(Verb):
     def __init__(self, folder: Path, words: list[str], environ: Mapping[str, str]) -> None:
         super().__init__(folder, words, environ)
         self.folder = folder
-        self.name = words[1].removeprefix("--") if words[1] == "--finish" else words[0]
+        self.name = words[1] if words[0] == "step" else words[0]
 
     def record(self, name: str) -> Any:
         return json.loads((self.folder / "out" / name).read_text())
@@ -84,11 +84,17 @@ def step(tmp_path, api):
         elif verb == "train":
             write_json(folder / "decision", decision())
             write_json(folder / "profile", profile())
-            words = ["train", "--profile=profile", "--decision=decision", "--out=out/record"]
+            words = [
+                "step",
+                "train",
+                "--profile=profile",
+                "--decision=decision",
+                "--out=out/record",
+            ]
             words += ["--summary=out/summary", "--model=out/model", "--always", "--yes"]
             values["run_id"] = RUN_ID
         else:
-            words = ["train", "--finish", "--out=out/record", "--evaluation=out/evaluation"]
+            words = ["step", "finish", "--out=out/record", "--evaluation=out/evaluation"]
             words += ["--report=out/report", "--model=out/model"]
             values |= {"run_id": RUN_ID, "outcome": OUTCOME}
         told = api.make_step(pod, workflow=workflow, run_id=RUN_ID)

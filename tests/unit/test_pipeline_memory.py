@@ -384,7 +384,9 @@ def test_the_webhook_is_told_of_a_run_that_is_skipped_where_it_wants_all_runs(
     sent = []
     monkeypatch.setenv("STOKER_WEBHOOK_URL", "https://example.com/hook")
     monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist--b")
-    monkeypatch.setattr("stoker.notify.post", lambda url, body, timeout: sent.append(body) or "")
+    monkeypatch.setattr(
+        "stoker.run.webhook.post", lambda url, body, timeout: sent.append(body) or ""
+    )
     file = compared_folder / "workload.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"notify": {"on": "always"}}))
     compare_in(compared_folder, *WORDS)

@@ -1,7 +1,6 @@
 import json
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 from stoker.errors import PlatformError, install_command
 from stoker.platforms.local import lock_run_folder
 from stoker.records import Evaluation, GateResult, TrackingSettings, Workload, to_json, write_json
+from stoker.run.training_run import FollowedTraining
 from stoker.tracking import TrackedRun, handed, kept, metrics_of, parameters_of, started
 from support import sample_records
 from support.command import stoker, succeeds
@@ -101,12 +101,11 @@ def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(tmp_path, ke
 def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
     tmp_path, kept_runs, monkeypatch, is_begun
 ):
-    def fail(*_: object, on_submit: Callable[[], None], **__: object) -> None:
-        if is_begun:
-            on_submit()
+    def fail(run: FollowedTraining) -> None:
+        run.has_submitted = is_begun
         raise PlatformError("refused, or lost")
 
-    monkeypatch.setattr("stoker.run.kept_training.train_and_keep", fail)
+    monkeypatch.setattr("stoker.run.training_run.train_and_keep", fail)
     for first in (None, training()):
         if first:
             write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)

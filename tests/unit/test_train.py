@@ -34,10 +34,11 @@ from stoker.records import (
 )
 from stoker.records.training import Budget, GroupSpending, Lineage, TrainingFacts, training_record
 from stoker.run.command_lines import command_line
-from stoker.run.kept_training import train_and_keep
+from stoker.run.training_run import FollowedTraining, train_and_keep
 from stoker.train import train
 from support import builders, sample_records
 from support.command import stoker
+from support.job_listener import JobListener
 from support.sample_records import training, workload
 
 DNN = builders.group("dnn", "g5.2xlarge")
@@ -170,7 +171,7 @@ def decision() -> Decision:
 
 
 def run(platform, tmp_path, policy):
-    said: list[str] = []
+    told = JobListener()
     job = JobSpec(
         name="mnist-1",
         command=("python", "train.py"),
@@ -183,11 +184,11 @@ def run(platform, tmp_path, policy):
         platform=platform,
         catalog=load_catalog("sagemaker"),
         decision=decision(),
-        on_line=lambda line: said.append(line.text),
+        observer=told,
         sleep=platform.sleep,
         clock=platform.clock,
     )
-    return record, said
+    return record, told.texts
 
 
 @pytest.mark.parametrize(
@@ -280,10 +281,10 @@ def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
         "cluster: {dnn: {instance_type: local.c1}}\non_no_capacity: {wait_minutes: 0}\n"
     )
     platform = Scarce({"local.c1": 1000}, name="local")
-    monkeypatch.setattr("stoker.platforms.platform_named", lambda *_, **__: platform)
-    monkeypatch.setattr("stoker.run.kept_training.git_state", lambda _: {})
-    words = ["train", "workload.yaml", "--name", "mnist-1", "--yes"]
-    done = CliRunner().invoke(app_for("train"), [*words, "--out", "out.json", *flags])
+    monkeypatch.setattr("stoker.run.training_order.platform_named", lambda *_, **__: platform)
+    monkeypatch.setattr("stoker.run.training_run.git_state", lambda _: {})
+    words = ["step train", "workload.yaml", "--name", "mnist-1", "--yes"]
+    done = CliRunner().invoke(app_for("step train"), [*words, "--out", "out.json", *flags])
     found = done.exception.exit_code if isinstance(done.exception, NoCapacityError) else None
     assert (found or done.exit_code) == code
     record = read_json(Path("out.json"), Training)
@@ -337,19 +338,17 @@ def interrupted() -> Iterator[LogLine]:
 
 
 def stopped(run_dir: Path, wait: Callable[[], JobEnd]) -> Training:
-    kept: list[Training] = []
-    told: list[str] = []
+    told = JobListener()
     groups = (builders.group("dnn"),)
     with pytest.raises(KeyboardInterrupt):
         train(
             JobSpec(name="run", command=("true",), groups=groups, run_dir=run_dir),
             platform=Here(wait, interrupted),
             catalog=load_catalog("local"),
-            on_stop=kept.append,
-            on_submit=lambda: told.append("submitted"),
+            observer=told,
         )
-    assert told == ["submitted"]
-    (record,) = kept
+    assert told.submissions == 1
+    (record,) = told.records
     assert (record.status, record.failure) == ("stopped", None)
     assert read_json(run_dir / "training.json", Training) == record
     return record
@@ -502,19 +501,19 @@ def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
         again.append(job)
         return record
 
-    monkeypatch.setattr("stoker.run.kept_training.train", train_again)
-    monkeypatch.setattr("stoker.run.kept_training.git_state", lambda _: {})
+    monkeypatch.setattr("stoker.run.training_run.train", train_again)
+    monkeypatch.setattr("stoker.run.training_run.git_state", lambda _: {})
     job = JobSpec(name="a-1", command=("true",), groups=(), run_dir=tmp_path, records={"step": "t"})
-    found = train_and_keep(
-        job,
+    run = FollowedTraining(
+        job=job,
         workload=workload(),
         platform=Keeper(record),  # type: ignore[arg-type]
         catalog=load_catalog("local"),
         decision=None,
-        again="",
         quiet=True,
         echo=False,
     )
+    found = train_and_keep(run)
     assert (found, not again) == (record, is_taken)
 
 
@@ -535,13 +534,13 @@ def test_an_evaluation_goes_with_the_training_that_it_judged(tmp_path, monkeypat
     write_json(folder / "training.json", _begun(MONDAY))
     write_json(folder / "evaluation.json", Evaluation(passed=True))
 
-    def train_again(job: JobSpec, **_: object) -> Training:
+    def train_again(run: FollowedTraining) -> Training:
         if again is None:
             raise PlatformError("refused")
-        write_json(job.run_dir / "training.json", again)
+        write_json(run.record_file, again)
         return again
 
-    monkeypatch.setattr("stoker.run.kept_training.train_and_keep", train_again)
+    monkeypatch.setattr("stoker.run.training_run.train_and_keep", train_again)
     workload = json.dumps({"name": "mnist", "command": ["true"]})
     stoker("train", workload, "--name", "mnist-1", cwd=tmp_path)
     assert (folder / "evaluation.json").exists() == stays

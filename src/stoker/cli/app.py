@@ -60,7 +60,14 @@ VERBS: Mapping[str, str] = MappingProxyType(
 )
 # Only steps of pipelines use them: they work, and `stoker --help` does not show them.
 STEP_VERBS: Mapping[str, str] = MappingProxyType(
-    {"compare": "Compare what a pipeline's run would train with its last run that passed."}
+    {
+        "compare": "Compare what a pipeline's run would train with its last run that passed.",
+        "step train": "Train on the cluster that a pipeline's run has decided on.",
+        "step evaluate": "Judge a pipeline's training run, and keep what later runs need.",
+        "step gate": "Exit with 3 if an evaluation did not pass; else keep what came of it.",
+        "step finish": "End what is left of a run that is over, and follow its lost jobs.",
+        "step alone": "Fail with 4 if a run of the pipeline that began before this one is active.",
+    }
 )
 # In one module, `pipelines`; each other verb is in the module of its name.
 _OF_PIPELINES = ("start", "status", "stop")
@@ -129,8 +136,11 @@ def app_for(*words: str) -> typer.Typer:
             app.command(name, help=line)(_no_verb)
             continue
         # A verb imports its parts inside its function: help and usage errors need only its options.
-        module = "pipelines" if name in _OF_PIPELINES else name
-        verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
+        module, _, step = name.partition(" ")
+        if name in _OF_PIPELINES:
+            module = "pipelines"
+        function = f"{step}_step" if step else f"{name}_verb"
+        verb: Verb = getattr(import_module(f"stoker.cli.{module}"), function)
         text, _, examples = (inspect.getdoc(verb) or line).partition(_EXAMPLES)
         app.command(
             name,

@@ -38,7 +38,22 @@ if TYPE_CHECKING:
 
 _LINES = "\n\t"
 # These verbs do work that continues when their output is not read; all others only print.
-_WORKING_VERBS = ("run", "profile", "train", "start", "upload")
+_WORKING_VERBS = ("run", "profile", "train", "start", "upload", "step")
+# Flags of earlier versions that only pipelines had, by verb, and the step that has them now.
+_STEPS = (
+    ("train", {"--finish"}, "finish"),
+    ("train", {"--profile", "--run-id", "--always", "--executor-input", "--param"}, "train"),
+    ("evaluate", {"--gate-of", "--promote"}, "gate"),
+    (
+        "evaluate",
+        {
+            *("--always", "--expires", "--remember", "--comparison", "--branch"),
+            *("--executor-input", "--param"),
+        },
+        "evaluate",
+    ),
+    ("status", {"--besides"}, "alone"),
+)
 
 
 def main() -> NoReturn:
@@ -67,6 +82,7 @@ def run(arguments: list[str]) -> int:
     from stoker.terminal import program
 
     debug = "--debug" in arguments
+    typed_words, arguments = arguments, with_step(arguments)
     # `stoker help train`, as in other tools; `stoker` alone asks for help, too.
     if arguments[:1] in ([], ["help"]):
         arguments = [*arguments[1:2], "--help"]
@@ -77,7 +93,7 @@ def run(arguments: list[str]) -> int:
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         # As the object of the context: verbs print the command line that continues a run.
         code = app_for(*arguments[:1], *typed.split()[1:2])(
-            args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments
+            args=arguments, prog_name="stoker", standalone_mode=False, obj=typed_words
         )
         # In the `try`: what is still buffered may meet a closed pipe.
         sys.stdout.flush()
@@ -121,6 +137,26 @@ def run(arguments: list[str]) -> int:
         )
 
 
+def with_step(arguments: list[str]) -> list[str]:
+    """Returns the command line with the verb of a pipeline's step as one word.
+
+    A definition that an earlier version compiled names the verb that people type, with flags that
+    only pipelines have.
+    """
+    if arguments[:1] == ["step"]:
+        return [" ".join(arguments[:2]), *arguments[2:]]
+    flags = {word.partition("=")[0] for word in _own(arguments)}
+    for verb, named, step in _STEPS:
+        if arguments[:1] == [verb] and flags & named:
+            return [f"step {step}", *(word for word in arguments[1:] if word != "--finish")]
+    return arguments
+
+
+def _own(arguments: list[str]) -> list[str]:
+    """Returns the words before the user's own command."""
+    return arguments[: arguments.index("--") + 1] if "--" in arguments else arguments
+
+
 def _command_at(err: "ParserError", arguments: list[str]) -> int | None:
     """Returns where the user's own command begins that lacks its `--`; None where there is none."""
     from stoker.cli.options import WORKLOAD_OR_COMMAND
@@ -150,8 +186,7 @@ def _command_at(err: "ParserError", arguments: list[str]) -> int | None:
 def _refuse_bare_choice(arguments: list[str]) -> None:
     """Raises UsageError for `--replace-dataloader -- CMD`, which the parser takes for its value."""
     name, values = "--replace-dataloader", ("auto", "true", "false")
-    own = arguments[: arguments.index("--") + 1] if "--" in arguments else arguments
-    for word, value in pairwise(own):
+    for word, value in pairwise(_own(arguments)):
         if word == name and value not in values:
             raise UsageError(
                 f"{name} needs a value, not {value}",

@@ -341,3 +341,25 @@ class OutputFiles:
     out: OutFile = None
     summary: OutFile = None
     executor_input: Annotated[str | None, HIDDEN] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles(OutputFiles):
+    """The same for a component that trains.
+
+    Attributes:
+        model (DIR): Copy the trained model to this folder (default: leave it where it is).
+    """
+
+    model: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFiles(OutputFiles):
+    """The same for a component that reports.
+
+    Attributes:
+        report (F): Also write an HTML report to this file (default: none).
+    """
+
+    report: OutFile = None

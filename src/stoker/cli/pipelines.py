@@ -9,7 +9,6 @@ import typer
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import (
-    HIDDEN,
     AsJson,
     Overrides,
     Reach,
@@ -97,7 +96,6 @@ def status_verb(
     target: TargetName,
     run: str,
     *,
-    besides: Annotated[str | None, HIDDEN] = None,
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
@@ -109,19 +107,12 @@ def status_verb(
 
     Args:
         run (RUN): A run's id, ARN or page, a pipeline (its newest run), or a job.
-        besides (ID): Only check, and fail if an earlier run of the pipeline RUN is active.
 
     Examples:
         stoker status sagemaker RUN
         stoker status kubeflow RUN --workload configs/mnist-kubeflow.yaml
     """
     client = client_of(target, None, reach, run=run)
-    if besides is not None:
-        from stoker.pipelines.sagemaker.overlap import refuse_overlap
-
-        refuse_overlap(run, besides)
-        print(f"no run of {run} that began earlier is active")
-        return 0
     with working(f"reading {run}", quiet=as_json):
         state = client.status(run)
     _show(state, as_json=as_json)

@@ -117,10 +117,16 @@ def _training_component(function: Callable[P, ContainerSpec]) -> Component:
 
 
 def _container(image: str, verb: str, *words: str) -> ContainerSpec:
-    """Returns a step that runs a verb; `words` are its flags, and paths of artifacts."""
+    """Returns a step that runs a verb, such as step train.
+
+    Args:
+        image: Image of the step's pod.
+        verb: One word or two.
+        words: Its flags, and paths of artifacts.
+    """
     told = ("--executor-input", dsl.PIPELINE_TASK_EXECUTOR_INPUT_PLACEHOLDER)
     # kfp takes a placeholder as an image only inside a text.
-    return ContainerSpec(image=f"{image}", command=["stoker", verb], args=[*words, *told])
+    return ContainerSpec(image=f"{image}", command=["stoker", *verb.split()], args=[*words, *told])
 
 
 @_component
@@ -367,7 +373,7 @@ def train(
     """
     return _container(
         image,
-        "train",
+        "step train",
         f"--profile={profile.path}",
         f"--decision={decision.path}",
         f"--out={record.path}",
@@ -418,7 +424,7 @@ def evaluate(
     """
     return _container(
         image,
-        "evaluate",
+        "step evaluate",
         f"--profile={profile.path}",
         f"--decision={decision.path}",
         f"--out={evaluation.path}",
@@ -437,7 +443,7 @@ def gate(evaluation: Input[Artifact], image: str, champion: str | None = None) -
         image: Image of the step's pod; needs no torch.
         champion: Folder of champions, to which the model is added; empty: no folder.
     """
-    return _container(image, "evaluate", f"--gate-of={evaluation.path}", "--promote")
+    return _container(image, "step gate", f"--gate-of={evaluation.path}", "--promote")
 
 
 @_component
@@ -467,7 +473,7 @@ def remember(
     """
     return _container(
         image,
-        "evaluate",
+        "step gate",
         f"--gate-of={evaluation.path}",
         f"--profile={profile.path}",
         f"--decision={decision.path}",
@@ -510,8 +516,7 @@ def finish(
     """
     return _container(
         image,
-        "train",
-        "--finish",
+        "step finish",
         f"--out={record.path}",
         f"--evaluation={evaluation.path}",
         f"--report={report.path}",

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 
 from stoker.catalog import catalog_of
@@ -38,12 +37,12 @@ from stoker.run.clusters import todays_cluster
 from stoker.run.command_lines import command_line, reproducing
 from stoker.run.earlier_profiles import reused_words, with_age
 from stoker.run.earlier_runs import memory_of
-from stoker.run.kept_training import train_and_keep
 from stoker.run.mlflow_run import keep_tracked
 from stoker.run.outputs import free_advice
 from stoker.run.plan_price import with_plan_price
 from stoker.run.profile_progress import following_profile
 from stoker.run.reports import found_in, report_of_run
+from stoker.run.training_run import FollowedTraining, train_and_keep
 from stoker.terminal import relative, say, step_line
 from stoker.train import prepare
 
@@ -99,7 +98,7 @@ class Chain:
 def say_stopped(chain: Chain) -> None:
     """Prints what is kept of a chain that was stopped before or after its training."""
     if chain.doing == "train":
-        # `keep_stopped` has printed it.
+        # The follower of the training has printed it.
         return
     done = STEPS[: STEPS.index(chain.doing)]
     kept = ", ".join(relative(chain.run_dir / f"{RECORD_OF[step]}.json") for step in done)
@@ -182,8 +181,8 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
         job = prepare(
             workload=workload, groups=decision.plan.groups, run_dir=run_dir, decision=decision
         )
-        return train_and_keep(
-            job,
+        run = FollowedTraining(
+            job=job,
             workload=workload,
             platform=platform,
             catalog=catalog,
@@ -191,9 +190,12 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
             again=command_line(chain.arguments, from_step="train"),
             quiet=chain.quiet,
             echo=False,
-            on_submit=partial(setattr, chain, "has_submitted", True),
             assume_yes=chain.assume_yes,
         )
+        try:
+            return train_and_keep(run)
+        finally:
+            chain.has_submitted = run.has_submitted
 
     training = chain.step("train", Training, trained, training_words)
     if code := training_exit_code(training):

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -26,15 +27,18 @@ from stoker.records import (
     write_json,
     write_text,
 )
-from stoker.records.outcome import outcome_of_gates
+from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import with_leader
 from stoker.run.champions import champion_metrics, promote
+from stoker.run.cloudwatch_metrics import publish
 from stoker.run.mlflow_run import keep_tracked
 from stoker.run.outputs import Outputs, deliver, told_of_evaluation
+from stoker.run.pipeline_memory import PlaceInMemory, keep_remembered
+from stoker.run.webhook import telling
 from stoker.terminal import say
 
 
-def mark_model(training: Training, record: Evaluation, *, workload: Workload, quiet: bool) -> None:
+def _mark_model(training: Training, record: Evaluation, *, workload: Workload, quiet: bool) -> None:
     """Tags a model that was refused, and its copy; a line names what cannot be tagged.
 
     Args:
@@ -57,91 +61,147 @@ def mark_model(training: Training, record: Evaluation, *, workload: Workload, qu
         say(f"model:   not tagged, so it stays until stoker prune: {err.what}", quiet=quiet)
 
 
-def judged(
-    workload: Workload,
-    *,
-    records: tuple[Path, Path, str],
-    may_be_lost: bool,
-    champion: str | None,
-    destinations: Outputs,
-    report: Path | None,
-    links: dict[str, str],
-    as_json: bool,
-) -> tuple[Training, Evaluation]:
-    """Judges a run, and writes evaluation and report to files and to MLflow; `links` gets its page.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A training run that is to be judged, and where the results go.
 
-    `records` are the files of profile, decision and training, or the text of the training, which
-    `may_be_lost`.
+    Attributes:
+        training: File of its record, or the text of the record.
+        champion: Names the model in use; empty: none is configured.
+        always: Whether a run without a record has failed, and the exit code is 0 in any case.
+        report: File of the HTML report; None: none is written.
+        expires: Whether a refused model is tagged, so that a rule of its bucket deletes it.
+        memory: Where the pipeline's memory gets a run that passed; None: nothing is kept.
     """
-    profile, decision, training = records
-    profiled = read_json(profile, Profile)
-    decided = read_json(decision, Decision)
-    trained, folder = _training(
-        training, workload=workload, decision=decided, may_be_lost=may_be_lost
-    )
-    if trained.is_unknown:
-        trained = _fetched(trained, workload=workload)
+
+    workload: Workload
+    profile: Path
+    decision: Path
+    training: str
+    champion: str = ""
+    always: bool = False
+    outputs: Outputs
+    report: Path | None = None
+    expires: bool = False
+    memory: PlaceInMemory | None = None
+    as_json: bool = False
+
+
+def judge_run(judgement: Judgement) -> int:
+    """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code."""
+    workload, quiet = judgement.workload, judgement.as_json
+    run = pipeline_run()
+    # On Kubeflow the run's last step notifies, and who types this command sees the result.
+    is_told = bool(run) and not judgement.outputs.executor
+    with telling(workload, run=run, step="evaluate", quiet=quiet, is_told=is_told) as ending:
+        training, record, page = judged(judgement)
+        ending.links |= {"mlflow": page} if page else {}
+        if judgement.expires:
+            _mark_model(training, record, workload=workload, quiet=quiet)
+        if judgement.memory and record.passed:
+            keep_remembered(
+                judgement.memory,
+                workload=workload,
+                run=run or training.job.name,
+                records=(judgement.profile, judgement.decision),
+                training=training,
+                quiet=quiet,
+            )
+        ending.run = run or training.job.name
+        ending.links |= {"job": training.job.url} if training.job.url else {}
+        outcome = outcome_of(training, record.gates)
+        ending.tells(record.notices)
+        if run and workload.platform_info.has_model_registry:
+            publish(workload, record.notices, quiet=quiet)
+        if not outcome.is_good:
+            ending.failed(outcome.words, exit_code=outcome.exit_code)
+        if outcome.state == "stopped":
+            ending.status = "stopped"
+    return 0 if judgement.always else outcome.exit_code
+
+
+def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
+    """Judges a run, and writes evaluation and report to files and to MLflow.
+
+    Returns:
+        The training, its evaluation, and the page in MLflow; empty: there is none.
+    """
+    workload, outputs = judgement.workload, judgement.outputs
+    profile = read_json(judgement.profile, Profile)
+    decision = read_json(judgement.decision, Decision)
+    training, folder = _training(judgement, decision)
+    if training.is_unknown:
+        training = _fetched(training, workload=workload)
+    region = region_of(workload)
     record = evaluate(
         workload=workload,
-        profile=profiled,
-        decision=decided,
-        training=trained,
-        champion=champion_metrics(champion or "", workload=workload, region=region_of(workload)),
+        profile=profile,
+        decision=decision,
+        training=training,
+        champion=champion_metrics(judgement.champion, workload=workload, region=region),
         today=date.today(),
         is_registered=bool(pipeline_run()),
     )
     deliver(
         record,
-        outputs=destinations,
+        outputs=outputs,
         name="evaluation",
         explain=evaluation_table,
-        as_json=as_json,
+        as_json=judgement.as_json,
         told=told_of_evaluation(record),
     )
-    if workload.platform_info.has_model_registry and destinations.out:
+    if workload.platform_info.has_model_registry and outputs.out:
         # For the model registry: Studio cannot show all of evaluation.json.
-        quality = json.dumps(model_quality(trained))
-        write_text(destinations.out.with_name("model-quality.json"), quality)
-        metadata = model_metadata(workload, trained, decided)
-        write_text(destinations.out.with_name("model-metadata.json"), json.dumps(metadata))
-    if report:
+        quality = json.dumps(model_quality(training))
+        write_text(outputs.out.with_name("model-quality.json"), quality)
+        metadata = model_metadata(workload, training, decision)
+        write_text(outputs.out.with_name("model-metadata.json"), json.dumps(metadata))
+    if judgement.report:
         # Imported here, with the templates of the page.
         from stoker.report import ReportedRun, write_report
         from stoker.run.reports import environment, existing, timeline_of
 
         write_report(
-            report,
+            judgement.report,
             ReportedRun(
-                run_id=trained.job.name,
+                run_id=training.job.name,
                 workload=workload,
-                profile=profiled,
-                decision=decided,
-                training=trained,
+                profile=profile,
+                decision=decision,
+                training=training,
                 evaluation=record,
-                before_timeline=existing(profile.with_name("baseline-timeline.csv")),
-                after_timeline=timeline_of(trained, folder=folder),
+                before_timeline=existing(judgement.profile.with_name("baseline-timeline.csv")),
+                after_timeline=timeline_of(training, folder=folder),
                 feed_file=existing(folder / "feed.csv"),
-                before_gpus=existing(profile.with_name("baseline-gpu.csv")),
+                before_gpus=existing(judgement.profile.with_name("baseline-gpu.csv")),
                 after_gpus=existing(folder / "gpu.csv"),
                 environment=environment(),
             ),
         )
-    if workload.tracking.mlflow:
-        # Under stoker's names: a pipeline names its files itself.
-        named = {"profile.json": profile, "decision.json": decision, "report.html": report}
-        named["evaluation.json"] = destinations.out or Path("evaluation.json")
-        with _copies(named, training=trained, quiet=as_json) as files:
-            page = keep_tracked(
-                tracking_of(workload),
-                run=pipeline_run() or trained.job.name,
-                run_id=trained.mlflow_run_id,
-                training=trained,
-                evaluation=record,
-                files=files,
-                quiet=as_json,
-            )
-        links |= {"mlflow": page} if page else {}
-    return trained, record
+    return training, record, _tracked(judgement, training, record)
+
+
+def _tracked(judgement: Judgement, training: Training, record: Evaluation) -> str:
+    """Writes the records to MLflow, if the workload has it; returns the page of the run."""
+    if not judgement.workload.tracking.mlflow:
+        return ""
+    # Under stoker's names: a pipeline names its files itself.
+    named = {
+        "profile.json": judgement.profile,
+        "decision.json": judgement.decision,
+        "report.html": judgement.report,
+        "evaluation.json": judgement.outputs.out or Path("evaluation.json"),
+    }
+    with _copies(named, training=training, quiet=judgement.as_json) as files:
+        return keep_tracked(
+            tracking_of(judgement.workload),
+            run=pipeline_run() or training.job.name,
+            run_id=training.mlflow_run_id,
+            training=training,
+            evaluation=record,
+            files=files,
+            quiet=judgement.as_json,
+        )
 
 
 @contextlib.contextmanager
@@ -181,15 +241,14 @@ def _fetched(training: Training, *, workload: Workload) -> Training:
         return with_leader(training, leader_record(found))
 
 
-def _training(
-    training: str, *, workload: Workload, decision: Decision, may_be_lost: bool
-) -> tuple[Training, Path]:
+def _training(judgement: Judgement, decision: Decision) -> tuple[Training, Path]:
     """Returns the training's record, from a file or its own text, and its timeline's folder."""
+    text = judgement.training
     # A step of Kubeflow gets the record as a parameter (`outputs.carried`).
-    if training.lstrip().startswith("{"):
-        return read_json(training, Training), Path()
-    file = Path(training)
+    if text.lstrip().startswith("{"):
+        return read_json(text, Training), Path()
+    file = Path(text)
     # A pipeline judges every run: one whose hosts died without a record has failed.
-    if may_be_lost and not file.is_file():
-        return lost_training(workload, decision), file.parent
+    if judgement.always and not file.is_file():
+        return lost_training(judgement.workload, decision), file.parent
     return read_json(file, Training), file.parent

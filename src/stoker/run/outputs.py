@@ -36,6 +36,7 @@ from stoker.records import (
     Json,
     Profile,
     Training,
+    Workload,
     to_document,
     to_json,
     write_json,
@@ -153,6 +154,10 @@ class StepInputs:
     comparison: str = ""
     channels: Mapping[str, Path] = field(default_factory=dict)
     params: tuple[str, ...] = ()
+
+    def run_name(self, workload: Workload) -> str | None:
+        """Returns the name by which a retry of the step finds the first attempt's job."""
+        return workload.run_name(self.run_id, branch=self.branch) if self.run_id else None
 
     @property
     def words(self) -> list[str]:

@@ -105,34 +105,45 @@ def keep_run(folder: Path, run: RememberedRun) -> Path:
     return file
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceInMemory:
+    """Where a pipeline's memory gets a run.
+
+    Attributes:
+        folder: The memory.
+        branch: Which of the pipeline's training jobs it is; empty: its only one.
+        comparison: File of the run's comparison, or its text. None, or empty: it had none, and no
+            later run is skipped for it.
+    """
+
+    folder: Path
+    branch: str = ""
+    comparison: Path | str | None = None
+
+
 def keep_remembered(
-    folder: Path,
+    place: PlaceInMemory,
     *,
     workload: Workload,
-    branch: str,
     run: str,
     records: tuple[Path, Path],
     training: Training,
-    comparison: Path | str | None,
     quiet: bool,
 ) -> None:
     """Adds a run that passed to its pipeline's memory; only prints why it could not.
 
     Args:
-        folder: The memory.
+        place: The memory.
         workload: Its name is the pipeline's.
-        branch: Which of the pipeline's training jobs it is; empty: its only one.
         run: Name of the run.
         records: Files of its profile and decision.
         training: Its training.
-        comparison: File of its comparison, or its text. None, or empty: it had none, and no later
-            run is skipped for it.
         quiet: Whether nothing is printed.
     """
     made_of: dict[str, str] = {}
     try:
-        if comparison:
-            made_of = read_json(comparison, Comparison).made_of
+        if place.comparison:
+            made_of = read_json(place.comparison, Comparison).made_of
     except UsageError as err:
         say(f"memory: the next run will train: {err.what}", quiet=quiet)
     profile, decision = records
@@ -140,14 +151,14 @@ def keep_remembered(
         read = (read_json(profile, Profile), read_json(decision, Decision), training)
         remembered = remembered_run(
             workload=workload,
-            branch=branch,
+            branch=place.branch,
             run=run,
             execution=pipeline_execution(),
             now=now_utc(),
             made_of=made_of,
             records=read,
         )
-        file = keep_run(folder, remembered)
+        file = keep_run(place.folder, remembered)
     except UsageError as err:
         say(f"memory: this run is not remembered: {err.what}", quiet=quiet)
         return

@@ -21,13 +21,12 @@ from stoker.records import Decision, Json, Workload, read_json, write_text
 from stoker.records.base import mapping
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.run.clusters import todays_cluster
-from stoker.run.judging import judged
-from stoker.run.kept_training import deliver_training, train_and_keep
-from stoker.run.mlflow_run import keep_tracked
-from stoker.run.outputs import Outputs, kept_model
+from stoker.run.judging import Judgement, judged
+from stoker.run.outputs import Outputs
 from stoker.run.plan_price import with_plan_price
 from stoker.run.profiling import deliver_profile, profile_and_keep
 from stoker.run.run_folders import named_run_dir
+from stoker.run.training_run import FollowedTraining, deliver_training, train_and_keep
 from stoker.run.webhook import telling
 from stoker.terminal import say
 from stoker.train import prepare
@@ -193,47 +192,32 @@ class LostJobs:
             if name.endswith(".json"):
                 write_text(run_dir / name, text)
         job = prepare(workload=asked, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
-        job = replace(job, records=records)
-        record = train_and_keep(
-            job,
+        life = FollowedTraining(
+            job=replace(job, records=records),
             workload=asked,
             platform=self.platform.adopting(),
             catalog=with_plan_price(catalog_of(asked, None), asked, quiet=True),
             decision=decided,
-            again="",
-            quiet=self.quiet,
-            echo=True,
-        )
-        keep_tracked(
-            job.tracking,
-            run=job.run_name,
-            training=record,
-            files=[run_dir / "decision.json", run_dir / "training.json"],
             quiet=self.quiet,
         )
-        model_uri = kept_model(record.model_uri, self.outputs.record)
-        deliver_training(
-            record,
-            outputs=self.outputs.record,
-            run_dir=run_dir,
-            model_uri=model_uri,
-            as_json=self.quiet,
-        )
+        record = train_and_keep(life)
+        life.track(record, files=("decision.json", "training.json"))
+        deliver_training(life, record, outputs=self.outputs.record)
         if "profile.json" in records:
             # The claim of champions is not mounted here: the step that frees hosts must not wait
             # for a volume. A retry judges by all gates.
             gates = tuple(gate for gate in self.workload.gate if not gate.needs_champion)
             training = self.outputs.record.out or run_dir / "training.json"
-            judged(
-                msgspec.structs.replace(asked, gate=gates),
-                records=(run_dir / "profile.json", run_dir / "decision.json", str(training)),
-                may_be_lost=False,
-                champion=None,
-                destinations=Outputs(out=self.outputs.evaluation or run_dir / "evaluation.json"),
+            judgement = Judgement(
+                workload=msgspec.structs.replace(asked, gate=gates),
+                profile=run_dir / "profile.json",
+                decision=run_dir / "decision.json",
+                training=str(training),
+                outputs=Outputs(out=self.outputs.evaluation or run_dir / "evaluation.json"),
                 report=self.outputs.report or run_dir / "report.html",
-                links={},
                 as_json=self.quiet,
             )
+            judged(judgement)
         if training_exit_code(record):
             return f"{outcome_of(record).words}; the step that followed it was lost before"
         return (

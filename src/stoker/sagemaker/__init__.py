@@ -325,7 +325,10 @@ def only_run_step(
     return control_step(
         run,
         name=name,
-        command=["stoker", "status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
+        command=[
+            *("stoker", "step", "alone", "sagemaker"),
+            *(run.workload.name, "--besides", EXECUTION_ID),
+        ],
         depends_on=depends_on,
         display_name=ONLY_RUN,
         description="Fails while an earlier run of this pipeline is active.",
@@ -400,7 +403,7 @@ def train_step(
         run,
         name=name,
         command=[
-            *("stoker", "train", WORKLOAD),
+            *("stoker", "step", "train", WORKLOAD),
             *("--decision", f"{INPUT}/decision/decision.json"),
             *("--name", run.job_name),
             *("--out", f"{OUTPUT}/training/training.json"),
@@ -474,7 +477,7 @@ def evaluate_step(
 def _evaluate_command(run: PipelineRun, *, refused_expires: bool) -> list[Text]:
     comparison = f"{INPUT}/run/comparison/comparison.json"
     return [
-        *("stoker", "evaluate", WORKLOAD),
+        *("stoker", "step", "evaluate", WORKLOAD),
         *("--profile", f"{INPUT}/profile/profile.json"),
         *("--decision", f"{INPUT}/run/decision/decision.json"),
         *("--training", f"{INPUT}/run/training/training.json"),
