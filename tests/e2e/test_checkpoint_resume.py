@@ -77,7 +77,8 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "1"))
-    with LocalJob(tmp_path / "first", command, data=1) as job:
+    # The trainer is found by its command line.
+    with LocalJob(tmp_path / "first", command, data=1, is_cold=True) as job:
         kill_in_an_epoch(job, tmp_path, after=3)
         assert job.end().status == "failed"
     saved = steps_saved(tmp_path)

@@ -76,7 +76,9 @@ if __name__ == "__main__":
 
 
 def test_the_stack_of_a_data_worker_shows_where_its_sample_hangs(tmp_path):
-    with LocalJob(tmp_path, STUCK, feed=FEED, watchdog=watched("restart")) as job:
+    # A worker is told from its rank by their command lines.
+    cold = {"watchdog": watched("restart"), "is_cold": True}
+    with LocalJob(tmp_path, STUCK, feed=FEED, **cold) as job:
         assert job.end().status == "failed"
         assert "in never_returns" in job.log("algo-1")
 

@@ -10,9 +10,6 @@ from support.local_job import LocalJob
 pytestmark = pytest.mark.fault
 
 HEAD = """
-import sys
-# The data host alone does without torch: none of its datasets ever come.
-sys.path[:] = [folder for folder in sys.path if not folder.endswith("without_torch")]
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(4, 1)
@@ -46,7 +43,7 @@ EMPTY = "import stoker; loader = stoker.DataLoader(TensorDataset(torch.rand(0, 4
 @pytest.mark.parametrize("dnn", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path, dnn):
     # No lease of 2 s, as other tests have: nobody is lost here, however busy the machine is.
-    patient = {"feed": FeedSettings(), "has_torch": False, "strategy": "none"}
+    patient = {"feed": FeedSettings(), "strategy": "none"}
     with LocalJob(tmp_path, HEAD + FORGOT, dnn=dnn, data=1, **patient) as job:
         (host,) = [host.name for host in job.request.hosts if host.group == "data"]
         job.wait_for_log(host, "agent_ended")
@@ -249,7 +246,7 @@ def test_a_group_that_made_next_to_nothing_is_named(tmp_path):
 )
 def test_a_run_without_one_fed_batch_has_failed_by_its_cause(tmp_path, script, steps, why):
     feed = FeedSettings()
-    with LocalJob(tmp_path, HEAD + script, data=1, feed=feed, has_torch=False) as job:
+    with LocalJob(tmp_path, HEAD + script, data=1, feed=feed) as job:
         end = job.end()
         record = job.training()
         told = job.failure_file() or ""

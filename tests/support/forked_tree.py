@@ -42,9 +42,10 @@ from pathlib import Path
 from typing import NoReturn
 
 _REAL = subprocess.Popen
-_PARAMETERS = [*inspect.signature(_REAL._execute_child).parameters][1:]
+_execute_really = vars(_REAL)["_execute_child"]
+_PARAMETERS = [*inspect.signature(_execute_really).parameters][1:]
 # Those of a fork: what else Popen can be asked for is asked of subprocess.
-_PLAIN = {"executable": None, "preexec_fn": None, "shell": False}
+_PLAIN: dict[str, object] = {"executable": None, "preexec_fn": None, "shell": False}
 _PLAIN |= {"gid": None, "gids": None, "uid": None, "umask": -1}
 # Variables that Python or torch read as they start, and those among them that a fork can be given.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
@@ -86,7 +87,7 @@ class Popen(_REAL):
         asked = dict(zip(_PARAMETERS, given, strict=True))
         order = _order_of(asked)
         if order is None or not self._forked(order, asked):
-            super()._execute_child(*given)
+            _execute_really(self, *given)
 
     def _forked(self, order: dict, asked: Mapping) -> bool:
         """Returns False if there is no zygote any more."""
@@ -108,7 +109,7 @@ class Popen(_REAL):
         self.pid = int(pid)
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(asked[name] for name in pipes))
+        vars(_REAL)["_close_pipe_fds"](self, *(asked[name] for name in pipes))
         return True
 
 

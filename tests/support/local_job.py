@@ -1,4 +1,7 @@
-"""Runs scripts of tests on the local platform, and checks that nothing of a run is left."""
+"""Runs scripts of tests on the local platform, and checks that nothing of a run is left.
+
+Its processes are forked of a Python that has torch, unless `is_cold`, or no script of them uses it.
+"""
 
 import contextlib
 import json
@@ -18,6 +21,7 @@ from stoker.records import FeedSettings, Job, StrategySettings, Training
 from stoker.records.training import training_record
 from stoker.train import facts_of
 from support.builders import group
+from support.forked_tree import forking
 from support.processes import until
 
 # Short, so that a lost launcher is noticed soon.
@@ -95,6 +99,7 @@ class LocalJob:
         channels=None,
         strategy="auto",
         has_torch=True,
+        is_cold=False,
         **settings,
     ):
         self.tmp_path = tmp_path
@@ -118,11 +123,13 @@ class LocalJob:
             ),
         )
         self.pids: set[int] = set()
+        self._is_forked = has_torch and not is_cold
 
     def __enter__(self) -> "LocalJob":
         platform = LocalPlatform()
         self.request = platform.plan(self.spec)
-        self.run = platform.submit(self.request)
+        with forking() if self._is_forked else contextlib.nullcontext():
+            self.run = platform.submit(self.request)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.processes import started
+from support.forked_tree import started
 
 END_SECONDS = 60.0
 
