@@ -508,20 +508,20 @@ _PARAMETERS = (
     ),
     Parameter(
         name="max_usd_per_hour",
-        text="Dollars an hour that all hosts together may cost; empty: no limit.",
+        text="Limit for the cost of all hosts together, in dollars an hour; empty: no limit.",
         default=lambda w: "" if (usd := w.constraints.max_usd_per_hour) is None else f"{usd:g}",
         overrides=_number("constraints.max_usd_per_hour"),
     ),
     Parameter(
         name="max_usd",
-        text="Dollars at which the training is ended; empty: no limit.",
+        text="Limit for the cost of the run, in dollars, at which it is ended; empty: no limit.",
         default=lambda w: "" if (usd := w.constraints.max_usd) is None else f"{usd:g}",
         overrides=_number("constraints.max_usd"),
     ),
     Parameter(
         name="max_data_hosts",
         kind="integer",
-        text="Most data hosts that a plan may have; 0: no data group.",
+        text="Maximum number of data hosts in a plan; 0: no data group.",
         default=lambda workload: workload.constraints.max_data_hosts,
         overrides=_number("constraints.max_data_hosts"),
     ),
@@ -533,8 +533,8 @@ _PARAMETERS = (
     ),
     Parameter(
         name="replace_dataloader",
-        text="Whether loaders of PyTorch's own class are fed; auto: unless the script imports "
-        "stoker's.",
+        text="Whether plain torch.utils.data.DataLoader objects are served too; auto: unless the "
+        "script imports stoker's.",
         default=_replaced,
         overrides=lambda value: (f"feed.replace_dataloader={value}",),
         choices=("auto", "true", "false"),
@@ -549,7 +549,7 @@ _PARAMETERS = (
     ),
     Parameter(
         name="gate",
-        text="What the model must reach, as accuracy>=0.94, loss<=0.2; empty: no gate.",
+        text="What the model must reach, such as accuracy>=0.94, loss<=0.2; empty: no gate.",
         default=gate_text,
         overrides=_gate,
     ),

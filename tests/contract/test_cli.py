@@ -192,7 +192,7 @@ DECIDE = "decide --step-seconds 1 --instance-type"
         ("train -- no-such-program", ["command not found: no-such-program"]),
         ("train", ["no workload and no command"]),
         ("train --group dmn=1 -- true", ["did you mean dnn?"]),
-        ("profile --out /proc/p.json -- true", ["cannot write", "--out FILE"]),
+        ("profile --out /proc/p.json -- true", ["cannot write", "another file with --out"]),
         ("profile --budget 99999999999 -- true", ["--budget\n", "86400"]),
         ("profile --copy cloud.yaml", ["--copy cannot be used on sagemaker"]),
         ("decide", ["no profile to decide on"]),
