@@ -123,8 +123,21 @@ def _count_lines(text: str, tree: ast.Module, counts: HouseCounts) -> None:
             counts.text_lines += 1
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yields a module and all its statements, without what is in their expressions.
+
+    A twentieth of the nodes: enough to find classes, functions and imports.
+    """
+    unread: list[ast.AST] = [tree]
+    while unread:
+        node = unread.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            unread += getattr(node, name, ())
+
+
 def _docstring_lines(tree: ast.Module) -> Iterator[int]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             docstring = node.body[0]
             yield from range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1)

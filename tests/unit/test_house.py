@@ -5,13 +5,13 @@ import functools
 import gc
 import graphlib
 import gzip
-import importlib.metadata
 import json
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import botocore.session
@@ -28,6 +28,7 @@ from support.house_counts import (
     figures_of,
     files_of,
     heavy_functions,
+    statements,
 )
 
 ROOT = Path(stoker.__file__).parent
@@ -74,7 +75,7 @@ def test_no_name_of_a_class_or_of_an_alias_occurs_twice():
         # The types of options are called as what they hold.
         for name in aliases(tree) if module != "stoker.cli.options" else ():
             places[name].append(module)
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -89,8 +90,9 @@ def test_no_name_of_a_file_of_tests_occurs_twice():
 def test_no_module_of_support_is_called_as_an_installed_one():
     """Where a test has this folder in its path, a library would import it instead."""
     names = [path.stem for path in (TESTS / "support").glob("*.py")]
-    installed = importlib.metadata.packages_distributions()
-    assert [name for name in names if name in installed] == []
+    places = [place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")]
+    assert places
+    assert [name for name in names if PathFinder.find_spec(name, places)] == []
 
 
 def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
@@ -133,7 +135,7 @@ def test_no_circle_of_imports_and_none_is_hidden_by_late_imports_or_types():
         module: MODULES.keys()
         & {
             name
-            for node in ast.walk(tree)
+            for node in statements(tree)
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in names_in(node)
         }
