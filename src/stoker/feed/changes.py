@@ -188,6 +188,8 @@ class Watch:
         self._arrays: list[_WatchedLeaf] = []
         self._caches: list[_WatchedLeaf] = []
         self._files: list[_WatchedLeaf] = []
+        # Of arrays, that may still be read.
+        self._left_bytes = _MAX_DIGESTED_BYTES
         self._next_seconds = 0.0
         # The nearest places: how to read them, and what they referred to.
         self._near: list[_WatchedPlace] = []
@@ -206,36 +208,41 @@ class Watch:
         self._places, self._tensors, self._arrays = [], [], []
         self._caches, self._files = [], []
         self._noted = ""
-        read: dict[str, None] = {}
-        left = _MAX_DIGESTED_BYTES
+        self._left_bytes = _MAX_DIGESTED_BYTES
+        variables: dict[str, None] = {}
         for path, value, parts in reachable(
             self._roots, max_objects=_MAX_OBJECTS, is_leaf=self._is_leaf
         ):
             if id(value) in self._apart:
                 continue
             self.has_users = self.has_users or is_users_name(type(value).__module__)
-            places = [_place_now(part, with_names=True) for part in parts]
-            self._places += places
-            if len(self._files) < _MAX_FILES:
-                self._files += _files_of(places, but=self._own_files)
+            self._add_places([_place_now(part, with_names=True) for part in parts])
+            self._add_leaf(path, value)
             if isinstance(value, FunctionType):
-                read |= dict.fromkeys(_variables_read(value))
-            if isinstance(value, torch.Tensor):
-                self._tensors.append(_WatchedLeaf(path, value, _mark_of(value)))
-            elif isinstance(value, _CACHE):
-                self._caches.append(_WatchedLeaf(path, value, _misses(value)))
-            elif isinstance(value, _CONTENTS):
-                num_bytes = _num_bytes(value)
-                if num_bytes <= left:
-                    left -= num_bytes
-                    self._arrays.append(_WatchedLeaf(path, value, _content(value)))
-            elif not self.waits and _may_wait(path, value):
-                self.waits = path
-        if read:
-            self._places.insert(0, _place_now(_environment(tuple(read)), with_names=True))
+                variables |= dict.fromkeys(_variables_read(value))
+        if variables:
+            self._places.insert(0, _place_now(_environment(tuple(variables)), with_names=True))
         self._arrays.sort(key=_near_order)
         self._next_seconds = self._clock() + _MIN_SECONDS
         self._keep_near()
+
+    def _add_places(self, places: list[_WatchedPlace]) -> None:
+        self._places += places
+        if len(self._files) < _MAX_FILES:
+            self._files += _files_of(places, but=self._own_files)
+
+    def _add_leaf(self, path: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            self._tensors.append(_WatchedLeaf(path, value, _mark_of(value)))
+        elif isinstance(value, _CACHE):
+            self._caches.append(_WatchedLeaf(path, value, _misses(value)))
+        elif isinstance(value, _CONTENTS):
+            num_bytes = _num_bytes(value)
+            if num_bytes <= self._left_bytes:
+                self._left_bytes -= num_bytes
+                self._arrays.append(_WatchedLeaf(path, value, _content(value)))
+        elif not self.waits and _may_wait(path, value):
+            self.waits = path
 
     def _is_leaf(self, value: object) -> bool:
         is_apart = id(value) in self._apart
@@ -281,6 +288,15 @@ class Watch:
             return True
         if [tensor._version for tensor in self._near_tensors] != self._versions:
             return True
+        if self._contents_differ():
+            return True
+        if any(_references(part, "near") != ends for part, ends in self._long):
+            return True
+        if any(_misses(leaf.value) < cast("int", leaf.mark) for leaf in self._caches):
+            return True
+        return any(_content(leaf.value) != leaf.mark for leaf in self._near_arrays)
+
+    def _contents_differ(self) -> bool:
         # What is written through `.data` or NumPy has no version.
         for number, (tensor, address, view, content) in enumerate(self._near_contents):
             if tensor.data_ptr() == address:
@@ -288,12 +304,7 @@ class Watch:
                     return True
             elif self._differs_elsewhere(number):
                 return True
-        for part, ends in self._long:
-            if _references(part, "near") != ends:
-                return True
-        if any(_misses(leaf.value) < cast("int", leaf.mark) for leaf in self._caches):
-            return True
-        return any(_content(leaf.value) != leaf.mark for leaf in self._near_arrays)
+        return False
 
     def _differs_elsewhere(self, number: int) -> bool:
         """Compares a tensor that has another storage now: `.data` was set, or it was shared."""
@@ -332,36 +343,46 @@ class Watch:
         # Its own log or cache, which workers write as well.
         written_files = (leaf for leaf in self._files if _mark_of_file(leaf.value) != leaf.mark)
         self._own_files |= {leaf.value for leaf in written_files}
-        moved = (leaf for leaf in self._tensors if _mark_of(_tensor(leaf)) != leaf.mark)
-        written = (leaf for leaf in self._arrays if _content(leaf.value) != leaf.mark)
-        for leaf in (*islice(moved, 1), *islice(written, 1)):
-            return leaf.path
-        return ""
+        changed = itertools.chain(self._changed_tensors("all"), self._changed_arrays("all"))
+        return next(changed, "")
 
     def _compare(self, depth: Depth) -> str:
         if self._noted:
             return self._noted
+        near = self._changed_places(depth), self._changed_tensors(depth), self._cleared_caches()
+        changed = itertools.chain(*near, self._changed_arrays(depth), self._changed_files(depth))
+        return next(changed, "")
+
+    def _changed_places(self, depth: Depth) -> Iterator[str]:
         is_near = depth == "near"
         for part, near, whole, _ in self._near if is_near else self._places:
             before = near if is_near else whole
             now = _references(part, depth)
             if not _are_same(before, now):
-                return _first_difference(part, before, now)
-        for path, tensor, mark in self._tensors[:_MAX_TENSORS] if is_near else self._tensors:
-            if _mark_of(cast("torch.Tensor", tensor)) != mark:
-                return path
+                yield _first_difference(part, before, now)
+
+    def _changed_tensors(self, depth: Depth) -> Iterator[str]:
+        for leaf in islice(self._tensors, _MAX_TENSORS if depth == "near" else None):
+            if _mark_of(_tensor(leaf)) != leaf.mark:
+                yield leaf.path
+
+    def _cleared_caches(self) -> Iterator[str]:
         for path, cache, misses in self._caches:
             if _misses(cache) < cast("int", misses):
-                return path
-        for path, value, mark in self._arrays[:_MAX_ARRAYS] if is_near else self._arrays:
-            if is_near and _near_order(_WatchedLeaf(path, value, mark)) == _FAR:
-                break
-            if _content(value) != mark:
-                return path
-        for path, name, mark in () if is_near else self._files:
-            if _mark_of_file(name) != mark:
-                return path
-        return ""
+                yield path
+
+    def _changed_arrays(self, depth: Depth) -> Iterator[str]:
+        is_near = depth == "near"
+        for leaf in self._arrays[:_MAX_ARRAYS] if is_near else self._arrays:
+            if is_near and _near_order(leaf) == _FAR:
+                return
+            if _content(leaf.value) != leaf.mark:
+                yield leaf.path
+
+    def _changed_files(self, depth: Depth) -> Iterator[str]:
+        for path, name, mark in self._files:
+            if depth == "all" and _mark_of_file(name) != mark:
+                yield path
 
 
 _watches: "WeakSet[Watch]" = WeakSet()

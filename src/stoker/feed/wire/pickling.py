@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 
 CachedFunction = type(functools.lru_cache(len))
+# What has a name in its module.
+_NAMED = (FunctionType, type, CachedFunction)
 # They use plain pickle for what they wrap, which fails for functions of the training script.
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 # None: an import that is forbidden.
@@ -113,6 +115,19 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         # `singledispatch` has one. A list: entries may be collected while they are pickled.
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
+    return None
+
+
+def _of_torch(obj: object) -> tuple[object, ...] | None:
+    """Returns the reduction of what torch cannot pickle, or not the same each time; else None."""
+    kind = type(obj)
+    if kind.__module__ == "torch" and kind.__qualname__ == "Tensor":
+        return _rare_tensor(cast("torch.Tensor", obj))
+    if kind.__module__ == "torch.storage":
+        return _stored(obj)
+    # By its class first: another object's `__getattr__` may raise anything.
+    if kind.__name__ in _PIPE_WRAPPERS and getattr(obj, "_datapipe", None) is not None:
+        return (kind, (getattr(obj, "_datapipe"),))  # noqa: B009
     return None
 
 
@@ -189,49 +204,49 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return obj.__reduce_ex__(5)
         if self._shared is not None and self._shared.holds(obj):
             raise SharedMemoryError(f"it holds {sharing_of(obj)}")
-        module_name = self._replaced_modules.get(id(obj))
-        # Of an object that is gone another one may have the address.
-        if module_name is not None and sys.modules.get(module_name) is obj:
-            self.modules.add(module_name)
-            return (importlib.import_module, (module_name,))
-        if kind.__module__ == "torch" and kind.__qualname__ == "Tensor":
-            rare = _rare_tensor(cast("torch.Tensor", obj))
-            if rare is not None:
-                return rare
-        if kind.__module__ == "torch.storage":
-            stored = _stored(obj)
-            if stored is not None:
-                return stored
+        reduction = self._module_by_name(obj) or _of_torch(obj)
+        if reduction is not None:
+            return reduction
         if is_proxy(obj):
             raise pickle.PicklingError("its object is in another process on this host")
-        # By its class first: another object's `__getattr__` may raise anything.
-        if kind.__name__ in _PIPE_WRAPPERS:
-            inner = getattr(obj, "_datapipe", None)
-            if inner is not None:
-                return (kind, (inner,))
-        # The fork server imports them once for all workers, before the spec is unpickled.
-        if issubclass(kind, (FunctionType, type, CachedFunction)):
-            if is_by_name(obj):
-                module = str(getattr(obj, "__module__", "builtins"))
-                self.modules.add(module)
-                if is_users_name(module):
-                    self._named.append(obj)
-        elif issubclass(kind, ModuleType):
-            self.modules.add(str(obj.__name__))  # type: ignore[attr-defined]
-        if isinstance(obj, type | TypeVar) and not is_by_name(obj):
-            name_class(obj)
+        self._note_names(obj)
         if kind is NewType and is_of_script(obj):
             new = cast("NewType", obj)
             return (new_type, (new.__name__, new.__supertype__, new.__module__))
         # Not in batches, whose files the trainer may not have.
-        reduction: object = reduced(obj) or reopened.reduction(obj)
-        if reduction is None:
-            reduction = super().reducer_override(obj)
-            if reduction is NotImplemented and _asks_its_attributes(cast("type", kind)):
+        usual: object = reduced(obj) or reopened.reduction(obj)
+        if usual is None:
+            usual = super().reducer_override(obj)
+            if usual is NotImplemented and _asks_its_attributes(cast("type", kind)):
                 return _with_state_setter(obj)
-        if issubclass(kind, (FunctionType, type, CachedFunction)):
-            return self._with_name(obj, reduction)
-        return reduction
+        if issubclass(kind, _NAMED):
+            return self._with_name(obj, usual)
+        return usual
+
+    def _module_by_name(self, obj: object) -> tuple[object, ...] | None:
+        """Returns the reduction of an object that stands for a module; None for other objects."""
+        name = self._replaced_modules.get(id(obj))
+        # Of an object that is gone another one may have the address.
+        if name is None or sys.modules.get(name) is not obj:
+            return None
+        self.modules.add(name)
+        return (importlib.import_module, (name,))
+
+    def _note_names(self, obj: object) -> None:
+        """Notes the module that an object is imported from, and names a class that has none."""
+        # The fork server imports them once for all workers, before the spec is unpickled.
+        if issubclass(type(obj), ModuleType):
+            self.modules.add(str(obj.__name__))  # type: ignore[attr-defined]
+        if not issubclass(type(obj), (*_NAMED, TypeVar)):
+            return
+        if not is_by_name(obj):
+            if isinstance(obj, type | TypeVar):
+                name_class(obj)
+        else:
+            module = str(getattr(obj, "__module__", "builtins"))
+            self.modules.add(module)
+            if is_users_name(module):
+                self._named.append(obj)
 
     def _with_name(self, obj: object, usual: object) -> object:
         """Adds to the reduction of a class or function the names that it has in its script."""
@@ -454,7 +469,7 @@ def _is_atom(item: object) -> bool:
     return type(item) in _ATOMS or (type(item) is tuple and all(map(_is_atom, item)))
 
 
-def _rare_tensor(tensor: "torch.Tensor") -> object:
+def _rare_tensor(tensor: "torch.Tensor") -> tuple[object, ...] | None:
     """Returns the reduction of a tensor that torch cannot pickle, as int4; None: as torch does."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in _UNSTORED_DTYPES or str(tensor.layout) != "torch.strided":
@@ -476,7 +491,7 @@ def _dtype_of(name: str) -> "torch.dtype":
     return dtype
 
 
-def _stored(found: object) -> object:
+def _stored(found: object) -> tuple[object, ...] | None:
     """Returns the reduction of a tensor's memory without addresses; None: torch's own one."""
     import torch
 
@@ -550,13 +565,13 @@ def _path_to(
 
 
 def largest(parts: Mapping[str, object]) -> str:
-    sizes = [
-        (len(pickle_of(value) or b""), f"{name}{attribute}")
-        for name, part in parts.items()
-        for attribute, value in [("", part), *_attributes(part)]
-        if attribute or not hasattr(part, "__dict__")
-    ]
-    size, name = max(sizes, default=(0, "dataset"))
+    sizes = [(0, "dataset")]
+    for name, part in parts.items():
+        if not hasattr(part, "__dict__"):
+            sizes.append((len(pickle_of(part) or b""), name))
+        for attribute, value in _attributes(part):
+            sizes.append((len(pickle_of(value) or b""), f"{name}{attribute}"))
+    size, name = max(sizes)
     return f"its largest part is {name} with {size >> 20} MiB"
 
 
@@ -593,18 +608,27 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{number}]", item) for number, item in enumerate(value))
     elif isinstance(value, FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            # ValueError: the cell is still empty.
-            with contextlib.suppress(ValueError):
-                yield f" variable {name}", cell.cell_contents
-        for name in value.__code__.co_names:
-            if name in value.__globals__:
-                yield f" global {name}", value.__globals__[name]
+        yield from _read_by_function(value)
     elif not is_proxy(value):
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        # Others are pickled by name.
         for kind in type(value).__mro__:
-            # Others are pickled by name.
             if is_of_script(kind) or "<locals>" in kind.__qualname__:
-                for name, item in vars(kind).items():
-                    if isinstance(item, FunctionType) or not name.startswith("__"):
-                        yield f".{name}", item
+                yield from _defined_by_class(kind)
+
+
+def _read_by_function(function: FunctionType) -> Iterator[tuple[str, object]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        # ValueError: the cell is still empty.
+        with contextlib.suppress(ValueError):
+            yield f" variable {name}", cell.cell_contents
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield f" global {name}", function.__globals__[name]
+
+
+def _defined_by_class(kind: type) -> Iterator[tuple[str, object]]:
+    for name, item in vars(kind).items():
+        if isinstance(item, FunctionType) or not name.startswith("__"):
+            yield f".{name}", item
