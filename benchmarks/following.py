@@ -20,7 +20,7 @@ from typing import cast
 
 from stoker.errors import ServiceError
 from stoker.platforms.kubernetes.api import EVENTS, PODS, ClusterApi
-from stoker.platforms.kubernetes.objects import JOBSET_LABEL, REPLICATED_JOB_LABEL, PodGroup
+from stoker.platforms.kubernetes.layout import JOBSET_LABEL, REPLICATED_JOB_LABEL, PodGroup
 from stoker.platforms.kubernetes.pods import PodState, pod_state
 from stoker.platforms.kubernetes.streams import Following, LogPosition, LogText, ObjectNews
 from stoker.records import Group

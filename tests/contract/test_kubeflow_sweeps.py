@@ -13,7 +13,7 @@ from stoker import kubeflow
 from stoker.cli.options import OutputFiles
 from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled, follower
-from stoker.platforms.kubernetes.objects import object_name
+from stoker.platforms.kubernetes.layout import object_name
 from stoker.records import is_run_of
 from stoker.run.outputs import step_inputs
 from stoker.workload_file import workload_from

@@ -10,7 +10,7 @@ import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
-from stoker.platforms.kubernetes.request import replicated_jobs
+from stoker.platforms.kubernetes.jobset import replicated_jobs
 from stoker.platforms.kubernetes.rights import rules
 from stoker.records import FeedSettings, KubernetesSettings
 from stoker.records.engine import PRESETS

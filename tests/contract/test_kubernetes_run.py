@@ -29,7 +29,7 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import ASK_SECONDS
-from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
+from stoker.platforms.kubernetes.layout import WORKLOAD_NAME_ANNOTATION
 from stoker.platforms.kubernetes.rights import rules
 from stoker.platforms.kubernetes.streams import LAST_WORDS_SECONDS
 from stoker.platforms.kubernetes.submit import keep_runtime

@@ -18,7 +18,7 @@ from stoker.launch.prometheus import MAX_CONNECTIONS, metrics_served
 from stoker.launch.spending import Spending
 from stoker.logs import Log, parse_line
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.request import replicated_jobs
+from stoker.platforms.kubernetes.jobset import replicated_jobs
 from stoker.records import FeedSettings
 from stoker.records.training import Budget
 from support.cluster import free_port, wait_until

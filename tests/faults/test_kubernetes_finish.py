@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from stoker.figures.passive_profile import FILE
-from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
+from stoker.platforms.kubernetes.layout import WORKLOAD_NAME_ANNOTATION
 from stoker.records import Plan, write_json
 from support import sample_records
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api

@@ -15,7 +15,7 @@ import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.api import PODS, ClusterApi
-from stoker.platforms.kubernetes.objects import ROLE_LABEL
+from stoker.platforms.kubernetes.layout import ROLE_LABEL
 from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config
 from support.local_job import until
 from support.platform_jobs import use_kube_config

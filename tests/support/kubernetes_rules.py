@@ -2,7 +2,7 @@
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
-What a server accepts and cannot run is checked by `stoker.platforms.kubernetes.request`.
+What a server accepts and cannot run is checked by `stoker.platforms.kubernetes.jobset`.
 """
 
 import gzip
@@ -16,14 +16,14 @@ from typing import Any
 from jsonschema import Draft4Validator, FormatChecker, ValidationError, validators
 
 from stoker.platforms.kubernetes.api import name_of, number, text, texts
-from stoker.platforms.kubernetes.objects import is_dns_label
-from stoker.platforms.kubernetes.request import (
+from stoker.platforms.kubernetes.jobset import (
     ANCESTOR_LABEL,
     ReplicatedJob,
     jobset_of,
     problems_of,
     replicated_jobs,
 )
+from stoker.platforms.kubernetes.layout import is_dns_label
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import amount

@@ -19,7 +19,7 @@ import psutil
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.objects import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
+from stoker.platforms.kubernetes.layout import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
 from stoker.records import Group, Training, read_json
 from support.cluster import SUPPORT, Line
 from support.kubernetes_jobs import CPU, GPU, job

@@ -15,16 +15,16 @@ from stoker.errors import UsageError
 from stoker.launch.topology import from_resourceconfig
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
-from stoker.platforms.kubernetes.manifest import manifest
-from stoker.platforms.kubernetes.objects import (
+from stoker.platforms.kubernetes.jobset import check_objects
+from stoker.platforms.kubernetes.layout import (
     MAX_NAME,
     TOKEN_FOLDER,
     is_dns_label,
     lay_out,
     object_name,
-    verbatim,
 )
-from stoker.platforms.kubernetes.request import check_objects
+from stoker.platforms.kubernetes.manifest import manifest
+from stoker.platforms.kubernetes.pod_template import verbatim
 from stoker.records.training import Budget
 from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, everything, job
 from support.kubernetes_rules import rule_problems

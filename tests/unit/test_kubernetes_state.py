@@ -13,7 +13,7 @@ from stoker.logs import Log
 from stoker.platforms.kubernetes.api import ApiAction, refusal
 from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.job import conclude
-from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
+from stoker.platforms.kubernetes.layout import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import PodEnd, PodState, by_job, pod_state
 from stoker.platforms.kubernetes.state import ObjectState, job_state

@@ -17,7 +17,7 @@ from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
-from stoker.platforms.kubernetes.objects import claim_of
+from stoker.platforms.kubernetes.pod_template import claim_of
 from stoker.platforms.kubernetes.rights import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings

@@ -42,7 +42,8 @@ from stoker.pipelines.kubeflow.compile import (
     workload_text,
 )
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
-from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL, claim_of
+from stoker.platforms.kubernetes.layout import MAX_LABEL, STEP_LABEL
+from stoker.platforms.kubernetes.pod_template import STAY_ANNOTATIONS, claim_of
 from stoker.records import Workload, nearest
 from stoker.records.platforms import amount
 from stoker.records.profile_key import same_cost_names

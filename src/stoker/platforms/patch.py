@@ -2,7 +2,8 @@
 
 Merged as RFC 7386 says: maps are merged, null deletes, lists are replaced. But lists of named items
 are merged by name, and tolerations are added: a patch does not repeat what stoker made. Pods are
-patched in `kubernetes.objects`, JobSets and SageMaker's requests in each platform's `request`.
+patched in `kubernetes.pod_template`, JobSets in `kubernetes.jobset`, SageMaker's requests in
+`sagemaker.request`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

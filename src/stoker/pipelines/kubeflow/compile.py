@@ -24,7 +24,8 @@ from stoker.pipelines.base import (
 )
 from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.objects import claim_of, lay_out
+from stoker.platforms.kubernetes.layout import lay_out
+from stoker.platforms.kubernetes.pod_template import claim_of
 from stoker.records import Group, Json, KubeflowSettings, KubernetesSettings, Workload, to_document
 from stoker.records.base import mapping
 from stoker.records.profile_key import profiled

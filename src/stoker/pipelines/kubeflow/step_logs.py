@@ -24,7 +24,7 @@ from stoker.pipelines.kubeflow.run_steps import (
     text_of_artifact,
 )
 from stoker.platforms.kubernetes.api import PODS, ClusterApi, name_of
-from stoker.platforms.kubernetes.objects import STEP_LABEL
+from stoker.platforms.kubernetes.layout import STEP_LABEL
 from stoker.platforms.kubernetes.streams import split_time
 from stoker.records import Json
 from stoker.records.base import Document, mapping

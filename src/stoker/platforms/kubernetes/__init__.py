@@ -18,8 +18,8 @@ from stoker.platforms.kubernetes.api import (
 )
 from stoker.platforms.kubernetes.follower import Follower, follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.layout import name_of_workload
 from stoker.platforms.kubernetes.manifest import manifest
-from stoker.platforms.kubernetes.objects import name_of_workload
 from stoker.platforms.kubernetes.project import PROJECT
 from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
 from stoker.platforms.kubernetes.rights import check_rights, explained_denial

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.platforms.kubernetes.api import text
-from stoker.platforms.kubernetes.objects import PodGroup
+from stoker.platforms.kubernetes.layout import PodGroup
 from stoker.platforms.kubernetes.pods import seconds_between
 from stoker.records.base import Document, mapping
 

@@ -18,7 +18,7 @@ from stoker.environment import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ClusterApi, text
-from stoker.platforms.kubernetes.objects import ROLE_LABEL, STEP_LABEL, lease_map
+from stoker.platforms.kubernetes.layout import ROLE_LABEL, STEP_LABEL, lease_map
 from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import within

@@ -34,7 +34,7 @@ from stoker.platforms.kubernetes.api import (
 )
 from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.follower import Follower
-from stoker.platforms.kubernetes.objects import Layout
+from stoker.platforms.kubernetes.layout import Layout
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     PodEnd,

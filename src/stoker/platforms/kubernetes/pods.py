@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.platforms.kubernetes.api import number, text
-from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
+from stoker.platforms.kubernetes.layout import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
 from stoker.records.base import Document, mapping, mappings
 
 # Label of newer JobSets.

@@ -1,173 +1,48 @@
-"""All objects of a run, made of what `objects` has, and checked before any is sent.
+"""All objects of a run, as they are sent: the job and what it owns."""
 
-Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for all runs of a
-workload on one plan, and an administrator may have applied it; its TrainJob patches in the rest.
-
-The server checks what users write. Checked here is only what it accepts and then cannot run.
-"""
-
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stoker.errors import RESTARTING_CODES, UsageError
-from stoker.platforms.base import NOT_COMPARED, PLAIN_CHANNEL, JobSpec
-from stoker.platforms.kubernetes.api import name_of, number, text
-from stoker.platforms.kubernetes.objects import (
+from stoker.errors import UsageError
+from stoker.platforms.base import PLAIN_CHANNEL, JobSpec
+from stoker.platforms.kubernetes.api import text
+from stoker.platforms.kubernetes.jobset import (
+    JOBSET_API,
+    TRAINER_API,
+    check_objects,
+    digest,
+    jobset_spec,
+    metadata,
+    object_of_run,
+    train_job_spec,
+    training_runtime,
+)
+from stoker.platforms.kubernetes.layout import (
     HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
     REQUEST_ANNOTATION,
-    RESERVED_METADATA,
     ROLE_LABEL,
-    RUN_ANNOTATION,
     STEP_LABEL,
     TOKEN_KEY,
     WORKFLOW_LABEL,
     WORKLOAD_ANNOTATION,
     Layout,
-    PodGroup,
-    channels_of,
     config_map,
-    environment_of_run,
-    inputs_key,
-    is_dns_label,
     lay_out,
-    pod_template,
     records_map,
-    spec_of_run,
     token_secret,
-    verbatim,
 )
-from stoker.platforms.patch import check_patch, mapping_of
+from stoker.platforms.kubernetes.pod_template import channels_of, inputs_key
+from stoker.platforms.patch import mapping_of
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping
 from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
 
-JOBSET_API = "jobset.x-k8s.io/v1alpha2"
-# Kubernetes' largest limit: a failed pod of the data group is always replaced.
-WITHOUT_END = 2**31 - 1
-TRAINER_API = "trainer.kubeflow.org/v1alpha1"
-ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
-FRAMEWORK_LABEL = "trainer.kubeflow.org/framework"
-# In runtimePatches: a domain and a path, by Trainer's rule.
-MANAGER = "stoker/run"
 # In place of the token where the Secret is shown; a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
-KEEP_SECONDS = 86400
 # Followers that a budget keeps: more than one run can have.
 _ALL_FOLLOWERS = 10_000
-# Paths that `kubernetes.jobset` cannot set, and what to do instead.
-_RESERVED = {
-    **RESERVED_METADATA,
-    "spec replicatedJobs": "use kubernetes.dnn.pod and kubernetes.data.pod",
-    "spec failurePolicy": "use kubernetes.max_restarts and kubernetes.max_fresh_starts",
-    **{
-        f"spec {key}": ""
-        for key in ("successPolicy", "startupPolicy", "network", "coordinator", "suspend")
-    },
-}
-
-
-def _object(version: str, kind: str, metadata: Document, **parts: Json) -> dict[str, Json]:
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
-
-
-def _jobset_spec(layout: Layout) -> dict[str, Json]:
-    """Returns the spec of a JobSet, or of a TrainingRuntime's, which is the same for all runs."""
-    settings = layout.settings
-    spec: dict[str, Json] = {
-        # The dnn group's end ends the JobSet, and its controller deletes the data group's pods.
-        "successPolicy": {"operator": "All", "targetReplicatedJobs": [layout.dnn.job]},
-        "failurePolicy": _failure_policy(layout),
-        "network": {
-            "enableDNSHostnames": True,
-            # JobSet's default; written, as `host_pattern` relies on it.
-            **({"subdomain": layout.name} if settings.api == "jobset" else {}),
-            # The feed waits for no host: pods find each other before they are ready.
-            "publishNotReadyAddresses": True,
-        },
-        "ttlSecondsAfterFinished": KEEP_SECONDS,
-        "replicatedJobs": [_replicated_job(layout, group) for group in layout.groups],
-    }
-    reserved = _RESERVED
-    if settings.api == "trainer":
-        # Trainer 2.1 to 2.3 makes the JobSet of a failed TrainJob again when its TTL has deleted
-        # it, and so trains again, for ever (kubeflow/trainer#3779). Later ones refuse it here.
-        del spec["ttlSecondsAfterFinished"]
-        reserved = {**_RESERVED, "spec ttlSecondsAfterFinished": "a TrainJob has no TTL"}
-    outline: Document = {"metadata": {"labels": {}, "annotations": {}}, "spec": spec}
-    check_patch(settings.jobset.document, outline, key="kubernetes.jobset", reserved=reserved)
-    return mapping_of(spec, patch_document(settings.jobset.spec))
-
-
-def metadata(layout: Layout, *, name: str | None = None) -> dict[str, Json]:
-    """Returns the metadata of an object of the run; its name is the run's by default."""
-    namespace = layout.settings.namespace
-    return {
-        "name": name or layout.name,
-        **({"namespace": namespace} if namespace else {}),
-        "labels": layout.labels,
-        "annotations": {RUN_ANNOTATION: layout.job.run_name},
-    }
-
-
-def _failure_policy(layout: Layout) -> dict[str, Json]:
-    policy: dict[str, Json] = {"maxRestarts": layout.settings.max_restarts}
-    rules: list[Json] = []
-    if layout.settings.max_run_seconds and layout.settings.api == "jobset":
-        # By default JobSet would restart all hosts, for as long again; and its state says by which
-        # action it failed, not why.
-        reasons: Json = ["DeadlineExceeded"]
-        rules += [{"name": "out_of_time", "action": "FailJobSet", "onJobFailureReasons": reasons}]
-    if layout.settings.output:
-        disrupted: Document = {
-            "name": "disrupted",
-            "action": "RestartJobSetAndIgnoreMaxRestarts",
-            # The only pod failure policy is the one for disruptions and lost hosts.
-            "onJobFailureReasons": ["PodFailurePolicy"],
-            "targetReplicatedJobs": [layout.dnn.job],
-        }
-        rules.append(disrupted)
-    if rules or layout.settings.max_restarts:
-        # A new leader must not be mistaken for the old one, which has the same name.
-        policy["restartStrategy"] = "BlockingRecreate"
-    return {**policy, "rules": rules} if rules else policy
-
-
-def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    job: dict[str, Json] = {
-        "parallelism": group.group.count,
-        "completions": group.group.count,
-        # Gives each pod its number, and with it a stable name in the DNS.
-        "completionMode": "Indexed",
-        # JobSet checks failed jobs before success: the data group's job must never fail, not even
-        # as the training ends. After a failed dnn pod JobSet restarts all hosts (maxRestarts).
-        "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
-    }
-    if not group.is_dnn:
-        # Not after its end, which a disconnected node never reports.
-        job["podReplacementPolicy"] = "TerminatingOrFailed"
-    elif layout.settings.max_run_seconds and layout.settings.api == "jobset":
-        # A TrainJob has the limit itself.
-        job["activeDeadlineSeconds"] = layout.settings.max_run_seconds
-    if group.is_dnn and layout.settings.output:
-        disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
-        # The pod that fails first decides: one that is drained, killed or deleted, or a survivor.
-        codes: Json = {"operator": "In", "values": list(RESTARTING_CODES)}
-        job["podFailurePolicy"] = {
-            "rules": [
-                {"action": "FailJob", "onPodConditions": [disrupted]},
-                {"action": "FailJob", "onExitCodes": codes},
-            ],
-        }
-    job["template"] = pod_template(layout, group)
-    template: dict[str, Json] = {"spec": job}
-    if layout.settings.api == "trainer" and group.is_dnn:
-        # The label by which Trainer finds the job that a TrainJob's settings go to.
-        template = {"metadata": {"labels": {ANCESTOR_LABEL: "trainer"}}, **template}
-    return {"name": group.job, "replicas": 1, "template": template}
 
 
 def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Document:
@@ -187,161 +62,7 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
 def _budget(described: dict[str, Json], count: int, labels: Document) -> Document:
     # Not maxUnavailable: a Workflow has no scale, and of a Job a budget does not know its pods.
     spec: Document = {"minAvailable": count, "selector": {"matchLabels": labels}}
-    return _object("policy/v1", "PodDisruptionBudget", described, spec=spec)
-
-
-def _training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
-    spec: dict[str, Json] = {
-        # Without torch's policy: stoker's launcher starts torchrun itself.
-        "mlPolicy": {"numNodes": layout.dnn.group.count},
-        # Both groups whole: a TrainJob sets count, image and resources of the trainer's job only.
-        "template": {"spec": _jobset_spec(layout)},
-    }
-    described = metadata(layout, name=name)
-    described["labels"] = {**layout.labels, FRAMEWORK_LABEL: "torch"}
-    described["annotations"] = {REQUEST_ANNOTATION: digest(spec)}
-    return _object(TRAINER_API, "TrainingRuntime", described, spec=spec)
-
-
-def _train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
-    dnn = layout.dnn
-    trainer: dict[str, Json] = {
-        "image": layout.image,
-        "command": [verbatim(word) for word in layout.settings.entrypoint],
-        "args": [verbatim(word) for word in layout.job.command],
-        "numNodes": dnn.group.count,
-        "resourcesPerNode": {"requests": dict(dnn.requests), "limits": dict(dnn.limits)},
-        "env": environment_of_run(layout, dnn),
-    }
-    patches: list[Json] = [_patch(layout, group) for group in layout.groups]
-    patch: Document = {"template": {"spec": {"replicatedJobs": patches}}}
-    limit = layout.settings.max_run_seconds
-    group = TRAINER_API.partition("/")[0]
-    return {
-        "runtimeRef": {"apiGroup": group, "kind": "TrainingRuntime", "name": runtime},
-        **({"activeDeadlineSeconds": limit} if limit else {}),
-        "trainer": trainer,
-        "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": patch}],
-    }
-
-
-def digest(spec: Json) -> str:
-    """Returns the digest by which specs of objects are compared: 64 hexadecimal digits."""
-    content = json.dumps(_compared(spec), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _compared(spec: Json) -> Json:
-    if isinstance(spec, Mapping):
-        return {key: _compared(value) for key, value in spec.items()}
-    if isinstance(spec, Sequence) and not isinstance(spec, str):
-        kept = [each for each in spec if str(mapping(each).get("name")) not in NOT_COMPARED]
-        return [_compared(each) for each in kept]
-    return spec
-
-
-def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    spec = spec_of_run(layout, group)
-    if group.is_dnn:
-        # Trainer takes the variables of its container from the TrainJob's trainer only.
-        (container,) = mappings(spec, "containers")
-        spec["containers"] = [{key: value for key, value in container.items() if key != "env"}]
-    return {"name": group.job, "template": {"spec": {"template": {"spec": spec}}}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicatedJob:
-    """A replicated job of a JobSet, or of a runtime's template; `pods` is its pods' spec."""
-
-    name: str
-    path: str
-    document: Document
-    spec: Document
-    template: Document
-    pods: Document
-
-    @property
-    def labels(self) -> Document:
-        return mapping(self.document, "template", "metadata", "labels")
-
-
-def jobset_of(document: Document) -> tuple[str, Document]:
-    """Returns path and spec of the JobSet in a JobSet or TrainingRuntime; else empty ones."""
-    match document.get("kind"):
-        case "JobSet":
-            return "spec", mapping(document, "spec")
-        case "TrainingRuntime":
-            return "spec.template.spec", mapping(document, "spec", "template", "spec")
-    return "", {}
-
-
-def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
-    path, spec = jobset_of(document)
-    for index, job in enumerate(mappings(spec, "replicatedJobs")):
-        described = mapping(job, "template", "spec")
-        template = mapping(described, "template")
-        yield ReplicatedJob(
-            name=text(job, "name"),
-            path=f"{path}.replicatedJobs[{index}]",
-            document=job,
-            spec=described,
-            template=template,
-            pods=mapping(template, "spec"),
-        )
-
-
-def check_objects(objects: Sequence[Document]) -> None:
-    """Raises UsageError with the rules that the first wrong object breaks."""
-    # The server accepts a JobSet whose pods' names are too long: only events of its jobs say so,
-    # while the other group is paid for.
-    for document in objects:
-        found = list(problems_of(document, among=objects))
-        if found:
-            what = "the cluster would refuse this: " + "; ".join(found[:5])
-            where = f"{document.get('kind')} {name_of(document)}"
-            raise UsageError(what, where=where, fix="change the workload's kubernetes settings")
-
-
-def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
-    """Yields what the server accepts in an object, although its pods could never run.
-
-    A TrainJob takes the names of the jobs of its runtime, which is `among` the run's objects.
-    """
-    name = name_of(document)
-    match document.get("kind"):
-        case "JobSet":
-            for job in replicated_jobs(document):
-                yield from _name_problems(job, name)
-        case "TrainingRuntime":
-            for job in replicated_jobs(document):
-                # All pods of a gang are scheduled at one priority: the trainer's.
-                is_trainer = text(job.labels, ANCESTOR_LABEL) == "trainer"
-                if "priorityClassName" in job.pods and not is_trainer:
-                    yield (
-                        f"{job.path}: with Kubeflow Trainer only the job that trains has a "
-                        "priority class (kubernetes.data.pod.spec.priorityClassName)"
-                    )
-        case "TrainJob":
-            if not is_dns_label(name):
-                yield f"metadata.name: {name} is not a host name"
-            reference = text(mapping(document, "spec", "runtimeRef"), "name")
-            for runtime in among:
-                if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
-                    for job in replicated_jobs(runtime):
-                        yield from _name_problems(job, name)
-
-
-def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
-    """Checks the names that controllers will give jobs and pods, with their suffix of five."""
-    names = [f"{name}-{job.name}-{number(job.document, 'replicas', 1) - 1}"]
-    if text(job.spec, "completionMode") == "Indexed":
-        names.append(f"{names[0]}-{number(job.spec, 'completions', 1) - 1}-abcde")
-    for generated in names:
-        if not is_dns_label(generated):
-            yield (
-                f"{job.path}: {generated} ({len(generated)} characters) is not a host name: "
-                "small letters, digits and dashes, a letter first, 63 at most"
-            )
+    return object_of_run("policy/v1", "PodDisruptionBudget", described, spec=spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,12 +120,12 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     # Kueue admits the main object: it gets the patch's labels.
     described = mapping_of(metadata(layout), patch_document(layout.settings.jobset.metadata))
     if layout.settings.api == "jobset":
-        main = _object(JOBSET_API, "JobSet", described, spec=_jobset_spec(layout))
+        main = object_of_run(JOBSET_API, "JobSet", described, spec=jobset_spec(layout))
     else:
         name = layout.settings.runtime or layout.name
-        runtime = _training_runtime(layout, name=name)
-        spec = _train_job_spec(layout, runtime=name)
-        main = _object(TRAINER_API, "TrainJob", described, spec=spec)
+        runtime = training_runtime(layout, name=name)
+        spec = train_job_spec(layout, runtime=name)
+        main = object_of_run(TRAINER_API, "TrainJob", described, spec=spec)
     pods = {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}
     request = KubernetesRequest(
         job=job,
@@ -413,7 +134,7 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         runtime=runtime,
         runtime_is_ours=runtime is not None and layout.settings.runtime is None,
         config=config,
-        secret=_object(
+        secret=object_of_run(
             "v1",
             "Secret",
             metadata(layout, name=token_secret(layout.name)),
@@ -451,4 +172,4 @@ def _config(layout: Layout) -> Document:
 def _config_map(layout: Layout, name: str, data: Document) -> Document:
     # Immutable: a run's settings do not change, and kubelets need not watch the object.
     described = metadata(layout, name=name)
-    return _object("v1", "ConfigMap", described, immutable=True, data=dict(data))
+    return object_of_run("v1", "ConfigMap", described, immutable=True, data=dict(data))

@@ -19,7 +19,7 @@ from stoker.platforms.kubernetes.api import (
     text,
     texts,
 )
-from stoker.platforms.kubernetes.objects import (
+from stoker.platforms.kubernetes.layout import (
     MANAGED_BY_LABEL,
     PIPELINE_RUN_ANNOTATION,
     RUN_ANNOTATION,

@@ -23,7 +23,7 @@ from typing import Literal
 
 from stoker.errors import ServiceError
 from stoker.platforms.kubernetes.api import EVENTS, PODS, ByteStream, ClusterApi, Resource, text
-from stoker.platforms.kubernetes.objects import JOBSET_LABEL
+from stoker.platforms.kubernetes.layout import JOBSET_LABEL
 from stoker.platforms.kubernetes.pods import PodState
 from stoker.records.base import Document, mapping
 from stoker.repeat import Suppressed

@@ -26,7 +26,8 @@ from stoker.platforms.kubernetes.api import (
     text,
 )
 from stoker.platforms.kubernetes.follower import Follower, LeaseKeeper
-from stoker.platforms.kubernetes.objects import (
+from stoker.platforms.kubernetes.jobset import metadata
+from stoker.platforms.kubernetes.layout import (
     PIPELINE_RUN_ANNOTATION,
     REQUEST_ANNOTATION,
     RUN_ANNOTATION,
@@ -35,7 +36,7 @@ from stoker.platforms.kubernetes.objects import (
     lease_map,
     name_of_workload,
 )
-from stoker.platforms.kubernetes.request import KubernetesRequest, follower_budget, metadata
+from stoker.platforms.kubernetes.request import KubernetesRequest, follower_budget
 from stoker.platforms.kubernetes.state import (
     POLL_SECONDS,
     ObjectState,

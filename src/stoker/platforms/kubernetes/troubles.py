@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.events import Happenings
-from stoker.platforms.kubernetes.objects import Layout, PodGroup
+from stoker.platforms.kubernetes.layout import Layout, PodGroup
 from stoker.platforms.kubernetes.pods import PodState
 from stoker.platforms.kubernetes.state import ObjectState
 from stoker.records import bare_type

@@ -1,0 +1,368 @@
+"""The template of a group's pods: volumes, environment, containers, the users' patches."""
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from stoker.environment import RunEnvironment, RunGroup
+from stoker.errors import UsageError
+from stoker.host.machine import CPU_REQUEST
+from stoker.platforms.base import (
+    MLFLOW_VARIABLES,
+    TENSORBOARD,
+    groups_of_channel,
+    run_environment,
+)
+from stoker.platforms.kubernetes.api import text
+from stoker.platforms.kubernetes.layout import (
+    GRACE_SECONDS,
+    HYPERPARAMETERS_KEY,
+    JOB_FOLDER,
+    JOBSET_LABEL,
+    LEASE_FOLDER,
+    ROLE_LABEL,
+    TOKEN_FOLDER,
+    TOKEN_KEY,
+    WRITTEN_FOLDERS,
+    Layout,
+    PodGroup,
+    config_map,
+    lease_map,
+    token_secret,
+)
+from stoker.platforms.patch import mapping_of
+from stoker.records import (
+    Channel,
+    Json,
+)
+from stoker.records.base import Document, mapping, mappings
+
+RESTARTS_ANNOTATION = "jobset.sigs.k8s.io/restart-attempt"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+ISTIO_INJECT = "sidecar.istio.io/inject"
+# Readable by the owner; Kubernetes adds the pod's group.
+_TOKEN_MODE = 0o400
+# With the dnn group's other results; in the claim for outputs, where there is one.
+PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
+# Autoscalers remove nodes under pods without these. A GPU host that is moved costs the whole run,
+# and a follower an attempt; a data host is replaced.
+STAY_ANNOTATIONS = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+# A volume of a pod, and its mounts.
+Mounted = tuple[Document, list[Document]]
+
+
+def _mounted(name: str, source: Document, *mounts: Document) -> Mounted:
+    return {"name": name, **source}, [{"name": name, **mount} for mount in mounts]
+
+
+def _size_limit(size: str | int | float | None) -> Document:
+    return {} if size is None else {"sizeLimit": str(size)}
+
+
+def has_lease(layout: Layout, group: PodGroup) -> bool:
+    return group.is_dnn and layout.settings.follower_lease_minutes != 0
+
+
+def _volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
+    """Returns volumes of this run only: its token, and what its launchers read."""
+    items: list[Json] = [
+        {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
+        {"key": inputs_key(group), "path": "inputdataconfig.json"},
+    ]
+    # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
+    lease: Document = {"configMap": {"name": lease_map(layout.name), "optional": True}}
+    token: Document = {
+        "secretName": token_secret(layout.name),
+        "defaultMode": _TOKEN_MODE,
+        "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+    }
+    config: Document = {"name": config_map(layout.name), "items": items}
+    found = [
+        ("follower", lease, LEASE_FOLDER),
+        ("token", {"secret": token}, TOKEN_FOLDER),
+        ("config", {"configMap": config}, f"{JOB_FOLDER}/input/config"),
+    ]
+    return [
+        _mounted(name, source, {"mountPath": path, "readOnly": True})
+        for name, source, path in found
+        if name != "follower" or has_lease(layout, group)
+    ]
+
+
+def inputs_key(group: PodGroup) -> str:
+    return f"inputdataconfig.{group.job}.json"
+
+
+def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
+    groups = layout.job.groups
+    own = group.group.name
+    return {
+        name: channel
+        for name, channel in sorted(layout.job.channels.items())
+        if own in (groups_of_channel(name, channel, groups) or (own,))
+    }
+
+
+def claim_of(uri: str, *, where: str) -> tuple[str, str]:
+    """Returns claim and folder of a pvc:// address; an empty folder means the whole claim."""
+    claim, _, path = uri.removeprefix("pvc://").partition("/")
+    folder = posixpath.normpath(path).strip("/") if path.strip("/") else ""
+    if not uri.startswith("pvc://") or not claim or ".." in folder.split("/"):
+        raise UsageError(
+            f"pods mount claims, not {uri}",
+            where=where,
+            fix="pvc://CLAIM/FOLDER, for a bucket with its CSI driver; if the script reads S3 "
+            "itself, pass the address as a hyperparameter, and the keys by envFrom in "
+            "kubernetes.data.pod",
+        )
+    return claim, folder
+
+
+def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
+    """Mounts model, checkpoints and output: on the node, or the dnn group's in the output claim."""
+    # Not the whole job folder, in which images have code.
+    output = layout.settings.output
+    key = "subPath"
+    volume: Document = {"emptyDir": _size_limit(layout.settings.scratch)}
+    paths = {name: name for name in WRITTEN_FOLDERS}
+    if output and group.is_dnn:
+        claim, folder = claim_of(output, where="key kubernetes.output")
+        # Filled in by the kubelet: a TrainingRuntime is the same for all runs. A further attempt of
+        # a run continues in the run's folder.
+        own = "$(STOKER_RUN_ID)" if layout.job.run is None else layout.run_name
+        parent = posixpath.join(folder.replace("$", "$$"), own)
+        # Every host has its own output folder; model and checkpoints are the run's.
+        paths = {name: f"{parent}/{name}" for name in WRITTEN_FOLDERS}
+        paths["output"] += "/$(JOB_COMPLETION_INDEX)"
+        key = "subPathExpr"
+        volume = {"persistentVolumeClaim": {"claimName": claim}}
+    mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", key: path} for name, path in paths.items()]
+    return _mounted("job", volume, *mounts)
+
+
+def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
+    for index, (name, channel) in enumerate(channels_of(layout, group).items()):
+        key = f"key channels.{name}"
+        if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
+            what = "manifests and sharding by key exist on SageMaker only"
+            fix = "leave data_type and distribution out: every host sees the whole folder"
+            raise UsageError(what, where=key, fix=fix)
+        if channel.mode == "Pipe":
+            what = "mode Pipe exists on SageMaker only"
+            raise UsageError(what, where=f"{key}.mode", fix="use File")
+        claim, folder = claim_of(channel.uri, where=f"{key}.uri")
+        mount: Document = {"mountPath": f"{JOB_FOLDER}/input/data/{name}", "readOnly": True}
+        part: Document = {"subPath": folder} if folder else {}
+        source: Document = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        yield _mounted(f"channel-{index}", source, {**mount, **part})
+
+
+def _share_claims(spec: dict[str, Json]) -> None:
+    """Merges volumes of one claim: a kubelet mounts a claim once, and waits for the second one."""
+    kept: dict[str, Document] = {}
+    names: dict[str, str] = {}
+    for volume in mappings(spec, "volumes"):
+        name, claim = str(volume["name"]), mapping(volume, "persistentVolumeClaim")
+        key = f"claim {claim.get('claimName')}" if claim else f"volume {name}"
+        first = kept.setdefault(key, volume)
+        names[name] = str(first["name"])
+        both = (claim, mapping(first, "persistentVolumeClaim"))
+        if first is not volume and not all(one.get("readOnly") for one in both):
+            kept[key] = {**first, "persistentVolumeClaim": {"claimName": claim["claimName"]}}
+    spec["volumes"] = list(kept.values())
+    for key in ("initContainers", "containers"):
+        if key in spec:
+            spec[key] = [
+                {
+                    **container,
+                    "volumeMounts": [
+                        {**mount, "name": names.get(str(mount.get("name")), mount.get("name"))}
+                        for mount in mappings(container, "volumeMounts")
+                    ],
+                }
+                if "volumeMounts" in container
+                else container
+                for container in mappings(spec, key)
+            ]
+
+
+def _environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
+    """Returns variables that are the same for every run of the workload."""
+    theirs = {k: v for k, v in layout.job.environment.items() if k not in MLFLOW_VARIABLES}
+    ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
+    if layout.data:
+        # A data host that fails is restarted: it must not succeed before the run ends, and trainers
+        # wait for it.
+        ours |= RunEnvironment(comes_back=True).to_environ("comes_back")
+    if not group.gpus:
+        # GPU images ask for all GPUs of a host, whatever the pod is given.
+        ours["NVIDIA_VISIBLE_DEVICES"] = "void"
+    # JobSet's own label in place of a text: a TrainingRuntime is the same for all runs.
+    of_pod = {"STOKER_RUN_ID": f"metadata.labels['{JOBSET_LABEL}']"}
+    settings = layout.settings
+    if group.is_dnn and settings.output:
+        # Restarts that do not count as failures are counted there, too.
+        most = settings.max_restarts + settings.max_fresh_starts
+        # Each restart gives the Job a new deadline: the leader holds the one for all attempts.
+        bounds = RunEnvironment(max_fresh_starts=most, max_run_seconds=settings.max_run_seconds)
+        is_bounded = settings.max_run_seconds is not None
+        ours |= bounds.to_environ("max_fresh_starts", *["max_run_seconds"] * is_bounded)
+        of_pod["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
+    found: list[Json] = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in of_pod.items()
+    ]
+    # Without a limit nothing else in the pod shows how many CPUs it requested.
+    of_cpu: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
+    found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
+    return [*found, *_secret_variables(layout, group), *variables({**theirs, **ours})]
+
+
+def _secret_variables(layout: Layout, group: PodGroup) -> Iterator[Json]:
+    """Yields the variables that the kubelet reads from Secrets."""
+    for name, source in sorted(layout.job.secrets.items()):
+        if source.is_for(group.group.role):
+            place: Document = {"name": source.secret, "key": source.key or name}
+            yield {"name": name, "valueFrom": {"secretKeyRef": place}}
+
+
+def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
+    """Returns variables of this run only."""
+    known = run_environment(layout.job)
+    ours = replace(
+        known,
+        token_file=Path(TOKEN_FOLDER, TOKEN_KEY),
+        group=group.group.name,
+        pod_groups=tuple(
+            RunGroup(name=g.name, instance_type=g.instance_type, count=g.count, hosts=other.hosts)
+            for other in layout.groups
+            for g in (other.group,)
+        ),
+        profile_file=Path(PROFILE_FILE) if known.profile else None,
+        follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
+        tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
+    )
+    # MLflow's run is this run's; what the user says of MLflow is the same for all runs.
+    patched = {
+        text(variable, "name")
+        for patch in group.patches
+        for container in mappings(patch, "spec", "containers")
+        for variable in mappings(container, "env")
+    }
+    names = MLFLOW_VARIABLES - patched if group.is_dnn else ()
+    mlflow = {k: v for k, v in layout.job.environment.items() if k in names}
+    return variables({**mlflow, **ours.to_environ()})
+
+
+def variables(values: Mapping[str, str]) -> list[Json]:
+    return [{"name": name, "value": verbatim(value)} for name, value in sorted(values.items())]
+
+
+def verbatim(text: str) -> str:
+    """Escapes `$`, so that Kubernetes expands no $(NAME)."""
+    return text.replace("$", "$$")
+
+
+def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
+    """Returns the template of a group's pods.
+
+    With Trainer it is the same for all runs: without token, configuration, variables and zone.
+    """
+    run_as = layout.settings.run_as
+    # Containers have 64 MB of it by default, too little for batches in shared memory.
+    shm: Document = {"medium": "Memory", **_size_limit(layout.settings.shm)}
+    in_shm = _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"})
+    mounted = (_job_folder(layout, group), in_shm, *_channels(layout, group))
+    volumes, mounts = zip(*mounted, strict=True)
+    container: dict[str, Json] = {
+        "name": group.job,
+        "image": group.settings.image or layout.image,
+        "command": [verbatim(word) for word in layout.settings.entrypoint],
+        "args": [verbatim(word) for word in layout.job.command],
+        "env": _environment_of_group(layout, group),
+        "resources": {"requests": group.requests, "limits": group.limits},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        # The last words of a host that failed are in its pod's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*chain(*mounts)],
+    }
+    spec: dict[str, Json] = {
+        # A data host is restarted on its node, under its address. What the end of a dnn host means
+        # is JobSet's to decide: all hosts restart together.
+        "restartPolicy": "Never" if group.is_dnn else "OnFailure",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        # The user's code has no business with the cluster's API.
+        "automountServiceAccountToken": False,
+        # Else each service of the namespace adds variables to the environment.
+        "enableServiceLinks": False,
+        "securityContext": {
+            # What the restricted profile of pod security asks for.
+            "runAsNonRoot": True,
+            "runAsUser": run_as,
+            "runAsGroup": run_as,
+            "fsGroup": run_as,
+            # Else the kubelet would set the owner of every file of a claim at each start.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": group.node_selector,
+        "tolerations": [*group.tolerations],
+        **pull_secrets(layout.settings.image_pull_secrets),
+        "containers": [container],
+        "volumes": list(volumes),
+    }
+    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
+    no_mesh = {ISTIO_INJECT: "false"}
+    described: dict[str, Json] = {
+        "labels": {**layout.labels, ROLE_LABEL: group.group.role, **no_mesh},
+        "annotations": {**no_mesh, **(STAY_ANNOTATIONS if group.is_dnn else {})},
+    }
+    template: dict[str, Json] = {"metadata": described, "spec": spec}
+    for patch in group.patches:
+        template = mapping_of(template, patch)
+    spec = {
+        **mapping(template, "spec"),
+        "nodeSelector": group.node_selector,
+        "tolerations": [*group.tolerations],
+    }
+    if layout.settings.api == "jobset":
+        # After the patches, as a TrainJob does it.
+        spec = mapping_of(spec, spec_of_run(layout, group))
+    _share_claims(spec)
+    return {**template, "spec": spec}
+
+
+def pull_secrets(names: Iterable[str]) -> dict[str, Json]:
+    """Returns a pod's imagePullSecrets; {} without names."""
+    listed: list[Json] = [{"name": name} for name in names]
+    return {"imagePullSecrets": listed} if listed else {}
+
+
+def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
+    """Returns the part of a pod's spec that only this run has."""
+    volumes, mounts = zip(*_volumes_of_run(layout, group), strict=True)
+    container: dict[str, Json] = {
+        "name": group.job,
+        "volumeMounts": [*chain(*mounts)],
+        "env": environment_of_run(layout, group),
+    }
+    spec: dict[str, Json] = {"containers": [container], "volumes": list(volumes)}
+    zone = layout.settings.zone
+    if zone != "any" and sum(g.group.count for g in layout.groups) > 1:
+        pods: Document = {"matchLabels": {JOBSET_LABEL: layout.name}}
+        kind = "required"
+        term: Document = {"labelSelector": pods, "topologyKey": ZONE_LABEL}
+        if zone != "require":
+            # The greatest weight of a preference.
+            kind = "preferred"
+            term = {"weight": 100, "podAffinityTerm": term}
+        affinity: Document = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term]}
+        spec["affinity"] = {"podAffinity": affinity}
+    return spec
