@@ -18,14 +18,12 @@ from stoker.platforms.kubernetes.layout import (
     REQUEST_ANNOTATION,
     RESERVED_METADATA,
     RUN_ANNOTATION,
+    WORKLOAD_ANNOTATION,
     Layout,
-    PodGroup,
     is_dns_label,
 )
 from stoker.platforms.kubernetes.pod_template import (
-    environment_of_run,
-    pod_template,
-    spec_of_run,
+    Pods,
     verbatim,
 )
 from stoker.platforms.patch import check_patch, mapping_of
@@ -58,7 +56,47 @@ def object_of_run(version: str, kind: str, metadata: Document, **parts: Json) ->
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **parts}
 
 
-def jobset_spec(layout: Layout) -> dict[str, Json]:
+def job_of(
+    layout: Layout, pods: Sequence[Pods], *, files: Document
+) -> tuple[Document, Document | None]:
+    """Returns the run's JobSet, or its TrainJob and the TrainingRuntime that it refers to.
+
+    Args:
+        layout: The job on pods.
+        pods: Those of each group.
+        files: What launchers read; an attempt finds its job by a digest of it and of the spec.
+
+    Raises:
+        UsageError: For what a server would accept and could not run.
+    """
+    settings = layout.settings
+    # Kueue admits the main object: it gets the patch's labels.
+    described = mapping_of(metadata(layout), patch_document(settings.jobset.metadata))
+    spec = _jobset_spec(layout, pods)
+    if settings.api == "jobset":
+        main = object_of_run(JOBSET_API, "JobSet", described, spec=spec)
+        job, runtime = _signed(main, layout, parts=[files, None]), None
+    else:
+        name = settings.runtime or layout.name
+        runtime = _training_runtime(layout, spec, name=name)
+        main_spec = _train_job_spec(layout, pods, runtime=name)
+        main = object_of_run(TRAINER_API, "TrainJob", described, spec=main_spec)
+        job = _signed(main, layout, parts=[files, runtime["spec"]])
+    check_objects([*([runtime] if runtime else []), job])
+    return job, runtime
+
+
+def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
+    """Returns the job with a digest of it and `parts`, by which an attempt finds its job."""
+    described = mapping(main, "metadata")
+    sha256 = digest([main["spec"], *parts])
+    annotations = {**mapping(described, "annotations"), REQUEST_ANNOTATION: sha256}
+    if layout.job.settings.workload_sha256:
+        annotations[WORKLOAD_ANNOTATION] = layout.job.settings.workload_sha256
+    return {**main, "metadata": {**described, "annotations": annotations}}
+
+
+def _jobset_spec(layout: Layout, pods: Sequence[Pods]) -> dict[str, Json]:
     """Returns the spec of a JobSet, or of a TrainingRuntime's, which is the same for all runs."""
     settings = layout.settings
     spec: dict[str, Json] = {
@@ -73,7 +111,7 @@ def jobset_spec(layout: Layout) -> dict[str, Json]:
             "publishNotReadyAddresses": True,
         },
         "ttlSecondsAfterFinished": KEEP_SECONDS,
-        "replicatedJobs": [_replicated_job(layout, group) for group in layout.groups],
+        "replicatedJobs": [_replicated_job(layout, pods_of_group) for pods_of_group in pods],
     }
     reserved = _RESERVED
     if settings.api == "trainer":
@@ -120,7 +158,8 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
     return {**policy, "rules": rules} if rules else policy
 
 
-def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
+def _replicated_job(layout: Layout, pods: Pods) -> dict[str, Json]:
+    group = pods.group
     job: dict[str, Json] = {
         "parallelism": group.group.count,
         "completions": group.group.count,
@@ -146,7 +185,7 @@ def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
                 {"action": "FailJob", "onExitCodes": codes},
             ],
         }
-    job["template"] = pod_template(layout, group)
+    job["template"] = pods.template
     template: dict[str, Json] = {"spec": job}
     if layout.settings.api == "trainer" and group.is_dnn:
         # The label by which Trainer finds the job that a TrainJob's settings go to.
@@ -154,12 +193,12 @@ def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
     return {"name": group.job, "replicas": 1, "template": template}
 
 
-def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
+def _training_runtime(layout: Layout, jobset: Document, *, name: str) -> dict[str, Json]:
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
         # Both groups whole: a TrainJob sets count, image and resources of the trainer's job only.
-        "template": {"spec": jobset_spec(layout)},
+        "template": {"spec": jobset},
     }
     described = metadata(layout, name=name)
     described["labels"] = {**layout.labels, FRAMEWORK_LABEL: "torch"}
@@ -167,7 +206,7 @@ def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
     return object_of_run(TRAINER_API, "TrainingRuntime", described, spec=spec)
 
 
-def train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
+def _train_job_spec(layout: Layout, pods: Sequence[Pods], *, runtime: str) -> dict[str, Json]:
     dnn = layout.dnn
     trainer: dict[str, Json] = {
         "image": layout.image,
@@ -175,9 +214,9 @@ def train_job_spec(layout: Layout, *, runtime: str) -> dict[str, Json]:
         "args": [verbatim(word) for word in layout.job.command],
         "numNodes": dnn.group.count,
         "resourcesPerNode": {"requests": dict(dnn.requests), "limits": dict(dnn.limits)},
-        "env": environment_of_run(layout, dnn),
+        "env": pods[0].variables,
     }
-    patches: list[Json] = [_patch(layout, group) for group in layout.groups]
+    patches: list[Json] = [_patch(pods_of_group) for pods_of_group in pods]
     patch: Document = {"template": {"spec": {"replicatedJobs": patches}}}
     limit = layout.settings.max_run_seconds
     group = TRAINER_API.partition("/")[0]
@@ -204,12 +243,13 @@ def _compared(spec: Json) -> Json:
     return spec
 
 
-def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    spec = spec_of_run(layout, group)
+def _patch(pods: Pods) -> Document:
+    group, spec = pods.group, pods.of_run
     if group.is_dnn:
         # Trainer takes the variables of its container from the TrainJob's trainer only.
         (container,) = mappings(spec, "containers")
-        spec["containers"] = [{key: value for key, value in container.items() if key != "env"}]
+        shown = {key: value for key, value in container.items() if key != "env"}
+        spec = {**spec, "containers": [shown]}
     return {"name": group.job, "template": {"spec": {"template": {"spec": spec}}}}
 
 

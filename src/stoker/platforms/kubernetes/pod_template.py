@@ -1,8 +1,9 @@
 """The template of a group's pods: volumes, environment, containers, the users' patches."""
 
+import json
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stoker.errors import UsageError
 from stoker.host.machine import CPU_REQUEST
 from stoker.platforms.base import (
     MLFLOW_VARIABLES,
+    PLAIN_CHANNEL,
     TENSORBOARD,
     groups_of_channel,
     run_environment,
@@ -38,6 +40,7 @@ from stoker.records import (
     Json,
 )
 from stoker.records.base import Document, mapping, mappings
+from stoker.records.hyperparameters import encoded
 
 RESTARTS_ANNOTATION = "jobset.sigs.k8s.io/restart-attempt"
 ZONE_LABEL = "topology.kubernetes.io/zone"
@@ -233,32 +236,38 @@ def _secret_variables(layout: Layout, group: PodGroup) -> Iterator[Json]:
             yield {"name": name, "valueFrom": {"secretKeyRef": place}}
 
 
-def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
+def _environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables of this run only."""
-    known = run_environment(layout.job)
-    ours = replace(
-        known,
+    common = run_environment(layout.job)
+    settings = replace(
+        common,
         token_file=Path(TOKEN_FOLDER, TOKEN_KEY),
         group=group.group.name,
-        pod_groups=tuple(
-            RunGroup(name=g.name, instance_type=g.instance_type, count=g.count, hosts=other.hosts)
-            for other in layout.groups
-            for g in (other.group,)
-        ),
-        profile_file=Path(PROFILE_FILE) if known.profile else None,
+        pod_groups=tuple(map(_run_group, layout.groups)),
+        profile_file=Path(PROFILE_FILE) if common.profile else None,
         follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
         tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
     )
     # MLflow's run is this run's; what the user says of MLflow is the same for all runs.
-    patched = {
-        text(variable, "name")
-        for patch in group.patches
-        for container in mappings(patch, "spec", "containers")
-        for variable in mappings(container, "env")
-    }
-    names = MLFLOW_VARIABLES - patched if group.is_dnn else ()
+    names = MLFLOW_VARIABLES - _patched_names(group) if group.is_dnn else ()
     mlflow = {k: v for k, v in layout.job.environment.items() if k in names}
-    return variables({**mlflow, **ours.to_environ()})
+    return variables({**mlflow, **settings.to_environ()})
+
+
+def _run_group(pods: PodGroup) -> RunGroup:
+    group = pods.group
+    return RunGroup(
+        name=group.name, instance_type=group.instance_type, count=group.count, hosts=pods.hosts
+    )
+
+
+def _patched_names(group: PodGroup) -> frozenset[str]:
+    """Returns the variables that patches of the group's pods set, in any container."""
+    patched: list[Document] = []
+    for patch in group.patches:
+        for container in mappings(patch, "spec", "containers"):
+            patched += mappings(container, "env")
+    return frozenset(text(variable, "name") for variable in patched)
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:
@@ -270,12 +279,60 @@ def verbatim(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    """Returns the template of a group's pods.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """The pods of a group, as the job's object has them.
 
-    With Trainer it is the same for all runs: without token, configuration, variables and zone.
+    Attributes:
+        template: With JobSet all of it; with Trainer what is the same for all runs.
+        of_run: The part of their spec that only this run has.
     """
-    run_as = layout.settings.run_as
+
+    group: PodGroup
+    template: Document
+    of_run: Document
+
+    @property
+    def variables(self) -> Json:
+        """Variables of this run only."""
+        (container,) = mappings(self.of_run, "containers")
+        return container["env"]
+
+
+def pods_of(layout: Layout) -> tuple[Pods, ...]:
+    """Returns the pods of each group; raises UsageError for a channel that pods cannot mount."""
+    pods = []
+    for group in layout.groups:
+        of_run = _spec_of_run(layout, group)
+        template = _pod_template(layout, group, of_run=of_run)
+        pods.append(Pods(group=group, template=template, of_run=of_run))
+    return tuple(pods)
+
+
+def _pod_template(layout: Layout, group: PodGroup, *, of_run: Document) -> Document:
+    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
+    no_mesh = {ISTIO_INJECT: "false"}
+    described: dict[str, Json] = {
+        "labels": {**layout.labels, ROLE_LABEL: group.group.role, **no_mesh},
+        "annotations": {**no_mesh, **(STAY_ANNOTATIONS if group.is_dnn else {})},
+    }
+    template: dict[str, Json] = {"metadata": described, "spec": _spec_of_group(layout, group)}
+    for patch in group.patches:
+        template = mapping_of(template, patch)
+    spec = {
+        **mapping(template, "spec"),
+        "nodeSelector": group.node_selector,
+        "tolerations": [*group.tolerations],
+    }
+    if layout.settings.api == "jobset":
+        # After the patches, as a TrainJob does it.
+        spec = mapping_of(spec, of_run)
+    _share_claims(spec)
+    return {**template, "spec": spec}
+
+
+def _spec_of_group(layout: Layout, group: PodGroup) -> Document:
+    """Returns the spec that is the same for every run of the workload, before the patches."""
     # Containers have 64 MB of it by default, too little for batches in shared memory.
     shm: Document = {"medium": "Memory", **_size_limit(layout.settings.shm)}
     in_shm = _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"})
@@ -293,7 +350,7 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*chain(*mounts)],
     }
-    spec: dict[str, Json] = {
+    return {
         # A data host is restarted on its node, under its address. What the end of a dnn host means
         # is JobSet's to decide: all hosts restart together.
         "restartPolicy": "Never" if group.is_dnn else "OnFailure",
@@ -302,41 +359,26 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
         "automountServiceAccountToken": False,
         # Else each service of the namespace adds variables to the environment.
         "enableServiceLinks": False,
-        "securityContext": {
-            # What the restricted profile of pod security asks for.
-            "runAsNonRoot": True,
-            "runAsUser": run_as,
-            "runAsGroup": run_as,
-            "fsGroup": run_as,
-            # Else the kubelet would set the owner of every file of a claim at each start.
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _security_context(layout.settings.run_as),
         "nodeSelector": group.node_selector,
         "tolerations": [*group.tolerations],
         **pull_secrets(layout.settings.image_pull_secrets),
         "containers": [container],
         "volumes": list(volumes),
     }
-    # A mesh's sidecar does not end when the training does, and all traffic passes through it.
-    no_mesh = {ISTIO_INJECT: "false"}
-    described: dict[str, Json] = {
-        "labels": {**layout.labels, ROLE_LABEL: group.group.role, **no_mesh},
-        "annotations": {**no_mesh, **(STAY_ANNOTATIONS if group.is_dnn else {})},
+
+
+def _security_context(run_as: int) -> Document:
+    """Returns what the restricted profile of pod security asks for."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": run_as,
+        "runAsGroup": run_as,
+        "fsGroup": run_as,
+        # Else the kubelet would set the owner of every file of a claim at each start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
-    template: dict[str, Json] = {"metadata": described, "spec": spec}
-    for patch in group.patches:
-        template = mapping_of(template, patch)
-    spec = {
-        **mapping(template, "spec"),
-        "nodeSelector": group.node_selector,
-        "tolerations": [*group.tolerations],
-    }
-    if layout.settings.api == "jobset":
-        # After the patches, as a TrainJob does it.
-        spec = mapping_of(spec, spec_of_run(layout, group))
-    _share_claims(spec)
-    return {**template, "spec": spec}
 
 
 def pull_secrets(names: Iterable[str]) -> dict[str, Json]:
@@ -345,13 +387,12 @@ def pull_secrets(names: Iterable[str]) -> dict[str, Json]:
     return {"imagePullSecrets": listed} if listed else {}
 
 
-def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    """Returns the part of a pod's spec that only this run has."""
+def _spec_of_run(layout: Layout, group: PodGroup) -> Document:
     volumes, mounts = zip(*_volumes_of_run(layout, group), strict=True)
     container: dict[str, Json] = {
         "name": group.job,
         "volumeMounts": [*chain(*mounts)],
-        "env": environment_of_run(layout, group),
+        "env": _environment_of_run(layout, group),
     }
     spec: dict[str, Json] = {"containers": [container], "volumes": list(volumes)}
     zone = layout.settings.zone
@@ -366,3 +407,11 @@ def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
         affinity: Document = {f"{kind}DuringSchedulingIgnoredDuringExecution": [term]}
         spec["affinity"] = {"podAffinity": affinity}
     return spec
+
+
+def files_of_run(layout: Layout) -> dict[str, str]:
+    """Returns what launchers read, by its key in the run's ConfigMap: JSON."""
+    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: encoded(layout.job.hyperparameters)}
+    for group in layout.groups:
+        documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), PLAIN_CHANNEL)
+    return {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}

@@ -1,43 +1,32 @@
 """All objects of a run, as they are sent: the job and what it owns."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.platforms.base import PLAIN_CHANNEL, JobSpec
+from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import text
 from stoker.platforms.kubernetes.jobset import (
-    JOBSET_API,
-    TRAINER_API,
-    check_objects,
-    digest,
-    jobset_spec,
+    job_of,
     metadata,
     object_of_run,
-    train_job_spec,
-    training_runtime,
 )
 from stoker.platforms.kubernetes.layout import (
-    HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
     REQUEST_ANNOTATION,
     ROLE_LABEL,
     STEP_LABEL,
     TOKEN_KEY,
     WORKFLOW_LABEL,
-    WORKLOAD_ANNOTATION,
     Layout,
     config_map,
     lay_out,
     records_map,
     token_secret,
 )
-from stoker.platforms.kubernetes.pod_template import channels_of, inputs_key
-from stoker.platforms.patch import mapping_of
+from stoker.platforms.kubernetes.pod_template import files_of_run, pods_of
 from stoker.records import Json
 from stoker.records.base import Document, mapping
-from stoker.records.hyperparameters import encoded
-from stoker.records.platforms import patch_document
 
 # In place of the token where the Secret is shown; a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
@@ -115,61 +104,33 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         what = f"the TrainingRuntime {layout.settings.runtime} fits the run's first plan only"
         fix = "leave it out: one is made for each plan"
         raise UsageError(what, where="key kubernetes.runtime", fix=fix)
-    config = _config(layout)
-    runtime: Document | None = None
-    # Kueue admits the main object: it gets the patch's labels.
-    described = mapping_of(metadata(layout), patch_document(layout.settings.jobset.metadata))
-    if layout.settings.api == "jobset":
-        main = object_of_run(JOBSET_API, "JobSet", described, spec=jobset_spec(layout))
-    else:
-        name = layout.settings.runtime or layout.name
-        runtime = training_runtime(layout, name=name)
-        spec = train_job_spec(layout, runtime=name)
-        main = object_of_run(TRAINER_API, "TrainJob", described, spec=spec)
-    pods = {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}
-    request = KubernetesRequest(
+    pods = pods_of(layout)
+    files = files_of_run(layout)
+    main, runtime = job_of(layout, pods, files=files)
+    secret = object_of_run(
+        "v1",
+        "Secret",
+        metadata(layout, name=token_secret(layout.name)),
+        type="Opaque",
+        immutable=True,
+        stringData={TOKEN_KEY: NO_TOKEN},
+    )
+    dnn = {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}
+    return KubernetesRequest(
         job=job,
         layout=layout,
-        main=_signed(main, layout, parts=[config["data"], runtime and runtime["spec"]]),
+        main=main,
         runtime=runtime,
         runtime_is_ours=runtime is not None and layout.settings.runtime is None,
-        config=config,
-        secret=object_of_run(
-            "v1",
-            "Secret",
-            metadata(layout, name=token_secret(layout.name)),
-            type="Opaque",
-            immutable=True,
-            stringData={TOKEN_KEY: NO_TOKEN},
-        ),
+        config=_config_map(layout, config_map(layout.name), files),
+        secret=secret,
         # A drain waits for the dnn group to end.
-        budget=_budget(metadata(layout), layout.dnn.group.count, pods),
+        budget=_budget(metadata(layout), layout.dnn.group.count, dnn),
         records=_config_map(layout, records_map(layout.name), job.records) if job.records else None,
     )
-    existing = [runtime] if runtime and not request.runtime_is_ours else []
-    check_objects([*existing, *request.objects])
-    return request
 
 
-def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
-    """Returns the job with a digest of it and `parts`, by which an attempt finds its job."""
-    described = mapping(main, "metadata")
-    own: Document = {REQUEST_ANNOTATION: digest([main["spec"], *parts])}
-    annotations = {**mapping(described, "annotations"), **own}
-    if layout.job.settings.workload_sha256:
-        annotations[WORKLOAD_ANNOTATION] = layout.job.settings.workload_sha256
-    return {**main, "metadata": {**described, "annotations": annotations}}
-
-
-def _config(layout: Layout) -> Document:
-    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: encoded(layout.job.hyperparameters)}
-    for group in layout.groups:
-        documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), PLAIN_CHANNEL)
-    data = {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}
-    return _config_map(layout, config_map(layout.name), data)
-
-
-def _config_map(layout: Layout, name: str, data: Document) -> Document:
+def _config_map(layout: Layout, name: str, data: Mapping[str, str]) -> Document:
     # Immutable: a run's settings do not change, and kubelets need not watch the object.
     described = metadata(layout, name=name)
     return object_of_run("v1", "ConfigMap", described, immutable=True, data=dict(data))
