@@ -8,8 +8,8 @@ the last run that passed, only Unchanged follows, and says so. Remember keeps wh
 compares with and decides by, in the claim of `kubernetes.memory`; without a claim there is none.
 
 Profile and Train are small pods that create and follow a job: a JobSet, or a TrainJob if the
-workload says so. A training that fails does not fail its step: it is evaluated for the report, and
-the gate stops the run. Period limits how long Kubeflow's cache keeps a profile.
+workload says so. A training job that fails does not fail its step: it is evaluated for the report,
+and the gate stops the run. Period limits how long Kubeflow's cache keeps a profile.
 
 You can add steps before, between and after these. Other arguments of `steps`, with types and
 defaults, become parameters of the pipeline (docs/kubeflow.md of stoker's checkout has an example).

@@ -25,7 +25,7 @@ def prepare(day: str) -> str:
 
 @dsl.component(base_image="REGISTRY/holdout:1")
 def judge(training: str) -> float:
-    """Returns the accuracy on data that no training has seen."""
+    """Returns the accuracy on data that no training run has seen."""
     import json
 
     record = json.loads(training)  # training.json
