@@ -3092,3 +3092,80 @@ class Frame(Dataset):
 for batch in DataLoader(Frame(), 4, num_workers=2):
     show(batch)
 """
+
+SCRIPTS["no worker info without workers"] = """\
+from torch.utils.data import dataloader
+
+
+class Seen(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        inner = list(DataLoader(Numbers(2), 2))
+        return i, get_worker_info() is None, torch.utils.data.get_worker_info(), len(inner)
+
+
+class SeenAtOnce(Seen):
+    def __getitems__(self, indices):
+        return [(i, get_worker_info()) for i in indices]
+
+
+def collate(samples):
+    return [get_worker_info() is None, dataloader._utils.worker.get_worker_info(), *samples]
+
+
+def never(worker_id):
+    raise ValueError("workers alone call it")
+
+
+for dataset in (Seen(), SeenAtOnce(), Subset(Seen(), range(0, 48, 2))):
+    for epoch in range(2):
+        for batch in DataLoader(dataset, 4, collate_fn=collate, worker_init_fn=never):
+            show(batch)
+for sample in DataLoader(Seen(), batch_size=None, collate_fn=collate):
+    show(sample)
+"""
+
+SCRIPTS["a stream without workers"] = """\
+class Stream(IterableDataset):
+    def __init__(self):
+        self.seen = get_worker_info()
+
+    def __iter__(self):
+        info = get_worker_info()
+        begin, step = (0, 1) if info is None else (info.id, info.num_workers + 100)
+        for i in range(begin, 30, step):
+            yield i, info is None, get_worker_info() is None, self.seen
+
+
+def never(worker_id):
+    raise ValueError("workers alone call it")
+
+
+def with_info(samples):
+    return [get_worker_info(), samples]
+
+
+for epoch in range(2):
+    for batch in DataLoader(Stream(), 4, collate_fn=with_info, worker_init_fn=never):
+        show(batch)
+for batch in DataLoader(ChainDataset([Stream(), Stream()]), 8, collate_fn=list):
+    show(batch)
+"""
+
+SCRIPTS["data pipes without workers"] = """\
+import warnings
+
+warnings.simplefilter("ignore")
+from torch.utils.data.datapipes.iter import IterableWrapper, Mapper, ShardingFilter
+
+
+def seen(i):
+    return i, get_worker_info() is None
+
+
+pipe = Mapper(ShardingFilter(IterableWrapper(range(20))), seen)
+for batch in DataLoader(pipe, 4, collate_fn=list):
+    show(batch)
+"""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
+from stoker.feed.data_worker import is_worker
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.timeline import FILE, Timeline
@@ -466,8 +467,7 @@ def known_process() -> TrainerProcess | None:
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> TrainerProcess:
     settings = from_environment()
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is not None and torch_data.get_worker_info() is not None:
+    if is_worker():
         # Iterations in a data worker are not steps of the training.
         settings = replace(settings, output=None)
     path = settings.output and settings.output / FILE.format(rank=settings.rank)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, cast
 
 from torch._C._autograd import _profiler_enabled
-from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
+from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import (
 
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
+from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
@@ -278,7 +279,10 @@ class PreservingFetcher(SeededFetcher):
 
 
 class SeedingInit:
-    """Worker init function that calls the script's, then makes the worker seed its batches."""
+    """Worker init function that calls the script's, then makes the worker seed its batches.
+
+    With `num_workers` 0, which the script has, `get_worker_info()` is None from then on.
+    """
 
     def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
         self.user = user
@@ -288,13 +292,17 @@ class SeedingInit:
     def __call__(self, worker_id: int) -> None:
         if self.user is not None:
             self.user(worker_id)
+        if not self.num_workers:
+            hide_worker()
+        if self.seeding == "torch":
+            return
         create = _DatasetKind.create_fetcher
 
         def create_seeded(*args: object) -> SeededFetcher:
             _, dataset, _, collate_fn, _ = args
             seeder = Seeder(
                 {"dataset": dataset, "collate_fn": collate_fn},
-                num_workers=self.num_workers,
+                num_workers=self.num_workers or None,
                 warns=worker_id == 0,
             )
             fetcher = create(*args)  # type: ignore[no-untyped-call]
@@ -394,7 +402,7 @@ def _is_making_here() -> bool:
 
 def is_making() -> bool:
     """Returns whether a batch is being made here: a loader iterated over now is part of it."""
-    return _is_making_here() or get_worker_info() is not None
+    return _is_making_here() or is_worker()
 
 
 def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
@@ -405,14 +413,14 @@ def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
     return _MultiProcessingDataLoaderIter(loader)
 
 
-def worker_init_of(loader: "DataLoader[object]") -> WorkerInit | None:
+def worker_init_of(loader: "DataLoader[object]", *, num_shards: int = 0) -> WorkerInit | None:
     """Returns the function that workers call which stoker gives a loader, at their start.
 
-    None for a map-style loader of torch's class without workers: there torch never calls it.
+    None for a loader of torch's class without workers, or shards that were set for it: there torch
+    never calls it.
     """
-    is_map_style = loader._dataset_kind == _DatasetKind.Map
     is_stokers = reach_of(type(loader))[1] == "stoker"
-    if is_map_style and not loader.num_workers and not is_stokers:
+    if not loader.num_workers and num_shards < 2 and not is_stokers:
         return None
     return loader.worker_init_fn
 

@@ -154,15 +154,13 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _numbered_view(self) -> LoaderView:
         """Returns the loader as torch's workers see it; without draws from the script's states."""
-        seeding, init = self._epoch.seeding, worker_init_of(self._loader)
-        if seeding != "torch":
-            init = SeedingInit(init, seeding, num_workers=self._epoch.num_workers)
+        user = worker_init_of(self._loader)
         return LoaderView(
             self._view,
             generator=torch.Generator(),
             pin_memory=self._pin_memory,
             _index_sampler=(),
-            worker_init_fn=init,
+            worker_init_fn=SeedingInit(user, self._epoch.seeding, num_workers=0),
             in_order=True,
         )
 

@@ -7,6 +7,7 @@ from typing import cast
 
 from stoker.errors import ProtocolError, UsageError
 from stoker.feed.bookkeeping import LoaderBooks, this_process
+from stoker.feed.data_worker import is_worker
 from stoker.feed.wire.pickling import DatasetFactory
 
 
@@ -114,11 +115,9 @@ def _ask_facts(remote: Remote) -> Facts:
 
     Without a data group, and in a data worker, the dataset is built here.
     """
-    from torch.utils.data import get_worker_info
-
     process = this_process()
     settings = process.settings
-    if not (settings.has_data_group and settings.coordinator) or get_worker_info() is not None:
+    if not (settings.has_data_group and settings.coordinator) or is_worker():
         return facts_of(remote.build())
     from stoker.feed.seeding import Numbered
     from stoker.feed.trainer.client import feed_of

@@ -66,7 +66,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         """
         self._loader = loader
         self._process = process
-        self._spec = _spec_of(loader)
+        self._spec = _spec_of(loader, num_shards=process.settings.feed.shards or 0)
         # A stream is seeded once, as one of torch's workers is; batches follow from it.
         self._seeding: Seeding = (
             "torch" if self._spec.is_iterable else process.settings.feed.seeding
@@ -293,20 +293,26 @@ def _raising(error: BaseException | None) -> Iterator[Numbered]:
     yield from ()
 
 
-def _spec_of(loader: "DataLoader[object]") -> DatasetSpec:
-    init = worker_init_of(loader)
+def _spec_of(loader: "DataLoader[object]", *, num_shards: int) -> DatasetSpec:
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    shown_workers = loader.num_workers
+    if is_iterable:
+        shown_workers = int(shown_workers > 0 or num_shards > 1)
+    if next(factories_in(loader.dataset), None) is not None:
+        # Built in workers alone.
+        shown_workers = max(1, shown_workers)
+    init = worker_init_of(loader, num_shards=num_shards * is_iterable)
     if isinstance(loader.dataset, IterDataPipe):
         # As torch's loader does it: a data pipe is sharded by rank and worker.
         world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
         init = partial(_sharding_worker_init_fn, init, world_size, rank)
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     return DatasetSpec(
         start_method=start_method_of(loader),
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=init,
         auto_collation=loader._auto_collation,
-        num_workers=1 if is_iterable else max(1, loader.num_workers),
+        num_workers=shown_workers,
         has_workers=loader.num_workers > 0,
         settings=InheritedSettings.of_this_process(),
         is_iterable=is_iterable,

@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.environment import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 from stoker.feed import why_unfed as sentences
 from stoker.feed.bookkeeping import MAKERS, TrainerProcess, known_process, this_process
+from stoker.feed.data_worker import is_worker
 from stoker.feed.foreign_loaders import own_loaders
 from stoker.feed.rank_reports import Loading, Unfed
 from stoker.logs import EventName, Log
@@ -144,7 +145,7 @@ def _has_optimizer(kind: type[Optimizer]) -> bool:
 
 
 def install(dataloader_class: type[TorchLoader]) -> None:
-    if torch.utils.data.get_worker_info() is not None:
+    if is_worker():
         return
     settings = from_environment()
     watch = OptimizerWatch(

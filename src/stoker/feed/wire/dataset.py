@@ -181,7 +181,8 @@ class DatasetSpec:
 
     Attributes:
         auto_collation: False with `batch_size=None`: an index is one sample.
-        num_workers: The script's, at least 1, for `get_worker_info()` while a batch is made.
+        num_workers: The script's, for `get_worker_info()` while a batch is made, of a stream 1; 0:
+            it is None then, as in a script without workers.
         has_workers: Whether the script asked for any.
         start_method: How torch would start the loader's workers.
     """
@@ -297,7 +298,7 @@ def pack_spec(
             f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
             f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
         )
-    return PackedSpec(data, name, warnings, spec.num_workers)
+    return PackedSpec(data, name, warnings, max(1, spec.num_workers))
 
 
 # What the script defined when a spec was packed, by its digest: hosts have that one.

@@ -31,6 +31,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError, ShippingError
 from stoker.feed import seeding, why_unfed
+from stoker.feed.data_worker import become_data_worker, hide_worker
 from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec, reopened
@@ -176,6 +177,7 @@ def _loaded(spec: DatasetSpec | bytes | BinaryIO, *, host: str) -> DatasetSpec:
 
 
 def become_worker() -> None:
+    become_data_worker()
     end_with_parent(signal.SIGKILL)
     # Ctrl-C reaches the whole process group; the trainer handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -408,10 +410,12 @@ class IndexedSource:
         self._seed_as_torch(self._base_seed)
         if self._spec.worker_init_fn is not None:
             self._spec.worker_init_fn(self._id)
+        if not self._spec.num_workers:
+            hide_worker()
         dataset = self._spec.dataset
         if self._seeding != "torch":
             roots = {"dataset": dataset, "collate_fn": self._spec.collate_fn}
-            self._seeder = Seeder(roots, num_workers=self._spec.num_workers)
+            self._seeder = Seeder(roots, num_workers=self._spec.num_workers or None)
         self._makes_many = seeding.makes_many(dataset)
         if self._seeding == "sample" and self._spec.auto_collation and not self._makes_many:
             dataset = seeding.OneByOne(dataset)
@@ -429,6 +433,8 @@ class IndexedSource:
         if order.seed[:3] != self._seeded_for:
             self._seeded_for = order.seed[:3]
             self._seed_as_torch(order.seed[0] if order.seed else self._base_seed)
+            if not self._spec.num_workers:
+                hide_worker()
         return self._fetch(order, index)
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
@@ -532,6 +538,8 @@ class ShardStream:
                 )
                 if self.spec.worker_init_fn is not None:
                     self.spec.worker_init_fn(self._shard)
+                if not self.spec.num_workers:
+                    hide_worker()
                 self._set_states(resumed, index)
             first = resumed.epochs_before - len(resumed.earlier)
             for epoch, count in enumerate(resumed.earlier, first):
