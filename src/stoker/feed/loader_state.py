@@ -381,7 +381,7 @@ def replay_sampler(
     Returns the rest of the sampler, and what was drawn and not yielded. Raises UsageError if the
     sampler does not give the same again.
     """
-    num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
+    at_iter = begun["at_iter"]
     assert at_iter is not None
     has_own = bool(at_iter["own"])
     # A sampler's state may be stale until the first draw of an epoch: then without it.
@@ -393,28 +393,12 @@ def replay_sampler(
         iterator = iter(sampler)
         if begun["at_draw"] is not None:
             _set_random(parts, begun["at_draw"])
-        digest, ahead = "", deque[object]()
         if rewind is not None:
             rewind.discard()
             rewind.before(0)
         if occurrences is not None:
             occurrences.clear()
-        for number in range(num_drawn):
-            # Not next(): a sampler that ends too early gives another digest, not an error here.
-            for index in iterator:
-                digest = digest_with(index, before=digest)
-                if number >= begun["num_yielded"]:
-                    ahead.append(index)
-                elif occurrences is not None:
-                    occurrences.of(index)
-                break
-            if rewind is not None:
-                rewind.after(number + 1, num_taken=begun["num_yielded"])
-        if begun["is_drawn_out"]:
-            # It was exhausted: if it gives more now, the digest is another.
-            digest = "".join([digest, *("more" for _ in iterator)])
-            if rewind is not None:
-                rewind.after(num_drawn + 1, num_taken=begun["num_yielded"])
+        digest, ahead = _drawn_again(iterator, begun, occurrences=occurrences, rewind=rewind)
         if digest == begun["digest"]:
             return iterator, ahead
     if now["own"] and not _equal(now["own"], at_iter["own"]):
@@ -427,12 +411,40 @@ def replay_sampler(
         return iterator, deque(begun["ahead"])
     names = ", ".join(type(sampler).__name__ for sampler in parts.samplers.values())
     raise UsageError(
-        f"the sampler ({names}) did not give the same {num_drawn} batches as before the state was "
-        "taken",
+        f"the sampler ({names}) did not give the same {begun['num_drawn']} batches as before the "
+        "state was taken",
         where=f"epoch {epoch}, {begun['num_yielded']} batches yielded",
         fix="build the dataset and the sampler as in the run that saved the state, with the "
         "same set_epoch; a sampler with other randomness needs state_dict and load_state_dict",
     )
+
+
+def _drawn_again(
+    iterator: Iterator[object],
+    begun: EpochBeginning,
+    *,
+    occurrences: Occurrences | None,
+    rewind: Rewind | None,
+) -> tuple[str, deque[object]]:
+    """Draws what was drawn; returns its digest, and what of it was not yielded."""
+    digest, ahead = "", deque[object]()
+    for number in range(begun["num_drawn"]):
+        # Not next(): a sampler that ends too early gives another digest, not an error here.
+        for index in iterator:
+            digest = digest_with(index, before=digest)
+            if number >= begun["num_yielded"]:
+                ahead.append(index)
+            elif occurrences is not None:
+                occurrences.of(index)
+            break
+        if rewind is not None:
+            rewind.after(number + 1, num_taken=begun["num_yielded"])
+    if begun["is_drawn_out"]:
+        # It was exhausted: if it gives more now, the digest is another.
+        digest = "".join([digest, *("more" for _ in iterator)])
+        if rewind is not None:
+            rewind.after(begun["num_drawn"] + 1, num_taken=begun["num_yielded"])
+    return digest, ahead
 
 
 def digest_with(index: object, *, before: str) -> str:
