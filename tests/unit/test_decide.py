@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
+from stoker.catalog.catalog import extended, parse_table
 from stoker.decide import explain, pareto_front
 from stoker.decide.choose import Walk, choose, local_core_words, walk
 from stoker.decide.ranking import Ranking, error_band, ranking_of
@@ -38,6 +39,18 @@ LOCAL = load_catalog("local", cores=2)
 TYPES = (
     *("ml.g5.8xlarge", "ml.g5.48xlarge", "ml.g5.xlarge", "ml.p4d.24xlarge"),
     *("ml.p3.2xlarge", "ml.p5en.48xlarge", "ml.m5.large", "ml.c5.24xlarge"),
+)
+# Those with their families, and three families of data types. A decision on all types of SageMaker
+# takes four times as long, and what holds for any profile does not depend on the rows.
+FEW = Catalog(
+    platform="sagemaker",
+    instances=[
+        instance
+        for instance in AWS.instances
+        if instance.accelerators or instance.family in ("c5", "c7i", "m5")
+    ],
+    source=AWS.source,
+    region=AWS.region,
 )
 
 
@@ -544,7 +557,7 @@ def test_front_beats_all_others_and_no_plan_of_it_beats_another(outcomes):
 
 
 def test_text_shows_both_ends_of_the_front_and_few_plans_else():
-    decision = _decide(_starved(), max_data_hosts=60)
+    decision = _decide(_starved(), max_data_hosts=60, catalog=FEW)
     front = pareto_front(decision.plans)
     text = explain(decision)
     for plan in (front[0], front[-1]):
@@ -612,7 +625,7 @@ _property = settings(max_examples=examples(60), derandomize=True)
 @_property
 @given(profile=profiles(), constraints=constraints_of_any_kind, steps=any_steps)
 def test_any_profile_gives_a_whole_decision(profile, constraints, steps):
-    decision = _decide(profile, constraints=constraints, steps=steps)
+    decision = _decide(profile, constraints=constraints, steps=steps, catalog=FEW)
     assert decision.plan.feasible
     assert decision.plan in decision.plans
     assert decision.action == decision.plan.action
@@ -627,7 +640,8 @@ def test_any_profile_gives_a_whole_decision(profile, constraints, steps):
     order = [plan.feasible for plan in decision.plans[1:]]
     assert order == sorted(order, reverse=True)
     assert max(map(len, explain(decision).splitlines())) <= 88
-    assert to_json(_decide(profile, constraints=constraints, steps=steps)) == to_json(decision)
+    again = _decide(profile, constraints=constraints, steps=steps, catalog=FEW)
+    assert to_json(again) == to_json(decision)
 
 
 def _check_outcome(plan, keep):
@@ -654,7 +668,8 @@ def _check_outcome(plan, keep):
 @_property
 @given(profile=profiles(), constraints=constraints_of_any_kind, follow=st.sampled_from(FOLLOW))
 def test_an_uncertain_gain_is_never_called_none(profile, constraints, follow):
-    decision = _decide(profile, constraints=msgspec.structs.replace(constraints, follow=follow))
+    followed = msgspec.structs.replace(constraints, follow=follow)
+    decision = _decide(profile, constraints=followed, catalog=FEW)
     assert explain(decision).startswith("stoker does not help here") == (decision.verdict == "none")
     (keep,) = _plans(decision, "keep")
     ranking = ranking_of(decision)
@@ -678,7 +693,7 @@ def test_an_uncertain_gain_is_never_called_none(profile, constraints, follow):
 @_property
 @given(profile=profiles(), constraints=constraints_of_any_kind)
 def test_chosen_plan_breaks_no_constraint(profile, constraints):
-    plan = _decide(profile, constraints=constraints).plan
+    plan = _decide(profile, constraints=constraints, catalog=FEW).plan
     if plan.action == "keep":
         return
     if constraints.max_usd_per_hour is not None:
@@ -718,13 +733,13 @@ def test_more_data_hosts_are_never_predicted_slower(profile, data_type, local_wo
     profile=profiles(("ml.g5.8xlarge", "ml.p4d.24xlarge")),
     factor=st.floats(min_value=0.05, max_value=0.99),
 )
-def test_a_cheaper_price_never_makes_its_plan_lose(tmp_path_factory, profile, factor):
-    chosen = _decide(profile, max_data_hosts=1).plan
+def test_a_cheaper_price_never_makes_its_plan_lose(profile, factor):
+    chosen = _decide(profile, max_data_hosts=1, catalog=FEW).plan
     if chosen.action != "heterogeneous":
         return
     data_type = chosen.groups[1].instance_type
     usd = AWS.get(data_type).usd_per_hour
-    file = tmp_path_factory.mktemp("prices") / "prices.csv"
-    file.write_text(f"instance_type,usd_per_hour\n{data_type},{usd * factor!r}\n")
-    cheaper = _decide(profile, max_data_hosts=1, catalog=load_catalog("sagemaker", file))
+    prices = f"instance_type,usd_per_hour\n{data_type},{usd * factor!r}\n"
+    table = parse_table(prices, platform="sagemaker", source="prices.csv")
+    cheaper = _decide(profile, max_data_hosts=1, catalog=extended(FEW, table))
     assert cheaper.plan.groups == chosen.groups
