@@ -14,7 +14,7 @@ from stoker.cli.options import OutputFiles
 from stoker.cli.profile import profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
+from stoker.platforms.sagemaker.observed_job import ObservedJob, describe_job, observe_job
 from stoker.profile.combine import observed_profile
 from stoker.records import Observed, Profile, read_json
 from stoker.run.outputs import Outputs

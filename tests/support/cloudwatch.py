@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from stoker.errors import ServiceError
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, NAMESPACE
+from stoker.platforms.sagemaker.load import NAMESPACE
+from stoker.platforms.sagemaker.logs import LOG_GROUP
 
 
 def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.platforms.sagemaker.cloudwatch import (
+from stoker.platforms.sagemaker.load import (
     MAX_POINTS,
     GroupLoad,
     HostLoad,

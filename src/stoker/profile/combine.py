@@ -14,7 +14,8 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.logs import EventName, parse_line
-from stoker.platforms.sagemaker.cloudwatch import ObservedJob, group_loads
+from stoker.platforms.sagemaker.load import group_loads
+from stoker.platforms.sagemaker.observed_job import ObservedJob
 from stoker.profile.rank_results import (
     AsIs,
     Cost,

@@ -8,7 +8,7 @@ from stoker.catalog import load_catalog
 from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import Platform
-from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job
+from stoker.platforms.sagemaker.observed_job import describe_job, observe_job
 from stoker.profile import explain, profile
 from stoker.profile.combine import observed_profile, steps_in
 from stoker.profile.profiled_job import profiled_job

@@ -14,15 +14,14 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd, leader_record
 from stoker.platforms.follow import FollowedRun
 from stoker.platforms.sagemaker.checks import settings_of
-from stoker.platforms.sagemaker.cloudwatch import (
+from stoker.platforms.sagemaker.lineage import kept_lineage
+from stoker.platforms.sagemaker.load import (
     GroupLoad,
-    JobLogs,
-    Labels,
     group_loads,
     read_utilisation,
     utilisation_words,
 )
-from stoker.platforms.sagemaker.lineage import kept_lineage
+from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.preferences import choices_of, groups_that_ran
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.shortage import Shortage, shortage

@@ -12,9 +12,9 @@ from stoker.platforms.sagemaker.batch_queue import (
     terminate,
     terminate_command,
 )
-from stoker.platforms.sagemaker.cloudwatch import JobLogs
 from stoker.platforms.sagemaker.job import SageMakerRun
 from stoker.platforms.sagemaker.lineage import lineage_in
+from stoker.platforms.sagemaker.logs import JobLogs
 from stoker.platforms.sagemaker.queued_submit import queue_of
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (

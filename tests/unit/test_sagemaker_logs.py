@@ -3,7 +3,7 @@ from botocore.stub import Stubber
 
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.cloudwatch import (
+from stoker.platforms.sagemaker.logs import (
     HOLD_SECONDS,
     LOG_GROUP,
     MAX_PAGES,

@@ -8,7 +8,8 @@ import pytest
 from stoker.decide import explain as explain_decision
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate
-from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, point_seconds
+from stoker.platforms.sagemaker.load import HostLoad, point_seconds
+from stoker.platforms.sagemaker.observed_job import ObservedJob
 from stoker.profile import explain
 from stoker.profile.combine import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import Job, Observed, Profile, StepTerms, Training, read_json, write_json
