@@ -13,7 +13,7 @@ from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
 from stoker.host.limits import MIN_FILES
 from stoker.launch.engines.data_host import exit_code_of
-from stoker.launch.leader_connection import HostRun
+from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.supervise import (
     Decided,
     SignalReceived,
@@ -25,7 +25,6 @@ from stoker.logs import EventName
 
 # After the first SIGTERM, batches in progress may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
-# A worker's and a trainer's among them; more of either need more.
 
 
 def serve(run: HostRun) -> int:
@@ -34,10 +33,38 @@ def serve(run: HostRun) -> int:
     Raises:
         StokerError: If the agent cannot listen.
     """
+    if run.folder:
+        # Data workers import and open the training's files: their Python starts in its folder.
+        os.chdir(run.folder)
+    spawn.adopt_orphans()
+    workers = run.settings.workers.get("data") or machine.usable_vcpus()
+    agent = _listening_agent(run, workers=workers)
+    # After the fork server's start: what a dataset's crash leaves is the user's.
+    machine.turn_off_core_dumps()
+    # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
+    join = run.join(port=agent.port, batch_port=agent.batch_port, workers=workers)
+    membership = run.membership(join, trainers_heard_at=lambda: agent.trainers_heard_at)
+    is_asked = threading.Event()
+    failure = _run_agent(run, agent, membership, is_asked=is_asked)
+    verdict = membership.verdict
+    if verdict is not None and verdict.kind == "failed":
+        # Once more, as the agent's files are closed now.
+        run.tell_failure(join, f"failed: {verdict.reason}")
+    if failure is not None and verdict is None:
+        run.log.event(EventName.DATA_HOST_FAILED, reason=str(failure))
+        if run.settings.comes_back or not membership.wait_until_welcome(0):
+            raise failure
+        # The training continues without this host: the dnn group decides the outcome.
+        return 0
+    return exit_code_of(run, verdict, is_asked=is_asked.is_set())
+
+
+def _listening_agent(run: HostRun, *, workers: int) -> Agent:
+    """Returns the agent, which listens; trainers do not wait for a host whose agent cannot."""
     # A run with a data group has a token, or `keys_of` has refused it.
     assert run.keys is not None
     settings = run.settings
-    workers = settings.workers.get("data") or machine.usable_vcpus()
+    port = settings.port or settings.feed.port
     agent = Agent(
         keys=run.keys,
         workers=workers,
@@ -46,24 +73,11 @@ def serve(run: HostRun) -> int:
         host=run.topology.host,
         run_id=settings.run_id,
         bind=run.listen_address,
-        port=settings.port or settings.feed.port,
+        port=port,
     )
-    if run.folder:
-        # Data workers import and open the training's files: their Python starts in its folder.
-        os.chdir(run.folder)
-    spawn.adopt_orphans()
-    # How a failure before it listens is reported: trainers must not wait for this host.
-    join = run.join(port=settings.port or settings.feed.port, workers=workers)
-    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    join = run.join(port=port, workers=workers)
     try:
-        # Below it connections fail, one way or another.
-        if 0 <= most_files < MIN_FILES:
-            raise FeedLostError(
-                f"at most {most_files} files may be open at a time, and a data host needs "
-                f"{MIN_FILES}",
-                where=f"host {run.topology.host}",
-                fix="raise the limit of open files (ulimit -n 65536)",
-            )
+        _check_open_files(run.topology.host)
         agent.open()
     except StokerError as err:
         run.tell_failure(join, f"failed: {err.what}")
@@ -73,16 +87,39 @@ def serve(run: HostRun) -> int:
         raise FeedLostError(
             f"the agent cannot start: {err}", where=f"host {run.topology.host}"
         ) from err
-    # After the fork server's start: what a dataset's crash leaves is the user's.
-    machine.turn_off_core_dumps()
+    return agent
+
+
+def _check_open_files(host: str) -> None:
+    """Raises FeedLostError if so few files may be open that connections would fail."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most_files < MIN_FILES:
+        raise FeedLostError(
+            f"at most {most_files} files may be open at a time, and a data host needs {MIN_FILES}",
+            where=f"host {host}",
+            fix="raise the limit of open files (ulimit -n 65536)",
+        )
+
+
+def _run_agent(
+    run: HostRun, agent: Agent, membership: Membership, *, is_asked: threading.Event
+) -> StokerError | None:
+    """Makes batches until the run ends, and leaves it; returns why the agent failed, if it did.
+
+    Args:
+        run: The run on this host.
+        agent: It listens.
+        membership: Of this host in the run; it has not begun.
+        is_asked: Set at the first signal.
+    """
     # The agent's own children: it reads their exit status itself.
-    own = {child.pid for child in psutil.Process().children()}
-    # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
-    join = run.join(port=agent.port, batch_port=agent.batch_port, workers=workers)
-    membership = run.membership(join, trainers_heard_at=lambda: agent.trainers_heard_at)
-    is_over, is_asked = threading.Event(), threading.Event()
+    children = {child.pid for child in psutil.Process().children()}
+    is_over = threading.Event()
     watcher = threading.Thread(
-        target=_watch_agent, args=(run, agent, is_over, is_asked, own), name="watcher", daemon=True
+        target=_watch_agent,
+        args=(run, agent, is_over, is_asked, children),
+        name="watcher",
+        daemon=True,
     )
     membership.start()
     watcher.start()
@@ -102,16 +139,7 @@ def serve(run: HostRun) -> int:
         membership.leave(reason=reason)
         membership.close()
         end_descendants()
-    if membership.verdict is not None and membership.verdict.kind == "failed":
-        # Once more, as the agent's files are closed now.
-        run.tell_failure(join, f"failed: {membership.verdict.reason}")
-    if failure is not None and membership.verdict is None:
-        run.log.event(EventName.DATA_HOST_FAILED, reason=str(failure))
-        if settings.comes_back or not membership.wait_until_welcome(0):
-            raise failure
-        # The training continues without this host: the dnn group decides the outcome.
-        return 0
-    return exit_code_of(run, membership.verdict, is_asked=is_asked.is_set())
+    return failure
 
 
 def _watch_agent(
