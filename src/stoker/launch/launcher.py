@@ -82,30 +82,12 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     settings = from_environment(environ)
     topology = from_resourceconfig(settings.base_dir, environ)
     log = Log(run=settings.run_id, host=topology.host)
-    group = topology.group
-    log.event(
-        EventName.HOST_ROLE,
-        group=group.name,
-        role=group.role,
-        type=group.instance_type,
-        leader=topology.leader,
-    )
-    if topology.is_leader:
-        groups = {
-            each.name: {"role": each.role, "type": each.instance_type, "hosts": each.hosts}
-            for each in topology.groups
-        }
-        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
+    _tell_roles(topology, log)
     inbox: Inbox = queue.SimpleQueue()
     # Before the code is unpacked, so that a SIGTERM during it is handled afterwards.
     with signals_to(inbox):
         try:
-            if len(topology.hosts) > 1:
-                refuse_low_limits(topology)
-            if is_job_pod(environ):
-                check_kept_folders(settings.base_dir)
-                if topology.is_leader:
-                    check_restarts(settings, output=output_folder(settings, topology), log=log)
+            _check_host(settings, topology, environ=environ, log=log)
             order = order_of(command, settings=settings, environ=environ)
             if settings.code_file and order.folder:
                 install_requirements(
@@ -126,25 +108,59 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 keys=keys_of(settings, topology, log),
                 folder=order.folder,
             )
-            try:
-                code = _play(run, order.command)
-            finally:
-                forget_secret(run)
-            if topology.role == "dnn" and is_job_pod(environ):
-                leave_in_pod(
-                    base_dir=settings.base_dir,
-                    output=run.output,
-                    topology=topology,
-                    exit_code=code,
-                    log=log,
-                )
-            return code
+            return _play_and_leave(run, order.command)
         except StokerError as err:
             # Not on data hosts: the service shows one file as the reason, the training's.
             if topology.role == "dnn":
                 with contextlib.suppress(UsageError):
                     write_failure(settings.base_dir, str(err))
             raise
+
+
+def _tell_roles(topology: Topology, log: Log) -> None:
+    """Logs this host's role; the leader logs those of all hosts, too."""
+    log.event(
+        EventName.HOST_ROLE,
+        group=topology.group.name,
+        role=topology.group.role,
+        type=topology.group.instance_type,
+        leader=topology.leader,
+    )
+    if topology.is_leader:
+        groups = {
+            group.name: {"role": group.role, "type": group.instance_type, "hosts": group.hosts}
+            for group in topology.groups
+        }
+        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
+
+
+def _check_host(
+    settings: ProcessSettings, topology: Topology, *, environ: Mapping[str, str], log: Log
+) -> None:
+    """Raises PlatformError or UsageError if this host cannot do its part."""
+    if len(topology.hosts) > 1:
+        refuse_low_limits(topology)
+    if is_job_pod(environ):
+        check_kept_folders(settings.base_dir)
+        if topology.is_leader:
+            check_restarts(settings, output=output_folder(settings, topology), log=log)
+
+
+def _play_and_leave(run: HostRun, command: Sequence[str]) -> int:
+    """Plays this host's role to its end, and leaves in a pod what a follower of the job reads."""
+    try:
+        code = _play(run, command)
+    finally:
+        forget_secret(run)
+    if run.topology.role == "dnn" and is_job_pod(run.environ):
+        leave_in_pod(
+            base_dir=run.settings.base_dir,
+            output=run.output,
+            topology=run.topology,
+            exit_code=code,
+            log=run.log,
+        )
+    return code
 
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
