@@ -399,51 +399,69 @@ class Coordinator:
     def _handle(self, socket: "zmq.Socket[bytes]", sender: bytes, message: Message) -> None:
         now = self._clock()
         match message:
-            case Join(host=host):
-                answer, change = self._members.join(message, now)
-                self._send(socket, sender, answer)
-                if isinstance(answer, Refused):
-                    self._log.event(EventName.JOIN_REFUSED, joining=host, reason=answer.reason)
-                    self._note_refusals(socket)
-                else:
-                    self._launchers[message.host] = sender
-                    self._send_start(socket, message.host)
-                    decided = self._decided_for(message.host)
-                    if decided or self._stage != "begun":
-                        self._send(socket, sender, decided or self._state())
-                self._note(socket, [change] if change else [])
+            case Join():
+                self._take_join(socket, sender, message, now=now)
             case Heartbeat():
-                if self._members.beat(message, now):
-                    if message.others is not None:
-                        self.others.add(message.host, message.others)
-                    # A launcher that reconnected has a new routing id.
-                    self._launchers[message.host] = sender
-                    state = self._decided_for(message.host) or self._state()
-                    self._send(socket, sender, state)
-                    # Repeated until the follower has it: a connection may lose it.
-                    if not message.has_start:
-                        self._send_start(socket, message.host)
-                else:
-                    # Its lease has expired, so others know it as lost: it must join again.
-                    self._send(socket, sender, State(unknown=True))
+                self._take_heartbeat(socket, sender, message, now=now)
             case Leave():
                 change = self._members.leave(message)
                 self._note(socket, [change] if change else [])
-            case Attend() if message.run_id == self._run_id:
-                if message.protocol == PROTOCOL_VERSION:
-                    self._ranks.attend(message.rank, sender)
-                    self._send(socket, sender, self._members.roster(now))
-                else:
-                    reason = f"the launcher speaks version {PROTOCOL_VERSION} of the protocol"
-                    self._send(socket, sender, Refused(reason=reason))
             case Attend():
-                self._send(socket, sender, Refused(reason=f"this is run {self._run_id}"))
+                self._take_attend(socket, sender, message, now=now)
             case Progress():
                 self._ranks.report(sender, message, now=now)
             case GpuReport() if message.host in self._followers:
                 self._take_gpus(sender, message, now=now)
             case _:
                 self._warn(sender, type(message).__name__)
+
+    def _take_join(
+        self, socket: "zmq.Socket[bytes]", sender: bytes, message: Join, *, now: float
+    ) -> None:
+        host = message.host
+        answer, change = self._members.join(message, now)
+        self._send(socket, sender, answer)
+        if isinstance(answer, Refused):
+            self._log.event(EventName.JOIN_REFUSED, joining=host, reason=answer.reason)
+            self._note_refusals(socket)
+        else:
+            self._launchers[host] = sender
+            self._send_start(socket, host)
+            decided = self._decided_for(host)
+            if decided or self._stage != "begun":
+                self._send(socket, sender, decided or self._state())
+        self._note(socket, [change] if change else [])
+
+    def _take_heartbeat(
+        self, socket: "zmq.Socket[bytes]", sender: bytes, message: Heartbeat, *, now: float
+    ) -> None:
+        host = message.host
+        if not self._members.beat(message, now):
+            # Its lease has expired, so others know it as lost: it must join again.
+            self._send(socket, sender, State(unknown=True))
+            return
+        if message.others is not None:
+            self.others.add(host, message.others)
+        # A launcher that reconnected has a new routing id.
+        self._launchers[host] = sender
+        self._send(socket, sender, self._decided_for(host) or self._state())
+        # Repeated until the follower has it: a connection may lose it.
+        if not message.has_start:
+            self._send_start(socket, host)
+
+    def _take_attend(
+        self, socket: "zmq.Socket[bytes]", sender: bytes, message: Attend, *, now: float
+    ) -> None:
+        reason = ""
+        if message.run_id != self._run_id:
+            reason = f"this is run {self._run_id}"
+        elif message.protocol != PROTOCOL_VERSION:
+            reason = f"the launcher speaks version {PROTOCOL_VERSION} of the protocol"
+        if reason:
+            self._send(socket, sender, Refused(reason=reason))
+            return
+        self._ranks.attend(message.rank, sender)
+        self._send(socket, sender, self._members.roster(now))
 
     def _take_gpus(self, sender: bytes, message: GpuReport, *, now: float) -> None:
         self._gpu_states[message.host] = (now, message.states)
