@@ -46,12 +46,26 @@ _THROTTLED = (
 )
 
 
+_Type = Literal["counter", "gauge"]
+_Labelled = tuple[tuple[str, ...], float]
+
+
+class _Values(NamedTuple):
+    """A metric with its values at one moment, each behind the values of its labels."""
+
+    type: _Type
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    values: Sequence[_Labelled]
+
+
 class _Metric(NamedTuple):
     """A field of the ranks' reports as a metric; a counter's name also gets `_total`."""
 
     record: type[msgspec.Struct]
     field: str
-    type: Literal["counter", "gauge"]
+    type: _Type
     name: str
     help: str
 
@@ -149,75 +163,95 @@ class Metrics:
         # The library is an extra: only a leader that serves metrics imports it.
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-        found = defaultdict[type, list[tuple[msgspec.Struct, tuple[str, ...]]]](list)
-        for record, values in self._records():
-            found[type(record)].append((record, values))
+        types = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+        values = [*self._reported(), self._throttling(), self._data_hosts(), *self._of_run()]
+        for metric in values:
+            family = types[metric.type](metric.name, metric.help, labels=metric.labels)
+            for labels, value in metric.values:
+                family.add_metric(labels, value)
+            yield family
+
+    def _reported(self) -> Iterator[_Values]:
+        """Yields what ranks and GPUs report."""
+        reports = defaultdict[type, list[tuple[msgspec.Struct, tuple[str, ...]]]](list)
+        for record, labels in self._records():
+            reports[type(record)].append((record, labels))
         for metric in _METRICS:
-            labels = _LABELS[metric.record]
-            family = families[metric.type](metric.name, metric.help, labels=labels)
-            for record, values in found[metric.record]:
+            values: list[_Labelled] = []
+            for record, labels in reports[metric.record]:
                 # A GPU does not tell everything.
                 if (value := getattr(record, metric.field)) is not None:
-                    family.add_metric(values, value)
-            yield family
-        throttled = GaugeMetricFamily(*_THROTTLED, labels=("run", "host", *_GPU_LABELS, "reason"))
-        for sample, values in self._samples():
+                    values.append((labels, value))
+            yield _Values(metric.type, metric.name, metric.help, _LABELS[metric.record], values)
+
+    def _throttling(self) -> _Values:
+        values: list[_Labelled] = []
+        for sample, labels in self._samples():
             if sample.throttled is None:
                 continue
-            for reason in THROTTLE_REASONS:
-                throttled.add_metric((*values, reason), float(reason in sample.throttled))
-        yield throttled
-        up = GaugeMetricFamily(
+            values += [
+                ((*labels, reason), float(reason in sample.throttled))
+                for reason in THROTTLE_REASONS
+            ]
+        return _Values("gauge", *_THROTTLED, ("run", "host", *_GPU_LABELS, "reason"), values)
+
+    def _data_hosts(self) -> _Values:
+        values: list[_Labelled] = []
+        if self.coordinator is not None:
+            live = self.coordinator.live_agents
+            names = sorted(self.coordinator.expected_agents)
+            values = [((self.run_id, name), float(name in live)) for name in names]
+        return _Values(
+            "gauge",
             "stoker_data_host_up",
             "1 while the data host's lease is valid, else 0: not yet there, left or lost. The "
             "training continues with the other hosts.",
-            labels=("run", "host"),
+            ("run", "host"),
+            values,
         )
-        live = self.coordinator.live_agents if self.coordinator else ()
-        for name in sorted(self.coordinator.expected_agents if self.coordinator else ()):
-            up.add_metric((self.run_id, name), float(name in live))
-        yield up
+
+    def _of_run(self) -> Iterator[_Values]:
+        """Yields progress and dollars of the whole run."""
         budget = self.spending.budget
         groups = ", ".join(budget.estimated)
         estimate = f" ~ An estimate: the price of {groups} is one." if groups else ""
-        for kind, name, text, value in (
-            (
-                "gauge",
-                "stoker_seconds_since_last_step",
-                "Seconds since any rank finished a step, or since the start before the first one. "
-                "Alert above a few times your longest checkpoint or evaluation.",
-                self.watchdog.seconds_since_last_step,
-            ),
-            (
-                "counter",
-                "stoker_no_progress_warnings",
-                "How often there was no step for watchdog.no_progress_minutes.",
-                self.watchdog.num_warnings,
-            ),
-            (
-                "gauge",
-                "stoker_spent_usd",
-                f"Dollars of the run so far: hosts x price x time.{estimate}",
-                self.spending.usd,
-            ),
-            (
-                "gauge",
-                "stoker_predicted_usd",
-                f"Dollars that the decision predicted for the run.{estimate}",
-                budget.predicted_usd,
-            ),
-            (
-                "gauge",
-                "stoker_max_usd",
-                f"Dollars at which the run is ended (constraints.max_usd).{estimate}",
-                budget.max_usd,
-            ),
-        ):
-            family = families[kind](name, text, labels=("run",))
-            if value is not None:
-                family.add_metric((self.run_id,), value)
-            yield family
+        yield self._one(
+            "gauge",
+            "stoker_seconds_since_last_step",
+            "Seconds since any rank finished a step, or since the start before the first one. "
+            "Alert above a few times your longest checkpoint or evaluation.",
+            self.watchdog.seconds_since_last_step,
+        )
+        yield self._one(
+            "counter",
+            "stoker_no_progress_warnings",
+            "How often there was no step for watchdog.no_progress_minutes.",
+            self.watchdog.num_warnings,
+        )
+        yield self._one(
+            "gauge",
+            "stoker_spent_usd",
+            f"Dollars of the run so far: hosts x price x time.{estimate}",
+            self.spending.usd,
+        )
+        yield self._one(
+            "gauge",
+            "stoker_predicted_usd",
+            f"Dollars that the decision predicted for the run.{estimate}",
+            budget.predicted_usd,
+        )
+        yield self._one(
+            "gauge",
+            "stoker_max_usd",
+            f"Dollars at which the run is ended (constraints.max_usd).{estimate}",
+            budget.max_usd,
+        )
+
+    def _one(self, type_: _Type, name: str, text: str, value: float | None) -> _Values:
+        values: list[_Labelled] = []
+        if value is not None:
+            values.append(((self.run_id,), value))
+        return _Values(type_, name, text, ("run",), values)
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         run = self.run_id
