@@ -170,10 +170,7 @@ class Double:
 def test_a_record_that_cannot_be_made_is_a_line_and_no_end_of_the_launcher(tmp_path, capsys):
     run = Double(settings=ProcessSettings(), output=tmp_path, log=Log(run="r", host="h"))
     outcome = finish.RunOutcome(status="succeeded", exit_code=0)
-    finish.record_end(
-        outcome,
-        run,
-        None,
+    seen = finish.LeaderFacts(
         processes_per_host=1,
         strategy="none",
         events=(),
@@ -182,6 +179,7 @@ def test_a_record_that_cannot_be_made_is_a_line_and_no_end_of_the_launcher(tmp_p
         gpus=(),
         inputs={},
     )
+    finish.record_end(outcome, run, None, seen=seen)
     assert "record_write_failed" in capsys.readouterr().err
 
 

@@ -118,18 +118,28 @@ def leave_in_pod(
             TERMINATION_LOG.write_text(f"error: {words}", encoding="utf-8")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderFacts:
+    """What the leader has seen of the run, beside what its hosts have written.
+
+    Attributes:
+        processes_per_host: Ranks of each dnn host.
+        others: What other programs used of the hosts.
+        gpus: Loads of the leader's own GPUs.
+        inputs: Versions of the channels' data.
+    """
+
+    processes_per_host: int
+    strategy: str
+    events: Sequence[Event]
+    spending: Spending
+    others: Sequence[OtherPrograms]
+    gpus: Sequence[GpuLoad]
+    inputs: Mapping[str, InputVersion]
+
+
 def record_end(
-    outcome: RunOutcome,
-    run: HostRun,
-    coordinator: Coordinator | None,
-    *,
-    processes_per_host: int,
-    strategy: str,
-    events: Sequence[Event],
-    spending: Spending,
-    others: Sequence[OtherPrograms],
-    gpus: Sequence[GpuLoad],
-    inputs: Mapping[str, InputVersion],
+    outcome: RunOutcome, run: HostRun, coordinator: Coordinator | None, *, seen: LeaderFacts
 ) -> Training | None:
     """Writes the leader's record and its passive profile; returns the record.
 
@@ -139,19 +149,7 @@ def record_end(
     progress = coordinator.progress if coordinator else {}
     try:
         timelines = read_timelines(run.output)
-        facts = _facts(
-            outcome,
-            run,
-            coordinator,
-            timelines=timelines,
-            processes_per_host=processes_per_host,
-            strategy=strategy,
-            events=events,
-            spending=spending,
-            others=others,
-            gpus=gpus,
-            inputs=inputs,
-        )
+        facts = _facts(outcome, run, coordinator, timelines=timelines, seen=seen)
         record = write_training(facts, file=run.output / "training.json")
     except Exception as err:
         what = err.what if isinstance(err, UsageError) else repr(err)
@@ -170,13 +168,7 @@ def _facts(
     coordinator: Coordinator | None,
     *,
     timelines: Mapping[int, Sequence[MeasuredStep]],
-    processes_per_host: int,
-    strategy: str,
-    events: Sequence[Event],
-    spending: Spending,
-    others: Sequence[OtherPrograms],
-    gpus: Sequence[GpuLoad],
-    inputs: Mapping[str, InputVersion],
+    seen: LeaderFacts,
 ) -> TrainingFacts:
     settings, topology, output = run.settings, run.topology, run.output
     progress = coordinator.progress if coordinator else {}
@@ -189,16 +181,16 @@ def _facts(
         status=outcome.status,
         exit_code=outcome.exit_code,
         failure=outcome.failure,
-        groups=_groups(settings, topology, processes_per_host),
-        hosts=_hosts(topology, processes_per_host),
-        strategy=strategy,
+        groups=_groups(settings, topology, seen.processes_per_host),
+        hosts=_hosts(topology, seen.processes_per_host),
+        strategy=seen.strategy,
         engine=settings.engine.name,
         hyperparameters=_hyperparameters(settings, run.log),
         measured=measured,
-        others=tuple(others),
-        gpus=(*gpus, *(coordinator.gpu_loads if coordinator else ())),
+        others=tuple(seen.others),
+        gpus=(*seen.gpus, *(coordinator.gpu_loads if coordinator else ())),
         steps=steps,
-        spending=spending.of_groups(
+        spending=seen.spending.of_groups(
             progress,
             dnn=topology.dnn.name,
             waited_seconds=measured.wait_seconds * measured.steps if measured else 0.0,
@@ -208,13 +200,13 @@ def _facts(
         is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, run.log),
         lineage=Lineage(
-            inputs=dict(inputs),
+            inputs=dict(seen.inputs),
             python=machine_facts.python_version(),
             packages=packages_here(),
         ),
         job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
         release_seconds=coordinator.release_seconds if coordinator else None,
-        events=(*events, *(coordinator.events if coordinator else ())),
+        events=(*seen.events, *(coordinator.events if coordinator else ())),
     )
 
 

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from stoker.errors import (
@@ -25,7 +25,7 @@ from stoker.host.listing import listing_version
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.commands import EngineCommands
-from stoker.launch.finish import RunOutcome, record_end, write_failure
+from stoker.launch.finish import LeaderFacts, RunOutcome, record_end, write_failure
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.roster import Change
@@ -223,27 +223,25 @@ def _end_hosts(leader: _Leader, end: _RunEnd) -> None:
 def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
     """Writes the record, and again after the data hosts' release, for which it waits."""
     run, coordinator, others = leader.run, leader.coordinator, leader.guards.others
-    record = partial(
-        record_end,
-        end.outcome,
-        run,
-        coordinator,
+    seen = LeaderFacts(
         processes_per_host=trainer.processes_per_host,
         strategy=trainer.strategy,
         events=end.events,
         spending=leader.guards.spending,
+        others=others.programs(),
         gpus=leader.guards.gpus.loads(),
         inputs=leader.inputs,
     )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    written = record(others=others.programs())
+    written = record_end(end.outcome, run, coordinator, seen=seen)
     for group in written.useless_groups if written else ():
         run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
     run.log.event(EventName.TRAINING_ENDED, status=end.outcome.status, exit_code=end.exit_code)
     if coordinator:
         coordinator.close()
         # Data hosts have reported more since.
-        record(others=others.programs())
+        seen = replace(seen, others=others.programs())
+        record_end(end.outcome, run, coordinator, seen=seen)
 
 
 def follow(run: HostRun, command: Sequence[str]) -> int:
