@@ -301,21 +301,13 @@ class Membership:
         is_member = False
         next_at = connected_at
         while True:
-            while is_member and not self._gpus.empty():
-                self._send(connection, self._gpus.get())
-            # Before `_is_closing` is checked: `close` follows `leave`, whose goodbye must be sent.
-            if not self._leaving.empty():
-                self._has_left = True
-                self._send(connection, self._leaving.get())
+            self._send_waiting(connection, is_member=is_member)
             if self._is_closing.is_set():
                 return
             now = self.clock()
-            # Not at the next heartbeat: the whole run may wait for this news.
-            said = (self._said_stage, self._said_unfed_ranks)
-            if is_member and said != (self._stage, self._unfed_ranks):
+            if is_member and self._has_news():
                 next_at = now
-            is_refused = self.verdict is not None and self.verdict.kind == "refused"
-            if now >= next_at and not self._has_left and not is_refused:
+            if now >= next_at and self._may_beat():
                 self._send(connection, self._beat() if is_member else self.join)
                 next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
             if connection.poll(_POLL_MS):
@@ -325,17 +317,38 @@ class Membership:
                     is_member = self._hear(message, is_member)
                     if is_member:
                         next_at = min(next_at, heard_at + self._beat_seconds)
-            if monitor.poll(0):
-                if read_event(monitor)[0] == zmq.EVENT_DISCONNECTED:
-                    # Closed by the leader's side or by libzmq: `end` decides by the time.
-                    self._silence.end(self.clock())
-                else:
-                    self._judge_key()
+            self._look_at(monitor)
             self._judge_silence()
             # libzmq retries the same address forever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self.clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
+
+    def _send_waiting(self, connection: "zmq.Socket[bytes]", *, is_member: bool) -> None:
+        while is_member and not self._gpus.empty():
+            self._send(connection, self._gpus.get())
+        # Before `_is_closing` is checked: `close` follows `leave`, whose goodbye must be sent.
+        if not self._leaving.empty():
+            self._has_left = True
+            self._send(connection, self._leaving.get())
+
+    def _has_news(self) -> bool:
+        """Whether the whole run may wait for what this host has not said yet."""
+        said = (self._said_stage, self._said_unfed_ranks)
+        return said != (self._stage, self._unfed_ranks)
+
+    def _may_beat(self) -> bool:
+        is_refused = self.verdict is not None and self.verdict.kind == "refused"
+        return not self._has_left and not is_refused
+
+    def _look_at(self, monitor: "zmq.Socket[bytes]") -> None:
+        if not monitor.poll(0):
+            return
+        if read_event(monitor)[0] == zmq.EVENT_DISCONNECTED:
+            # Closed by the leader's side or by libzmq: `end` decides by the time.
+            self._silence.end(self.clock())
+        else:
+            self._judge_key()
 
     def _beat(self) -> Heartbeat:
         self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks

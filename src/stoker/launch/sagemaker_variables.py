@@ -76,24 +76,15 @@ def environment(
         UsageError: If a file of the job folder is malformed.
     """
     config = base_dir / "input" / "config"
-    inputs = {
-        name: described
-        for name, described in _read(config / "inputdataconfig.json").items()
-        if not name.startswith(OWN_CHANNELS)
-    }
+    inputs = _inputs(config)
     # A container started by hand has no inputdataconfig.json, only folders.
     channels = sorted(inputs) or _folders(base_dir / "input" / "data")
     folders: dict[str, Json] = {name: str(base_dir / "input" / "data" / name) for name in channels}
     facts: dict[str, Json] = {
         **_cluster(topology, _read(config / "resourceconfig.json")),
         **_code(base_dir, environ),
+        **_places(base_dir),
         "input_data_config": inputs,
-        "input_dir": str(base_dir / "input"),
-        "input_config_dir": str(config),
-        "model_dir": str(base_dir / "model"),
-        "output_dir": str(base_dir / "output"),
-        "output_data_dir": str(base_dir / "output" / "data"),
-        "output_intermediate_dir": str(base_dir / "output" / "intermediate"),
         "num_cpus": num_cpus,
         "num_gpus": num_accelerators,
         "num_neurons": 0,
@@ -122,6 +113,23 @@ def environment(
     is_sorted = [*values] == sorted(values)
     texts = json.dumps(values, sort_keys=is_sorted, separators=(",", ":"))
     return {**variables, "SM_HPS": texts}
+
+
+def _inputs(config: Path) -> dict[str, Json]:
+    """Returns the channels' descriptions, without those of stoker's own."""
+    described = _read(config / "inputdataconfig.json")
+    return {name: value for name, value in described.items() if not name.startswith(OWN_CHANNELS)}
+
+
+def _places(base_dir: Path) -> dict[str, Json]:
+    return {
+        "input_dir": str(base_dir / "input"),
+        "input_config_dir": str(base_dir / "input" / "config"),
+        "model_dir": str(base_dir / "model"),
+        "output_dir": str(base_dir / "output"),
+        "output_data_dir": str(base_dir / "output" / "data"),
+        "output_intermediate_dir": str(base_dir / "output" / "intermediate"),
+    }
 
 
 def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:

@@ -108,14 +108,18 @@ def forward(
                 tail.add(shown)
             if read:
                 read(shown)
-            # Lost output must neither end nor block the command.
-            with contextlib.suppress(OSError):
-                view = memoryview(shown)
-                while view:
-                    view = view[os.write(target, view) :]
+            _write_all(target, shown)
             held, due = held[end:], time.monotonic() + _PARTIAL_LINE_SECONDS
         if not chunk and not is_due:
             return
+
+
+def _write_all(target: int, shown: bytes) -> None:
+    # Lost output must neither end nor block the command.
+    with contextlib.suppress(OSError):
+        view = memoryview(shown)
+        while view:
+            view = view[os.write(target, view) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,40 +218,17 @@ def supervise(
     kills_before = machine.num_memory_kills()
     began, cpu_before = time.monotonic(), _cpu_seconds()
     spared = {*others, *(child.pid for child in psutil.Process().children())}
-    process = subprocess.Popen(
-        # The kernel kills the command if this launcher is killed.
-        spawn.wrapped(command, signal_number=signal.SIGKILL),
-        env=dict(environ),
-        cwd=folder,
-        stdin=None if takes_input else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # A new group, so that Ctrl-C at a terminal comes once, through the launcher; the
-        # launcher's session, which identifies a host's processes.
-        process_group=0,
-    )
-    # The training's core dumps are the user's.
-    machine.turn_off_core_dumps()
+    process = _started(command, environ=environ, folder=folder, takes_input=takes_input)
     log.event(EventName.COMMAND_STARTED, pid=process.pid)
-    assert process.stdout is not None
-    assert process.stderr is not None
     tail = OutputTail()
-    texts = [text.encode() for text in hidden]
-    pumps = [
-        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None, texts, read)),
-        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail, texts, read)),
-    ]
-    waiter = _thread(partial(_wait_for, process, inbox))
-    signals, decided = _follow(
-        process, inbox, log, on_tick, others, spared=spared, asks_children=asks_children
-    )
-    waiter.join()
-    # Before the pumps are joined: leftover processes hold the pipes open.
-    end_descendants(spared=spared)
-    for pump in pumps:
-        pump.join(LEFTOVER_SECONDS)
-    process.stdout.close()
-    process.stderr.close()
+    with _shown(process, tail, hidden=hidden, read=read):
+        waiter = _thread(partial(_wait_for, process, inbox))
+        signals, decided = _follow(
+            process, inbox, log, on_tick, others, spared=spared, asks_children=asks_children
+        )
+        waiter.join()
+        # Leftover processes hold the pipes open.
+        end_descendants(spared=spared)
     code = process.returncode
     log.event(
         EventName.COMMAND_ENDED,
@@ -264,6 +245,57 @@ def supervise(
         stderr=tail.text(),
         killed_for_memory=_memory_kill(kills_before) if code else "",
     )
+
+
+def _started(
+    command: Sequence[str], *, environ: Mapping[str, str], folder: Path | None, takes_input: bool
+) -> "subprocess.Popen[bytes]":
+    """Starts a command whose core dumps, unlike this process's, are kept."""
+    process = subprocess.Popen(
+        # The kernel kills the command if this launcher is killed.
+        spawn.wrapped(command, signal_number=signal.SIGKILL),
+        env=dict(environ),
+        cwd=folder,
+        stdin=None if takes_input else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A new group, so that Ctrl-C at a terminal comes once, through the launcher; the
+        # launcher's session, which identifies a host's processes.
+        process_group=0,
+    )
+    # The training's core dumps are the user's.
+    machine.turn_off_core_dumps()
+    return process
+
+
+@contextlib.contextmanager
+def _shown(
+    process: "subprocess.Popen[bytes]",
+    tail: OutputTail,
+    *,
+    hidden: Sequence[str],
+    read: Callable[[bytes], None] | None,
+) -> Iterator[None]:
+    """Copies output and errors of a command that ends during the block, whose end waits for them.
+
+    Args:
+        process: The command.
+        tail: Gets its errors.
+        hidden: Texts that are shown as ***.
+        read: Gets what is shown.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    texts = [text.encode() for text in hidden]
+    pumps = [
+        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None, texts, read)),
+        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail, texts, read)),
+    ]
+    yield
+    for pump in pumps:
+        pump.join(LEFTOVER_SECONDS)
+    process.stdout.close()
+    process.stderr.close()
 
 
 def resolve_program(
