@@ -400,28 +400,49 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
         fix = nearest(key, _known_keys(kind, path))
         return UsageError(f"unknown key {key}", where=where, fix=fix)
-    found = _value_at(document, path)
-    # msgspec names only the wrong value; the valid ones are in the type.
-    leaves = _types_at(kind, path)
-    choices = [leaf for leaf in leaves if isinstance(leaf, str)]
-    choices += ["true", "false"] if bool in leaves else []
+    value = _value_at(document, path)
+    choices = _choices_at(kind, path)
     if choices and what.startswith("Invalid enum"):
-        wrong = found if isinstance(found, str) else what.split("'")[1]
+        wrong = value if isinstance(value, str) else what.split("'")[1]
         return UsageError(
             f"{wrong!r} is not one of {', '.join(choices)}",
             where=place.at(path),
             fix=nearest(wrong, choices),
         )
+    return _wrong_value(what, value, path=path, kind=kind, place=place)
+
+
+def _choices_at(kind: type[Record], path: str) -> list[str]:
+    # msgspec names only the wrong value; the valid ones are in the type.
+    leaves = _types_at(kind, path)
+    choices = [leaf for leaf in leaves if isinstance(leaf, str)]
+    return [*choices, "true", "false"] if bool in leaves else choices
+
+
+def _wrong_value(
+    what: str, value: object, *, path: str, kind: type[Record], place: Place
+) -> UsageError:
+    """Returns the error of a value of a wrong type or form.
+
+    Args:
+        what: msgspec's words, without the path.
+        value: What stands there; `_MISSING` if it is not known.
+        path: Of its key.
+        kind: Type of the record.
+        place: The file or command line.
+    """
     expected = _TYPES.search(what)
     types = set(expected[1].split(" | ")) if expected else set()
     what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
     if "matching regex" in what and path == "name":
         what = "expected lower-case letters, digits and hyphens, at most 40"
-    is_secret = path.partition(".")[0] == _SECRETS
-    # A secret's value may have been typed in place of its address.
-    shown = "" if found is _MISSING or is_secret else f", found {found!r}"
-    shown = shown if len(shown) <= 68 else shown[:65] + "..."
-    fix = _see(kind) if is_secret else _corrected(path, found, types) or _see(kind)
+    if path.partition(".")[0] == _SECRETS:
+        # A secret's value may have been typed in place of its address.
+        return UsageError(what, where=place.at(path), fix=_see(kind))
+    shown = "" if value is _MISSING else f", found {value!r}"
+    if len(shown) > 68:
+        shown = f"{shown[:65]}..."
+    fix = _corrected(path, value, types) or _see(kind)
     return UsageError(f"{what}{shown}", where=place.at(path), fix=fix)
 
 
