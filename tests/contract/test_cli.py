@@ -31,7 +31,7 @@ def flags(words: str) -> set[str]:
 VERBS = {
     "run": EVERY | flags("from group replace-dataloader prices yes"),
     "profile": OF_STEP
-    | flags("budget copy training-job logs instance-type region platform yes find package"),
+    | flags("budget copy training-job instance-type region platform yes find package"),
     "decide": OF_STEP
     | flags("workload objective max-usd-per-hour prices group as cpu-speed platform report")
     | flags("instance-type step-seconds accelerator-step-seconds vcpus-needed calibrate package")

@@ -1,6 +1,5 @@
 """`stoker profile --training-job` makes a record of answers of SageMaker and CloudWatch."""
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -26,7 +25,6 @@ from support.moto_server import REGION, ROLE
 
 NAME = "photos-2026-11-20"
 put = partial(cloudwatch.put_points, job=NAME)
-put_lines = partial(cloudwatch.put_lines, job=NAME)
 SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0), "ml.g4dn.xlarge": (4, 1)}
 MINUTES = 30
 TWO_HOSTS = {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2}
@@ -34,12 +32,6 @@ GROUPS = [
     {"InstanceType": "ml.c5.4xlarge", "InstanceCount": 2, "InstanceGroupName": "loaders"},
     {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1, "InstanceGroupName": "trainers"},
 ]
-HEAD = "stoker 2026-11-20T08:00:00.000Z run=m host="
-ROLE_LINE = HEAD + "{0} host_role group={1} role={2} type=t leader=algo-3"
-ROSTER = {
-    "trainers": {"role": "dnn", "type": "t", "hosts": ["algo-3"]},
-    "loaders": {"role": "data", "type": "t", "hosts": ["algo-1", "algo-2"]},
-}
 
 
 @pytest.fixture
@@ -79,23 +71,13 @@ def trained(answers: Answers, begin: datetime, *, minutes: float | None = MINUTE
     answers.change("sagemaker", "DescribeTrainingJob", change)
 
 
-@pytest.fixture
-def groups(aws, answers, begin):
-    """A job that ran in two groups, with points of all of its hosts."""
-    make_job(aws, {"InstanceGroups": GROUPS})
-    trained(answers, begin)
-    put(aws, "algo-1", begin, CPUUtilization=(1600.0, 1600.0))
-    put(aws, "algo-2", begin, CPUUtilization=(800.0,))
-    put(aws, "algo-3", begin, CPUUtilization=(200.0, 400.0), GPUUtilization=(90.0, 70.0))
-
-
-def observed(aws: Aws, log: list[str] | None = None) -> ObservedJob:
+def observed(aws: Aws) -> ObservedJob:
     state = describe_job(aws, NAME)
-    return observe_job(aws, state, sizes=SIZES, log=log, now=datetime.now(UTC))
+    return observe_job(aws, state, sizes=SIZES, now=datetime.now(UTC))
 
 
-def profiled(aws: Aws, log: list[str] | None = None) -> Profile:
-    return observed_profile(observed(aws, log), sizes=SIZES)
+def profiled(aws: Aws) -> Profile:
+    return observed_profile(observed(aws), sizes=SIZES)
 
 
 def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, begin):
@@ -126,62 +108,12 @@ def test_a_running_job_is_read_so_far(aws, answers, begin):
     assert "no figures of algo-2" in notes
 
 
-@pytest.mark.usefixtures("groups")
-def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws):
-    put_lines(aws, "algo-1", "starting", ROLE_LINE.format("algo-1", "loaders", "data"))
-    put_lines(aws, "algo-2", ROLE_LINE.format("algo-2", "loaders", "data"))
-    put_lines(aws, "algo-3", ROLE_LINE.format("algo-3", "trainers", "dnn"))
-    found = observed(aws)
-    assert (found.dnn, found.notes) == ("trainers", ())
-    groups = {"algo-1": "loaders", "algo-2": "loaders", "algo-3": "trainers"}
-    assert {load.host: load.group for load in found.loads} == groups
-    made = profiled(aws)
-    assert made.what["group_cpu"] == {"loaders": 0.75, "trainers": 0.375}
-    assert (made.observed.cpu_utilization, made.observed.gpu_utilization) == (0.375, 0.8)
-
-
-@pytest.mark.usefixtures("groups")
-def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(aws, answers):
-    answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
-    found = observed(aws, [f"{HEAD}algo-3 roster groups='{json.dumps(ROSTER)}'"])
-    assert (found.dnn, found.notes) == ("trainers", ())
-
-
-@pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize(
-    ("is_allowed", "words"), [(True, "those with GPUs"), (False, "logs:DescribeLogStreams")]
-)
-def test_without_such_lines_gpus_tell_two_groups_apart_as_is_said(aws, answers, is_allowed, words):
-    put_lines(aws, "algo-1", "a script of somebody's own")
-    if not is_allowed:
-        answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
-    found = observed(aws)
-    assert found.dnn == "trainers"
-    assert {load.host for load in found.loads if load.group == "trainers"} == {"algo-3"}
-    assert words in found.notes[0]
-
-
-@pytest.mark.parametrize("types", [("ml.g5.2xlarge", "ml.g4dn.xlarge"), ("ml.c5.4xlarge",) * 2])
-def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(aws, answers, begin, types):
-    one = {"InstanceCount": 1}
-    pairs = zip(types, ("g0", "g1"), strict=True)
-    groups = [{"InstanceType": kind, "InstanceGroupName": name, **one} for kind, name in pairs]
-    make_job(aws, {"InstanceGroups": groups})
-    trained(answers, begin)
-    put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
-    put(aws, "algo-2", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
-    with pytest.raises(PlatformError) as caught:
-        observed(aws)
-    assert f"g0 (1 x {types[0]}), g1 (1 x {types[1]})" in str(caught.value)
-    assert "--logs" in caught.value.fix
-
-
-def test_gpus_tell_nothing_while_a_host_has_no_points(aws, answers, begin):
+def test_a_job_of_several_groups_is_refused_by_their_names(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
     trained(answers, begin)
-    put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
-    with pytest.raises(PlatformError, match="which of the 3 hosts"):
+    with pytest.raises(PlatformError, match="several groups: loaders, trainers") as caught:
         observed(aws)
+    assert "stoker profile" in caught.value.fix
 
 
 def test_a_job_that_there_is_not_is_named_with_its_region(aws):
@@ -257,33 +189,12 @@ def decided(folder: Path) -> str:
 @pytest.mark.usefixtures("finished")
 def test_the_verb_writes_a_profile_that_decide_takes(tmp_path, capsys):
     out = tmp_path / "profile.json"
-    observe(NAME, logs=None, region=REGION, outputs=Outputs(out=out), as_json=False)
+    observe(NAME, region=REGION, outputs=Outputs(out=out), as_json=False)
     assert "probably CPU-bound" in capsys.readouterr().out
     record = read_json(out, Profile)
     assert record.step is None
     assert record.observed.cpu_utilization == pytest.approx(0.985)
     assert "No step was timed" in decided(tmp_path)
-
-
-@pytest.mark.usefixtures("finished")
-def test_a_log_file_adds_the_step_to_the_record(tmp_path):
-    log = tmp_path / "job.log"
-    log.write_text("loading\n" + f"{HEAD}algo-1 progress steps=9 step_seconds=0.25\n" * 30)
-    out = tmp_path / "profile.json"
-    observe(NAME, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True)
-    record = read_json(out, Profile)
-    assert record.step.step_seconds == 0.25
-    assert record.step.global_batch_size is None
-    assert "250 ms per step" in decided(tmp_path)
-
-
-def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path):
-    log = tmp_path / "job.log"
-    # Odd bytes are read.
-    log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
-    for file, words in ((log, "20 lines"), (tmp_path, "cannot read the log: Is a directory")):
-        with pytest.raises(UsageError, match=words):
-            observe(NAME, logs=file, region=None, outputs=Outputs(), as_json=False)
 
 
 def test_a_command_beside_a_job_is_refused():
@@ -292,8 +203,7 @@ def test_a_command_beside_a_job_is_refused():
         profile_verb(["mnist.yaml"], context=context, training_job=NAME, files=files)
 
 
-@pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])
-def test_flags_of_a_job_need_a_job(flag):
-    done = stoker("profile", *flag)
+def test_the_region_of_a_job_needs_a_job():
+    done = stoker("profile", "--region", "eu-west-1")
     assert done.returncode == 2
     assert "--training-job" in done.stderr

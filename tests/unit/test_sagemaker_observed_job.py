@@ -1,4 +1,4 @@
-"""A job that ran tells its steps in its log, who is where, and what its load suggests to decide."""
+"""The load of a job that ran tells who is where, and suggests what to decide."""
 
 from datetime import date
 
@@ -11,24 +11,22 @@ from stoker.evaluate import evaluate
 from stoker.platforms.sagemaker.load import HostLoad, point_seconds
 from stoker.platforms.sagemaker.observed_job import ObservedJob
 from stoker.profile import explain
-from stoker.profile.combine import MIN_SAMPLES, observed_profile, steps_in
-from stoker.records import Job, Observed, Profile, StepTerms, Training, read_json, write_json
+from stoker.profile.combine import observed_profile
+from stoker.records import Job, Observed, Profile, Training, read_json, write_json
 from stoker.report.verdict import collect
 from support import builders, decisions
 
 DAY = 86400
-SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0)}
-STOKER = "stoker 2026-11-20T08:00:{:02d}.000Z run=m host=algo-1 "
+SIZES = {"ml.g5.2xlarge": (8, 1)}
 
 
 def job(**changes: object) -> ObservedJob:
     fields: dict[str, object] = {
         "name": "photos-1",
-        "groups": {"dnn": ("ml.g5.2xlarge", 1), "data": ("ml.c5.4xlarge", 1)},
-        "dnn": "dnn",
+        "instance_type": "ml.g5.2xlarge",
         "loads": (
-            HostLoad(host="algo-1", group="data", cpu=0.3, gpu=None, memory=0.1),
-            HostLoad(host="algo-2", group="dnn", cpu=0.97, gpu=0.41, memory=0.5),
+            HostLoad(host="algo-1", group="", cpu=0.97, gpu=0.41, memory=0.5),
+            HostLoad(host="algo-2", group="", cpu=None, gpu=None, memory=None),
         ),
         "began_at": "2026-11-19T08:00:00.000Z",
         "minutes": 212.0,
@@ -42,44 +40,6 @@ def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge")
     return builders.profile(kind, cpu_utilization=cpu, gpu_utilization=gpu)
 
 
-def progress(*steps: float, wait: float | None = None) -> list[str]:
-    """Makes a line of stoker's progress for each step's seconds."""
-    waits = "" if wait is None else f" wait_seconds={wait}"
-    return [
-        STOKER.format(n % 60) + f"progress steps={n + 1} step_seconds={seconds}{waits}"
-        for n, seconds in enumerate(steps)
-    ]
-
-
-def test_stokers_own_lines_tell_the_step_and_its_wait():
-    lines = progress(9.0, 8.0, *([0.1, 0.2, 0.3] * 7), wait=0.05)
-    found = steps_in(["loading", *lines, "done"])
-    # The median stands against a slow start; the quartiles say the spread.
-    assert (found.step_seconds, found.wait_seconds) == (pytest.approx(0.2), 0.05)
-    assert 0.1 <= found.low_seconds <= 0.2 <= found.high_seconds <= 0.3
-    assert found.samples == len(lines)
-    # Not known where some lines lack it.
-    assert steps_in([*lines, *progress(0.2)]).wait_seconds is None
-
-
-@pytest.mark.parametrize(
-    ("lines", "found"),
-    [
-        (["step_time=0.19"] * 100, 0),
-        (["3/9 [00:01<00:02, 4.00it/s]"] * 100, 0),
-        (progress(*[0.0, 1e9] * 100), 0),
-        (progress(*[1.0] * (MIN_SAMPLES - 1)), MIN_SAMPLES - 1),
-    ],
-    ids=["another's", "a bar's", "no times", "too few"],
-)
-def test_a_log_without_enough_steps_of_stokers_is_refused(lines, found):
-    with pytest.raises(UsageError, match="does not show a step's time") as caught:
-        steps_in(lines, source="job.log")
-    assert f"{found} of the 20 lines" in caught.value.what
-    assert caught.value.where == "job.log"
-    assert "stoker profile times steps" in caught.value.fix
-
-
 @pytest.mark.parametrize(
     ("seconds", "age", "period"),
     [(3600, 3600, 60), (3600, 20 * DAY, 300), (3600, 100 * DAY, 3600), (5 * DAY, 20 * DAY, 600)],
@@ -88,16 +48,15 @@ def test_old_points_are_asked_for_as_coarsely_as_they_are_kept(seconds, age, per
     assert point_seconds(seconds, age_seconds=age) == period
 
 
-def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path):
+def test_the_profile_is_the_mean_of_the_hosts_and_keeps_each(tmp_path):
     made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
     assert made.step is None
     assert made.observed == Observed(cpu_utilization=0.97, gpu_utilization=0.41, hosts=1)
     host = made.host
     assert (host.instance_type, host.vcpus, host.accelerators) == ("ml.g5.2xlarge", 8, 1)
-    assert made.what["host_cpu"] == {"algo-1": 0.3, "algo-2": 0.97}
-    assert made.what["group_cpu"] == {"dnn": 0.97, "data": 0.3}
+    assert made.what["host_cpu"] == {"algo-1": 0.97, "algo-2": None}
     notes = " ".join(map(str, made.what["notes"]))
-    for words in ("still running", "4 minutes only", "5 minutes"):
+    for words in ("still running", "4 minutes only", "5 minutes", "no figures of algo-2"):
         assert words in notes
     file = tmp_path / "profile.json"
     write_json(file, made)
@@ -107,30 +66,13 @@ def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path):
         _ = made.timed_step
 
 
-def test_the_words_name_groups_hosts_and_what_is_not_known():
+def test_the_words_name_the_hosts_and_what_is_not_known():
     text = explain(observed_profile(job(), sizes=SIZES))
     assert "probably CPU-bound" in text
     assert "No step was timed" in text
-    hosts = [line.split()[0] for line in text.splitlines() if line.startswith("  algo")]
-    assert hosts == ["algo-2", "algo-1"]
-    assert "n/a" in text
-    assert "the job also has the group data" in " ".join(text.split())
+    assert "2 x ml.g5.2xlarge: vCPUs 97% busy" in text
+    assert "CloudWatch has no figures of algo-2" in text
     assert max(map(len, text.splitlines())) <= 88
-
-
-def test_a_log_adds_the_step_and_its_wait_in_place_of_a_guess():
-    steps = steps_in(progress(*[0.25] * MIN_SAMPLES))
-    made = observed_profile(job(), sizes=SIZES, steps=steps)
-    assert made.step == StepTerms(step_seconds=0.25)
-    assert made.spread["step_seconds"].samples == MIN_SAMPLES
-    text = explain(made)
-    assert "250 ms" in text
-    assert "None" not in text
-    assert "probably CPU-bound" in text
-    step = StepTerms(step_seconds=0.25, wait_seconds=0.1)
-    waiting = explain(msgspec.structs.replace(made, step=step))
-    assert "vCPUs 97% busy, GPUs 41% busy" in waiting
-    assert "probably" not in waiting
 
 
 def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up():
@@ -199,7 +141,7 @@ def test_no_data_host_is_named_where_none_may_be_used(constraints):
     assert "break-even" not in [advice.id for advice in found.advice]
 
 
-def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
+def test_with_a_step_and_its_load_decide_makes_plans_with_wide_bands():
     made = builders.profile(
         "ml.p4d.24xlarge", step_seconds=0.192, cpu_utilization=0.99, gpu_utilization=0.45
     )

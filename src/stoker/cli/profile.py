@@ -40,7 +40,6 @@ def profile_verb(
     platform: PlatformName = None,
     copy: bool = False,
     training_job: str | None = None,
-    logs: Path | None = None,
     region: str | None = None,
     find: Annotated[str | None, HIDDEN] = None,
     package: Annotated[Path | None, HIDDEN] = None,
@@ -65,8 +64,6 @@ def profile_verb(
             (default: run it here).
         training_job (NAME): Run nothing; read the CPU and GPU load of this SageMaker job (default:
             run the command).
-        logs (F): With --training-job: read the time of a step from this log file of the job
-            (default: none).
         region (R): AWS region (default: as boto3 finds it).
         find (RUN): Measure nothing; look for a kept profile of the same cost, for this run of a
             pipeline.
@@ -89,8 +86,8 @@ def profile_verb(
     from stoker.run.profiling import deliver_profile, observe, profile_and_keep, tell_earlier
     from stoker.run.run_folders import named_run_dir, new_run_dir, run_base
 
-    if (logs or region) and not training_job:
-        raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
+    if region and not training_job:
+        raise typer.BadParameter("only together with --training-job", param_hint="--region")
     outputs, given = outputs_of(files), step_inputs(files)
     if training_job:
         if words or platform or copy or budget is not None:
@@ -100,7 +97,7 @@ def profile_verb(
                 where="command line",
                 fix=f"stoker profile --training-job {training_job}",
             )
-        observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
+        observe(training_job, region=region, outputs=outputs, as_json=as_json)
         return
     keys = {
         ("profile.budget_seconds", "--budget"): budget,

@@ -1,19 +1,18 @@
 """Profiles from what was measured. Pure.
 
 `combine` makes one of the results of all ranks: sums, maxima and the self-check. `observed_profile`
-makes one of a job that has run, from its load and its log.
+makes one of a job that has run, from its load.
 """
 
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
 from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
-from stoker.logs import EventName, parse_line
 from stoker.platforms.sagemaker.load import group_loads
 from stoker.platforms.sagemaker.observed_job import ObservedJob
 from stoker.profile.rank_results import (
@@ -66,9 +65,6 @@ LONGER = (
 )
 # Clocks are read at slightly different times: only more than this was more than the pod asks for.
 _MORE_THAN_ASKED = 1.05
-MIN_SAMPLES = 20
-# Longer or shorter ones are no steps of a training run.
-_SHORTEST, _LONGEST = 1e-6, 1e5
 # Below it a training run's start weighs much in its means.
 _FEW_MINUTES = 10.0
 
@@ -580,7 +576,8 @@ def _worker_seconds(
     """
     if wall is None:
         return None
-    alone = [drain for rank in whole for drain in rank.result.drains if drain.workers == 1]
+    drains = chain.from_iterable(rank.result.drains for rank in whole)
+    alone = [drain for drain in drains if drain.workers == 1]
     if len(alone) < len(whole):
         return wall.median
     waited = sum(drain.idle_seconds for drain in alone)
@@ -595,19 +592,23 @@ def _hidden_load_seconds(rank: _MeasuredRank) -> float | None:
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
     """Returns global batches per second of the loader alone, for worker counts all ranks tried."""
-    tried: dict[int, list[Drain]] = {}
+    tried = defaultdict[int, list[Drain]](list)
     for rank in ranks:
         for drain in rank.drains:
             if drain.batches_per_second > 0:
-                tried.setdefault(drain.workers, []).append(drain)
+                tried[drain.workers].append(drain)
     return tuple(
-        LoaderRate(
-            workers=workers * ranks[0].ranks_on_host,
-            steps_per_second=min(drain.batches_per_second for drain in drains),
-            wait_seconds=sum(drain.idle_seconds for drain in drains),
-        )
+        _loader_rate(drains, workers=workers * ranks[0].ranks_on_host)
         for workers, drains in sorted(tried.items())
         if len(drains) == len(ranks)
+    )
+
+
+def _loader_rate(drains: Sequence[Drain], *, workers: int) -> LoaderRate:
+    return LoaderRate(
+        workers=workers,
+        steps_per_second=min(drain.batches_per_second for drain in drains),
+        wait_seconds=sum(drain.idle_seconds for drain in drains),
     )
 
 
@@ -638,88 +639,19 @@ def _check(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedSteps:
-    """Median of a step, its wait (None where lines lack it), and its quartiles, from log lines."""
-
-    step_seconds: float
-    wait_seconds: float | None
-    low_seconds: float
-    high_seconds: float
-    samples: int
-
-
-def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
-    """Returns the median step of a log, from stoker's progress lines; `source` names the log.
-
-    Raises:
-        UsageError: If fewer than MIN_SAMPLES lines have a step's time.
-    """
-    steps: list[float] = []
-    waits: list[float] = []
-    for line in lines:
-        # A log may have millions of lines: most of them need no parser.
-        event = parse_line(line) if "progress" in line else None
-        if event is None or event.event != EventName.PROGRESS:
-            continue
-        step, wait = _number(event.values, "step_seconds"), _number(event.values, "wait_seconds")
-        if step is not None and _SHORTEST <= step <= _LONGEST:
-            steps.append(step)
-            if wait is not None and wait >= 0:
-                waits.append(min(wait, step))
-    if len(steps) < MIN_SAMPLES:
-        raise UsageError(
-            f"the log does not show a step's time: {len(steps)} of the {MIN_SAMPLES} lines needed, "
-            "as stoker writes them (progress steps=... step_seconds=...)",
-            where=source,
-            fix="leave --logs out: the hosts' load is read without it; stoker profile times steps",
-        )
-    # A median: the lines hold first epochs and checkpoints, whose steps are long.
-    low, median, high = statistics.quantiles(steps, n=4, method="inclusive")
-    return LoggedSteps(
-        step_seconds=median,
-        # Of all lines or none: a median of some waits is no part of the median of all steps.
-        wait_seconds=min(statistics.median(waits), median) if len(waits) == len(steps) else None,
-        low_seconds=low,
-        high_seconds=high,
-        samples=len(steps),
-    )
-
-
-def _number(values: Mapping[str, str], name: str) -> float | None:
-    try:
-        return float(values[name])
-    except (KeyError, ValueError):
-        return None
-
-
-def observed_profile(
-    job: ObservedJob, *, sizes: Mapping[str, tuple[int, int]], steps: LoggedSteps | None = None
-) -> Profile:
+def observed_profile(job: ObservedJob, *, sizes: Mapping[str, tuple[int, int]]) -> Profile:
     """Returns the profile of a job whose load was read; `sizes` are types' vCPUs and GPUs. Pure."""
-    kind, count = job.groups[job.dnn]
-    loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
-    dnn = loads[job.dnn]
-    step = None
-    spread = None
-    notes = _notes(job)
-    if steps:
-        notes.append(
-            f"a step's time is the median of {steps.samples} lines that stoker wrote to the log, "
-            "including the first epoch"
-        )
-        step = StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds)
-        low, high = steps.low_seconds, steps.high_seconds
-        spread = {"step_seconds": Spread(low=low, high=high, samples=steps.samples)}
+    kind = job.instance_type
     vcpus, accelerators = sizes[kind]
+    (mean,) = group_loads(job.loads, types={load.group: kind for load in job.loads})
     return Profile(
-        host=ProfiledHost(instance_type=kind, count=count, vcpus=vcpus, accelerators=accelerators),
-        step=step,
-        spread=spread,
+        host=ProfiledHost(
+            instance_type=kind, count=len(job.loads), vcpus=vcpus, accelerators=accelerators
+        ),
         observed=Observed(
-            cpu_utilization=dnn.cpu,
-            gpu_utilization=dnn.gpu,
-            hosts=sum(own.group == job.dnn and own.cpu is not None for own in job.loads) or None,
+            cpu_utilization=mean.cpu,
+            gpu_utilization=mean.gpu,
+            hosts=sum(load.cpu is not None for load in job.loads) or None,
         ),
         what={
             "source": "cloudwatch",
@@ -728,40 +660,25 @@ def observed_profile(
             "minutes": round(job.minutes, 1),
             "point_seconds": job.point_seconds,
             "is_running": job.is_running,
-            "groups": {name: f"{hosts} x {one}" for name, (one, hosts) in job.groups.items()},
-            "group_cpu": {name: _rounded(load.cpu) for name, load in loads.items()},
-            "group_gpu": {name: _rounded(load.gpu) for name, load in loads.items()},
-            "host_group": {load.host: load.group for load in job.loads},
             "host_cpu": {load.host: _rounded(load.cpu) for load in job.loads},
             "host_gpu": {load.host: _rounded(load.gpu) for load in job.loads},
-            "notes": [*notes],
+            "notes": [*_notes_on(job)],
         },
     )
 
 
-def _notes(job: ObservedJob) -> list[str]:
-    notes = list(job.notes)
-    others = [name for name in job.groups if name != job.dnn]
-    if others:
-        notes.append(
-            f"the job also has the group{'s' if len(others) > 1 else ''} {', '.join(others)}: the "
-            f"figures are for {job.dnn} only, today's cost is for all groups"
-        )
+def _notes_on(job: ObservedJob) -> Iterator[str]:
+    """Yields why a job's means may say little."""
     if job.is_running:
-        notes.append("the job is still running: these are the means until now")
+        yield "the job is still running: these are the means until now"
     if job.minutes < _FEW_MINUTES:
-        notes.append(
-            f"over {job.minutes:.0f} minutes only: the start-up is a large part of these means"
-        )
+        yield f"over {job.minutes:.0f} minutes only: the start-up is a large part of these means"
     # CloudWatch keeps points of a minute for 15 days, then means of longer times.
     if job.point_seconds > 60:
-        notes.append(
-            f"a point is the mean of {job.point_seconds // 60} minutes: the job is long or old"
-        )
+        yield f"a point is the mean of {job.point_seconds // 60} minutes: the job is long or old"
     unseen = [load.host for load in job.loads if load.cpu is None]
     if unseen:
-        notes.append(f"CloudWatch has no figures of {', '.join(unseen)}")
-    return notes
+        yield f"CloudWatch has no figures of {', '.join(unseen)}"
 
 
 def _rounded(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import Platform
 from stoker.platforms.sagemaker.observed_job import describe_job, observe_job
 from stoker.profile import explain, profile
-from stoker.profile.combine import observed_profile, steps_in
+from stoker.profile.combine import observed_profile
 from stoker.profile.profiled_job import profiled_job
 from stoker.records import Cluster, Profile, Workload, read_json, to_json
 from stoker.run.earlier_profiles import EarlierProfile, reused_words
@@ -80,31 +80,15 @@ def profile_and_keep(
     return record
 
 
-def observe(
-    name: str, *, logs: Path | None, region: str | None, outputs: Outputs, as_json: bool
-) -> None:
+def observe(name: str, *, region: str | None, outputs: Outputs, as_json: bool) -> None:
     """Makes a profile of a training job's load; runs nothing.
 
     Args:
         name: Name of the training job on SageMaker.
-        logs: Its log, from which the time of a step is read; None: it is not known.
         region: AWS region of the job.
         outputs: Where the profile goes.
         as_json: Whether JSON is printed instead of text.
     """
-    lines = steps = None
-    if logs:
-        # First: a log without steps is an error before any network.
-        try:
-            # Progress bars leave bytes that are not UTF-8.
-            lines = logs.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError as err:
-            raise UsageError(
-                f"cannot read the log: {err.strerror or err}",
-                where=f"--logs {logs}",
-                fix="name a text file with the job's log",
-            ) from None
-        steps = steps_in(lines, source=str(logs))
     aws = Aws(region=region)
     say(f"profile of training job {name}: reading CloudWatch", quiet=as_json)
     with working(f"reading training job {name}", quiet=as_json):
@@ -116,6 +100,6 @@ def observe(
         # CloudWatch gives percent of one vCPU, or of one GPU.
         sizes[kind] = (instance.vcpus, instance.accelerators)
     with working(f"reading the load of {name}", quiet=as_json):
-        job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
-    record = observed_profile(job, sizes=sizes, steps=steps)
+        job = observe_job(aws, state, sizes=sizes, now=datetime.now(UTC))
+    record = observed_profile(job, sizes=sizes)
     deliver_profile(record, outputs=outputs, as_json=as_json)

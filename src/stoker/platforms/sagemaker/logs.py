@@ -183,46 +183,18 @@ class Labels:
         if event.event == EventName.HOST_ROLE and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
         elif event.event == EventName.ROSTER:
-            for host, group in members_in([entry.text]).groups.items():
+            for host, group in _roster_in(event.values.get("groups", "")).items():
                 if self._groups.get(host, UNKNOWN) == UNKNOWN:
                     self._groups[host] = group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMembers:
-    """Host to group, and group to role, if known."""
-
-    groups: Mapping[str, str]
-    roles: Mapping[str, str]
-
-
-def members_in(lines: Iterable[str]) -> GroupMembers:
-    """Returns groups and roles from the lines of stoker's launcher."""
+def _roster_in(text: str) -> dict[str, str]:
+    """Returns the group of each host in the leader's line `roster groups=JSON`."""
     groups: dict[str, str] = {}
-    roles: dict[str, str] = {}
-    for line in lines:
-        event = parse_line(line) if "host_role" in line or "roster" in line else None
-        if event is None:
-            continue
-        if event.event == EventName.HOST_ROLE and event.values.get("group"):
-            groups[event.host] = event.values["group"]
-            roles[event.values["group"]] = event.values.get("role", "")
-        elif event.event == EventName.ROSTER:
-            for name, hosts, role in _groups_in(event.values.get("groups", "")):
-                roles.setdefault(name, role)
-                for host in hosts:
-                    groups.setdefault(host, name)
-    return GroupMembers(groups=groups, roles=roles)
-
-
-def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
-    """Returns name, hosts and role of the groups in the leader's line `roster groups=JSON`."""
-    found = []
     with contextlib.suppress(ValueError):
         for name, group in mapping(json.loads(text)).items():
-            told = mapping(group)
-            hosts = told.get("hosts")
-            listed = hosts if isinstance(hosts, list) else []
-            role = str(told.get("role") or "")
-            found.append((name, [host for host in listed if isinstance(host, str)], role))
-    return found
+            hosts = mapping(group).get("hosts")
+            for host in hosts if isinstance(hosts, list) else ():
+                if isinstance(host, str):
+                    groups.setdefault(host, name)
+    return groups
