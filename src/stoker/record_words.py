@@ -35,6 +35,7 @@ from stoker.units import (
     ESTIMATE,
     Style,
     TimeUnit,
+    capital,
     cost_change_words,
     count,
     figure,
@@ -188,7 +189,7 @@ def kept_words(decision: Decision, style: Style = "terminal") -> str:
         begin = "This machine has nothing left for it"
     if style == "terminal":
         keep = f"{begin}: keep today's cluster." if is_known else "Keep today's cluster for now."
-        return f"{keep} {_capital(reason)}."
+        return f"{keep} {capital(reason)}."
     if decision.is_noisy:
         # The page's table of plans has the whole reason.
         return "Other programs kept the machine busy, so today's cluster is kept for now."
@@ -204,7 +205,7 @@ def probable_words(decision: Decision, *, has_run: bool = False) -> str:
         return "The plan was a try: its gain was probable, not sure."
     is_sure_before = decision.kind == "sure"
     begin = "Then probably" if is_sure_before else "Probably worth it"
-    text = f"{begin}: {plan_in_words(plan)}. {_capital(plan.reason)}."
+    text = f"{begin}: {plan_in_words(plan)}. {capital(plan.reason)}."
     text += f" {trial_words(decision.trial)}" if decision.trial else ""
     if is_sure_before:
         return text
@@ -294,10 +295,6 @@ def added_hosts_words(groups: Iterable[Group]) -> str:
 
 def _cpu_seconds(plan: Plan) -> float:
     return (plan.predicted.cpu_seconds or 0.0) if plan.predicted else math.inf
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def todays_group(decision: Decision) -> Group | None:

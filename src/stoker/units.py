@@ -163,6 +163,10 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{word} {noun if number == 1 else plural or noun + 's'}"
 
 
+def capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
     # No decimals from 10 % on; 9.96 would be 10.0.

@@ -37,7 +37,7 @@ from stoker.records import (
 )
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.records.training import InputVersion, Lineage
-from stoker.report.verdict import collect, judge
+from stoker.report.verdict import JudgedRun, collect, judge
 from stoker.run.judging import pass_gate
 from stoker.run.outputs import told_of_evaluation
 from stoker.tracking import metrics_of, tags_of
@@ -440,7 +440,7 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
     figures = collect(**known, evaluation=record)
     unit = time_unit([figures.baseline])
     told = {**known, "evaluation": record, "failure": None}
-    verdict = judge(figures=figures, unit=unit, nominal=False, **told)
+    verdict = judge(JudgedRun(figures=figures, unit=unit, nominal=False, **told))
     assert (verdict.tone == "bad") is not is_good
     badges = {"failed": "training failed", "passed": "gate passed"}
     assert (badges.get(state, state) in verdict.badge) is (state != "no gate")

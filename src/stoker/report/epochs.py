@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from stoker.record_words import epoch_words
 from stoker.records import EpochPause, EpochTimes, Measured, Profile
-from stoker.units import NBSP, NOT_KNOWN, TimeUnit, digits, whole
+from stoker.units import NBSP, NOT_KNOWN, TimeUnit, capital, digits, whole
 
 _NOT_SEEN = "not seen"
+_BETWEEN = "Between epochs: validation, checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +58,32 @@ def epoch_columns(
 
 def epoch_table(columns: list[EpochColumn], *, unit: TimeUnit) -> EpochTable | None:
     """Returns the table; None where no epoch is known, nor any time beyond the steps."""
-    words = [epoch_words(each.times, step_seconds=each.step_seconds) for each in columns]
-    if not any(words) or not any(each.times.steps for each in columns):
+    words = [epoch_words(run.times, step_seconds=run.step_seconds) for run in columns]
+    if not any(words) or not any(run.times.steps for run in columns):
         return None
-
-    def cells(text: Callable[[EpochColumn], str]) -> tuple[str, ...]:
-        return tuple(text(each) for each in columns)
-
-    rows = [
-        ("A step, over whole epochs", cells(lambda each: unit.show(each.whole_step_seconds))),
-        ("A step, within epochs", cells(lambda each: unit.show(each.step_seconds))),
-        ("Steps of an epoch", cells(lambda each: _steps(each.times.steps))),
-        ("Start of an epoch: waiting for its first batch", cells(lambda e: _pause(e.times.start))),
-        ("Between epochs: validation, checkpoints", cells(lambda e: _pause(e.times.between))),
-    ]
+    parts: dict[str, Callable[[EpochColumn], str]] = {
+        "A step, over whole epochs": lambda run: unit.show(run.whole_step_seconds),
+        "A step, within epochs": lambda run: unit.show(run.step_seconds),
+        "Steps of an epoch": lambda run: _steps(run.times.steps),
+        "Start of an epoch: waiting for its first batch": lambda run: _pause(run.times.start),
+        _BETWEEN: lambda run: _pause(run.times.between),
+        "Validation, checkpoints and slow steps in mid-epoch, a step": lambda run: unit.show(
+            run.times.inside_seconds
+        ),
+    }
+    if not any(run.times.inside_seconds for run in columns):
+        parts.popitem()
+    rows = {name: tuple(map(cell, columns)) for name, cell in parts.items()}
     if columns[0].times.between is None and columns[-1].times.between is not None:
-        name, (_, *others) = rows[-1]
-        rows[-1] = name, (f"{_NOT_SEEN}, counted as after", *others)
-    if any(each.times.inside_seconds for each in columns):
-        inside = cells(lambda each: unit.show(each.times.inside_seconds))
-        rows.append(("Validation, checkpoints and slow steps in mid-epoch, a step", inside))
-    notes = [f"{text[:1].upper()}{text[1:]}." for text in words[-1]]
+        rows[_BETWEEN] = (f"{_NOT_SEEN}, counted as after", *rows[_BETWEEN][1:])
+    notes = [f"{capital(text)}." for text in words[-1]]
     if any("first batch" in text for text in words[-1]):
         notes.append(
             "Sooner there: smaller batches, with gradients of several accumulated; longer epochs; "
             "persistent_workers=True, where an epoch starts new workers."
         )
-    return EpochTable(tuple(each.name for each in columns), tuple(rows), tuple(notes))
+    heads = tuple(run.name for run in columns)
+    return EpochTable(heads, tuple(rows.items()), tuple(notes))
 
 
 def _steps(number: float | None) -> str:

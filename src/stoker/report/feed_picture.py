@@ -1,7 +1,7 @@
 """The picture of the feed over the run: wait, batches ready, and the work of each host."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -16,7 +16,7 @@ from stoker.figures.feed_intervals import (
     joined,
     read_csv,
 )
-from stoker.report.svg import Drawing, fit, text_width, time_axis
+from stoker.report.svg import Drawing, time_axis
 from stoker.units import NBSP, NOT_KNOWN, count, digits, percent
 
 _LABEL = 13.0
@@ -80,10 +80,10 @@ def read_feed(
         return None
     if not intervals:
         return None
-    intervals.sort(key=lambda each: each.start_seconds)
+    intervals.sort(key=lambda interval: interval.start_seconds)
     whole = joined(intervals)
     since = whole.end_seconds - _PRESENT * whole.seconds
-    present = joined([each for each in intervals if each.end_seconds > since])
+    present = joined([part for part in intervals if part.end_seconds > since])
     limit_of = partial(feed_limit_of, does_loading_wait=does_loading_wait, names=names)
     share = whole.wait_share if wait_share is None else wait_share
     return FeedStory(tuple(intervals), whole, limit_of(whole), limit_of(present), names, share)
@@ -108,88 +108,104 @@ def draw_feed(story: FeedStory, *, width: float, name: str) -> Drawing:
     # Joined, not sampled, so that no wait is lost between two points.
     intervals = [joined(story.intervals[first : first + size]) for first in bins]
     tracks = _tracks(story, intervals)
+    sentences = [f"{track.name}: {track.right}." for track in tracks]
+    sentences.append(f"Limit: {story.told_limit.words}.")
     drawing = Drawing(
         name=name,
         width=width,
         height=len(tracks) * _ROW + 26,
         title="The feed over the run",
-        description=" ".join(f"{track.name}: {track.right}." for track in tracks)
-        + f" Limit: {story.told_limit.words}.",
+        description=" ".join(sentences),
     )
-    wait = drawing.hatch("wait")
     start = intervals[0].start_seconds
     seconds = intervals[-1].end_seconds - start
     scale = width / seconds
+    wait = drawing.hatch("wait")
     for number, track in enumerate(tracks):
-        base = number * _ROW
-        floor = base + _LABEL + 6 + _PLOT
-        right = fit(track.right, _LABEL, 0.55 * width)
-        left = width - text_width(right, _LABEL) - 12
-        drawing.text(0, base + _LABEL, fit(track.name, _LABEL, left), css="head", size=_LABEL)
-        drawing.text(width, base + _LABEL, right, css="quiet", size=_LABEL, anchor="end")
+        top = number * _ROW
+        drawing.heads(track.name, track.right, base=top + _LABEL, size=_LABEL)
+        floor = top + _LABEL + 6 + _PLOT
         drawing.rect(0, floor - _PLOT, width, _PLOT, "ground")
         for points in _shapes(track, intervals, start=start, scale=scale, floor=floor):
             if track.css == "wait":
                 drawing.area(points, fill=wait)
             else:
                 drawing.area(points, track.css)
-        for moment, words in track.marks:
-            x = (moment - start) * scale
-            drawing.open_group(words)
-            drawing.line(x, floor - _PLOT, x, floor, "lead wait")
-            drawing.close_group()
+        _draw_marks(drawing, track, start=start, scale=scale, floor=floor)
     time_axis(drawing, len(tracks) * _ROW - 6, seconds=seconds, scale=scale)
     return drawing
 
 
+def _draw_marks(
+    drawing: Drawing, track: _Track, *, start: float, scale: float, floor: float
+) -> None:
+    for moment, words in track.marks:
+        x = (moment - start) * scale
+        drawing.open_group(words)
+        drawing.line(x, floor - _PLOT, x, floor, "lead wait")
+        drawing.close_group()
+
+
 def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]:
-    whole = story.whole
-    depths = tuple(each.queue_depth for each in intervals)
+    depths = tuple(interval.queue_depth for interval in intervals)
     deepest = max((depth for depth in depths if depth is not None), default=0.0)
-    waits = tuple(each.wait_share for each in intervals)
+    waits = tuple(interval.wait_share for interval in intervals)
     waiting = NOT_KNOWN
     ready = NOT_KNOWN
     if story.wait_share is not None:
         waiting = f"{percent(story.wait_share)} of a step, top 100{NBSP}%"
-    if whole.queue_depth is not None:
-        mean, top = (digits(depth, 2, max_places=1) for depth in (whole.queue_depth, deepest))
-        ready = f"{mean}, top {top}"
-    tracks = [
+    if story.whole.queue_depth is not None:
+        mean = digits(story.whole.queue_depth, 2, max_places=1)
+        ready = f"{mean}, top {digits(deepest, 2, max_places=1)}"
+    return [
         _Track("Waiting for data", waiting, waits, 1.0, "wait"),
         _Track("Batches ready", ready, depths, deepest or 1.0, "band"),
+        *_host_tracks(story, intervals),
     ]
+
+
+def _host_tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]:
+    """Returns a track for each host; of many hosts, the last one is the sum of the others."""
     # Local workers last: data hosts matter more here.
-    hosts = sorted(whole.hosts, key=lambda host: (host.kind == "local", host.name))
+    hosts = sorted(story.whole.hosts, key=lambda host: (host.kind == "local", host.name))
     # One row less, for the sum of the others.
-    shown = hosts[: _MAX_HOSTS if len(hosts) <= _MAX_HOSTS else _MAX_HOSTS - 1]
-    rest = {host.name for host in hosts[len(shown) :]}
-    found = [(_name(host, story.names), {host.name}, host.batches_per_second) for host in shown]
-    if rest:
-        total = sum(host.batches_per_second for host in hosts[len(shown) :])
-        found.append((count(len(rest), "more host"), rest, total))
-    series = [
-        tuple(
-            sum(host.batches_per_second for host in each.hosts if host.name in names)
-            for each in intervals
-        )
-        for _, names, _ in found
-    ]
+    num_shown = _MAX_HOSTS if len(hosts) <= _MAX_HOSTS else _MAX_HOSTS - 1
+    rows = [(_name(host, story.names), [host]) for host in hosts[:num_shown]]
+    if others := hosts[num_shown:]:
+        rows.append((count(len(others), "more host"), others))
+    series = [_rates(intervals, of=members) for _, members in rows]
     # One scale for all hosts: a slow one must look slow.
-    fastest = max((value for values in series for value in values), default=0.0) or 1.0
-    for (title, names, rate), values in zip(found, series, strict=True):
-        right = f"{digits(rate, 3, max_places=1)}/s, top {digits(fastest, 3, max_places=1)}/s"
-        moved = tuple(
-            (
-                each.start_seconds + each.seconds / 2,
-                f"{story.names.get(host.name, host.name)}: "
-                f"{count(host.moved, 'batch', 'batches')} made elsewhere instead",
-            )
-            for each in story.intervals
-            for host in each.hosts
-            if host.moved and host.name in names
-        )
-        tracks.append(_Track(title, right, values, fastest, "compute", moved))
+    fastest = max(map(max, series), default=0.0) or 1.0
+    top = f"top {digits(fastest, 3, max_places=1)}/s"
+    tracks = []
+    for (title, members), values in zip(rows, series, strict=True):
+        rate = sum(host.batches_per_second for host in members)
+        right = f"{digits(rate, 3, max_places=1)}/s, {top}"
+        moves = tuple(_moves(story, of=members))
+        tracks.append(_Track(title, right, values, fastest, "compute", moves))
     return tracks
+
+
+def _rates(intervals: Sequence[FeedInterval], *, of: Sequence[HostRate]) -> tuple[float, ...]:
+    """Returns the batches per second that these hosts made in each interval."""
+    names = {host.name for host in of}
+    rates = []
+    for interval in intervals:
+        hosts = [host for host in interval.hosts if host.name in names]
+        rates.append(sum(host.batches_per_second for host in hosts))
+    return tuple(rates)
+
+
+def _moves(story: FeedStory, *, of: Sequence[HostRate]) -> Iterator[tuple[float, str]]:
+    """Yields when batches of these hosts were made elsewhere, and how many."""
+    names = {host.name for host in of}
+    for interval in story.intervals:
+        middle = interval.start_seconds + interval.seconds / 2
+        for host in interval.hosts:
+            if host.moved and host.name in names:
+                batches = count(host.moved, "batch", "batches")
+                shown = story.names.get(host.name, host.name)
+                yield middle, f"{shown}: {batches} made elsewhere instead"
 
 
 def _shapes(
@@ -198,14 +214,15 @@ def _shapes(
     """Returns the areas of a row: one for each stretch of known values."""
     shapes = []
     moments = zip(track.values, intervals, strict=True)
-    for is_known, stretch in groupby(moments, key=lambda one: one[0] is not None):
-        if not is_known:
+    for has_values, stretch in groupby(moments, key=lambda moment: moment[0] is not None):
+        if not has_values:
             continue
         points: list[tuple[float, float]] = []
-        for value, each in stretch:
+        for value, interval in stretch:
             top = floor - min((value or 0.0) / track.top, 1.0) * _PLOT
             # Level over its interval, as a value is a mean.
-            points += [((at - start) * scale, top) for at in (each.start_seconds, each.end_seconds)]
+            ends = (interval.start_seconds, interval.end_seconds)
+            points += [((at - start) * scale, top) for at in ends]
         shapes.append([(points[0][0], floor), *points, (points[-1][0], floor)])
     return shapes
 
@@ -216,13 +233,11 @@ def _name(host: HostRate, names: Mapping[str, str]) -> str:
 
 
 def _cells(host: HostRate) -> list[tuple[str, str, str]]:
-    rate, megabytes = (
-        digits(value, 3, max_places=2)
-        for value in (host.batches_per_second, host.bytes_per_second / 1e6)
-    )
-    known = [each for each in (host.slowest_worker, host.fastest_worker) if each is not None]
+    rate = digits(host.batches_per_second, 3, max_places=2)
+    megabytes = digits(host.bytes_per_second / 1e6, 3, max_places=2)
+    paces = [pace for pace in (host.slowest_worker, host.fastest_worker) if pace is not None]
     # One figure where both look the same.
-    workers = dict.fromkeys(digits(each, 2, max_places=2) for each in known)
+    workers = dict.fromkeys(digits(pace, 2, max_places=2) for pace in paces)
     # A narrow page leaves some out.
     return [
         ("Batches per second", rate, "number"),

@@ -10,7 +10,7 @@ from statistics import fmean
 from stoker.figures.gpu_log import GpuRow, read_rows
 from stoker.records import GpuLoad
 from stoker.records.gpu import busy_share, used_gpus
-from stoker.report.svg import Drawing, fit, text_width, time_axis
+from stoker.report.svg import Drawing, time_axis
 from stoker.units import NBSP, NOT_KNOWN, count, digits, percent, size
 
 _LABEL = 13.0
@@ -110,10 +110,7 @@ def draw_gpus(strips: Sequence[GpuStrip], *, width: float, name: str) -> Drawing
     for number, strip in enumerate(strips):
         base = number * _ROW
         floor = base + _LABEL + 6 + _PLOT
-        right = fit(strip.right, _LABEL, 0.55 * width)
-        left = width - text_width(right, _LABEL) - 12
-        drawing.text(0, base + _LABEL, fit(strip.title, _LABEL, left), css="head", size=_LABEL)
-        drawing.text(width, base + _LABEL, right, css="quiet", size=_LABEL, anchor="end")
+        drawing.heads(strip.title, strip.right, base=base + _LABEL, size=_LABEL)
         drawing.rect(0, floor - _PLOT, width, _PLOT, "ground")
         seconds = strip.points[-1][1]
         scale = width / seconds

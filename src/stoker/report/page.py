@@ -49,6 +49,7 @@ from stoker.report.step_times import (
 from stoker.report.svg import Drawing
 from stoker.report.verdict import (
     Figures,
+    JudgedRun,
     collect,
     group_arguments,
     host_names,
@@ -243,7 +244,7 @@ def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, 
     nominal = run.workload.platform_info.is_this_machine
     if run.decision:
         nominal = not run.decision.prices.is_billed
-    verdict = judge(
+    judged = JudgedRun(
         figures=figures,
         unit=unit,
         nominal=nominal,
@@ -260,7 +261,7 @@ def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, 
         "unit": unit,
         "nominal": nominal,
         "has_accelerators": bool(seconds),
-        "verdict": verdict,
+        "verdict": judge(judged),
     }
 
 

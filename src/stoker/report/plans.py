@@ -60,14 +60,14 @@ class Spot:
 def spots_of(decision: Decision) -> list[Spot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
     is_billed = decision.prices.is_billed
-    front = pareto_front(decision.plans, is_billed=is_billed)
+    front = {id(plan) for plan in pareto_front(decision.plans, is_billed=is_billed)}
     chosen, probable = decision.plan, decision.probable
     spots = [
         Spot(
             name=_short_name(plan),
             step_seconds=plan.predicted.counted_seconds,
             cost=_cost(plan.predicted, is_billed=is_billed),
-            is_front=any(plan is best for best in front),
+            is_front=id(plan) in front,
             is_chosen=(plan.action, plan.groups) == (chosen.action, chosen.groups),
             is_today=plan.action == "keep",
             is_probable=probable is not None and plan.groups == probable.groups,

@@ -2,10 +2,12 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 
 from stoker.errors import UsageError
-from stoker.records import Measured, Training
+from stoker.records import Training
 from stoker.units import ESTIMATE, percentage
 
 _COLUMNS = "{:<18} {:>12} {:>13} {:>13} {:>5}"
@@ -70,54 +72,56 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
                 fix="leave it out, or run it again",
             )
     sizes = [_sizes(training) for training in runs.values()]
-    # In the order of what says most: more hosts usually means more processes.
-    differ = [what for what in sizes[0] if len({each[what] for each in sizes}) > 1]
-    if not differ:
-        raise UsageError(
-            f"all {len(runs)} runs have the same size: nothing to compare",
-            where=", ".join(runs),
-            fix="name runs that differ in processes, dnn hosts or data hosts (--group)",
-        )
-    what = differ[0]
-    by_size: dict[int, list[Measured]] = {}
-    estimated: set[int] = set()
-    for each, training in zip(sizes, runs.values(), strict=True):
-        if training.measured:
-            by_size.setdefault(each[what], []).append(training.measured)
-        if training.is_estimate and training.measured and training.measured.usd_per_1000_steps:
-            estimated.add(each[what])
+    what, *also = _differences(sizes, names=list(runs))
+    by_size: dict[int, list[Training]] = {}
+    for of_run, training in zip(sizes, runs.values(), strict=True):
+        by_size.setdefault(of_run[what], []).append(training)
     # Not size 0 (no data hosts): nothing is a multiple of it.
     first = min(size for size in by_size if size)
-    ideal = statistics.median(run.samples_per_second for run in by_size[first]) / first
+    ideal = _samples_per_second(by_size[first]) / first
+    points = tuple(_point(size, by_size[size], ideal=ideal) for size in sorted(by_size))
+    notes = _notes([*runs.values()])
+    if any(point.is_estimate for point in points):
+        notes.append(f"{ESTIMATE} is by an estimated price.")
+    if "data hosts" in also:
+        notes.append("The runs also differ in their number of data hosts.")
+    return ScalingOfRuns(what=what, points=points, notes=tuple(notes))
+
+
+def _differences(sizes: Sequence[Mapping[str, int]], *, names: Sequence[str]) -> list[str]:
+    """Returns what the runs differ in, in the order of what says most."""
+    # More hosts usually means more processes.
+    differ = [what for what in sizes[0] if len(set(map(itemgetter(what), sizes))) > 1]
+    if not differ:
+        raise UsageError(
+            f"all {len(sizes)} runs have the same size: nothing to compare",
+            where=", ".join(names),
+            fix="name runs that differ in processes, dnn hosts or data hosts (--group)",
+        )
+    return differ
+
+
+def _notes(runs: Sequence[Training]) -> list[str]:
+    """Returns what makes the runs hard to compare."""
     notes = []
-    if len({training.workload_sha256 for training in runs.values()}) > 1:
+    if len({training.workload_sha256 for training in runs}) > 1:
         notes.append("The runs are of different workloads: commands or today's clusters differ.")
-    groups = [group for training in runs.values() for group in training.groups]
+    groups = [*chain.from_iterable(training.groups for training in runs)]
     for role in ("dnn", "data"):
         types = sorted({group.instance_type for group in groups if group.role == role})
         if len(types) > 1:
             notes.append(f"The {role} hosts are of different types: {', '.join(types)}.")
-    if estimated:
-        notes.append(f"{ESTIMATE} is by an estimated price.")
-    if "data hosts" in differ[1:]:
-        notes.append("The runs also differ in their number of data hosts.")
-    return ScalingOfRuns(
-        what=what,
-        points=tuple(
-            replace(_point(size, by_size[size], ideal=ideal), is_estimate=size in estimated)
-            for size in sorted(by_size)
-        ),
-        notes=tuple(notes),
-    )
+    return notes
 
 
-def _point(size: int, runs: Sequence[Measured], *, ideal: float) -> Point:
+def _point(size: int, runs: Sequence[Training], *, ideal: float) -> Point:
+    measured = [training.measured for training in runs if training.measured]
     prices = [
         run.usd_per_1000_steps / (1000 * run.counted_seconds) / run.samples_per_second * 1e6
-        for run in runs
+        for run in measured
         if run.usd_per_1000_steps is not None and run.counted_seconds
     ]
-    rate = statistics.median(run.samples_per_second for run in runs)
+    rate = _samples_per_second(runs)
     return Point(
         size=size,
         samples_per_second=rate,
@@ -125,7 +129,18 @@ def _point(size: int, runs: Sequence[Measured], *, ideal: float) -> Point:
         # A median over only some of the runs could be the median of the cheap ones.
         usd_per_million_samples=statistics.median(prices) if len(prices) == len(runs) else None,
         runs=len(runs),
+        is_estimate=any(_has_estimate(training) for training in runs),
     )
+
+
+def _samples_per_second(runs: Sequence[Training]) -> float:
+    rates = (training.measured.samples_per_second for training in runs if training.measured)
+    return statistics.median(rates)
+
+
+def _has_estimate(training: Training) -> bool:
+    measured = training.measured
+    return bool(training.is_estimate and measured and measured.usd_per_1000_steps)
 
 
 def _sizes(training: Training) -> dict[str, int]:

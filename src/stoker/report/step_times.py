@@ -124,15 +124,7 @@ class Strip:
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
     seconds = shown_seconds([strip.step_seconds for strip in strips])
-    windows = [strip.timeline.window(seconds) for strip in strips]
-    heads = [
-        (
-            f"{strip.name}: {strip.what}",
-            # The wait of the whole run, not of the drawn steps: a run has one wait on the page.
-            f"{unit.brief(strip.step_seconds)} per step, {percent(strip.wait_share)} waiting",
-        )
-        for strip in strips
-    ]
+    heads = [_heads(strip, unit) for strip in strips]
     # One head in two rows breaks all of them, so that all strips are of one height.
     broken = any(text_width(title + right, _TITLE) + 24 > width for title, right in heads)
     block = _TITLE + (_ROW if broken else 0) + 2 * _ROW + 12 + _BAR + 26
@@ -147,7 +139,7 @@ def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
     scale = (width - 1) / seconds
     wait = drawing.hatch("wait")
     top = 0.0
-    for (title, right), steps in zip(heads, windows, strict=True):
+    for strip, (title, right) in zip(strips, heads, strict=True):
         base = top + _TITLE
         drawing.text(0, base, fit(title, _TITLE, width), css="head", size=_TITLE)
         if broken:
@@ -155,10 +147,17 @@ def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
             drawing.text(0, base, right, css="quiet", size=_LABEL)
         else:
             drawing.text(width, base, right, css="quiet", size=_LABEL, anchor="end")
+        steps = strip.timeline.window(seconds)
         _marks(drawing, steps, scale=scale, seconds=seconds, base=base, wait=wait, unit=unit)
         top += block
     time_axis(drawing, top - 16, seconds=seconds, scale=scale)
     return drawing
+
+
+def _heads(strip: Strip, unit: TimeUnit) -> tuple[str, str]:
+    # The wait of the whole run, not of the drawn steps: a run has one wait on the page.
+    figures = f"{unit.brief(strip.step_seconds)} per step, {percent(strip.wait_share)} waiting"
+    return f"{strip.name}: {strip.what}", figures
 
 
 def describe_windows(strips: Sequence[Strip]) -> str:
@@ -209,16 +208,7 @@ def _callout(
     drawing: Drawing, steps: Sequence[MeasuredStep], *, scale: float, base: float, bar: float
 ) -> None:
     """Labels the two parts of the strip's first ordinary step."""
-    # In the first third there is room for the words, at the right of their lines.
-    early = steps[: max(1, len(steps) // 3)]
-    typical = sorted(step.seconds for step in steps)[len(steps) // 2]
-
-    def oddness(step: MeasuredStep) -> float:
-        return abs(step.seconds - typical)
-
-    # Within a tenth of the median: words at an unusual step would mislead.
-    ordinary = [step for step in early if oddness(step) < 0.1 * typical]
-    step = ordinary[0] if ordinary else min(early, key=oddness)
+    step = _ordinary_step(steps)
     left = (step.start_seconds - steps[0].start_seconds) * scale
     boundary = min(left + step.wait_seconds * scale, drawing.width)
     right = min(left + step.seconds * scale, drawing.width)
@@ -230,16 +220,28 @@ def _callout(
     widths = [text_width(text, _LABEL) for _, _, text in parts]
     # Near the right edge the labels are left of their lines, the rows swapped, so that no line
     # crosses a label.
-    runs_out = any(
-        x + 5 + wide > drawing.width for (_, x, _), wide in zip(parts, widths, strict=True)
-    )
-    mirrored = runs_out and parts[0][1] - 5 - widths[0] >= 0
+    ends = [x + 5 + wide for (_, x, _), wide in zip(parts, widths, strict=True)]
+    mirrored = max(ends) > drawing.width and parts[0][1] - 5 - widths[0] >= 0
     rows = (2, 1) if mirrored else (1, 2)
     for (css, x, text), wide, row in zip(parts, widths, rows, strict=True):
         y = base + row * _ROW + 3
         start = x - 5 - wide if mirrored else min(x + 5, drawing.width - wide)
         drawing.line(x, y - 9, x, bar, f"lead {css}")
         drawing.text(start, y, text, css=f"on-{css}", size=_LABEL)
+
+
+def _ordinary_step(steps: Sequence[MeasuredStep]) -> MeasuredStep:
+    """Returns the first step that is about as long as most: words at another would mislead."""
+    # In the first third there is room for the words, at the right of their lines.
+    early = steps[: max(1, len(steps) // 3)]
+    typical = sorted(step.seconds for step in steps)[len(steps) // 2]
+
+    def oddness(step: MeasuredStep) -> float:
+        return abs(step.seconds - typical)
+
+    # Within a tenth of the median.
+    ordinary = (step for step in early if oddness(step) < 0.1 * typical)
+    return next(ordinary, min(early, key=oddness))
 
 
 def draw_bar(promise: Predicted, *, is_measured: bool, largest: float) -> Markup:

@@ -112,6 +112,13 @@ class Drawing:
             f"{_escape(text)}</text>"
         )
 
+    def heads(self, left: str, right: str, *, base: float, size: float) -> None:
+        """Writes the name of a row at the left, and its figures at the right."""
+        figures = fit(right, size, 0.55 * self.width)
+        room = self.width - text_width(figures, size) - 12
+        self.text(0, base, fit(left, size, room), css="head", size=size)
+        self.text(self.width, base, figures, css="quiet", size=size, anchor="end")
+
     def open_group(self, title: str) -> None:
         """Begins a group, whose title is shown on hover."""
         self._body.append(f"<g><title>{_escape(title)}</title>")

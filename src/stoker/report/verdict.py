@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from unicodedata import category
 
@@ -25,8 +25,10 @@ from stoker.records import (
     Band,
     Decision,
     Evaluation,
-    GroupSpending,
+    GateResult,
+    Group,
     Measured,
+    Performance,
     Plan,
     Predicted,
     Profile,
@@ -37,6 +39,7 @@ from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.records.training import BUSY
 from stoker.units import (
     TimeUnit,
+    capital,
     count,
     digits,
     is_whole_longer,
@@ -192,6 +195,10 @@ def _share(step: float | None, wait: float | None) -> float | None:
     return wait_share(step_seconds=step, wait_seconds=wait) if step and wait is not None else None
 
 
+# Of the baseline, of the prediction and of the run: the records that may know a figure of it.
+_Rows = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]
+
+
 def collect(
     *,
     profile: Profile | None,
@@ -203,82 +210,130 @@ def collect(
     performance = evaluation.performance if evaluation else None
     promise = _promised(decision, is_run=training is not None) if decision else None
     outcome = training.measured if training else None
-    keep = next((p for p in decision.plans if p.action == "keep"), None) if decision else None
+    keep = (
+        next((plan for plan in decision.plans if plan.action == "keep"), None) if decision else None
+    )
+    today = keep.predicted if keep else None
     # The step of a profile that was taken elsewhere is another machine's: the decision has today's.
     is_scaled = bool(decision and decision.taken_elsewhere)
-    step = profile.step if profile and not is_scaled else None
+    here = None if is_scaled else profile
+    step = here.step if here else None
     # In each row the record that knows best comes first.
-    baseline = [performance and performance.baseline, step, keep and keep.predicted]
-    predicted = [performance and performance.predicted, promise]
-    measured = [performance and performance.measured, outcome]
-    steps = tuple(_first("step_seconds", row) for row in (baseline, predicted, measured))
-    wholes = tuple(_first("whole_step_seconds", row) for row in (baseline, predicted, measured))
+    rows: _Rows = (
+        (performance and performance.baseline, step, today),
+        (performance and performance.predicted, promise),
+        (performance and performance.measured, outcome),
+    )
+    figures = Figures(
+        outcome=outcome,
+        hosts_added=added_hosts_words(_groups_run(decision, training)),
+        is_estimate=bool(training and training.is_estimate),
+        is_baseline_scaled=is_scaled,
+        loads_itself=bool(step and step.num_workers == 0),
+        baseline_wait=step.wait_seconds if step else None,
+        baseline_whole_wait=_whole_wait(here, outcome),
+        measured_whole_wait=outcome.whole_wait_seconds if outcome else None,
+        baseline_busy=today.accelerator_utilization if today else None,
+        predicted_busy=promise.accelerator_utilization if promise else None,
+    )
+    figures = _with_steps(figures, rows, _whole_steps(rows, performance, here))
+    figures = _with_gain(figures, performance, promise)
+    return _with_costs(figures, rows, performance)
+
+
+def _groups_run(decision: Decision | None, training: Training | None) -> Sequence[Group]:
+    if training:
+        return training.groups
+    if decision and decision.probable and decision.kind == "probable":
+        return decision.probable.groups
+    return decision.plan.groups if decision else ()
+
+
+def _whole_steps(
+    rows: _Rows, performance: Performance | None, profile: Profile | None
+) -> list[float | None]:
+    """Returns the steps over whole epochs: of the baseline, as predicted, as measured."""
     if performance is not None:
         # It knows whether all three can be compared.
-        rows = (performance.baseline, performance.predicted, performance.measured)
-        wholes = tuple(row.whole_step_seconds if row else None for row in rows)
-    elif wholes[0] is None and profile and not is_scaled:
-        wholes = (whole_step_of(profile), *wholes[1:])
-    is_whole = all(
-        whole is not None for step, whole in zip(steps, wholes, strict=True) if step is not None
-    )
+        return [_first("whole_step_seconds", row[:1]) for row in rows]
+    steps = [_first("whole_step_seconds", row) for row in rows]
+    if steps[0] is None and profile:
+        steps[0] = whole_step_of(profile)
+    return steps
+
+
+def _with_steps(figures: Figures, rows: _Rows, wholes: Sequence[float | None]) -> Figures:
+    """Returns the figures with the steps: over whole epochs where all have them."""
+    steps = [_first("step_seconds", row) for row in rows]
+    pairs = zip(steps, wholes, strict=True)
+    is_whole = all(whole is not None for step, whole in pairs if step is not None)
     before, planned, now = wholes if is_whole else steps
-    band = performance.band if performance else None
+    baseline_step, predicted_step, measured_step = steps
+    return replace(
+        figures,
+        is_whole=is_whole,
+        baseline=before,
+        predicted=planned,
+        measured=now,
+        baseline_step=baseline_step,
+        predicted_step=predicted_step,
+        measured_step=measured_step,
+    )
+
+
+def _with_gain(
+    figures: Figures, performance: Performance | None, promise: Predicted | None
+) -> Figures:
+    """Returns the figures with what was promised, whether it came true, and the speedup."""
+    before, planned, now = figures.baseline, figures.predicted, figures.measured
+    band, is_inside, error = None, None, None
+    if performance:
+        band, is_inside = performance.band, performance.is_inside_band
+        error = performance.prediction_error
     if band is None and promise:
         low, high = promise.step_seconds_low, promise.step_seconds_high
-        if is_whole:
+        if figures.is_whole:
             low, high = promise.counted_low, promise.counted_high
         band = Band(low_seconds=low, high_seconds=high)
-    usd_before, usd_now = (_first("usd_per_1000_steps", row) for row in (baseline, measured))
-    is_inside = performance.is_inside_band if performance else None
     if is_inside is None and now is not None and band:
         is_inside = band.holds(now)
     # As promised at the time, with that step of today; not over a baseline measured later. But with
     # pauses that were seen only in the run, if they count in what is compared.
     speedup = promise.speedup if promise else _ratio(before, planned)
-    if promise and performance and is_whole and planned != promise.whole_step_seconds:
+    has_new_pauses = promise and figures.is_whole and planned != promise.whole_step_seconds
+    if performance and has_new_pauses:
         speedup = _ratio(before, planned)
-    error = performance.prediction_error if performance else None
-    cost_change = performance.cost_change if performance else None
-    today = keep.predicted if keep else None
-    ran = training.groups if training else decision.plan.groups if decision else ()
-    if decision and decision.probable and not training and decision.kind == "probable":
-        ran = decision.probable.groups
-    return Figures(
-        baseline_busy=today.accelerator_utilization if today else None,
-        predicted_busy=promise.accelerator_utilization if promise else None,
-        measured_busy=_busy(promise, steps[2]),
-        hosts_added=added_hosts_words(ran),
-        baseline=before,
-        baseline_wait=step.wait_seconds if step else None,
-        baseline_usd=usd_before,
-        baseline_cpu_seconds=_first("cpu_seconds", baseline),
-        baseline_accelerator_seconds=_first("accelerator_seconds", baseline),
-        predicted=planned,
+    return replace(
+        figures,
         band=band,
-        predicted_usd=_first("usd_per_1000_steps", predicted),
-        is_estimate=_is_estimate(predicted, measured) or bool(training and training.is_estimate),
-        is_baseline_estimate=_is_estimate(baseline),
-        predicted_cpu_seconds=_first("cpu_seconds", predicted),
-        predicted_accelerator_seconds=_first("accelerator_seconds", predicted),
-        predicted_speedup=speedup,
-        measured=now,
-        outcome=outcome,
-        measured_usd=usd_now,
-        measured_cpu_seconds=_first("cpu_seconds", measured),
-        measured_accelerator_seconds=_first("accelerator_seconds", measured),
-        prediction_error=_change(now, planned) if error is None else error,
         is_inside_band=is_inside,
+        predicted_speedup=speedup,
+        prediction_error=_change(now, planned) if error is None else error,
         speedup=performance.speedup if performance else _ratio(before, now),
-        cost_change=_change(usd_now, usd_before) if cost_change is None else cost_change,
-        is_baseline_scaled=is_scaled,
-        baseline_step=steps[0],
-        predicted_step=steps[1],
-        measured_step=steps[2],
-        is_whole=is_whole,
-        baseline_whole_wait=_whole_wait(profile, outcome) if step else None,
-        measured_whole_wait=outcome.whole_wait_seconds if outcome else None,
-        loads_itself=bool(step and step.num_workers == 0),
+        measured_busy=_busy(promise, figures.measured_step),
+    )
+
+
+def _with_costs(figures: Figures, rows: _Rows, performance: Performance | None) -> Figures:
+    usd_before, usd_planned, usd_now = (_first("usd_per_1000_steps", row) for row in rows)
+    cpu_before, cpu_planned, cpu_now = (_first("cpu_seconds", row) for row in rows)
+    computing = [_first("accelerator_seconds", row) for row in rows]
+    is_estimate = [_is_estimate(row) for row in rows]
+    change = performance.cost_change if performance else None
+    return replace(
+        figures,
+        baseline_usd=usd_before,
+        predicted_usd=usd_planned,
+        measured_usd=usd_now,
+        cost_change=_change(usd_now, usd_before) if change is None else change,
+        is_estimate=figures.is_estimate or any(is_estimate[1:]),
+        is_baseline_estimate=is_estimate[0],
+        baseline_cpu_seconds=cpu_before,
+        predicted_cpu_seconds=cpu_planned,
+        measured_cpu_seconds=cpu_now,
+        baseline_accelerator_seconds=computing[0],
+        predicted_accelerator_seconds=computing[1],
+        measured_accelerator_seconds=computing[2],
     )
 
 
@@ -311,23 +366,24 @@ def _first(name: str, records: Sequence[object]) -> float | None:
     return next((value for value in values if isinstance(value, float | int)), None)
 
 
-def _is_estimate(*rows: Sequence[object]) -> bool:
-    """Whether the dollars of one of the rows come from an estimated price."""
-    return any(getattr(record, "is_estimate", False) for row in rows for record in row)
+def _is_estimate(row: Sequence[object]) -> bool:
+    """Whether the dollars of a row come from an estimated price."""
+    return any(getattr(record, "is_estimate", False) for record in row)
 
 
 def host_names(training: Training | None) -> dict[str, str]:
     """Returns readable names of the run's hosts: `data host 1`, `training host`."""
-    roles = {group.name: group.role for group in training.groups} if training else {}
-    found: dict[str, str] = {}
+    if training is None:
+        return {}
+    roles = {group.name: group.role for group in training.groups}
+    shown: dict[str, str] = {}
     for role, title in (("dnn", "training host"), ("data", "data host")):
-        hosts = training.hosts if training else ()
-        names = [each.host for each in hosts if roles.get(each.group) == role]
+        names = [host.host for host in training.hosts if roles.get(host.group) == role]
         # One training host needs no number; data hosts may join later.
         is_alone = role == "dnn" and len(names) == 1
         for number, name in enumerate(names, start=1):
-            found[name] = title if is_alone else f"{title} {number}"
-    return found
+            shown[name] = title if is_alone else f"{title} {number}"
+    return shown
 
 
 def group_arguments(decision: Decision | None) -> list[str]:
@@ -371,79 +427,163 @@ class Verdict:
         return {"good": "\N{CHECK MARK}", "mixed": "!", "bad": "\N{BALLOT X}"}[self.tone]
 
 
-def judge(
-    *,
-    figures: Figures,
-    unit: TimeUnit,
-    nominal: bool,
-    profile: Profile | None,
-    decision: Decision | None,
-    training: Training | None,
-    evaluation: Evaluation | None,
-    failure: str | None,
-    is_planned: bool = False,
-) -> Verdict:
-    """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
-    gates = evaluation.gates if evaluation else ()
-    outcome = outcome_of(training, gates) if training else None
-    wait = [*_within(figures, unit), *_wait(figures)]
-    is_useless = training is not None and training.is_helped is False
-    # What a group that made nothing cost, and no gain by it.
-    useless = [_headline(_capital(each.made_words)) for each in _useless(training)]
-    gain = _unhelped_gain(figures, unit) if is_useless else _gain(figures, unit, decision)
-    promise = _promise(figures, unit)
-    busy = training.busy if training else ""
-    disturbed = [f"{_capital(BUSY)} ({busy})."] if busy else []
-    lead = [*useless, *promise, *_cost(figures, nominal)]
-    if decision and decision.kind == "probable":
-        lead.append(probable_words(decision, has_run=training is not None))
-    passed = ""
-    if outcome and outcome.state == "passed":
-        passed = ", gate passed"
-        lead.append(f"Gate passed: {'; '.join(gate_words(gate, 'page') for gate in gates)}.")
-    if is_planned and decision:
-        return _planned(decision, [*wait, *promise])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRun:
+    """What a verdict rests on: figures, and the records of the run, whole or not.
+
+    Attributes:
+        nominal: Hosts have no price.
+        failure: Why the run ended early, if no record has it.
+        is_planned: Nothing was to be run after the decision.
+    """
+
+    figures: Figures
+    unit: TimeUnit
+    nominal: bool
+    profile: Profile | None
+    decision: Decision | None
+    training: Training | None
+    evaluation: Evaluation | None
+    failure: str | None
+    is_planned: bool = False
+
+    @property
+    def gates(self) -> Sequence[GateResult]:
+        return self.evaluation.gates if self.evaluation else ()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return outcome_of(self.training, self.gates) if self.training else None
+
+    @property
+    def is_passed(self) -> bool:
+        return bool(self.outcome and self.outcome.state == "passed")
+
+    @property
+    def is_kept(self) -> bool:
+        return bool(self.decision and self.decision.action == "keep")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its data hosts made nothing."""
+        return self.training is not None and self.training.is_helped is False
+
+    @property
+    def idle(self) -> list[str]:
+        """What a group that made nothing cost."""
+        groups = self.training.useless_groups if self.training else ()
+        return [_headline(capital(group.made_words)) for group in groups]
+
+    @property
+    def busy(self) -> str:
+        return self.training.busy if self.training else ""
+
+    @property
+    def disturbed(self) -> list[str]:
+        return [f"{capital(BUSY)} ({self.busy})."] if self.busy else []
+
+    @property
+    def wait(self) -> list[str]:
+        return [*_within(self.figures, self.unit), *_wait(self.figures)]
+
+    @property
+    def gain(self) -> list[str]:
+        """What it gained; of an idle group, no gain by it."""
+        if self.is_idle:
+            return _unhelped_gain(self.figures, self.unit)
+        return _gain(self.figures, self.unit, self.decision)
+
+    @property
+    def promise(self) -> list[str]:
+        return _promise(self.figures, self.unit)
+
+    @property
+    def rest(self) -> list[str]:
+        """What stands at the end of each verdict: the promise, the cost, a passed gate."""
+        sentences = [*self.promise, *_cost(self.figures, self.nominal)]
+        if self.decision and self.decision.kind == "probable":
+            sentences.append(probable_words(self.decision, has_run=self.training is not None))
+        if self.is_passed:
+            gates = "; ".join(gate_words(gate, "page") for gate in self.gates)
+            sentences.append(f"Gate passed: {gates}.")
+        return sentences
+
+    def verdict(self, tone: Tone, badge: str, headline: str, *sentences: str) -> Verdict:
+        """Returns a verdict whose badge says that the gate was passed, too."""
+        passed = ", gate passed" if self.is_passed else ""
+        return Verdict(tone, f"{badge}{passed}", headline, " ".join(sentences))
+
+
+def judge(run: JudgedRun) -> Verdict:
+    """Returns the verdict on a run, whole or not."""
+    if run.is_planned and run.decision:
+        return _planned(run.decision, [*run.wait, *run.promise])
     # What makes the figures meaningless comes first: a broken run, then a failed gate.
-    broken = _broken(profile, decision, training, outcome, evaluation, failure)
-    if broken:
-        badge, headline, text = broken
-        return Verdict("bad", badge, headline, " ".join([*disturbed, *wait, *lead]), text)
-    if outcome and outcome.state == "gate failed":
-        failed = [f"{gate_words(gate, 'page')}." for gate in gates if not gate.passed]
-        headline = " ".join(["The model missed its quality gate.", *failed])
-        return Verdict("bad", outcome.state, headline, " ".join([*disturbed, *gain, *lead]))
-    if is_useless and useless:
-        lead = [*disturbed, *gain, *wait, *lead[len(useless) :]]
-        headline = f"{' '.join(useless).removesuffix('.')}: data hosts did not help."
-        return Verdict("mixed", f"data group idle{passed}", headline, " ".join(lead))
-    is_judged = figures.speedup is not None and not (decision and decision.action == "keep")
-    if busy and (is_judged or not profile):
-        text = " ".join([f"{_capital(busy)}.", *gain, *wait, *lead])
-        return Verdict("mixed", f"machine busy{passed}", f"{_capital(BUSY)}.", text)
-    if training and not profile:
-        return _trained_alone(figures, unit, decision, promise)
-    if decision and decision.action == "keep":
-        headline = " ".join([kept_words(decision, "page"), *wait])
-        text = " ".join([*disturbed, *lead])
-        return Verdict("mixed", f"kept as it is{passed}", headline, text)
-    if figures.speedup is None:
-        headline = " ".join(["The training ended, but its steps were not measured.", *wait])
-        return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
-    if decision and decision.is_noisy:
-        lead = [*gain, *wait, *lead]
-        return Verdict("mixed", f"machine busy{passed}", f"{_capital(BUSY)}.", " ".join(lead))
-    if figures.speedup < _NO_GAIN:
-        headline = " ".join(["stoker did not help.", *gain])
-        return Verdict("mixed", f"no gain{passed}", headline, " ".join([*wait, *lead]))
+    return (
+        _broken(run)
+        or _gate_failed(run)
+        or _idle_group(run)
+        or _busy_machine(run)
+        or _without_gain(run)
+        or _faster(run)
+    )
+
+
+def _gate_failed(run: JudgedRun) -> Verdict | None:
+    if run.outcome is None or run.outcome.state != "gate failed":
+        return None
+    failed = [f"{gate_words(gate, 'page')}." for gate in run.gates if not gate.passed]
+    headline = " ".join(["The model missed its quality gate.", *failed])
+    lead = [*run.disturbed, *run.gain, *run.idle, *run.rest]
+    return Verdict("bad", run.outcome.state, headline, " ".join(lead))
+
+
+def _idle_group(run: JudgedRun) -> Verdict | None:
+    if not (run.is_idle and run.idle):
+        return None
+    headline = f"{' '.join(run.idle).removesuffix('.')}: data hosts did not help."
+    lead = [*run.disturbed, *run.gain, *run.wait, *run.rest]
+    return run.verdict("mixed", "data group idle", headline, *lead)
+
+
+def _busy_machine(run: JudgedRun) -> Verdict | None:
+    is_judged = run.figures.speedup is not None and not run.is_kept
+    if not run.busy or (run.profile and not is_judged):
+        return None
+    lead = [f"{capital(run.busy)}.", *run.gain, *run.wait, *run.idle, *run.rest]
+    return run.verdict("mixed", "machine busy", f"{capital(BUSY)}.", *lead)
+
+
+def _without_gain(run: JudgedRun) -> Verdict | None:
+    """Returns the verdict on a run that changed nothing, or of which no gain is known."""
+    rest = [*run.idle, *run.rest]
+    if run.training and not run.profile:
+        return _trained_alone(run.figures, run.unit, run.decision, run.promise)
+    if run.decision and run.is_kept:
+        headline = " ".join([kept_words(run.decision, "page"), *run.wait])
+        return run.verdict("mixed", "kept as it is", headline, *run.disturbed, *rest)
+    if run.figures.speedup is None:
+        headline = " ".join(["The training ended, but its steps were not measured.", *run.wait])
+        return run.verdict("mixed", "not measured", headline, *rest)
+    if run.decision and run.decision.is_noisy:
+        lead = [*run.gain, *run.wait, *rest]
+        return run.verdict("mixed", "machine busy", f"{capital(BUSY)}.", *lead)
+    if run.figures.speedup < _NO_GAIN:
+        headline = " ".join(["stoker did not help.", *run.gain])
+        return run.verdict("mixed", "no gain", headline, *run.wait, *rest)
+    return None
+
+
+def _faster(run: JudgedRun) -> Verdict:
+    figures = run.figures
     band, step = figures.band, figures.measured
     is_less = band is not None and step is not None and step > band.high_seconds
-    return Verdict(
-        "mixed" if is_less else "good",
-        f"faster, by less than predicted{passed}" if is_less else f"faster{passed}",
-        _step_words(figures, unit, decision),
-        " ".join([*wait, *lead]),
-        hero=_factor(figures.speedup),
-    )
+    headline = _step_words(figures, run.unit, run.decision)
+    lead = [*run.wait, *run.idle, *run.rest]
+    verdict = run.verdict("good", "faster", headline, *lead)
+    if is_less:
+        verdict = run.verdict("mixed", "faster, by less than predicted", headline, *lead)
+    return replace(verdict, hero=_factor(figures.speedup or 0.0))
 
 
 def _trained_alone(
@@ -476,11 +616,11 @@ def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
         return Verdict("mixed", "kept as it is", kept_words(decision, "page"), " ".join(lead))
     reason = _sentence(plan_reason(decision))
     name = plan_name(decision.plan, today=todays_group(decision))
-    headline = f"{name[:1].upper()}{name[1:]}: {reason}"
+    headline = f"{capital(name)}: {reason}"
     promise = decision.plan.predicted
     hero = f"{_factor(promise.speedup)}, predicted" if promise else ""
     lead = [free_words(decision), *lead, probable_words(decision)]
-    text = " ".join(words for words in lead if words)
+    text = " ".join(filter(None, lead))
     return Verdict("good", "decided, not run yet", headline, text, hero=hero)
 
 
@@ -490,33 +630,41 @@ def _probable(decision: Decision, plan: Plan, lead: Sequence[str]) -> Verdict:
     how = trial_words(decision.trial) if decision.trial else ""
     hero = f"{_factor(plan.predicted.speedup)}, probably" if plan.predicted else ""
     words = [how, followed_words(decision), *lead]
-    text = " ".join(each for each in words if each)
+    text = " ".join(filter(None, words))
     return Verdict("mixed", "probable: make sure", headline, text, hero=hero)
 
 
-def _broken(
-    profile: Profile | None,
-    decision: Decision | None,
-    training: Training | None,
-    outcome: Outcome | None,
-    evaluation: Evaluation | None,
-    failure: str | None,
-) -> tuple[str, str, str] | None:
-    """Returns badge, headline and full text of a run that ended early."""
+def _broken(run: JudgedRun) -> Verdict | None:
+    """Returns the verdict on a run that ended early, with the full text of its failure."""
+    ending = _ending(run)
+    if ending is None:
+        return None
+    badge, headline, text = ending
+    lead = [*run.disturbed, *run.wait, *run.idle, *run.rest]
+    return Verdict("bad", badge, _headline(headline), " ".join(lead), text)
+
+
+def _ending(run: JudgedRun) -> tuple[str, str, str] | None:
+    """Returns badge, headline and full text of an early end; None: there was none."""
+    training, outcome, failure = run.training, run.outcome, run.failure
     # The training's record first: later ones are missing because of it.
     if training and outcome and outcome.state in _BADGES:
-        text = _plain(failure or training.failure or "")
-        words = outcome.words[:1].upper() + outcome.words[1:]
-        return _BADGES[outcome.state], _headline(words), text
+        words = capital(outcome.words)
+        return _BADGES[outcome.state], words, _plain(failure or training.failure or "")
     text = _plain(failure or "")
     cause = f": {cause_of(text)}" if text else ""
-    records = {"profile": profile, "decide": decision, "train": training, "evaluate": evaluation}
+    records = {
+        "profile": run.profile,
+        "decide": run.decision,
+        "train": training,
+        "evaluate": run.evaluation,
+    }
     missing = next((step for step, record in records.items() if record is None), None)
     # `stoker train` alone makes one record, and nothing has failed.
-    if missing and (failure or profile or not training):
+    if missing and (failure or run.profile or not training):
         badge = f"{missing} failed" if failure else f"ended in {missing}"
-        return badge, _headline(f"The run ended in {missing}{cause}"), text
-    return ("run failed", _headline(f"The run failed{cause}"), text) if failure else None
+        return badge, f"The run ended in {missing}{cause}", text
+    return ("run failed", f"The run failed{cause}", text) if failure else None
 
 
 def _wait(figures: Figures) -> list[str]:
@@ -561,14 +709,6 @@ def _unhelped_gain(figures: Figures, unit: TimeUnit) -> list[str]:
         return []
     words = _step_words(figures, unit, None).removesuffix(".")
     return [f"{words}, for another reason than its data hosts."]
-
-
-def _useless(training: Training | None) -> Sequence[GroupSpending]:
-    return training.useless_groups if training else ()
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> str:
@@ -652,10 +792,11 @@ def _headline(text: str) -> str:
 def _plain(text: str) -> str:
     """Returns the end of `text` without a terminal's colour codes and control characters."""
     lines = _COLOUR_CODE.sub("", text).splitlines()[-_FAILURE_LINES:]
-    return "\n".join(
-        "".join(letter for letter in line if category(letter)[0] != "C" or letter == "\t")
-        for line in lines
-    )
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(line: str) -> str:
+    return "".join(letter for letter in line if category(letter)[0] != "C" or letter == "\t")
 
 
 def _sentence(text: str) -> str:
