@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.decide import decide, explain
+from stoker.decide import DecisionInputs, decide, explain
 from stoker.records import Check, Constraints, ProfiledHost, TrainingSize, to_document
 from support import builders
 
@@ -36,22 +36,28 @@ def _one_core():
     )
     types = ("local.c1",)
     return decide(
-        profile,
-        catalog=load_catalog("local", cores=2),
-        constraints=Constraints(objective="time", max_data_hosts=1, allowed_instance_types=types),
-        training=TrainingSize(epochs=10, samples_per_epoch=8000, global_batch_size=64),
-        today=TODAY,
+        DecisionInputs(
+            profile=profile,
+            catalog=load_catalog("local", cores=2),
+            constraints=Constraints(
+                objective="time", max_data_hosts=1, allowed_instance_types=types
+            ),
+            training=TrainingSize(epochs=10, samples_per_epoch=8000, global_batch_size=64),
+            today=TODAY,
+        )
     )
 
 
 def _starved_p4d():
     terms = {"step_seconds": 0.192, "accelerator_step_seconds": 0.064, "global_batch_size": 8192}
     return decide(
-        builders.profile("ml.p4d.24xlarge", **terms),
-        catalog=load_catalog("sagemaker"),
-        constraints=Constraints(max_data_hosts=3),
-        training=TrainingSize(steps=100_000),
-        today=TODAY,
+        DecisionInputs(
+            profile=builders.profile("ml.p4d.24xlarge", **terms),
+            catalog=load_catalog("sagemaker"),
+            constraints=Constraints(max_data_hosts=3),
+            training=TrainingSize(steps=100_000),
+            today=TODAY,
+        )
     )
 
 

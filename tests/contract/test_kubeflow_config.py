@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from stoker.catalog import catalog_of, load_catalog, with_pools
-from stoker.decide import decide
+from stoker.decide import DecisionInputs, decide
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
@@ -88,7 +88,7 @@ def test_the_guides_worked_example_is_what_decide_says(workload):
     step = StepTerms(**seconds, global_batch_size=1)
     profile = Profile(host=ProfiledHost(instance_type="gpu"), step=step)
     about = {"constraints": workload.constraints, "today": date(2026, 11, 20)}
-    decision = decide(profile, catalog=catalog_of(workload), **about)
+    decision = decide(DecisionInputs(profile=profile, catalog=catalog_of(workload), **about))
     assert decision.action == "heterogeneous"
     table = GUIDE[GUIDE.index("| cluster | step") :].partition("\n\n")[0]
     listed = re.findall(r"(\d+) ms \| ([\d.]+) \| ([\d.]+) \|", table)

@@ -13,7 +13,7 @@ from botocore.stub import ANY, Stubber
 
 import refresh_prices
 from stoker.catalog import load_catalog
-from stoker.decide import decide
+from stoker.decide import DecisionInputs, decide
 from stoker.records import Constraints
 from support import builders
 
@@ -145,7 +145,9 @@ def test_the_table_has_todays_sizes_and_prices_and_no_others(pricing, ec2, tmp_p
     assert catalog.get("c5.xlarge").estimate == "EC2's $0.19 x 1.20"
     assert catalog.region == REGION
     profile = builders.starved("ml.p4d.24xlarge")
-    plans = decide(profile, catalog=catalog, constraints=Constraints(), today=TODAY)
+    plans = decide(
+        DecisionInputs(profile=profile, catalog=catalog, constraints=Constraints(), today=TODAY)
+    )
     used = {group.instance_type for plan in plans.plans for group in plan.groups}
     # The cheap c5.24xlarge cannot train, others have no price.
     assert used == {"ml.p4d.24xlarge", "ml.c5.18xlarge"}

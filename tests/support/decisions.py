@@ -3,7 +3,7 @@
 from datetime import date
 
 from stoker.catalog import load_catalog
-from stoker.decide import decide
+from stoker.decide import DecisionInputs, decide
 from stoker.records import Constraints
 
 # No price of the catalogs is old then.
@@ -18,9 +18,11 @@ def decided(profile, *, catalog=None, constraints=None, today=TODAY, **given):
     """Decides on a profile, on SageMaker unless it is said; other keys are constraints."""
     own = {name: given.pop(name) for name in OF_DECIDE & given.keys()}
     return decide(
-        profile,
-        catalog=catalog or load_catalog("sagemaker"),
-        constraints=constraints or Constraints(**given),
-        today=today,
-        **own,
+        DecisionInputs(
+            profile=profile,
+            catalog=catalog or load_catalog("sagemaker"),
+            constraints=constraints or Constraints(**given),
+            today=today,
+            **own,
+        )
     )

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.catalog.rules import price_ratio
-from stoker.decide import decide, explain
+from stoker.decide import DecisionInputs, decide, explain
 from stoker.launch.spending import Spending
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
@@ -151,16 +151,18 @@ def starved(name, *, platform="sagemaker", allowed=None, catalog=None, extra=(),
     prefix = "ml." if platform == "sagemaker" else ""
     terms = {"step_seconds": 0.192, "accelerator_step_seconds": 0.064, "global_batch_size": 8192}
     return decide(
-        builders.profile(f"{prefix}{name}", **terms),
-        catalog=catalog or load_catalog(platform),
-        constraints=Constraints(
-            max_data_hosts=3,
-            allowed_instance_types=None if allowed is None else tuple(allowed),
-            **limits,
-        ),
-        training=TrainingSize(steps=100_000),
-        extra_clusters=extra,
-        today=TODAY,
+        DecisionInputs(
+            profile=builders.profile(f"{prefix}{name}", **terms),
+            catalog=catalog or load_catalog(platform),
+            constraints=Constraints(
+                max_data_hosts=3,
+                allowed_instance_types=None if allowed is None else tuple(allowed),
+                **limits,
+            ),
+            training=TrainingSize(steps=100_000),
+            extra_clusters=extra,
+            today=TODAY,
+        )
     )
 
 

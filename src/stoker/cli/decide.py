@@ -115,7 +115,7 @@ def decide_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.workloads import read_with_params
-    from stoker.decide import decide, explain, refuse_unfed
+    from stoker.decide import DecisionInputs, decide, explain, refuse_unfed
     from stoker.platforms.service_limits import is_training_type
     from stoker.records.workload import own_keys, refuse_foreign
     from stoker.run.clusters import parse_groups
@@ -173,18 +173,20 @@ def decide_verb(
         quiet=as_json,
     )
     decision = decide(
-        record,
-        catalog=catalog,
-        constraints=judged.known_constraints,
-        training=judged.training,
-        feed=judged.feed,
-        extra_clusters=[parse_groups(groups, default_type=today)] if groups else [],
-        last=earlier.last_groups,
-        today=date.today(),
-        processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
-        calibration=calibration,
-        take_as=take_as,
-        subject=_subject(workload, named),
+        DecisionInputs(
+            profile=record,
+            catalog=catalog,
+            constraints=judged.known_constraints,
+            training=judged.training,
+            feed=judged.feed,
+            extra_clusters=[parse_groups(groups, default_type=today)] if groups else [],
+            last=earlier.last_groups,
+            today=date.today(),
+            processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
+            calibration=calibration,
+            take_as=take_as,
+            subject=_subject(workload, named),
+        )
     )
     if named and take_as is None:
         packed = code_package(package, named) if package else None

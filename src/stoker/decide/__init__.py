@@ -2,7 +2,7 @@
 
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import followed, local_core_words
-from stoker.decide.decide import decide, refuse_unfed
+from stoker.decide.decide import DecisionInputs, decide, refuse_unfed
 from stoker.decide.explain import explain
 from stoker.decide.pricing import refuse_undecidable, with_profiled
 from stoker.decide.ranking import pareto_front
@@ -10,6 +10,7 @@ from stoker.decide.remember import LastRun, remembered
 from stoker.decide.scaled_profile import TakeAs
 
 __all__ = [
+    "DecisionInputs",
     "EarlierRun",
     "LastRun",
     "TakeAs",

@@ -11,7 +11,7 @@ from stoker.record_words import estimates_in_words
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
 from stoker.step_model import WAITS
-from stoker.units import ms, percentage, usd
+from stoker.units import capital, ms, percentage, usd
 
 IN_STEP_FIX = (
     "change it between epochs, or set num_workers in the script if batches may be some steps older "
@@ -119,7 +119,7 @@ def _words_of_state(name: str, profile: Profile) -> str:
     if fix is None:
         return _ADVICE[name]
     # The profile knows what limits the host it was taken on: a pod has keys for it.
-    how = f"{fix.text[:1].upper()}{fix.text[1:]}"
+    how = capital(fix.text)
     return f"{how}. Then profile again: with it, hosts are judged by CPUs that they may not use."
 
 
@@ -133,77 +133,115 @@ def unfed_advice(unfed: str, profile: Profile) -> Advice:
 
 def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
     """Returns the advice: free fixes first, then what needs work on the training."""
-    # A plan to tune already has the number of workers.
     of_states = list(_advice_of_states(found, profile))
-    answered = {advice.id for advice in of_states}
-    answered |= {"num_workers"} if found.chosen.action == "tune" else set()
-    said = [fix for fix in profile.fixes if fix.id not in answered]
-    advice = [own for own in of_states if own.id == "storage"]
-    advice += [
-        Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
-        for fix in said
+    fixes = _advice_of_fixes(found, profile, of_states)
+    named = {advice.id for advice in fixes}
+    advice = [
+        *(own for own in of_states if own.id == "storage"),
+        *fixes,
+        *(own for own in of_states if own.id != "storage"),
+        *_advice_on_profiling(found, profile, is_taken=is_taken),
+        *_advice_on_hosts(found, profile),
     ]
-    advice += [own for own in of_states if own.id != "storage"]
-    advice += _advice_on_profiling(found, profile, is_taken=is_taken)
+    if "num_workers" not in named:
+        advice += _advice_on_free_workers(found)
+    more_shards = _advice_on_more_shards(found)
+    if more_shards is not None:
+        advice = [more_shards, *(own for own in advice if own.id != "num_workers")]
+    advice += _advice_on_accelerators(found, profile)
+    if "smaller_batches" not in named:
+        advice += _advice_on_starts(found)
+    advice += _advice_on_more_accelerators(found)
+    advice += _advice_on_chosen(found)
+    return tuple(advice)
+
+
+def _advice_of_fixes(found: Walk, profile: Profile, of_states: list[Advice]) -> list[Advice]:
+    """Returns the profile's fixes, but for those that other advice answers."""
+    answered = {advice.id for advice in of_states}
+    if found.chosen.action == "tune":
+        # It already has the number of workers.
+        answered.add("num_workers")
+    return [
+        Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
+        for fix in profile.fixes
+        if fix.id not in answered
+    ]
+
+
+def _advice_on_hosts(found: Walk, profile: Profile) -> Iterator[Advice]:
+    """Yields what to do where this machine is full, or data hosts cannot help the loader."""
     if _is_full(found):
         busy = percentage(found.work.accelerator_seconds / found.work.step_seconds)
         text = f"The accelerators compute for {busy} of a step, and this machine has no cores left "
         text += "for them. What other hosts would do: stoker decide profile.json --as TYPE."
-        advice.append(Advice(id="elsewhere", text=text))
+        yield Advice(id="elsewhere", text=text)
     if found.in_step:
-        text = f"{found.unfed}. {IN_STEP_FIX[:1].upper()}{IN_STEP_FIX[1:]}; then profile again."
-        advice.append(Advice(id="unfed", text=text, when="data hosts or workers are wanted"))
+        text = f"{found.unfed}. {capital(IN_STEP_FIX)}; then profile again."
+        yield Advice(id="unfed", text=text, when="data hosts or workers are wanted")
     elif found.unfed:
-        advice.append(unfed_advice(found.unfed, profile))
-    work, chosen = found.work, found.chosen
+        yield unfed_advice(found.unfed, profile)
+
+
+def _advice_on_free_workers(found: Walk) -> Iterator[Advice]:
     tuned = best_of(found, "tune")
-    is_said = any(fix.id == "num_workers" for fix in said)
-    if tuned is not None and tuned.predicted is not None and not is_said:
-        workers = tuned.groups[0].workers_per_host or 0
-        promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
-        if work.unexplained:
-            # An unexplained profile supports no figure.
-            promise = "it costs nothing to try; how much it gives is not known"
-        text = (
-            f"Give the loaders {workers} worker{'s' if workers > 1 else ''} per host instead of "
-            f"{work.num_workers}: {promise}."
-        )
-        advice.append(Advice(id="num-workers", text=text))
-    more = next((p for p in found.plans if p.action == "tune" and not p.feasible), None)
-    if more is not None and more.predicted is not None:
-        promise = f": {ms(more.predicted.counted_seconds)} per step, at no cost"
-        if work.unexplained:
-            promise = "; it costs nothing to try"
-        text = f"{more.reason[:1].upper()}{more.reason[1:]}{promise}."
-        kept = [own for own in advice if own.id != "num_workers"]
-        advice = [Advice(id="num-workers", text=text), *kept]
-    advice += _advice_on_accelerators(found, profile)
-    if not any(fix.id == "smaller_batches" for fix in said):
-        advice += _advice_on_starts(found)
+    if tuned is None or tuned.predicted is None:
+        return
+    workers = tuned.groups[0].workers_per_host or 0
+    promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
+    if found.work.unexplained:
+        # An unexplained profile supports no figure.
+        promise = "it costs nothing to try; how much it gives is not known"
+    text = f"Give the loaders {_plural(workers, 'worker')} per host instead of "
+    yield Advice(id="num-workers", text=f"{text}{found.work.num_workers}: {promise}.")
+
+
+def _advice_on_more_shards(found: Walk) -> Advice | None:
+    """Returns what a plan needs that a stream has too few shards for."""
+    tunes = (plan for plan in found.plans if plan.action == "tune" and not plan.feasible)
+    plan = next(tunes, None)
+    if plan is None or plan.predicted is None:
+        return None
+    promise = f": {ms(plan.predicted.counted_seconds)} per step, at no cost"
+    if found.work.unexplained:
+        promise = "; it costs nothing to try"
+    return Advice(id="num-workers", text=f"{capital(plan.reason)}{promise}.")
+
+
+def _advice_on_more_accelerators(found: Walk) -> Iterator[Advice]:
     wider = best_of(found, "scale_out")
-    may_spend = chosen.action == "keep" and not work.unexplained and not found.fix_first
-    gain = _gain_of_more(wider, found) if wider and may_spend else ""
-    if wider is not None and gain:
-        text = (
-            f"{cluster(wider)} would train on the same samples {gain}, with another global batch."
+    is_kept = found.chosen.action == "keep"
+    if wider is None or not is_kept or found.work.unexplained or found.fix_first:
+        return
+    if gain := _gain_of_more(wider, found):
+        text = f"{cluster(wider)} would train on the same samples {gain}"
+        yield Advice(
+            id="more-accelerators",
+            text=f"{text}, with another global batch.",
+            when="the training works with a larger batch",
         )
-        when = "the training works with a larger batch"
-        advice.append(Advice(id="more-accelerators", text=text, when=when))
+
+
+def _advice_on_chosen(found: Walk) -> Iterator[Advice]:
+    """Yields what the script has to change with the chosen plan."""
+    chosen = found.chosen
     if chosen.action == "scale_out":
-        batch = work.global_batch_size
-        larger = chosen.global_batch_size
+        batch, larger = found.work.global_batch_size, chosen.global_batch_size
         text = "More replicas make a larger global batch, replicas x the batch of each"
         if batch and larger:
             text += f": {larger} samples instead of {batch}, {larger / batch:.3g} times as many"
         text += ". Try a learning rate larger by the same factor, with a warm-up. "
         text += "Step times are given for today's global batch."
-        advice.append(Advice(id="global-batch", text=text))
+        yield Advice(id="global-batch", text=text)
     # A larger host does not help a script that asks for today's number of workers.
     if chosen.action == "scale_up":
         workers = chosen.groups[0].workers_per_host or 0
         text = f"Set num_workers so that each host has {workers} loader workers in all."
-        advice.append(Advice(id="num-workers", text=text))
-    return tuple(advice)
+        yield Advice(id="num-workers", text=text)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _gain_of_more(wider: Plan, found: Walk) -> str:
@@ -290,27 +328,27 @@ def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> It
 def warnings_of(
     found: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
 ) -> tuple[str, ...]:
+    """Returns what makes the figures doubtful.
+
+    Args:
+        found: How the plan was chosen.
+        profile: What it was chosen by.
+        rules: What plans were checked against.
+        prices: Those of the plans.
+        is_taken: The profile was scaled to another type.
+    """
+    doubts = () if found.is_busy else found.work.doubts
     warnings = [
-        f"the bands are wider: {doubt.text}"
-        for doubt in found.work.doubts
-        if doubt.width >= _WORTH_A_LINE and not found.is_busy
+        f"the bands are wider: {doubt.text}" for doubt in doubts if doubt.width >= _WORTH_A_LINE
     ]
     # The catalog need not have the profiled type if the profile was scaled to another one.
-    listed = None if is_taken else rules.catalog.get(profile.host.instance_type)
-    for name, measured, known in (
-        ("vCPUs", profile.host.capacity, listed.vcpus if listed else None),
-        ("accelerators", profile.host.accelerators, listed.accelerators if listed else None),
-    ):
-        if listed and listed.is_known and measured is not None and measured != known:
-            warnings.append(
-                f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
-                "the profile is used for today's type"
-            )
-    if found.work.shards and not found.unfed:
-        shards = found.work.shards
+    if not is_taken:
+        warnings += _unlike_the_catalog(profile, rules.catalog.get(profile.host.instance_type))
+    shards = found.work.shards
+    if shards and not found.unfed:
         source = "feed.shards" if found.work.are_shards_set else "num_workers"
         warnings.append(
-            f"the stream has {shards} shard{'s' if shards > 1 else ''} ({source} of all ranks): "
+            f"the stream has {_plural(shards, 'shard')} ({source} of all ranks): "
             "no more workers than that can be busy"
         )
     epochs = found.work.epochs
@@ -320,16 +358,36 @@ def warnings_of(
             "and takes as long with any data hosts"
         )
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
+    warnings += _warnings_of_rules(rules)
+    return tuple(warnings)
+
+
+def _unlike_the_catalog(profile: Profile, listed: Instance) -> Iterator[str]:
+    """Yields in what the profiled host differs from its type in the catalog."""
+    host = profile.host
+    figures = (
+        ("vCPUs", host.capacity, listed.vcpus),
+        ("accelerators", host.accelerators, listed.accelerators),
+    )
+    for name, measured, usual in figures:
+        if listed.is_known and measured is not None and measured != usual:
+            yield (
+                f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {usual}: "
+                "the profile is used for today's type"
+            )
+
+
+def _warnings_of_rules(rules: Rules) -> Iterator[str]:
+    """Yields what cannot be checked, or is in no plan."""
     for name in sorted(rules.allowed or ()):
         if problem := why_unusable(rules.catalog.get(name), rules):
-            warnings.append(f"{name} is allowed, but it is in no plan: {problem}")
+            yield f"{name} is allowed, but it is in no plan: {problem}"
     if rules.constraints.deadline_hours and rules.total_steps is None:
-        warnings.append("the deadline is not checked: the number of steps is not known")
+        yield "the deadline is not checked: the number of steps is not known"
     if rules.today.usd_per_hour is None:
         what = "has no price" if rules.today.is_known else "is not in the catalog"
-        warnings.append(f"{rules.today.type} {what}: give its price with {rules.catalog.added_by}")
-    warnings += _unpriced_pools(rules)
-    return tuple(warnings)
+        yield f"{rules.today.type} {what}: give its price with {rules.catalog.added_by}"
+    yield from _unpriced_pools(rules)
 
 
 def _unpriced_pools(rules: Rules) -> list[str]:

@@ -192,33 +192,45 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         )
     group = dnn_groups[0]
     instance, workers = site.get(group.instance_type), group.workers_per_host
-    data = []
-    for each in groups:
-        if each.role == "data":
-            kind = site.get(each.instance_type)
-            most = kind.vcpus if each.workers_per_host is None else each.workers_per_host
-            data.append(Hosts(instance=kind, count=each.count, workers=most))
-    shape = replace(_replicated(site, instance, group.count), data=tuple(data))
+    data = tuple(_data_hosts(site, each) for each in groups if each.role == "data")
+    shape = replace(_replicated(site, instance, group.count), data=data)
     if group.processes_per_host is not None:
         shape = replace(shape, processes=group.processes_per_host)
     if workers is not None:
         shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
     action = _action(site, shape)
-    problem = ""
-    todays = _accelerators(site.today)
-    here = _accelerators(instance)
-    if here != todays:
-        what = f"the accelerators differ ({todays} today, {here} here)"
-        problem = f"{what}: profile the training there"
-    if site.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
-        problem = f"this machine has no accelerators for {group.count} training hosts"
+    problem = _problem(site, shape, workers=workers)
+    if workers is None and not problem:
+        candidate = _planned(site, action, shape)
+    else:
+        candidate = _candidate(site, action, shape, problem=problem)
+    return replace(candidate, asked_for=True)
+
+
+def _data_hosts(site: Site, group: Group) -> Hosts:
+    instance = site.get(group.instance_type)
+    workers = group.workers_per_host
+    return Hosts(
+        instance=instance,
+        count=group.count,
+        workers=instance.vcpus if workers is None else workers,
+    )
+
+
+def _problem(site: Site, shape: ClusterShape, *, workers: int | None) -> str:
+    """Returns why a named cluster cannot be predicted or run; empty: nothing is in the way."""
+    instance = shape.dnn.instance
     if shape.data and site.unfed:
-        problem = site.unfed
-    elif workers and site.in_step:
-        problem = f"workers make no batch ahead: {site.in_step}"
-    is_set = workers is not None or problem
-    made = _candidate(site, action, shape, problem=problem) if is_set else None
-    return replace(made or _planned(site, action, shape), asked_for=True)
+        return site.unfed
+    if workers and site.in_step:
+        return f"workers make no batch ahead: {site.in_step}"
+    if site.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
+        return f"this machine has no accelerators for {shape.dnn.count} training hosts"
+    todays, there = _accelerators(site.today), _accelerators(instance)
+    if there != todays:
+        what = f"the accelerators differ ({todays} today, {there} here)"
+        return f"{what}: profile the training there"
+    return ""
 
 
 def _action(site: Site, shape: ClusterShape) -> Action:

@@ -1,7 +1,7 @@
 """The choice among priced plans, explained by the flow chart of the published method."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -82,21 +82,14 @@ def choose(
         unexplained: Why the profile supports no recommendation.
         fix_first: What to fix before anything that costs; empty: nothing.
     """
-
-    def kept(reason: str, verdict: VerdictKind, probable: Plan | None = None) -> Recommendation:
-        plan = msgspec.structs.replace(keep, reason=reason)
-        return Recommendation(plan=plan, verdict=verdict, probable=probable)
-
     today = keep.predicted
     if today is None:
-        return kept("today's price is not known: nothing can be compared with it", "unknown")
-    if ranking.is_billed and (reason := _over_budget(today, constraints)):
-        return kept(reason, "none")
+        words = "today's price is not known: nothing can be compared with it"
+        return _kept(keep, words, "unknown")
+    if ranking.is_billed and (words := _over_budget(today, constraints)):
+        return _kept(keep, words, "none")
     if unexplained:
-        what = "paid hosts" if ranking.is_billed else "change"
-        then = f", so stoker recommends no {what}"
-        then = f"; {AGAIN}" if unexplained.kind == "other_programs" else then
-        return kept(unexplained.text + then, "unknown")
+        return _kept(keep, _unexplained_words(unexplained, ranking), "unknown")
     is_late = misses_deadline(today, constraints)
     able = _able(others, today, constraints)
     # Until something else is fixed, only plans that cost no more are left.
@@ -104,22 +97,41 @@ def choose(
     worth, free = _worth_running(left, keep, constraints, ranking)
     if worth:
         best = _best_as_is(worth, ranking)
-        reason = _praise(best, today, ranking, is_late=is_late) + _beyond(best, free, keep, ranking)
-        # Without prices these come first, at no cost (`words.free_first`).
-        is_free = not ranking.is_billed and best.action == "heterogeneous"
-        more = [plan for plan in left if not is_free or plan.action not in ("tune", "scale_up")]
-        further = _probable(more, best, today, ranking)
+        praise = _praise(best, today, ranking, is_late=is_late)
+        reason = f"{praise}{_beyond(best, free, keep, ranking)}"
         return Recommendation(
-            plan=msgspec.structs.replace(best, reason=reason), verdict="sure", probable=further
+            plan=msgspec.structs.replace(best, reason=reason),
+            verdict="sure",
+            probable=_further(left, best, today, ranking),
         )
     probable = _probable(able, keep, today, ranking)
     if fix_first:
         when = "before money is spent" if ranking.is_billed else "first"
         verdict: VerdictKind = "none" if probable is None else "unknown"
-        return kept(f"{fix_first}: fix that {when}", verdict)
+        return _kept(keep, f"{fix_first}: fix that {when}", verdict)
     reason = _why_keep(able, today, ranking)
     reason += _why_late(others, constraints) if is_late else ""
-    return kept(reason, "none" if probable is None else "probable", probable)
+    verdict = "none" if probable is None else "probable"
+    return replace(_kept(keep, reason, verdict), probable=probable)
+
+
+def _kept(keep: Plan, reason: str, verdict: VerdictKind) -> Recommendation:
+    return Recommendation(plan=msgspec.structs.replace(keep, reason=reason), verdict=verdict)
+
+
+def _unexplained_words(unexplained: Unexplained, ranking: Ranking) -> str:
+    if unexplained.kind == "other_programs":
+        return f"{unexplained.text}; {AGAIN}"
+    what = "paid hosts" if ranking.is_billed else "change"
+    return f"{unexplained.text}, so stoker recommends no {what}"
+
+
+def _further(left: Sequence[Plan], best: Plan, today: Predicted, ranking: Ranking) -> Plan | None:
+    """Returns the plan that probably gains more than the best sure one."""
+    # Without prices these come first, at no cost (`words.free_first`).
+    is_free = not ranking.is_billed and best.action == "heterogeneous"
+    more = [plan for plan in left if not is_free or plan.action not in ("tune", "scale_up")]
+    return _probable(more, best, today, ranking)
 
 
 def followed(decision: Decision, follow: Followed | None) -> Decision:
@@ -558,51 +570,60 @@ def _why_none(found: Walk, action: Action) -> str:
 def _is_a_data_group_better(found: Walk) -> Answer:
     keep = found.keep.predicted
     what = "be cheaper" if found.ranking.saved_words == "money" else "be faster"
-    is_late = keep is not None and misses_deadline(keep, found.constraints)
-    question = f"Would a data group {'make the deadline' if is_late else what}?"
-    plan = best_of(found, "heterogeneous")
-    if plan is None or keep is None:
-        groups = [one for one in found.plans if one.action == "heterogeneous"]
-        # The same reason as in the table of plans.
-        asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
-        infeasible = next(iter([*asked, *groups]), None)
-        because = "no CPU-only type with a price may be used"
-        if infeasible is not None:
-            because = infeasible.reason or "plans cannot be priced"
-        elif found.constraints.max_data_hosts == 0:
-            because = "max_data_hosts is 0"
-        return Answer(question=question, answer="no", because=found.unfed or because)
+    if keep is not None and misses_deadline(keep, found.constraints):
+        what = "make the deadline"
+    best = best_of(found, "heterogeneous")
+    if best is None or keep is None:
+        reply: _Reply = "no"
+        because = found.unfed or _why_no_group(found)
+    else:
+        reply, because = _gain_of_a_group(found, best, keep)
+    return Answer(question=f"Would a data group {what}?", answer=reply, because=because)
+
+
+def _why_no_group(found: Walk) -> str:
+    groups = [plan for plan in found.plans if plan.action == "heterogeneous"]
+    # The same reason as in the table of plans.
+    asked_for = [plan for plan in groups if plan.reason.startswith(ASKED_FOR)]
+    infeasible = next(iter([*asked_for, *groups]), None)
+    if infeasible is not None:
+        return infeasible.reason or "plans cannot be priced"
+    if found.constraints.max_data_hosts == 0:
+        return "max_data_hosts is 0"
+    return "no CPU-only type with a price may be used"
+
+
+def _gain_of_a_group(found: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, str]:
+    ranking = found.ranking
     able = _able(found.plans, keep, found.constraints)
-    worth, free = _worth_running(able, found.keep, found.constraints, found.ranking)
-    groups = [one for one in worth if one.action == "heterogeneous"]
+    worth, free = _worth_running(able, found.keep, found.constraints, ranking)
+    groups = [plan for plan in worth if plan.action == "heterogeneous"]
     # The plan that pays need not be the best one: its band may be narrower.
-    plan = found.ranking.best(groups) if groups else plan
+    plan = ranking.best(groups) if groups else best
     outcome = plan.predicted
-    costs_more = not found.ranking.is_free(plan, found.keep)
     assert outcome is not None
-    figures = _figures(plan, found)
-    because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"
-    if free is not None and free.predicted is not None and costs_more:
-        rival = free.predicted
+    costs_more = not ranking.is_free(plan, found.keep)
+    rival = free.predicted if free is not None and costs_more else None
+    because = f"{_figures(plan, found)}; {percentage(plan.remote_share)} of the batches are made "
+    because += "there"
+    if rival is not None:
         because += (
             f"; against the best free plan ({ms(rival.counted_seconds)}): "
-            f"{found.ranking.change_words(outcome, rival)}, both bands together are "
+            f"{ranking.change_words(outcome, rival)}, both bands together are "
             f"{percentage(combined_band(outcome, rival))}"
         )
-    elif is_late:
+    elif misses_deadline(keep, found.constraints):
         because += "; it makes the deadline, which today's cluster misses"
     elif not groups:
         band = percentage(error_band(outcome))
-        because += f"; {found.ranking.change_words(outcome, keep)}, its error band is {band}"
-    is_refused = bool(found.fix_first) and costs_more
-    if groups and is_refused:
-        because += f"; {found.fix_first}: that comes first"
-    reply: _Reply = "yes" if groups and not is_refused else "no"
-    gain = found.ranking.gain(outcome, keep)
-    if not groups and not found.fix_first and gain > WORTH_A_TRY:
-        # An uncertain gain is no "no".
-        reply = "unknown"
-    return Answer(question=question, answer=reply, because=because)
+        because += f"; {ranking.change_words(outcome, keep)}, its error band is {band}"
+    if groups and found.fix_first and costs_more:
+        return "no", f"{because}; {found.fix_first}: that comes first"
+    if groups:
+        return "yes", because
+    # An uncertain gain is no "no".
+    is_open = not found.fix_first and ranking.gain(outcome, keep) > WORTH_A_TRY
+    return "unknown" if is_open else "no", because
 
 
 def _is_change_worth_it(found: Walk) -> Answer:

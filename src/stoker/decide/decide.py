@@ -1,8 +1,9 @@
 """The decision: which cluster to use for a profiled training."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import chain
 
 import msgspec
 
@@ -70,21 +71,34 @@ from stoker.step_model import bottleneck_of, too_busy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionInputs:
-    """The arguments of `decide`, which describes them."""
+    """What a decision is made from.
+
+    Attributes:
+        training: How long the training is, for its deadline.
+        feed: `local_workers` may fix the workers of a dnn host with a data group.
+        extra_clusters: Clusters to price in addition to those that are searched.
+        fallback: Cluster to use if other programs make the profile too noisy; empty: today's.
+        last: Cluster of the last run's plan, which is priced beside those that are searched.
+        today: The date for the age of prices.
+        processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
+        take_as: Target type to scale the profile to; absent: it was taken on today's hosts.
+        subject: The training as words of stoker's commands, for one that measures a plan; empty:
+            the profile's command.
+    """
 
     profile: Profile
     catalog: Catalog
     constraints: Constraints
-    training: TrainingSize
-    feed: FeedSettings
-    extra_clusters: Sequence[tuple[Group, ...]]
-    fallback: tuple[Group, ...]
-    last: tuple[Group, ...]
     today: date
-    processes_per_host: int | None
-    calibration: Calibration | None
-    take_as: TakeAs | None
-    subject: Sequence[str]
+    training: TrainingSize = field(default_factory=TrainingSize)
+    feed: FeedSettings = field(default_factory=FeedSettings)
+    extra_clusters: Sequence[tuple[Group, ...]] = ()
+    fallback: tuple[Group, ...] = ()
+    last: tuple[Group, ...] = ()
+    processes_per_host: int | None = None
+    calibration: Calibration | None = None
+    take_as: TakeAs | None = None
+    subject: Sequence[str] = ()
 
     def processes_on(self, host: Instance) -> int:
         """Returns the number of trainer processes of a dnn host."""
@@ -156,58 +170,19 @@ class Pick:
     is_noisy: bool
 
 
-def decide(
-    profile: Profile,
-    *,
-    catalog: Catalog,
-    constraints: Constraints,
-    training: TrainingSize = TrainingSize(),  # noqa: B008 - frozen
-    feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
-    extra_clusters: Sequence[tuple[Group, ...]] = (),
-    fallback: tuple[Group, ...] = (),
-    last: tuple[Group, ...] = (),
-    today: date,
-    processes_per_host: int | None = None,
-    calibration: Calibration | None = None,
-    take_as: TakeAs | None = None,
-    subject: Sequence[str] = (),
-) -> Decision:
+def decide(inputs: DecisionInputs) -> Decision:
     """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
-
-    Args:
-        feed: `local_workers` may fix the workers of a dnn host with a data group.
-        extra_clusters: Clusters to price in addition to those that are searched.
-        fallback: Cluster to use if other programs make the profile too noisy; empty: today's.
-        last: Cluster of the last run's plan, which is priced beside those that are searched.
-        today: The date for the age of prices.
-        processes_per_host: Trainer processes of a dnn host; absent: one per accelerator.
-        take_as: Target type to scale the profile to; absent: it was taken on today's hosts.
-        subject: The training as words of stoker's commands, for one that measures a plan; empty:
-            the profile's command.
 
     Raises:
         UsageError: If a type is not in the catalog, a number is out of range, more data hosts are
             allowed than are searched, the prices are of a region that the constraints do not
             allow, or the profile cannot be scaled to another type.
     """
-    refuse_foreign_prices(constraints, catalog)
-    refuse_endless_search(constraints)
-    inputs = DecisionInputs(
-        profile=profile,
-        catalog=catalog if take_as else with_profiled(profile, catalog),
-        constraints=constraints,
-        training=training,
-        feed=feed,
-        extra_clusters=extra_clusters,
-        fallback=fallback,
-        last=last,
-        today=today,
-        processes_per_host=processes_per_host,
-        calibration=calibration,
-        take_as=take_as,
-        subject=subject,
-    )
-    if profile.step is None:
+    refuse_foreign_prices(inputs.constraints, inputs.catalog)
+    refuse_endless_search(inputs.constraints)
+    if not inputs.take_as:
+        inputs = replace(inputs, catalog=with_profiled(inputs.profile, inputs.catalog))
+    if inputs.profile.step is None:
         return _decide_untimed(inputs)
     basis = prepare(inputs)
     today_plan = baseline(basis)
@@ -515,16 +490,19 @@ def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
 
 
 def _types_of(plans: Sequence[Plan], catalog: Catalog) -> list[Instance]:
-    return [catalog.get(group.instance_type) for plan in plans for group in plan.groups]
+    return [catalog.get(group.instance_type) for group in _groups_of(plans)]
+
+
+def _groups_of(plans: Sequence[Plan]) -> list[Group]:
+    return [*chain.from_iterable(plan.groups for plan in plans)]
 
 
 def _prices_of(basis: Basis, plans: Sequence[Plan], used_types: Sequence[Instance]) -> Prices:
     catalog = basis.inputs.catalog
-    listed_groups = [group for plan in plans for group in plan.groups]
     return msgspec.structs.replace(
         catalog.prices(used_types, today=basis.inputs.today),
         purchase=basis.rules.purchase,
-        estimated=catalog.estimates(listed_groups) or None,
+        estimated=catalog.estimates(_groups_of(plans)) or None,
     )
 
 

@@ -1,7 +1,8 @@
 """The text of a decision: the verdict first, then why, then the plans."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import cluster, limits, pays, step_time_words
@@ -16,7 +17,7 @@ from stoker.record_words import (
 )
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.step_model import limit_words
-from stoker.units import ESTIMATE, is_whole_longer, ms, percentage, wrapped
+from stoker.units import ESTIMATE, capital, is_whole_longer, ms, percentage, wrapped
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -54,12 +55,12 @@ def _verdict(decision: Decision) -> str:
         return kept_words(decision)
     words = plan_in_words(plan)
     reason = plan.reason
-    text = f"{words[0].upper()}{words[1:]}. "
+    text = f"{capital(words)}. "
     if first := free_words(decision):
         is_as_it_is = plan.action == "heterogeneous"
         then = "Or, with the script as it is" if is_as_it_is else "Then"
         text = f"{first} {then}: {words}. "
-    text += f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+    text += f"{capital(reason)}." if reason else ""
     if decision.is_noisy:
         return text
     if outcome is not None:
@@ -105,15 +106,15 @@ def _limits(decision: Decision) -> list[str]:
         lines += _promises("With the plan", decision.plan, decision)
     if decision.probable is not None and decision.probable.groups != decision.plan.groups:
         lines += _promises("Probably", decision.probable, decision)
-    found = decision.calibration
-    if found is not None and not found.runs:
+    calibration = decision.calibration
+    if calibration is not None and not calibration.runs:
         lines.append(f"Not calibrated: fewer than {LEAST_RUNS} earlier runs fit this one")
-    elif found is not None:
+    elif calibration is not None:
         lines.append(
-            f"Calibrated on {found.runs} runs: data hosts give {found.efficiency:.2f} times what "
-            f"the model assumes, receiving takes {found.receive:.2f} times as long"
+            f"Calibrated on {calibration.runs} runs: data hosts give {calibration.efficiency:.2f} "
+            f"times what the model assumes, receiving takes {calibration.receive:.2f} times as long"
         )
-    return [part for line in lines for part in wrapped(line)]
+    return [*chain.from_iterable(map(wrapped, lines))]
 
 
 def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
@@ -143,34 +144,18 @@ def _step_and_cost(outcome: Predicted, decision: Decision) -> str:
 
 
 def _table(decision: Decision) -> list[str]:
-    shown = [p for p in decision.plans if p.feasible and p.predicted]
-    is_billed = decision.prices.is_billed
-    front = pareto_front(shown, is_billed=is_billed)
+    shown = [plan for plan in decision.plans if plan.feasible and plan.predicted]
     if not shown:
         return wrapped(_prices(decision.prices))
+    is_billed = decision.prices.is_billed
+    front = pareto_front(shown, is_billed=is_billed)
     # Not among those to choose from: what a change of the script would give.
-    rewrites = [p for p in decision.plans if p.action == "offload_gpu" and p.predicted]
+    rewrites = [plan for plan in decision.plans if plan.action == "offload_gpu" and plan.predicted]
     rows = [*_few(shown, decision, front), *rewrites]
-    today = next((p.groups for p in decision.plans if p.action == "keep"), ())
-    names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
-    wide = max(map(len, [*names, "cluster"]))
-    heads = _MONEY if is_billed else ("cores", "CPU-s")
-    if not is_billed and any(p.predicted and p.predicted.accelerator_seconds for p in rows):
-        heads = ("busy", "cores")
-    lines = [
-        f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
-        f"{heads[1]:>6} limit",
-    ]
-    for plan, name in zip(rows, names, strict=True):
-        mark = "." if plan in front else " "
-        if plan is rows[0] or plan.reason == ASKED_FOR:
-            mark = "*" if plan is rows[0] else "?"
-        elif decision.probable and plan.groups == decision.probable.groups:
-            mark = "~"
-        mark = "+" if plan in rewrites else mark
-        lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
+    heads = _MONEY if is_billed else _heads_of_cores(rows)
+    lines = _rows(rows, decision, front, heads=heads)
     hidden = len(shown) + len(rewrites) - len(rows)
-    forbidden = sum(not p.feasible for p in decision.plans) - len(rewrites)
+    forbidden = sum(not plan.feasible for plan in decision.plans) - len(rewrites)
     counts = ((hidden, "more"), (forbidden, "ruled out"))
     more = [f"{count} {what}" for count, what in counts if count]
     if more:
@@ -178,28 +163,66 @@ def _table(decision: Decision) -> list[str]:
     for plan in decision.plans:
         if not plan.feasible and plan.reason.startswith(ASKED_FOR):
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
-    if rewrites:
-        lines.append("+ needs another loading code, see below: stoker does not choose it.")
-    if decision.bottleneck == "unexplained":
-        lines.append("Rough guide only: the profile is not reliable enough for these figures.")
-    if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
-        lines.append("limit?: shorter if each host has separate storage: not known.")
-    if is_billed:
-        lines.append("$/1000: dollars for 1000 steps of today's global batch.")
-    else:
-        words = {
-            "busy": "busy: share of a step in which the accelerators compute; cores: of all hosts.",
-            "cores": "CPU-s: cores of all hosts, times the step.",
-        }
-        lines.append(words[heads[0]])
-    if any(_has_whole(p.predicted) for p in rows):
-        lines.append("step: over whole epochs, with their starts and what lies between them.")
-    probable = " ~ probable." if decision.probable else ""
-    asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
+    lines += _footnotes(decision, rows, heads=heads)
     better = "faster and cheaper" if is_billed else "faster and takes less CPU time"
-    front_words = f". no other plan is both {better} (the Pareto front)"
-    lines.append(f"{front_words}.{asked}{probable}")
+    asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
+    probable = " ~ probable." if decision.probable else ""
+    lines.append(f". no other plan is both {better} (the Pareto front).{asked}{probable}")
     return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
+
+
+def _rows(
+    rows: Sequence[Plan], decision: Decision, front: Sequence[Plan], *, heads: tuple[str, str]
+) -> list[str]:
+    today = next((plan.groups for plan in decision.plans if plan.action == "keep"), ())
+    names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
+    wide = max(map(len, [*names, "cluster"]))
+    lines = [
+        f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
+        f"{heads[1]:>6} limit",
+    ]
+    for plan, name in zip(rows, names, strict=True):
+        mark = _mark(plan, decision, is_chosen=plan is rows[0], is_front=plan in front)
+        lines.append(_row(plan, f"{name:<{wide}}", mark=mark, heads=heads))
+    return lines
+
+
+def _heads_of_cores(rows: Sequence[Plan]) -> tuple[str, str]:
+    """Returns the heads of the columns that compare plans without prices."""
+    outcomes = [plan.predicted for plan in rows if plan.predicted]
+    has_accelerators = any(outcome.accelerator_seconds for outcome in outcomes)
+    return ("busy", "cores") if has_accelerators else ("cores", "CPU-s")
+
+
+def _mark(plan: Plan, decision: Decision, *, is_chosen: bool, is_front: bool) -> str:
+    if plan.action == "offload_gpu":
+        return "+"
+    if is_chosen:
+        return "*"
+    if plan.reason == ASKED_FOR:
+        return "?"
+    if decision.probable and plan.groups == decision.probable.groups:
+        return "~"
+    return "." if is_front else " "
+
+
+def _footnotes(
+    decision: Decision, rows: Sequence[Plan], *, heads: tuple[str, str]
+) -> Iterator[str]:
+    """Yields what the rows, their marks and the columns mean."""
+    if any(plan.action == "offload_gpu" for plan in rows):
+        yield "+ needs another loading code, see below: stoker does not choose it."
+    if decision.bottleneck == "unexplained":
+        yield "Rough guide only: the profile is not reliable enough for these figures."
+    if any(plan.predicted and plan.predicted.own_storage_speedup for plan in rows):
+        yield "limit?: shorter if each host has separate storage: not known."
+    yield {
+        "$/h": "$/1000: dollars for 1000 steps of today's global batch.",
+        "busy": "busy: share of a step in which the accelerators compute; cores: of all hosts.",
+        "cores": "CPU-s: cores of all hosts, times the step.",
+    }[heads[0]]
+    if any(_has_whole(plan.predicted) for plan in rows):
+        yield "step: over whole epochs, with their starts and what lies between them."
 
 
 def _has_whole(outcome: Predicted | None) -> bool:
@@ -230,15 +253,21 @@ def _few(plans: Sequence[Plan], decision: Decision, front: Sequence[Plan]) -> li
 
 def _is_more_of_it(plan: Plan, shown: Sequence[Plan], *, is_billed: bool) -> bool:
     """Whether a shown plan of the same types is as fast and costs no more."""
-    outcome, types = plan.predicted, [group.instance_type for group in plan.groups]
+    outcome = plan.predicted
+    if outcome is None:
+        return False
     ranking = Ranking(objective="time", is_billed=is_billed)
-    return outcome is not None and any(
-        other.predicted is not None
-        and [group.instance_type for group in other.groups] == types
-        and other.predicted.counted_seconds <= outcome.counted_seconds * (1 + 1e-9)
-        and ranking.other_value(other.predicted) <= ranking.other_value(outcome)
-        for other in shown
+    most_seconds, most_cost = outcome.counted_seconds * (1 + 1e-9), ranking.other_value(outcome)
+    same = [other.predicted for other in shown if _types(other) == _types(plan)]
+    return any(
+        other.counted_seconds <= most_seconds and ranking.other_value(other) <= most_cost
+        for other in same
+        if other is not None
     )
+
+
+def _types(plan: Plan) -> list[str]:
+    return [group.instance_type for group in plan.groups]
 
 
 def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:

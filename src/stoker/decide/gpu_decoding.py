@@ -197,16 +197,19 @@ def advice_on_decoding(
     text = f"Decode on the accelerators, which are busy {busy} of a step: {_and(loading.moves)} "
     text += f"can go there{_rate_words(loading, decoding)}. "
     if loading.costs_more:
-        text += f"{_and(loading.costs_more)} can, too, at a cost that was not measured: "
-        text += "torchvision runs such transforms picture by picture, DALI's pipelines have some "
-        text += "(nvidia.dali.auto_aug). "
+        text += (
+            f"{_and(loading.costs_more)} can, too, at a cost that was not measured: torchvision "
+            "runs such transforms picture by picture, DALI's pipelines have some "
+            "(nvidia.dali.auto_aug). "
+        )
     if loading.stays:
         text += f"{_and(loading.stays)} would have to be written for the accelerator. "
-    text += "What it costs: the dataset returns the file's bytes, and the training loop decodes "
-    text += "each batch (decode_jpeg of torchcodec or torchvision, on cuda) and runs the v2 "
-    text += "transforms there, or DALI's, which replace torchvision's by an import (2.1 or newer). "
-    text += "Pixels differ a little from PIL's: compare the accuracy. The code: "
-    text += "docs/how-to/decode-on-the-gpu.md."
+    text += (
+        "What it costs: the dataset returns the file's bytes, and the training loop decodes each "
+        "batch (decode_jpeg of torchcodec or torchvision, on cuda) and runs the v2 transforms "
+        "there, or DALI's, which replace torchvision's by an import (2.1 or newer). Pixels differ "
+        "a little from PIL's: compare the accuracy. The code: docs/how-to/decode-on-the-gpu.md."
+    )
     when = "the loading code may be rewritten"
     if decoding is None:
         when += ", and the samples are JPEGs"

@@ -219,6 +219,9 @@ class _TermLine(NamedTuple):
     at_none: float
     at_all: float
 
+    def times(self, factor: float) -> "_TermLine":
+        return _TermLine(self.limit, self.at_none * factor, self.at_all * factor)
+
     def at(self, share: float) -> float:
         # Exact at both ends, so that a term that is flat stays flat.
         return self.at_none * (1 - share) + self.at_all * share
@@ -345,10 +348,6 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     is_todays = _is_todays(work, shape)
     workers = busy_workers(work, shape)[0]
     vcpus = dnn.count * instance.capacity * _speed(work, instance)
-    turns = work.turns_cpu_seconds
-    if work.num_workers is not None and workers > work.num_workers * work.hosts:
-        # As `Parts.with_workers`.
-        turns = max(0.0, turns)
     return Parts(
         accelerator_seconds=work.accelerator_seconds / divided,
         neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / divided),
@@ -361,7 +360,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         trainer_cpu_seconds=work.trainer_cpu_seconds
         # Taking batches from workers is added, as the trainer was measured with cached batches.
         + (0.0 if local is None or is_serial else local * work.ranks * work.ranks_per_process),
-        turns_cpu_seconds=turns,
+        turns_cpu_seconds=_turns_seconds(work, workers),
         vcpus=vcpus,
         others_vcpus=vcpus - free_vcpus(work, dnn),
         workers=workers,
@@ -373,6 +372,13 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         measured_seconds=work.step_seconds if is_todays else 0.0,
         wait_seconds=work.wait_seconds if is_todays else None,
     )
+
+
+def _turns_seconds(work: Work, workers: int) -> float:
+    # As `Parts.with_workers`.
+    if work.num_workers is not None and workers > work.num_workers * work.hosts:
+        return max(0.0, work.turns_cpu_seconds)
+    return work.turns_cpu_seconds
 
 
 def _is_todays(work: Work, shape: ClusterShape) -> bool:
@@ -438,11 +444,7 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
 
 
 def _corrected(work: Work, lines: Sequence[_TermLine]) -> list[_TermLine]:
-    return [
-        _TermLine(line.limit, line.at_none * factor, line.at_all * factor)
-        for line in lines
-        for factor in (work.factor(line.limit),)
-    ]
+    return [line.times(work.factor(line.limit)) for line in lines]
 
 
 def _mixed_lines(
@@ -454,36 +456,49 @@ def _mixed_lines(
     if work.shards:
         without_limit = busy_workers(replace(work, shards=0), shape)[1]
         workers *= busy_workers(work, shape)[1] / without_limit
-    network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
     # Measured on one core, over the CPU-seconds with cached batches: 1.0 to 1.1 times with all
     # batches made elsewhere, 1.1 to 1.4 times with a local worker. Half of the turns fits both.
     alone = max(0.0, work.trainer_cpu_seconds + _TURNS_LEFT * work.turns_cpu_seconds)
     training = alone / parts.free_vcpus
-    lines = [
+    return [
         # dnn hosts: ((1-x) c + (1-x/2) turns + trainer + x receive) / V; data hosts: x c / their
         # vCPUs.
         _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.free_vcpus),
         _TermLine("cpu", 0.0, work.loader_cpu_seconds / cpu),
         # One thread of a rank receives: more vCPUs do not help it.
         _TermLine("receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, shape)),
-        *(_TermLine("network", 0.0, seconds) for seconds in network),
+        _TermLine("network", 0.0, _network_seconds(work, (shape.dnn,))),
+        _TermLine("network", 0.0, _network_seconds(work, data)),
+        # A host's own work is divided.
+        *_waiting_lines(work, data, parts, divided=1 / workers if workers else 0.0),
     ]
-    # A host's own work is divided.
-    divided = 1 / workers if workers else 0.0
-    shared, read = work.shared.seconds, work.read_seconds
+
+
+def _waiting_lines(
+    work: Work, data: Sequence[Hosts], parts: Parts, *, divided: float
+) -> list[_TermLine]:
+    """Returns the terms of workers that wait, and of the storage.
+
+    Args:
+        work: The work of a step.
+        data: The data hosts.
+        parts: Those of the dnn hosts.
+        divided: Seconds of a step for what the data hosts' workers divide among them.
+    """
     # Shared storage takes the same time for each reader, wherever a batch is made: it is at both
     # ends of each line.
-    other_end = shared
-    reads = [_TermLine("storage", read, read)]
+    other_end = shared = work.shared.seconds
+    reads = [_TermLine("storage", work.read_seconds, work.read_seconds)]
     if work.has_own_storage:
         # Separate storages are needed only for a host's own batches.
         own = work.hosts / sum(hosts.count for hosts in data)
         other_end = 0.0
+        shared *= own
         reads = [
             _TermLine("storage", parts.read_seconds, 0.0),
-            _TermLine("storage", 0.0, read * own),
+            _TermLine("storage", 0.0, work.read_seconds * own),
         ]
-        shared *= own
+    lines = []
     if parts.workers:
         name: Limit = "storage" if parts.is_shared else "latency"
         seconds = parts.shared.seconds + parts.parallel_seconds / parts.workers

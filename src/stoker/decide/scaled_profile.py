@@ -6,6 +6,7 @@ not known: then nothing is recommended. Each of these adds a doubt, so no band i
 the profiled host. The same type at a speed of 1 changes only the band.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -106,61 +107,77 @@ def taken_as(
         )
     source = work.reference
     speed, speed_source = _cpu_speed(profile, source, target, given=given, catalog=catalog)
-    accelerator_source = _accelerator_source(work, profile, target, given)
-    text = f"profile taken elsewhere: on {source.type}, not on {target.type}"
-    doubts = [Doubt(width=_ELSEWHERE, text=text)]
-    if _SPEED_WIDTHS[speed_source]:
-        text = f"a vCPU of {target.type} is taken to be {speed:.2f} times as fast as one of "
-        text += f"{source.type}{_SPEED_WORDS[speed_source]}"
-        doubts.append(Doubt(width=_SPEED_WIDTHS[speed_source], text=text))
-    if source.type != target.type and (work.read_seconds or work.shared.seconds):
-        text = "its storage, and what loader workers share, are taken to be as in the profile"
-        doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
+    step_source = _accelerator_source(work, profile, target, given)
+    doubts = list(_doubts(work, target, speed=speed, speed_source=speed_source))
     scaled = _scaled(work, target, speed=speed, ranks=work.hosts * processes)
     scaled = replace(scaled, epochs=epochs_elsewhere(work, scaled))
-    if accelerator_source in ("given", "unknown"):
-        # The correction was for another accelerator's step.
-        kept = tuple(limit for limit in scaled.corrected if limit != "accelerator")
-        seconds = given.accelerator_step_seconds or 0.0
-        scaled = replace(scaled, accelerator_seconds=seconds, corrected=kept)
+    if step_source in ("given", "unknown"):
+        scaled = _with_step(scaled, given.accelerator_step_seconds or 0.0)
     if target.accelerators and not _has_accelerators(profile, source):
-        # The trainer's CPU time was the training itself.
-        reserved = min(target.accelerators + 1, target.capacity / 2)
-        scaled = replace(
-            scaled,
-            trainer_cpu_seconds=0.0,
-            turns_cpu_seconds=0.0,
-            reserved_vcpus=reserved,
-            handover_seconds=0.0,
-        )
+        scaled = _with_accelerators(scaled, target)
         text = "the trainer's own CPU use with an accelerator was not measured"
         doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
     unexplained = work.unexplained
-    if accelerator_source == "unknown" and not unexplained:
-        where = target.type
-        if target.accelerators:
-            where += f"'s {target.accelerator_model or 'accelerator'}"
-        text = f"not measured: a step on {where} that never waits for data"
-        unexplained = Unexplained(kind="not_measured", text=text)
+    if step_source == "unknown" and not unexplained:
+        unexplained = _unknown_step(target)
     shape = ClusterShape(
         dnn=Hosts(instance=target, count=work.hosts, workers=work.num_workers), processes=processes
     )
-    step = estimate(scaled, shape).step_seconds
-    parts = estimate(replace(scaled, correction=1.0, corrected=()), shape).step_seconds
-    taken = replace(
+    parts = replace(scaled, correction=1.0, corrected=())
+    scaled = replace(
         scaled,
-        step_seconds=step,
-        parts_seconds=parts,
+        step_seconds=estimate(scaled, shape).step_seconds,
+        parts_seconds=estimate(parts, shape).step_seconds,
         doubts=(*work.doubts, *doubts),
         unexplained=unexplained,
     )
-    return taken, TakenElsewhere(
+    return scaled, TakenElsewhere(
         profiled_on=source.type,
         taken_as=target.type,
         cpu_speed=speed,
         cpu_speed_source=speed_source,
-        accelerator_step_source=accelerator_source,
+        accelerator_step_source=step_source,
     )
+
+
+def _doubts(
+    work: Work, target: Instance, *, speed: float, speed_source: CpuSpeedSource
+) -> Iterator[Doubt]:
+    """Yields what is taken to be there as it is here, or by a speed that is not measured."""
+    source = work.reference
+    text = f"profile taken elsewhere: on {source.type}, not on {target.type}"
+    yield Doubt(width=_ELSEWHERE, text=text)
+    if width := _SPEED_WIDTHS[speed_source]:
+        text = f"a vCPU of {target.type} is taken to be {speed:.2f} times as fast as one of "
+        yield Doubt(width=width, text=f"{text}{source.type}{_SPEED_WORDS[speed_source]}")
+    if source.type != target.type and (work.read_seconds or work.shared.seconds):
+        text = "its storage, and what loader workers share, are taken to be as in the profile"
+        yield Doubt(width=_STORAGE_WIDTH, text=text)
+
+
+def _with_step(work: Work, seconds: float) -> Work:
+    # The correction was for another accelerator's step.
+    corrected = tuple(limit for limit in work.corrected if limit != "accelerator")
+    return replace(work, accelerator_seconds=seconds, corrected=corrected)
+
+
+def _with_accelerators(work: Work, target: Instance) -> Work:
+    # The trainer's CPU time was the training itself.
+    return replace(
+        work,
+        trainer_cpu_seconds=0.0,
+        turns_cpu_seconds=0.0,
+        reserved_vcpus=min(target.accelerators + 1, target.capacity / 2),
+        handover_seconds=0.0,
+    )
+
+
+def _unknown_step(target: Instance) -> Unexplained:
+    where = target.type
+    if target.accelerators:
+        where += f"'s {target.accelerator_model or 'accelerator'}"
+    text = f"not measured: a step on {where} that never waits for data"
+    return Unexplained(kind="not_measured", text=text)
 
 
 def advice_of_taken(site: Site, taken: TakenElsewhere) -> Iterator[Advice]:
@@ -215,16 +232,17 @@ def _accelerator_source(
         return "cpu"
     if source.type == target.type:
         return "profile"
-    models = {profile.host.accelerator_model or "", source.accelerator_model or ""}
     # The driver's `NVIDIA A10G` and `Tesla T4` are the catalog's `A10G` and `T4`; an `L40S` is not
     # an `L4`.
-    words = {word for model in models for word in _words(model)}
-    same = target.accelerator_model is not None and _words(target.accelerator_model) <= words
-    return "profile" if same and source.accelerators == target.accelerators else "unknown"
+    model = target.accelerator_model
+    words = _words(f"{profile.host.accelerator_model or ''} {source.accelerator_model or ''}")
+    is_same_model = model is not None and _words(model) <= words
+    is_same = is_same_model and source.accelerators == target.accelerators
+    return "profile" if is_same else "unknown"
 
 
 def _words(model: str) -> set[str]:
-    return {word.upper() for word in "".join(c if c.isalnum() else " " for c in model).split()}
+    return set(re.findall("[^\\W_]+", model.upper()))
 
 
 def _has_accelerators(profile: Profile, source: Instance) -> bool:

@@ -73,10 +73,13 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
 
 
 def data_hosts_of(profile: Profile, catalog: Catalog) -> tuple[Hosts, ...]:
-    found = [(catalog.get(data.instance_type), data) for data in profile.data]
     return tuple(
-        Hosts(instance=kind, count=data.count, workers=data.workers_per_host)
-        for kind, data in found
+        Hosts(
+            instance=catalog.get(data.instance_type),
+            count=data.count,
+            workers=data.workers_per_host,
+        )
+        for data in profile.data
     )
 
 
@@ -115,41 +118,39 @@ def measure(
             calibration_spread=calibration.spread,
         )
     )
-    # The trainer's own need may be a guess: this is the step with none.
-    at_least = work.parts_seconds
-    if profile.timed_step.trainer_cpu_seconds is None:
-        free = corrected(replace(work, reserved_vcpus=0.0, trainer_cpu_seconds=0.0))
-        at_least = min(at_least, free.parts_seconds)
-    miss = abs(work.step_seconds / work.parts_seconds - 1)
-    if _is_loaded_by_trainer(profile, work):
-        # Loading by a worker was measured, and no plan loads as the main process does.
-        miss = 0.0
-    vcpus = today.capacity * work.hosts
-    others = others_width(profile, vcpus=vcpus)
-    speed = speed_width(profile)
-    doubts = (
-        (min(miss, 0.5) if miss > 0.05 else 0.0, _miss_words(work)),
-        (
-            0.1 if profile.check is None else 0.0,
-            "the profile was not checked against its own parts",
-        ),
-        (
-            others,
-            f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled",
-        ),
-        (speed, speed_words(profile)),
-    )
-    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
-    # After the correction: today's step was measured with the script's own shards.
     return replace(
+        # After the correction: today's step was measured with the script's own shards.
         _with_shards(work, profile, shards_of_rank=shards_of_rank),
-        doubts=(*work.doubts, *(Doubt(width=width, text=text) for width, text in doubts if width)),
-        machine_width=math.hypot(others, speed),
-        unexplained=Unexplained(kind="other_programs", text=busy)
-        if busy
-        else _unexplained(profile, work, at_least=at_least),
+        doubts=(*work.doubts, *_doubts(profile, work, vcpus=today.capacity * work.hosts)),
+        machine_width=math.hypot(
+            others_width(profile, vcpus=today.capacity * work.hosts), speed_width(profile)
+        ),
+        unexplained=_too_busy(profile, work, machine_vcpus=machine_vcpus)
+        or _unexplained(profile, work),
         is_checked=profile.check is not None,
     )
+
+
+def _doubts(profile: Profile, work: Work, *, vcpus: float) -> list[Doubt]:
+    """Returns why the model's figures of today's step may be wrong, each with how far."""
+    miss = abs(work.step_seconds / work.parts_seconds - 1)
+    # Loading by a worker was measured, and no plan loads as the main process does.
+    is_miss = miss > 0.05 and not _is_loaded_by_trainer(profile, work)
+    unchecked = "the profile was not checked against its own parts"
+    others = f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled"
+    doubts = (
+        Doubt(width=min(miss, 0.5) if is_miss else 0.0, text=_miss_words(work)),
+        Doubt(width=0.1 if profile.check is None else 0.0, text=unchecked),
+        Doubt(width=others_width(profile, vcpus=vcpus), text=others),
+        Doubt(width=speed_width(profile), text=speed_words(profile)),
+    )
+    return [doubt for doubt in doubts if doubt.width]
+
+
+def _too_busy(profile: Profile, work: Work, *, machine_vcpus: float | None) -> Unexplained | None:
+    vcpus = work.reference.capacity * work.hosts
+    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
+    return Unexplained(kind="other_programs", text=busy) if busy else None
 
 
 def corrected(work: Work) -> Work:
@@ -207,8 +208,8 @@ def with_own_storage(work: Work) -> Work | None:
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     step, hosts = profile.timed_step, profile.host.count
     # A script may start more ranks, as torchrun does.
-    said = profile.what.get("ranks")
-    ranks = said if isinstance(said, int) and said > 0 else hosts * processes
+    started = profile.what.get("ranks")
+    ranks = started if isinstance(started, int) and started > 0 else hosts * processes
     batch_bytes = step.batch_bytes or 0.0
     others = others_vcpus_of(profile)
     doubts: list[Doubt] = []
@@ -294,41 +295,56 @@ def _loading(
 ) -> tuple[float | None, float | None]:
     """Returns CPU-seconds and worker-seconds of loading; None: no evidence."""
     step, observed = profile.timed_step, profile.observed
+    wall = step.loader_wall_seconds
     if step.loader_cpu_seconds is not None:
-        return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
-    seconds = work.step_seconds
-    hosts = _todays(work).dnn
-    is_starved: bool | None = None
-    if step.wait_seconds is not None:
-        is_starved = step.wait_seconds >= _WAITS * seconds
-    elif accelerator is not None:
-        is_starved = accelerator + work.receive_seconds <= (1 - _WAITS) * seconds
-    free = max(0.0, seconds * free_vcpus(work, hosts) - work.trainer_cpu_seconds)
+        return step.loader_cpu_seconds, _or(wall, step.loader_cpu_seconds)
+    is_starved = _is_starved(work, accelerator)
     if observed and observed.cpu_utilization is not None:
-        vcpus = hosts.instance.capacity * hosts.count
-        trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts.count * seconds
-        cpu = max(0.0, observed.cpu_utilization * vcpus * seconds - trainer)
         doubts.append(Doubt(width=0.15, text="loading is taken from the hosts' CPU utilization"))
-        wall = step.loader_wall_seconds
+        cpu = _cpu_by_utilization(work, observed.cpu_utilization)
         if wall is None and is_starved and observed.cpu_utilization < 0.7:
             # The workers were busy all the time without computing: they waited.
-            wall = seconds * hosts.count * _or(work.num_workers, hosts.instance.vcpus)
+            workers = _or(work.num_workers, work.reference.vcpus)
+            wall = work.step_seconds * work.hosts * workers
         return cpu, _or(wall, cpu)
     if is_starved is None:
-        wall = step.loader_wall_seconds
-        return (None, None) if wall is None else (wall, wall)
+        return wall, wall
     doubts.append(Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts"))
+    cpu = _cpu_of_free_vcpus(work, accelerator, is_starved=is_starved)
+    return cpu, _or(wall, cpu)
+
+
+def _is_starved(work: Work, accelerator: float | None) -> bool | None:
+    """Whether the trainer waits for data; None: not known."""
+    seconds = work.step_seconds
+    if work.wait_seconds is not None:
+        return work.wait_seconds >= _WAITS * seconds
+    if accelerator is None:
+        return None
+    return accelerator + work.receive_seconds <= (1 - _WAITS) * seconds
+
+
+def _cpu_by_utilization(work: Work, utilization: float) -> float:
+    seconds, hosts = work.step_seconds, work.hosts
+    trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts * seconds
+    return max(0.0, utilization * work.reference.capacity * hosts * seconds - trainer)
+
+
+def _cpu_of_free_vcpus(work: Work, accelerator: float | None, *, is_starved: bool) -> float:
+    """Returns the CPU-seconds that loading has at most, or half of them where it keeps up."""
+    seconds = work.step_seconds
+    free = max(0.0, seconds * free_vcpus(work, _todays(work).dnn) - work.trainer_cpu_seconds)
     # Loading keeps up with half of what is free, or with an unknown smaller part.
     if not is_starved:
-        return free / 2, _or(step.loader_wall_seconds, free / 2)
+        return free / 2
     # Starved: loading takes all the CPU it can get, at most one vCPU per worker.
     if work.num_workers == 0:
         # Loading and training take turns in one thread per rank.
         alone = seconds - (accelerator or 0.0) - work.receive_seconds
-        free = min(free, max(0.0, alone) * work.ranks * work.ranks_per_process)
-    elif work.num_workers is not None:
-        free = min(free, seconds * hosts.count * work.num_workers)
-    return free, _or(step.loader_wall_seconds, free)
+        return min(free, max(0.0, alone) * work.ranks * work.ranks_per_process)
+    if work.num_workers is not None:
+        return min(free, seconds * work.hosts * work.num_workers)
+    return free
 
 
 def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
@@ -338,7 +354,8 @@ def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
     return work.num_workers == 0 and "latency" in work.corrected and state in (None, "workers")
 
 
-def _unexplained(profile: Profile, work: Work, *, at_least: float) -> Unexplained | None:
+def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
+    """Returns why the parts support no prediction; None: they do."""
     step, check = profile.timed_step, profile.check
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)
@@ -351,10 +368,16 @@ def _unexplained(profile: Profile, work: Work, *, at_least: float) -> Unexplaine
         text = f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
         text += f", which its state explains: {check.state}" if check.state else ""
         return Unexplained(kind="contradiction", text=text)
-    known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
-    if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
+    seconds = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
+    evidence = (*seconds, step.loader_wall_seconds, profile.observed)
+    if all(value is None for value in evidence):
         text = "only the time of a step is known, not what it waits for"
         return Unexplained(kind="only_step", text=text)
+    # The trainer's own need may be a guess: this is the step with none.
+    at_least = work.parts_seconds
+    if step.trainer_cpu_seconds is None:
+        free = corrected(replace(work, reserved_vcpus=0.0, trainer_cpu_seconds=0.0))
+        at_least = min(at_least, free.parts_seconds)
     if not at_least / _FAR <= step.step_seconds <= work.parts_seconds * _FAR:
         return Unexplained(kind="contradiction", text=_miss_words(work))
     return None

@@ -32,33 +32,42 @@ def trial_of(
     is_named = words[0] != "--"
     is_here = catalog.info.is_this_machine
     seconds = _MEASURED_SECONDS + (0.0 if is_here else START_UP_SECONDS)
-    per_hour = None if is_here or plan.predicted is None else plan.predicted.usd_per_hour
-    usd = None if per_hour is None else per_hour * seconds / 3600
-    dnn = plan.groups[0]
-    is_todays = dnn.instance_type == profile.host.instance_type and not is_elsewhere
+    outcome = plan.predicted
+    usd = None
+    if outcome is not None and outcome.usd_per_hour is not None and not is_here:
+        usd = outcome.usd_per_hour * seconds / 3600
+    condition = None
     if plan.action == "heterogeneous":
-        options = [word for group in plan.groups for word in ("--group", _group(group))]
-        if usd is not None:
-            # It ends without being asked.
-            options += ["--max-usd", f"{math.ceil(usd * 100) / 100:.2f}"]
+        verb, options = "train", _train_options(plan.groups, usd=usd)
         if not (is_named or is_here):
             options = ["--platform", catalog.platform, *options]
-        verb, condition = "train", None
     else:
+        is_todays = plan.groups[0].instance_type == profile.host.instance_type and not is_elsewhere
+        is_there = is_todays or is_named or is_here
         verb, options = "profile", []
-        condition = _condition(dnn, is_there=is_todays or is_named or is_here)
-        if not is_todays and (is_named or is_here):
-            options = ["--set", f"cluster.dnn.instance_type={dnn.instance_type}"]
-        if dnn.count != profile.host.count and is_named:
-            options += ["--set", f"cluster.dnn.count={dnn.count}"]
+        condition = _condition(plan.groups[0], is_there=is_there)
+        if not is_todays and is_there:
+            options = ["--set", f"cluster.dnn.instance_type={plan.groups[0].instance_type}"]
+        if plan.groups[0].count != profile.host.count and is_named:
+            options += ["--set", f"cluster.dnn.count={plan.groups[0].count}"]
     command = [*words, *options] if is_named else [*options, *words]
     return Trial(
         command=shlex.join(["stoker", verb, *command]),
         condition=condition,
         minutes=seconds / 60,
         usd=usd,
-        is_estimate=usd is not None and plan.predicted is not None and plan.predicted.is_estimate,
+        is_estimate=usd is not None and outcome is not None and outcome.is_estimate,
     )
+
+
+def _train_options(groups: Sequence[Group], *, usd: float | None) -> list[str]:
+    options: list[str] = []
+    for group in groups:
+        options += ["--group", _group(group)]
+    if usd is not None:
+        # It ends without being asked.
+        options += ["--max-usd", f"{math.ceil(usd * 100) / 100:.2f}"]
+    return options
 
 
 def _condition(dnn: Group, *, is_there: bool) -> str | None:

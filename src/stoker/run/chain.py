@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from stoker.catalog import catalog_of
-from stoker.decide import decide, followed, local_core_words, refuse_unfed
+from stoker.decide import DecisionInputs, decide, followed, local_core_words, refuse_unfed
 from stoker.evaluate import evaluate
 from stoker.logs import printable
 from stoker.platforms import platform_named
@@ -149,17 +149,19 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
     def decided() -> Decision:
         memory = memory_of(workload, runs=run_dir.parent, besides=run_dir)
         found = decide(
-            profiled,
-            catalog=catalog,
-            constraints=workload.known_constraints,
-            training=workload.training,
-            feed=workload.feed,
-            fallback=chain.fallback,
-            last=memory.last_groups,
-            today=date.today(),
-            processes_per_host=todays_cluster(workload).dnn.processes_per_host,
-            calibration=memory.calibration(like=profiled, catalog=catalog),
-            subject=(chain.source,),
+            DecisionInputs(
+                profile=profiled,
+                catalog=catalog,
+                constraints=workload.known_constraints,
+                training=workload.training,
+                feed=workload.feed,
+                fallback=chain.fallback,
+                last=memory.last_groups,
+                today=date.today(),
+                processes_per_host=todays_cluster(workload).dnn.processes_per_host,
+                calibration=memory.calibration(like=profiled, catalog=catalog),
+                subject=(chain.source,),
+            )
         )
         found = with_age(found, profiled, workload)
         if memory.why_not:
