@@ -13,6 +13,7 @@ from stoker.profile.profiled_job import (
     CommandUsage,
     Heard,
     ProcessReport,
+    ProfiledCommand,
     UnmeasuredError,
     fix_of_missing_module,
     no_verdict,
@@ -24,7 +25,7 @@ from stoker.profile.profiled_job import (
 )
 from stoker.profile.rank_results import RankResult
 from stoker.profile.steps import NO_BATCH
-from stoker.records import ProfiledLoader, TodaysGroup, write_json
+from stoker.records import ProfiledLoader, ProfileSettings, TodaysGroup, write_json
 from support import builders
 from support.profiled_ranks import changed, rank_of
 
@@ -41,10 +42,19 @@ def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) 
     return changed(whole, missing=missing, as_is=None, accelerator=None)
 
 
-def reason(*ranks: RankResult, **given: object) -> UnmeasuredError:
-    known = {"seen": (TORCH,), "command": ("python", "train.py"), "used": USED, "timed": ""}
-    group = TodaysGroup(instance_type="local.c2")
-    return unmeasured(ranks, group=group, what={"when": "now"}, **known | given)
+def reason(
+    *ranks: RankResult, command: tuple[str, ...] = ("python", "train.py"), **given: object
+) -> UnmeasuredError:
+    subject = ProfiledCommand(
+        command=command,
+        group=TodaysGroup(instance_type="local.c2"),
+        settings=ProfileSettings(),
+        what={"when": "now"},
+        workload_sha256=None,
+        workload_keys={},
+    )
+    known = {"seen": (TORCH,), "used": USED, "timed": ""}
+    return unmeasured(ranks, subject=subject, **known | given)
 
 
 @pytest.mark.parametrize(

@@ -417,16 +417,13 @@ class _Seen:
     spare_workers: int
 
     @property
-    def workers(self) -> int:
-        return sum(host.workers for host in self.hosts)
-
-    @property
     def busy_workers(self) -> float:
         return sum(host.workers * (host.busy_share or 0.0) for host in self.hosts)
 
     @property
     def busy_share(self) -> float:
-        return self.busy_workers / self.workers if self.workers else 0.0
+        workers = sum(host.workers for host in self.hosts)
+        return self.busy_workers / workers if workers else 0.0
 
     @property
     def busy_cpus(self) -> float:

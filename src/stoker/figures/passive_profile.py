@@ -287,26 +287,22 @@ def _loading(
     return terms, {name: spread_of(values) for name, values in samples.items() if values}
 
 
-_Costs = tuple[dict[str, float | None], dict[str, list[float]]]
+_LoadingCosts = tuple[dict[str, float | None], dict[str, list[float]]]
 
 
-def _fed(usage: Sequence[LoaderUsage], world: int) -> _Costs:
+def _fed(usage: Sequence[LoaderUsage], world: int) -> _LoadingCosts:
     """Returns what the trainer takes of its CPU, and receiving batches, each with its samples."""
     if not usage:
         return {}, {}
-    spans = _spans(usage)
-    receives = [
-        loader.feed_cpu_seconds / loader.span_steps for loader in usage if loader.span_steps
-    ]
-    receive = fmean(receives) if receives else None
+    receive = _mean_in_spans(usage, lambda loader: loader.feed_cpu_seconds)
     trainer = max(0.0, _trainer_seconds(usage) - (receive or 0.0)) * world
     return {"receive_cpu_seconds": receive, "trainer_cpu_seconds": trainer}, {
-        "receive_cpu_seconds": [feed for _, _, feed in spans],
-        "trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans],
+        "receive_cpu_seconds": [feed for _, _, feed in _spans(usage)],
+        "trainer_cpu_seconds": _trainer_samples(usage, world),
     }
 
 
-def _loaded_by_trainer(usage: Sequence[LoaderUsage], world: int) -> _Costs:
+def _loaded_by_trainer(usage: Sequence[LoaderUsage], world: int) -> _LoadingCosts:
     """Returns the costs where the trainer loads, while it requests a batch."""
     loads = [loader.next_cpu_seconds / loader.steps for loader in usage]
     return {
@@ -316,18 +312,27 @@ def _loaded_by_trainer(usage: Sequence[LoaderUsage], world: int) -> _Costs:
     }, {"loader_cpu_seconds": [seconds * world for seconds in loads]}
 
 
-def _loaded_by_children(usage: Sequence[LoaderUsage], world: int) -> _Costs:
-    spans = _spans(usage)
-    loads = [
-        loader.children_cpu_seconds / loader.span_steps for loader in usage if loader.span_steps
-    ]
+def _loaded_by_children(usage: Sequence[LoaderUsage], world: int) -> _LoadingCosts:
+    load = _mean_in_spans(usage, lambda loader: loader.children_cpu_seconds)
     return {
-        "loader_cpu_seconds": fmean(loads) * world if loads else None,
+        "loader_cpu_seconds": None if load is None else load * world,
         "trainer_cpu_seconds": _trainer_seconds(usage) * world,
     }, {
-        "loader_cpu_seconds": [children * world for _, children, _ in spans],
-        "trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans],
+        "loader_cpu_seconds": [children * world for _, children, _ in _spans(usage)],
+        "trainer_cpu_seconds": _trainer_samples(usage, world),
     }
+
+
+def _trainer_samples(usage: Sequence[LoaderUsage], world: int) -> list[float]:
+    return [max(0.0, world * (trainer - feed)) for trainer, _, feed in _spans(usage)]
+
+
+def _mean_in_spans(
+    usage: Sequence[LoaderUsage], seconds_of: Callable[[LoaderUsage], float]
+) -> float | None:
+    """Returns the mean seconds a step of the loaders that have spans."""
+    seconds = [seconds_of(loader) / loader.span_steps for loader in usage if loader.span_steps]
+    return fmean(seconds) if seconds else None
 
 
 def _trainer_seconds(usage: Sequence[LoaderUsage]) -> float:

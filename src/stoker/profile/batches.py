@@ -94,11 +94,10 @@ def leaves(batch: object) -> Iterator[torch.Tensor]:
     """Yields a batch's tensors and arrays, as tensors; looks one level into other objects."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, np.ndarray):
+    elif isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
         # Numbers only (torch has no tensors of texts or objects), and contiguous: a flipped picture
         # has strides below 0, which `from_numpy` refuses.
-        if batch.dtype.kind in "biufc":
-            yield torch.from_numpy(np.ascontiguousarray(batch))
+        yield torch.from_numpy(np.ascontiguousarray(batch))
     elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from leaves(value)
@@ -106,9 +105,8 @@ def leaves(batch: object) -> Iterator[torch.Tensor]:
         for item in batch:
             yield from leaves(item)
     elif hasattr(batch, "__dict__"):
-        for value in vars(batch).values():
-            if isinstance(value, torch.Tensor):
-                yield value
+        held = vars(batch).values()
+        yield from (value for value in held if isinstance(value, torch.Tensor))
 
 
 def num_samples(batch: object) -> int:

@@ -1,10 +1,10 @@
 """The text of a profile: a verdict, a table of terms, and what to do at no cost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from stoker.record_words import epoch_words, gpu_noun, gpu_words, loader_words, whole_step_of
 from stoker.records import GpuDecoding, Profile, StepTerms, TransformCost
-from stoker.records.base import mapping
 from stoker.records.gpu import used_gpus
 from stoker.step_model import (
     AGAIN,
@@ -15,7 +15,16 @@ from stoker.step_model import (
     speed_words,
     too_busy,
 )
-from stoker.units import is_whole_longer, ms, percentage, size, vcpus_words, wait_share, wrapped
+from stoker.units import (
+    capital,
+    is_whole_longer,
+    ms,
+    percentage,
+    size,
+    vcpus_words,
+    wait_share,
+    wrapped,
+)
 
 _ROWS = 8
 _NAME = 44
@@ -70,21 +79,32 @@ def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
 
 def explain(profile: Profile) -> str:
     if profile.step is None:
-        said = wrapped(loader_words(profile.loader)) if profile.loader else []
-        return "\n".join([explain_observed(profile), *said])
-    lines = wrapped(_verdict(profile))
-    for words in _epochs(profile):
-        lines += wrapped(words)
+        words = wrapped(loader_words(profile.loader)) if profile.loader else []
+        return "\n".join([explain_observed(profile), *words])
     busy = _too_busy(profile)
-    for state in profile.states[:_MAX_STATES]:
-        # Already in the verdict.
-        if not (busy and state.id == "other-programs"):
-            lines += wrapped(f"found: {state.text}")
+    # Other programs are in the verdict.
+    named = {"other-programs"} if busy else set()
+    states = [state for state in profile.states[:_MAX_STATES] if state.id not in named]
+    findings = [_verdict(profile), *_epochs(profile)]
+    findings += [f"found: {state.text}" for state in states]
     if profile.loader:
-        lines += wrapped(loader_words(profile.loader))
-    lines += ["", *_table(profile)]
+        findings.append(loader_words(profile.loader))
+    lines = [*_wrapped(findings), "", *_table(profile)]
     if storage := _storage(profile):
         lines += wrapped(storage)
+    lines += _measurements(profile)
+    notes = [*_notes_in(profile), speed_words(profile)]
+    lines += _wrapped([f"note: {note}" for note in notes if note])
+    return "\n".join([*lines, *_fixes(profile, is_busy=bool(busy))])
+
+
+def _wrapped(texts: Iterable[str]) -> list[str]:
+    return [*chain.from_iterable(map(wrapped, texts))]
+
+
+def _measurements(profile: Profile) -> list[str]:
+    """Returns what was measured beside the step, and whether its parts explain the step."""
+    lines: list[str] = []
     if profile.transforms:
         lines += ["", *transform_table(profile.transforms)]
     if profile.gpu_decoding:
@@ -93,17 +113,24 @@ def explain(profile: Profile) -> str:
         lines += ["", *observed_words(profile)]
     if profile.check:
         lines += ["", *wrapped(_check(profile))]
-    noted = profile.what.get("notes")
-    for note in [*(noted if isinstance(noted, list) else ()), speed_words(profile)]:
-        lines += wrapped(f"note: {note}") if note else []
-    if profile.fixes:
+    return lines
+
+
+def _notes_in(profile: Profile) -> list[object]:
+    notes = profile.what.get("notes")
+    return list(notes) if isinstance(notes, list) else []
+
+
+def _fixes(profile: Profile, *, is_busy: bool) -> list[str]:
+    if not profile.fixes:
+        return []
+    lines = ["", "free, or nearly free:"]
+    for fix in profile.fixes:
         # While other programs run, a fix stays right, but its figure would be noise.
-        lines += ["", "free, or nearly free:"]
-        for fix in profile.fixes:
-            saves = None if busy else fix.saves_seconds
-            gain = f" (saves {ms(saves)} per step)" if saves else ""
-            lines += wrapped(f"- {fix.text}{gain}")
-    return "\n".join(lines)
+        saves = None if is_busy else fix.saves_seconds
+        gain = f" (saves {ms(saves)} per step)" if saves else ""
+        lines += wrapped(f"- {fix.text}{gain}")
+    return lines
 
 
 def _decoding(found: GpuDecoding) -> str:
@@ -122,32 +149,34 @@ def _verdict(profile: Profile) -> str:
     if step.wait_seconds is None:
         return f"A step takes {ms(step.step_seconds)}; what it waits for was not measured."
     share = step.wait_share or 0.0
-    said = f"{percentage(share)} of a step is waiting for data"
+    waiting = f"{percentage(share)} of a step is waiting for data"
     lost = _lost(step)
     if lost > share:
-        said += _lost_words(profile)
+        waiting += _lost_words(profile)
         share = lost
     busy = _too_busy(profile)
     if busy:
-        return f"{said}. {busy[0].upper()}{busy[1:]}; {AGAIN}."
+        return f"{waiting}. {capital(busy)}; {AGAIN}."
     if profile.check and profile.check.state:
         state = profile.check.state
-        return f"{said}: {_OF_STATES.get(state, f'it is in the state {state}')}."
+        return f"{waiting}: {_OF_STATES.get(state, f'it is in the state {state}')}."
     if profile.check and not profile.check.explained:
-        return f"{said}, but the parts do not add up to it: unexplained."
+        return f"{waiting}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
-        return f"{said}; what making it costs on the same CPUs is not known."
+        return f"{waiting}; what making it costs on the same CPUs is not known."
     states = {state.id for state in profile.states}
     limit = limit_words("accelerator")
     if "neighbour" in states:
-        return f"{said}: the limit is {limit}, slowed by its own host's loading."
+        return f"{waiting}: the limit is {limit}, slowed by its own host's loading."
     if share < LEAST_GAIN and "transfer" in states:
         copying = ms(step.transfer_seconds or 0.0)
-        return f"{said}: the limit is {limit}, which waits {copying} of it for copies of its batch."
+        return (
+            f"{waiting}: the limit is {limit}, which waits {copying} of it for copies of its batch."
+        )
     if share < LEAST_GAIN:
-        return f"{said}: stoker does not help here; the accelerator sets the pace."
+        return f"{waiting}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)
-    return f"{said}: the limit is {binding}." if binding else f"{said}."
+    return f"{waiting}: the limit is {binding}." if binding else f"{waiting}."
 
 
 def _epochs(profile: Profile) -> list[str]:
@@ -280,48 +309,31 @@ def term(step: StepTerms, name: str) -> float | None:
 
 
 def explain_observed(profile: Profile) -> str:
-    notes = profile.what.get("notes")
     lines = observed_words(profile)
     lines += wrapped(
         "No step was timed, so nothing can be predicted for another cluster. Profile the training "
         "before money is spent on it: stoker profile."
     )
-    for note in notes if isinstance(notes, list) else ():
-        lines += wrapped(f"note: {note}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_wrapped(f"note: {note}" for note in _notes_in(profile))])
 
 
 def observed_words(profile: Profile) -> list[str]:
     observed = profile.observed
     assert observed is not None
-    what = profile.what
-    hosts = f"{profile.host.count} x {profile.host.instance_type}"
     # What other programs used as well is another line's.
-    whose = " with this training run" if observed.others_vcpus else ""
-    said = [f"{_busy('vCPUs', observed.cpu_utilization)}{whose}"]
+    whose = " with this training" if observed.others_vcpus else ""
+    loads = [f"{_busy('vCPUs', observed.cpu_utilization)}{whose}"]
     if observed.gpu_utilization is not None or _may_have_gpus(profile):
-        count = len(used_gpus(observed.gpus)) if observed.gpus else None
-        said.append(_busy(gpu_noun(count), observed.gpu_utilization))
+        num_gpus = len(used_gpus(observed.gpus)) if observed.gpus else None
+        loads.append(_busy(gpu_noun(num_gpus), observed.gpu_utilization))
     # Where steps were seen to wait or not, a guess from the load is no news.
     is_seen = profile.step is not None and profile.step.wait_seconds is not None
     guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
-    lines = wrapped(f"{hosts}: {', '.join(said)}{guess}.")
-    for seen in observed.gpus[:_GPUS_SHOWN]:
-        lines += wrapped(gpu_words(seen), indent="  ")
-    groups, members = mapping(what.get("groups")), mapping(what.get("host_group"))
-    cpu, gpu = mapping(what.get("host_cpu")), mapping(what.get("host_gpu"))
-    if not members:
-        return lines
-    group_cpu, group_gpu = mapping(what.get("group_cpu")), mapping(what.get("group_gpu"))
-    lines += ["", f"{'mean of ' + str(what.get('minutes')) + ' min':<44}{'CPU':>6}{'GPU':>7}"]
-    for group, words in groups.items():
-        title = f"{group or 'all hosts'}  {words}"
-        loads = (group_cpu.get(group), group_gpu.get(group))
-        lines.append(f"{title[:43]:<44}{_load(loads[0]):>6}{_load(loads[1]):>7}")
-        for host in (name for name, own in members.items() if own == group):
-            load = f"{_load(cpu.get(host)):>6}{_load(gpu.get(host)):>7}"
-            lines.append(f"  {host:<42}{load}")
-    return [*lines, ""]
+    hosts = f"{profile.host.count} x {profile.host.instance_type}"
+    lines = wrapped(f"{hosts}: {', '.join(loads)}{guess}.")
+    for gpu in observed.gpus[:_GPUS_SHOWN]:
+        lines += wrapped(gpu_words(gpu), indent="  ")
+    return lines
 
 
 def _may_have_gpus(profile: Profile) -> bool:
@@ -334,8 +346,4 @@ def _may_have_gpus(profile: Profile) -> bool:
 
 
 def _busy(name: str, load: float | None) -> str:
-    return f"{name}: load not known" if load is None else f"{name} {_load(load)} busy"
-
-
-def _load(value: object) -> str:
-    return percentage(value) if isinstance(value, int | float) else "n/a"
+    return f"{name}: load not known" if load is None else f"{name} {percentage(load)} busy"

@@ -22,7 +22,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol, cast
 
 import msgspec
@@ -211,18 +211,11 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
 
 def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     """Sums up all rounds; None where no worker made two batches."""
-    pairs = [pair for each in rounds for own in each.stamps for pair in pairwise(own)]
+    stamps = chain.from_iterable(each.stamps for each in rounds)
+    pairs = [*chain.from_iterable(map(pairwise, stamps))]
     if not pairs:
         return None
-    made, seconds = 0, 0.0
-    for stamps in (each.stamps for each in rounds if len(each.stamps) == workers):
-        # All workers run only between the last first batch and the first last one.
-        begin = max(own[0][2] for own in stamps)
-        end = min(own[-1][2] for own in stamps)
-        if end > begin:
-            made += sum(1 for own in stamps for stamp in own if begin < stamp[2] <= end)
-            seconds += end - begin
-    handovers = [seconds for each in rounds for seconds in each.handovers]
+    handovers = [*chain.from_iterable(each.handovers for each in rounds)]
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
@@ -234,9 +227,23 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
                 for earlier, later in pairs
             ]
         ),
-        batches_per_second=made / seconds if seconds else 0.0,
+        batches_per_second=_batches_per_second(rounds, workers=workers),
         handover_seconds=quartiles(handovers) if handovers else None,
     )
+
+
+def _batches_per_second(rounds: Sequence[Round], *, workers: int) -> float:
+    """Returns the rate of all workers together; 0: they never ran at the same time."""
+    num_batches, seconds = 0, 0.0
+    for stamps in (each.stamps for each in rounds if len(each.stamps) == workers):
+        # All workers run only between the last first batch and the first last one.
+        begin = max(of_worker[0][2] for of_worker in stamps)
+        end = min(of_worker[-1][2] for of_worker in stamps)
+        if end > begin:
+            times = [stamp[2] for stamp in chain.from_iterable(stamps)]
+            num_batches += sum(begin < when <= end for when in times)
+            seconds += end - begin
+    return num_batches / seconds if seconds else 0.0
 
 
 def shut_down(iterator: object) -> None:
@@ -624,9 +631,10 @@ def measure_reads(
 def summarize_reads(
     reports: Sequence[ColdAndWarm], *, workers: int
 ) -> tuple[Reads | None, list[str]]:
-    if not _read_something([each for report in reports for each in report.first]):
+    if not _read_something([*chain.from_iterable(report.first for report in reports)]):
         return None, []
-    pairs = [pair for report in reports for pair in zip(report.cold, report.warm, strict=False)]
+    both = (zip(report.cold, report.warm, strict=False) for report in reports)
+    pairs = [*chain.from_iterable(both)]
     cold = [each for each, _ in pairs]
     if not _read_something(cold):
         return None, [

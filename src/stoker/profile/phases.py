@@ -378,27 +378,8 @@ class ProfileSession:
                 f"the steps may have lived on batches that were prefetched: {steps.count} of them "
                 f"never waited, and the loader holds up to {steps.prefetched} ready"
             )
-        found = steps.result()
-        rows = read_timeline(self._timeline_file)
-        self._findings.learn(
-            as_is=found,
-            evidence=self._reading.watch.result(),
-            epoch_times=epoch_times(rows, epoch_steps=steps.epoch_batches),
-        )
-        own = self._findings.result
-        if own.world_size == 1:
-            # As the verdict has it. One of several ranks does not know which work is the others'.
-            found = with_one_step([own])[0].as_is or found
-        step, wait = found.step_seconds, found.wait_seconds
+        self._learn_as_is(steps)
         self._note_loop()
-        self._log.event(
-            EventName.PROFILE_AS_IS,
-            rank=own.rank,
-            ranks=own.world_size,
-            steps=step.samples,
-            step_seconds=step.median,
-            wait_share=wait_share(step_seconds=step.median, wait_seconds=wait.median),
-        )
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)
         # A copy, as scripts drop their loaders, and the next one then becomes the main one.
@@ -417,9 +398,32 @@ class ProfileSession:
         )
         # From here on the model is trained on repeated batches.
         self._guard.arm(self.end_before)
-        if own.world_size > 1:
+        if self._findings.result.world_size > 1:
             threading.Thread(target=self._heed, name="stoker-heed", daemon=True).start()
         return replay
+
+    def _learn_as_is(self, steps: AsIsSteps) -> None:
+        """Keeps the steps as they are, and logs them."""
+        as_is = steps.result()
+        rows = read_timeline(self._timeline_file)
+        self._findings.learn(
+            as_is=as_is,
+            evidence=self._reading.watch.result(),
+            epoch_times=epoch_times(rows, epoch_steps=steps.epoch_batches),
+        )
+        result = self._findings.result
+        if result.world_size == 1:
+            # As the verdict has it. One of several ranks does not know which work is the others'.
+            as_is = with_one_step([result])[0].as_is or as_is
+        step, wait = as_is.step_seconds, as_is.wait_seconds
+        self._log.event(
+            EventName.PROFILE_AS_IS,
+            rank=result.rank,
+            ranks=result.world_size,
+            steps=step.samples,
+            step_seconds=step.median,
+            wait_share=wait_share(step_seconds=step.median, wait_seconds=wait.median),
+        )
 
     def _note_loop(self) -> None:
         """Keeps what the loop changes: neither data hosts nor workers may make batches ahead."""
@@ -623,6 +627,29 @@ class ProfileSession:
         shut_down(self._inner())
         self._learn_where_batches_are_made(loader)
         rank = findings.result
+        self._measure_loading(loader)
+        cached = self._reading.cache.batches
+        if rank.batch is not None:
+            sizes = quartiles([num_bytes(batch) for batch in cached])
+            findings.learn(batch=msgspec.structs.replace(rank.batch, sizes=sizes))
+        findings.write()
+        if not findings.is_stopped():
+            findings.meet("receive")
+            receive, notes = try_receive(cached[0], seconds=min(1.0, _RECEIVE_SHARE * self._budget))
+            findings.note(*notes)
+            findings.learn(receive=receive)
+            findings.write()
+        self._look_closer(loader)
+        # All hosts are of one type: the first one is looked over.
+        if not findings.is_stopped() and rank.rank == 0:
+            findings.learn(inventory=take_inventory(given=self._asked_type))
+            findings.write()
+            self._decode_on_device(loader)
+
+    def _measure_loading(self, loader: Loader) -> None:
+        """Measures the loader alone, with some numbers of workers."""
+        findings = self._findings
+        rank = findings.result
         findings.meet("loader-only")
         seconds = _LOADING_SHARE * self._budget
         counts = worker_counts(
@@ -647,23 +674,6 @@ class ProfileSession:
             # Known now: workers ran in which the stream could ask which one it is in.
             divides = is_divided(findings.folder)
             findings.learn(loader=msgspec.structs.replace(facts, divides=divides))
-        cached = self._reading.cache.batches
-        if rank.batch is not None:
-            sizes = quartiles([num_bytes(batch) for batch in cached])
-            findings.learn(batch=msgspec.structs.replace(rank.batch, sizes=sizes))
-        findings.write()
-        if not findings.is_stopped():
-            findings.meet("receive")
-            receive, notes = try_receive(cached[0], seconds=min(1.0, _RECEIVE_SHARE * self._budget))
-            findings.note(*notes)
-            findings.learn(receive=receive)
-            findings.write()
-        self._look_closer(loader)
-        # All hosts are of one type: the first one is looked over.
-        if not findings.is_stopped() and rank.rank == 0:
-            findings.learn(inventory=take_inventory(given=self._asked_type))
-            findings.write()
-            self._decode_on_device(loader)
 
     def _learn_where_batches_are_made(self, loader: Loader) -> None:
         """Learns whether data hosts could make the batches; the first rank tells of all."""

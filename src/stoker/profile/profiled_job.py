@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,8 +127,9 @@ def was_cut_off(output: Path) -> bool:
 
 
 def too_few(output: Path) -> str:
-    loaders = [own for usage in read_usage(output) for own in usage.loaders.values()]
-    steps = [own.steps for own in loaders if own.is_elsewhere]
+    steps: list[int] = []
+    for usage in read_usage(output):
+        steps += [loader.steps for loader in usage.loaders.values() if loader.is_elsewhere]
     if not steps or max(steps) >= MIN_STEPS:
         return ""
     return f"the script ended too soon: after {max(steps) + 1} batches of stoker.timed"
@@ -191,13 +193,10 @@ class Heard:
     def used(self) -> CommandUsage | None:
         if not self._hosts:
             return None
-        own = list(self._hosts.values())
+        walls, cpus, vcpus = zip(*self._hosts.values(), strict=True)
+        # Hosts of the dnn group are of one type.
         return CommandUsage(
-            wall_seconds=max(wall for wall, _, _ in own),
-            cpu_seconds=sum(cpu for _, cpu, _ in own),
-            # Hosts of the dnn group are of one type.
-            vcpus=own[0][2],
-            hosts=len(own),
+            wall_seconds=max(walls), cpu_seconds=sum(cpus), vcpus=vcpus[0], hosts=len(vcpus)
         )
 
 
@@ -211,8 +210,8 @@ def read_seen(folder: Path) -> list[ProcessReport]:
 
 
 def own_loader_in(seen: Sequence[ProcessReport]) -> ProfiledLoader | None:
-    found = next((name for process in seen for name in process.loaders), None)
-    return ProfiledLoader(class_name=found, reach="own") if found else None
+    names = [*chain.from_iterable(process.loaders for process in seen)]
+    return ProfiledLoader(class_name=names[0], reach="own") if names else None
 
 
 def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
@@ -227,27 +226,50 @@ def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledCommand:
+    """A command that was profiled, as its profile says.
+
+    Attributes:
+        group: Today's hosts; where not `is_named`, their type is a guess.
+    """
+
+    command: Sequence[str]
+    group: TodaysGroup
+    settings: ProfileSettings
+    what: dict[str, Value]
+    workload_sha256: str | None
+    workload_keys: Mapping[str, str]
+    is_named: bool = True
+
+
 def unmeasured(
     ranks: Sequence[RankResult],
     *,
+    subject: ProfiledCommand,
     seen: Sequence[ProcessReport],
     used: CommandUsage | None,
-    command: Sequence[str],
-    group: TodaysGroup,
-    what: dict[str, Value],
     timed: str = "",
     cut_off_seconds: float | None = None,
     gpus: tuple[GpuLoad, ...] = (),
 ) -> UnmeasuredError | None:
     """Returns why there is no profile of a command; None if there is one.
 
-    `timed`: why the steps of `stoker.timed` are not enough. `cut_off_seconds`: when it was stopped,
-    as no loader had been read.
+    Args:
+        ranks: Results of the ranks.
+        subject: The command.
+        seen: What its processes worked with.
+        used: Time and CPU of the command; None: not known.
+        timed: Why the steps of `stoker.timed` are not enough.
+        cut_off_seconds: When it was stopped, as no loader had been read.
+        gpus: Loads of the leader's GPUs.
     """
     if ranks and all(rank.accelerator for rank in ranks):
         return None
     notes = _observations(ranks, used)
-    problem, fix = _problem(ranks, seen=seen, command=command, cut_off_seconds=cut_off_seconds)
+    problem, fix = _problem(
+        ranks, seen=seen, command=subject.command, cut_off_seconds=cut_off_seconds
+    )
     if timed and not ranks:
         problem, fix = timed, LONGER
     loader = None if ranks else own_loader_in(seen)
@@ -257,11 +279,11 @@ def unmeasured(
         )
     observed = None
     if used:
-        host = ProfiledHost(
-            instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
-        )
+        group = subject.group
         observed = Profile(
-            host=host,
+            host=ProfiledHost(
+                instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
+            ),
             observed=Observed(
                 cpu_utilization=used.utilization,
                 gpu_utilization=busy_share(gpus),
@@ -270,7 +292,7 @@ def unmeasured(
             ),
             loader=loader,
             what={
-                **what,
+                **subject.what,
                 "source": "process tree",
                 "wall_seconds": round(used.wall_seconds, 3),
                 "cpu_seconds": round(used.cpu_seconds, 3),
@@ -288,7 +310,7 @@ def _problem(
     command: Sequence[str],
     cut_off_seconds: float | None,
 ) -> tuple[str, str]:
-    packages = {name for process in seen for name in process.packages}
+    packages = {*chain.from_iterable(process.packages for process in seen)}
     others = ", ".join(title for name, title in _OTHER_LOADERS.items() if name in packages)
     uses = f"; it uses {others}" if others else ""
     if cut_off_seconds is not None:
@@ -386,23 +408,6 @@ def _step_words(as_is: AsIs) -> str:
 
 
 RequestT = TypeVar("RequestT")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfiledCommand:
-    """A command that was profiled, as its profile says.
-
-    Attributes:
-        group: Today's hosts; where not `is_named`, their type is a guess.
-    """
-
-    command: Sequence[str]
-    group: TodaysGroup
-    settings: ProfileSettings
-    what: dict[str, Value]
-    workload_sha256: str | None
-    workload_keys: Mapping[str, str]
-    is_named: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -623,11 +628,9 @@ def whole_profile(
     gpus = leader.gpus if leader else ()
     reason = unmeasured(
         ranks,
+        subject=subject,
         seen=read_seen(output) if output else [],
         used=used,
-        command=subject.command,
-        group=subject.group,
-        what=subject.what,
         timed=too_few(output) if output else "",
         cut_off_seconds=cut_off_seconds,
         gpus=gpus,

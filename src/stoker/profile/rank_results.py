@@ -359,7 +359,7 @@ def block_steps(*, workers: int, cycle: int = 1) -> int:
     return size * math.ceil(_LEAST_BLOCK / size)
 
 
-def block_means(values: Sequence[float], *, workers: int, cycle: int = 1) -> list[float]:
+def block_means(values: Sequence[float], *, workers: int) -> list[float]:
     """Returns the means of consecutive blocks of steps.
 
     A median of single steps would miss the wait that ends a burst. Fewer than three blocks say
@@ -368,9 +368,8 @@ def block_means(values: Sequence[float], *, workers: int, cycle: int = 1) -> lis
     Args:
         values: One for each step.
         workers: Of the loader; a block holds whole bursts.
-        cycle: Steps after which all repeats; a block holds whole ones.
     """
-    size = block_steps(workers=workers, cycle=cycle)
+    size = block_steps(workers=workers)
     if len(values) < MIN_BLOCKS * size:
         return [sum(values) / len(values)]
     blocks = [values[at : at + size] for at in range(0, len(values) - size + 1, size)]

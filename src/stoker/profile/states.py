@@ -392,44 +392,60 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     The steps as is of all ranks must be known; without `parts` the loader was not measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
-    # The others wait for this rank in all-reduce: it shows what all of them wait for.
-    waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
     stopped = throttled(signs)
-    # Of all hosts, less what quotas take away.
-    hosts = {
-        own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
-        for own in signs
-    }
-    vcpus = sum(hosts.values())
+    vcpus = _vcpus_left(signs)
     # A group that is stopped has no idle vCPUs, even if the machine has.
     busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
     bound = replace(parts, vcpus=min(parts.vcpus, vcpus)) if parts else None
     binding = bound.bottleneck if bound else None
-    is_serial = parts is not None and parts.workers == 0
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if stopped else interpreter_lock(signs)
-    cpu = _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None
+    # The others wait for this rank in all-reduce: it shows what all of them wait for.
+    waiting = max(signs, key=lambda rank: rank.as_is.wait_seconds.median)
     storage: ProfileState | None = None
-    workers: ProfileState | None = None
     # Without a CPU a worker does not compute either: that is no waiting for reads.
     if not stopped and binding != "cpu":
         is_shared = parts is not None and parts.is_shared
-        # Any share counts where the parts name the storage, by its rate or by what workers share.
-        storage = _cold_reads(waiting, is_limit=binding == "storage" and not is_shared)
-        if not storage and is_shared:
-            storage = _shared_reads(waiting, is_limit=binding == "storage")
+        storage = _slow_reads(waiting, is_limit=binding == "storage", is_shared=is_shared)
+    workers: ProfileState | None = None
     if bound and not storage and more_workers(bound) is not None:
+        is_serial = bound.workers == 0
         workers = _serial(waiting) if is_serial else _few_workers(waiting, busy=busy)
-    sets_the_pace = binding in ("accelerator", "none", None)
-    accelerator = _accelerator(signs, is_known=bool(bound)) if sets_the_pace and not gil else None
-    others = _other_programs(signs, vcpus=vcpus)
+    sets_the_pace = binding in ("accelerator", "none", None) and not gil
     slowest = slowest_of(ranks)
-    copied, slowed = transfer(slowest, parts=parts), neighbour(slowest, parts=parts)
-    found = (
-        *(stopped, gil, straggler(signs), others, cpu, storage, workers, accelerator),
-        *(copied, slowed),
+    states = (
+        stopped,
+        gil,
+        straggler(signs),
+        _other_programs(signs, vcpus=vcpus),
+        _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
+        storage,
+        workers,
+        _accelerator(signs, is_known=bool(bound)) if sets_the_pace else None,
+        transfer(slowest, parts=parts),
+        neighbour(slowest, parts=parts),
     )
-    return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
+    return tuple(sorted(filter(None, states), key=lambda state: -(state.share or 0.0)))
+
+
+def _vcpus_left(signs: Sequence[Signs]) -> float:
+    """Returns the vCPUs of all hosts, less what quotas take away."""
+    hosts = {}
+    for shown in signs:
+        vcpus = shown.rank.vcpus
+        hosts[shown.rank.host] = min(vcpus, shown.evidence.quota_vcpus or vcpus)
+    return sum(hosts.values())
+
+
+def _slow_reads(waiting: Signs, *, is_limit: bool, is_shared: bool) -> ProfileState | None:
+    """Finds the storage, by cold reads, or by what workers share.
+
+    Any share counts where the parts name the storage, by its rate or by what workers share.
+    """
+    cold = _cold_reads(waiting, is_limit=is_limit and not is_shared)
+    if cold is None and is_shared:
+        return _shared_reads(waiting, is_limit=is_limit)
+    return cold
 
 
 def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | None:
@@ -703,7 +719,8 @@ def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> li
         Fix(id=name, text=text, saves_seconds=gain_of_pinning(slowest)),
         Fix(id="to_device", text=_AHEAD, saves_seconds=gain_of_copies_ahead(slowest), cost="small"),
     )
-    return [fix for fix in (_of_step(fix, parts) for fix in tried) if fix is not None]
+    shorter = [_of_step(fix, parts) for fix in tried]
+    return [fix for fix in shorter if fix is not None]
 
 
 def _of_step(fix: Fix, parts: Parts) -> Fix | None:

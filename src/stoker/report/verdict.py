@@ -196,7 +196,7 @@ def _share(step: float | None, wait: float | None) -> float | None:
 
 
 # Of the baseline, of the prediction and of the run: the records that may know a figure of it.
-_Rows = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]
+_Sources = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]
 
 
 def collect(
@@ -219,7 +219,7 @@ def collect(
     here = None if is_scaled else profile
     step = here.step if here else None
     # In each row the record that knows best comes first.
-    rows: _Rows = (
+    rows: _Sources = (
         (performance and performance.baseline, step, today),
         (performance and performance.predicted, promise),
         (performance and performance.measured, outcome),
@@ -250,7 +250,7 @@ def _groups_run(decision: Decision | None, training: Training | None) -> Sequenc
 
 
 def _whole_steps(
-    rows: _Rows, performance: Performance | None, profile: Profile | None
+    rows: _Sources, performance: Performance | None, profile: Profile | None
 ) -> list[float | None]:
     """Returns the steps over whole epochs: of the baseline, as predicted, as measured."""
     if performance is not None:
@@ -262,7 +262,7 @@ def _whole_steps(
     return steps
 
 
-def _with_steps(figures: Figures, rows: _Rows, wholes: Sequence[float | None]) -> Figures:
+def _with_steps(figures: Figures, rows: _Sources, wholes: Sequence[float | None]) -> Figures:
     """Returns the figures with the steps: over whole epochs where all have them."""
     steps = [_first("step_seconds", row) for row in rows]
     pairs = zip(steps, wholes, strict=True)
@@ -314,7 +314,7 @@ def _with_gain(
     )
 
 
-def _with_costs(figures: Figures, rows: _Rows, performance: Performance | None) -> Figures:
+def _with_costs(figures: Figures, rows: _Sources, performance: Performance | None) -> Figures:
     usd_before, usd_planned, usd_now = (_first("usd_per_1000_steps", row) for row in rows)
     cpu_before, cpu_planned, cpu_now = (_first("cpu_seconds", row) for row in rows)
     computing = [_first("accelerator_seconds", row) for row in rows]
