@@ -155,10 +155,10 @@ def test_a_version_whose_inputs_are_gone_is_refused(versions, project):
 def test_a_schedule_that_sets_what_the_version_lacks_is_refused(versions, project, extra):
     upload(*CODE)
     upload("--set", "hyperparameters={epochs: 2, depth: 3}", *CODE)
-    depth = ("--set", "hyperparameters={epochs: 2, depth: 3}", "--param", "Depth=4")
+    depth = ("--set", "hyperparameters={epochs: 2, depth: 3}", "--param", "depth=4")
     name = ("--name", extra) if extra else ()
     succeeds("schedule", "sagemaker", "w.yaml", "--cron", "rate(1 day)", *depth, *name)
-    said = refused("upload", "sagemaker", "w.yaml", "--back-to", "1", "--yes", told="sets Depth")
+    said = refused("upload", "sagemaker", "w.yaml", "--back-to", "1", "--yes", told="sets depth")
     assert "--fresh" in said
     assert len(definitions(versions)) == 2
 
