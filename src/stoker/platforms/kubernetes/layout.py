@@ -24,7 +24,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.base import Document, mapping, mappings
-from stoker.records.platforms import ObjectPatch, amount, lacks_arm_image
+from stoker.records.platforms import NodePool, ObjectPatch, amount, lacks_arm_image
 
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
 # characters and 100000 hosts.
@@ -264,25 +264,80 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
 
 
 def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodGroup:
-    is_dnn = group.role == "dnn"
-    job = TRAINER_JOB if is_dnn and settings.api == "trainer" else group.name.lower()
+    job = _job_name(group, settings)
+    pods = settings.dnn if group.role == "dnn" else settings.data
+    pool_name, pool = settings.pool_of(group.instance_type)
+    gpus = _gpus_of_pod(group, pods, pool)
+    if group.role == "data":
+        _check_data_nodes(group, pool, settings)
+    given = {
+        f"kubernetes.pools.{pool_name}.pod": pool.pod,
+        f"kubernetes.{group.role}.pod": pods.pod,
+    }
+    patches = tuple(_checked(patch, key, group, job, settings) for key, patch in given.items())
+    # Clouds label nodes with their type; pools of other clusters have other labels.
+    of_type: Document = {INSTANCE_TYPE_LABEL: bare_type(group.instance_type)}
+    resources = _resources(group, pool, settings, gpus=gpus, patches=patches)
+    spec: dict[str, Json] = {
+        "nodeSelector": of_type if pool.node_selector is None else {},
+        "tolerations": [],
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "containers": [{"name": job, "resources": resources}],
+    }
+    for patch in patches:
+        spec = mapping_of(spec, mapping(patch, "spec"))
+    tolerations = mappings(spec, "tolerations")
+    # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
+    taint = {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    if gpus and taint not in tolerations:
+        tolerations.append(taint)
+    patched = mapping(mappings(spec, "containers")[0], "resources")
+    _check_memory(group, patched)
+    return PodGroup(
+        group=group,
+        job=job,
+        hosts=host_pattern(name, job),
+        settings=pods,
+        patches=patches,
+        node_selector=mapping(spec, "nodeSelector"),
+        tolerations=tuple(tolerations),
+        requests=mapping(patched, "requests"),
+        limits=mapping(patched, "limits"),
+        gpus=gpus,
+        grace_seconds=number(spec, "terminationGracePeriodSeconds", GRACE_SECONDS),
+    )
+
+
+def _job_name(group: Group, settings: KubernetesSettings) -> str:
+    is_trainer = group.role == "dnn" and settings.api == "trainer"
+    job = TRAINER_JOB if is_trainer else group.name.lower()
     if not is_dns_label(job):
         what = f"{group.name} cannot be part of a host's name"
         fix = "use letters, digits and dashes, a letter first"
         raise UsageError(what, where="the plan's groups", fix=fix)
-    pods = settings.dnn if is_dnn else settings.data
-    pool_name, pool = settings.pool_of(group.instance_type)
-    gpus = (pool.gpus if pods.gpus is None else pods.gpus) if is_dnn else 0
+    return job
+
+
+def _gpus_of_pod(group: Group, pods: PodSettings, pool: NodePool) -> int:
+    """Returns the GPUs of one pod; pods of the data group have none."""
+    if group.role == "data":
+        return 0
+    gpus = pool.gpus if pods.gpus is None else pods.gpus
     if gpus is None:
         raise _unknown(group, "how many GPUs a pod gets (0: training on CPUs)")
-    if not is_dnn and pool.gpus:
+    return gpus
+
+
+def _check_data_nodes(group: Group, pool: NodePool, settings: KubernetesSettings) -> None:
+    """Raises UsageError for nodes on which pods of the data group do not run."""
+    if pool.gpus:
         raise UsageError(
             f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
             "tolerate GPU nodes",
             where=f"group {group.name}",
             fix="plan data hosts of a type without GPUs",
         )
-    if not is_dnn and lacks_arm_image(settings, group.instance_type):
+    if lacks_arm_image(settings, group.instance_type):
         raise UsageError(
             f"the nodes of {group.instance_type} are arm64, and the workload's image may be for "
             "the dnn hosts' processor only",
@@ -290,11 +345,19 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
             fix="set it to an image for arm64 (make image-data PLATFORMS=linux/arm64), or to the "
             "workload's, if it is built for both",
         )
-    given = {
-        f"kubernetes.pools.{pool_name}.pod": pool.pod,
-        f"kubernetes.{group.role}.pod": pods.pod,
-    }
-    patches = [_checked(patch, key, group, job, settings) for key, patch in given.items()]
+
+
+def _resources(
+    group: Group,
+    pool: NodePool,
+    settings: KubernetesSettings,
+    *,
+    gpus: int,
+    patches: Iterable[Document],
+) -> Document:
+    """Returns what a pod requests of its node, and its limits, before patches."""
+    is_dnn = group.role == "dnn"
+    pods = settings.dnn if is_dnn else settings.data
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
         raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
@@ -309,37 +372,7 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
         limits["cpu"] = str(cpu)
     if gpus:
         limits[settings.gpu_resource] = str(gpus)
-    spec: dict[str, Json] = {
-        # Clouds label nodes with their type; pools of other clusters have other labels.
-        "nodeSelector": {INSTANCE_TYPE_LABEL: bare_type(group.instance_type)}
-        if pool.node_selector is None
-        else {},
-        "tolerations": [],
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "containers": [{"name": job, "resources": {"requests": requests, "limits": limits}}],
-    }
-    for patch in patches:
-        spec = mapping_of(spec, mapping(patch, "spec"))
-    tolerations = mappings(spec, "tolerations")
-    # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
-    taint = {"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
-    if gpus and taint not in tolerations:
-        tolerations.append(taint)
-    resources = mapping(mappings(spec, "containers")[0], "resources")
-    _check_memory(group, resources)
-    return PodGroup(
-        group=group,
-        job=job,
-        hosts=host_pattern(name, job),
-        settings=pods,
-        patches=tuple(patches),
-        node_selector=mapping(spec, "nodeSelector"),
-        tolerations=tuple(tolerations),
-        requests=mapping(resources, "requests"),
-        limits=mapping(resources, "limits"),
-        gpus=gpus,
-        grace_seconds=number(spec, "terminationGracePeriodSeconds", GRACE_SECONDS),
-    )
+    return {"requests": requests, "limits": limits}
 
 
 def _storage_bytes(
@@ -347,9 +380,10 @@ def _storage_bytes(
 ) -> int:
     """Returns what a pod's volumes may take of its node's disk, and its logs; 0 if unknown."""
     on_node: list[Json] = [] if settings.output and is_dnn else [settings.scratch]
-    for volume in (v for patch in patches for v in mappings(patch, "spec", "volumes")):
-        folder = mapping(volume, "emptyDir")
-        on_node += [folder.get("sizeLimit")] if folder.get("medium") != "Memory" else []
+    for patch in patches:
+        for volume in mappings(patch, "spec", "volumes"):
+            folder = mapping(volume, "emptyDir")
+            on_node += [folder.get("sizeLimit")] if folder.get("medium") != "Memory" else []
     sizes = [amount(str(size)) for size in on_node if size is not None]
     return int(sum(sizes)) + _LOGS_BYTES if sizes else 0
 
