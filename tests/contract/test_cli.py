@@ -50,10 +50,10 @@ VERBS = {
     "compile": EVERY | flags("out components"),
     "upload": REACH | EVERY | flags("yes check versions back-to alias"),
     "start": REACH | EVERY | flags("yes param version wait"),
-    "schedule": REACH | EVERY | flags("cron name time-zone param fresh"),
+    "schedule": REACH | EVERY | flags("cron name time-zone param fresh yes"),
     "status": REACH | flags("workload json debug"),
     "stop": REACH | flags("workload json yes debug"),
-    "prune": EVERY | flags("older-than-days delete"),
+    "prune": EVERY | flags("older-than-days delete yes"),
     "launch": set(),
 }
 
@@ -70,6 +70,18 @@ HEAVY = ("torch numpy zmq rich jinja2 boto3 kfp sagemaker kubernetes yaml").spli
 
 def verbs():
     return typer.main.get_command(app_for(*VERBS)).commands
+
+
+# They start, change, stop or delete something that costs, or that others use.
+ASKING = {"run", "profile", "train", "upload", "start", "schedule", "stop", "prune"}
+
+
+def test_each_verb_that_may_ask_takes_yes_and_no_other_does():
+    flags_of = {
+        name: {option for each in verb.params for option in each.opts}
+        for name, verb in verbs().items()
+    }
+    assert {name for name, flags in flags_of.items() if "--yes" in flags} == ASKING
 
 
 def test_verbs_and_flags_equal_the_list():

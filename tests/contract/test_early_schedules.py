@@ -191,7 +191,10 @@ def test_either_spelling_starts_and_schedules_a_pipeline_of_either(
         made_earlier(project)
     param = f"--param={spelling}=3"
     done = succeeds("start", "sagemaker", "w.yaml", param, "--yes", "--json")
-    run = json.loads(done.stdout)["run"].rpartition("/")[2]
+    started = json.loads(done.stdout)
+    # A run that has just begun has no exit code.
+    assert (started["has_ended"], started["exit_code"]) == (False, None)
+    run = started["run"].rpartition("/")[2]
     given = project.call(
         "sagemaker",
         "ListPipelineParametersForExecution",

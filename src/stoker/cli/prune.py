@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.clients import workload_of
-from stoker.cli.options import AsJson, Overrides, TargetName, WorkloadFile
+from stoker.cli.options import AsJson, Overrides, TargetName, WorkloadFile, Yes
 from stoker.errors import UsageError
-from stoker.terminal import say, working
+from stoker.terminal import ask, say, working
 from stoker.units import size
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def prune_verb(
     delete: bool = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """List or delete what earlier uploads and runs left behind.
 
@@ -53,6 +54,10 @@ def prune_verb(
     aws = Aws(region=sagemaker_of(of).region)
     with working(f"looking for what nothing of {of.name} names", quiet=as_json):
         folders = left_folders(of, aws=aws, older_than_days=older_than_days)
+    if folders and delete:
+        refused = UsageError("nothing deleted", fix="use --yes to delete without asking")
+        question = f"{_listing(folders, is_deleted=False)}\ndelete them"
+        ask(question, assume_yes=yes or as_json, refused=refused)
     for folder in folders if delete else ():
         with working(f"deleting {folder.uri}", quiet=as_json):
             delete_folder(aws, folder)

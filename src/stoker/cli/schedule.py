@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.clients import client_of, workload_of
-from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile
+from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile, Yes
 from stoker.errors import ServiceError, UsageError
-from stoker.terminal import say, working
+from stoker.terminal import ask, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled, PipelineClient
@@ -32,6 +32,7 @@ def schedule_verb(
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """Start runs of the uploaded pipeline at regular times.
 
@@ -66,8 +67,14 @@ def schedule_verb(
         is_whole=fresh,
     )
     client = client_of(target, of, reach)
-    with working(f"scheduling {of.name}", quiet=as_json):
-        change = client.schedule(of, asked)
+    with working(f"reading the schedules of {of.name}", quiet=as_json):
+        change = client.plan_schedule(of, asked)
+    if change.action == "changed":
+        refused = UsageError("schedule not changed", fix="use --yes to change it without asking")
+        ask("\n".join([*change.lines, "change it"]), assume_yes=yes or as_json, refused=refused)
+    if change.action != "unchanged":
+        with working(f"scheduling {of.name}", quiet=as_json):
+            client.put_schedule(of, change.wanted)
     print(json.dumps(change.document, indent=2) if as_json else "\n".join(change.lines))
     if line := heartbeat_line(client, of):
         say(line, quiet=as_json)

@@ -10,6 +10,7 @@ _of_process = threading.Event()
 
 
 def become_data_worker() -> None:
+    """Makes `is_worker` true in this process, and in those that it forks."""
     _of_process.set()
 
 

@@ -418,6 +418,9 @@ def worker_init_of(loader: "DataLoader[object]", *, num_shards: int = 0) -> Work
 
     None for a loader of torch's class without workers, or shards that were set for it: there torch
     never calls it.
+
+    Args:
+        num_shards: Of a stream, as `feed.shards` sets it; 0: the script's `num_workers`.
     """
     is_stokers = reach_of(type(loader))[1] == "stoker"
     if not loader.num_workers and num_shards < 2 and not is_stokers:

@@ -69,6 +69,21 @@ class RunStep:
     log: str = ""
 
 
+def log_words(steps: Sequence[RunStep]) -> str:
+    """Returns a line with the command for the log of each failed step, else of each that runs.
+
+    Empty if no such step has a log.
+
+    Args:
+        steps: Of one run, in the order in which they are shown.
+    """
+    shown = [step for step in steps if step.status in ("FAILED", "Failed")]
+    shown = shown or [step for step in steps if step.status in ("RUNNING", "Executing")]
+    # Steps of a loop have one command.
+    commands = {step.log: step.name.partition("[")[0] for step in shown if step.log}
+    return "\n".join(f"log of {name}: {command}" for command, name in commands.items())
+
+
 def step_text(step: RunStep) -> str:
     """Returns a step in one line: name, status, seconds, reason."""
     seconds = "" if step.seconds is None else f"{step.seconds:.0f} s"

@@ -23,7 +23,7 @@ from stoker.errors import (
     UsageError,
 )
 from stoker.parameters import Kind
-from stoker.pipelines.base import Compiled, PipelineClient, RunState
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, log_words
 from stoker.pipelines.changes import PipelineVersion
 from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer, spec_of_text
 from stoker.pipelines.kubeflow.run_steps import (
@@ -298,7 +298,6 @@ class KubeflowClient(PipelineClient):
         if skipped := skipped_by(state, steps):
             lines = self._logs.lines_of(document, skipped.name)
             reasons += [*lines[-1:], _UNCHANGED]
-        shown = failed or next((step for step in steps if step.status == "RUNNING"), None)
         return RunState(
             run=id,
             status=state,
@@ -307,7 +306,7 @@ class KubeflowClient(PipelineClient):
             url=self._page(f"runs/details/{id}"),
             reason=next((text for text in reasons if text), ""),
             steps=steps,
-            note=f"log of {shown.name}: {shown.log}" if shown else "",
+            note=log_words(steps),
         )
 
     def _spec_of(self, run: Document) -> Json:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.errors import ServiceError, UsageError
 from stoker.parameters import Kind
-from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep
+from stoker.pipelines.base import Compiled, PipelineClient, RunState, RunStep, log_words
 from stoker.pipelines.changes import PipelineVersion
 from stoker.pipelines.run_parameters import told_parameters
 from stoker.pipelines.sagemaker.compile import MAX_ARGUMENT, argument_of
@@ -154,7 +154,7 @@ class SageMakerClient(PipelineClient):
             **chosen,
         )
         run = f"{name}/{str(answer['PipelineExecutionArn']).rpartition('/')[2]}"
-        return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
+        return RunState(run=run, status="Starting", has_ended=False, exit_code=None)
 
     def schedule_facts(self, workload: Workload) -> dict[str, str]:
         assert self._settings
@@ -216,8 +216,7 @@ class SageMakerClient(PipelineClient):
         ]
         failed = next((step for step in begun if step.status == "Failed"), None)
         state = with_reason(state, failed=failed, listed=steps, aws=self._aws)
-        log = f"log of {failed.name}: {failed.log}; " if failed and failed.log else ""
-        note = f"{log}page: SageMaker Studio, Pipelines"
+        note = "\n".join(filter(None, (log_words(begun), "page: SageMaker Studio, Pipelines")))
         return dataclasses.replace(state, steps=tuple(begun), note=note)
 
     def stop(self, run: str) -> RunState:
