@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -22,11 +22,16 @@ from stoker.records import (
     Workload,
     to_json,
 )
-from stoker.sagemaker import pipeline, profile_step
 from support import sagemaker_pipeline as sample
 from support.command import stoker, succeeds
 from support.sagemaker_execution import checked_steps
 from support.sagemaker_job import KEY, ROLE
+from support.when_used import WhenUsed
+
+if TYPE_CHECKING:
+    from stoker import sagemaker
+else:
+    sagemaker = WhenUsed("stoker.sagemaker")
 
 MANY = Constraints(allowed_instance_types=("ml.c7i.24xlarge",) * 20)
 LONG = {"n" * 80: "x" * 180}
@@ -135,7 +140,8 @@ def full(everything):
 def cached_profile(everything):
     """The profile step of a pipeline that asks for it alone: the service's own cache has it."""
     request = pipeline_request(everything, folder=sample.ROOT)
-    return checked_steps(pipeline(request, lambda run: [profile_step(run)]))["Profile"]
+    definition = sagemaker.pipeline(request, lambda run: [sagemaker.profile_step(run)])
+    return checked_steps(definition)["Profile"]
 
 
 def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(full):
@@ -218,7 +224,7 @@ def test_a_cached_profile_whose_address_would_be_too_long_is_refused():
     told = changed(hyperparameters=many, sagemaker=with_settings(cache_days=3))
     request = pipeline_request(told, folder=sample.ROOT)
     with pytest.raises(UsageError, match="at most 1024"):
-        pipeline(request, lambda run: [profile_step(run)])
+        sagemaker.pipeline(request, lambda run: [sagemaker.profile_step(run)])
 
 
 def test_todays_type_is_spelt_as_the_service_does():
