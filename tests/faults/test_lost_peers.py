@@ -4,6 +4,8 @@ Each pod is a real launcher in a network of its own. Which exit codes restart a 
 failure policy's (tests/contract/test_kubernetes_run.py).
 """
 
+import itertools
+
 import psutil
 import pytest
 
@@ -55,8 +57,16 @@ def started(pods: Pods) -> tuple[Pod, Pod]:
     return leader, follower
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("strike", STRIKES)
+# Each strike without ranks, and ranks of each kind with one strike; the others with `make soak`.
+CASES = [
+    pytest.param(
+        strike, script, marks=() if script == "plain" or strike == "killed" else pytest.mark.soak
+    )
+    for strike, script in itertools.product(STRIKES, SCRIPTS)
+]
+
+
+@pytest.mark.parametrize(("strike", "script"), CASES)
 @pytest.mark.parametrize("struck", ["leader", "follower"])
 def test_the_survivor_of_a_lost_host_says_so(tmp_path, struck, strike, script):
     code, strategy = SCRIPTS[script]
