@@ -25,6 +25,7 @@ from stoker.feed.wire.crypto import Keys, read_token
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support import forked_tree
 from support.processes import DEADLINE_SECONDS, started
 from support.processes import until as wait_until
 from support.tokens import new_token
@@ -147,10 +148,11 @@ def run_script(given, *, env=None, script="feed_script.py", logs=lambda: "") -> 
     """Starts a test script; forked of a warm Python, unless `env` matters to how one starts."""
     variables = clean_environ(**env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
-    if _may_be_forked(variables):
+    if _may_be_forked(variables) and "spawn" not in argv[1]:
         return Trainer(WarmProcess(argv, variables), logs)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen([sys.executable, *argv], env=variables, text=True, **pipes)
+    # Cold if its start matters; processes that it spawns are forked, too.
+    process = forked_tree.Popen([sys.executable, *argv], env=variables, text=True, **pipes)
     return Trainer(process, logs)
 
 
@@ -394,4 +396,5 @@ def _sockets() -> int:
         # One that another thread closes meanwhile is gone.
         with contextlib.suppress(FileNotFoundError):
             count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-    return count
+    # It may be opened while a cluster runs, and stays.
+    return count - forked_tree.num_sockets()

@@ -10,6 +10,8 @@ has no threads. Each process that starts others has one, forked when it began, a
 forked process becomes the child of the zygote's parent in the way of orphans: it is forked of a
 process that ends at once, while that parent adopts orphans.
 
+A script whose words name `spawn` has a zygote for multiprocessing's processes alone.
+
 What reads how Python itself was started (its options, `/proc/self/cmdline`, whether torch is
 imported) is started by subprocess. As a script this is the first zygote; its argument is a socket.
 """
@@ -27,6 +29,7 @@ import importlib.util
 import inspect
 import io
 import json
+import multiprocessing.util
 import os
 import random
 import runpy
@@ -42,6 +45,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _REAL = subprocess.Popen
+_spawn_really = multiprocessing.util.spawnv_passfds
 _execute_really = vars(_REAL)["_execute_child"]
 _PARAMETERS = [*inspect.signature(_execute_really).parameters][1:]
 # Those of a fork: what else Popen can be asked for is asked of subprocess.
@@ -93,24 +97,44 @@ class Popen(_REAL):
         """Returns False if there is no zygote any more."""
         ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [number if end == -1 else end for number, end in enumerate(ends)]
-        with _asking, _orphans_adopted():
-            facts, told = os.pipe()
-            with open(facts, "rb", buffering=0) as reader:
-                try:
-                    sent = [*streams, *asked["pass_fds"], told]
-                    socket.send_fds(_zygote(), [json.dumps(order).encode()], sent)
-                except OSError:
-                    return False
-                finally:
-                    os.close(told)
-                pid = reader.read(16)
-        if not pid:
+        pid = _fork(order, [*streams, *asked["pass_fds"]])
+        if pid is None:
             return False
-        self.pid = int(pid)
+        self.pid = pid
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         vars(_REAL)["_close_pipe_fds"](self, *(asked[name] for name in pipes))
         return True
+
+
+def _fork(order: dict, descriptors: Sequence[int]) -> int | None:
+    """Returns the pid of a forked child; None: there is no zygote any more."""
+    with _asking, _orphans_adopted():
+        facts, told = os.pipe()
+        with open(facts, "rb", buffering=0) as reader:
+            try:
+                socket.send_fds(_zygote(), [json.dumps(order).encode()], [*descriptors, told])
+            except OSError:
+                return None
+            finally:
+                os.close(told)
+            pid = reader.read(16)
+    return int(pid) if pid else None
+
+
+def _spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
+    """multiprocessing's way of starting processes by `spawn`, which forks what it can."""
+    asked = _PLAIN | {"args": words, "env": None, "cwd": None, "pass_fds": sorted(passed)}
+    order = _order_of(asked | {"start_new_session": False, "process_group": None})
+    pid = None
+    if order is not None and _spawns(order["words"]):
+        pid = _fork(order, [0, 1, 2, *order["passed"]])
+    return _spawn_really(path, words, passed) if pid is None else pid
+
+
+def _spawns(words: Sequence[str]) -> bool:
+    """Whether a script is told to start processes by `spawn`, or is such a process itself."""
+    return any("spawn" in word for word in words[1:])
 
 
 def started(words: Sequence[str], log: Path, **how) -> Popen:
@@ -135,7 +159,9 @@ def _order_of(asked: Mapping) -> dict | None:
     if any(asked[name] != value for name, value in _PLAIN.items()):
         return None
     words = asked["args"]
-    words = [words] if isinstance(words, str | os.PathLike) else [*map(os.fspath, words)]
+    words = (
+        [os.fsdecode(words)] if isinstance(words, str | os.PathLike) else [*map(os.fsdecode, words)]
+    )
     from stoker.host import spawn
 
     bound = None
@@ -162,6 +188,7 @@ def _order_of(asked: Mapping) -> dict | None:
         "group": asked["process_group"],
         "passed": [*asked["pass_fds"]],
         "parent": os.getpid(),
+        "has_zygote": name in _STARTERS or _spawns(words),
     }
 
 
@@ -228,6 +255,11 @@ def _zygote() -> socket.socket:
 
     atexit.register(end)
     return ours
+
+
+def num_sockets() -> int:
+    """Returns how many sockets this module has open in a process of tests: one or none."""
+    return _zygote.cache_info().currsize
 
 
 # What follows runs in a zygote, or in what it forks.
@@ -414,9 +446,11 @@ def _use_huge_pages() -> None:
                 madvise(start, (end - start) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES, _MADV_COLLAPSE)
 
 
-def _start_others_with(channel: socket.socket) -> None:
+def _start_others_with(channel: socket.socket, *, is_script: bool) -> None:
     globals()["_zygote"] = lambda: channel
-    for name in ("subprocess", _OF_TORCHRUN):
+    vars(multiprocessing.util)["spawnv_passfds"] = _spawn
+    # What a script starts otherwise is its own.
+    for name in () if is_script else ("subprocess", _OF_TORCHRUN):
         vars(sys.modules[name])["Popen"] = Popen
 
 
@@ -424,12 +458,12 @@ def _main(channel: socket.socket) -> NoReturn:
     while True:
         order, descriptors = _serve(channel)
         _become(order, descriptors)
-        if order["name"] not in _STARTERS:
+        if not order["has_zygote"]:
             break
         ours, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             channel.close()
-            _start_others_with(ours)
+            _start_others_with(ours, is_script=order["name"] not in _STARTERS)
             break
         ours.detach()
         _begin_zygote(channel)
