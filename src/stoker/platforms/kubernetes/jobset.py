@@ -314,25 +314,33 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
     name = name_of(document)
     match document.get("kind"):
         case "JobSet":
-            for job in replicated_jobs(document):
-                yield from _name_problems(job, name)
+            yield from _names_problems(document, name)
         case "TrainingRuntime":
-            for job in replicated_jobs(document):
-                # All pods of a gang are scheduled at one priority: the trainer's.
-                is_trainer = text(job.labels, ANCESTOR_LABEL) == "trainer"
-                if "priorityClassName" in job.pods and not is_trainer:
-                    yield (
-                        f"{job.path}: with Kubeflow Trainer only the job that trains has a "
-                        "priority class (kubernetes.data.pod.spec.priorityClassName)"
-                    )
+            yield from filter(None, map(_priority_problem, replicated_jobs(document)))
         case "TrainJob":
             if not is_dns_label(name):
                 yield f"metadata.name: {name} is not a host name"
             reference = text(mapping(document, "spec", "runtimeRef"), "name")
-            for runtime in among:
-                if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
-                    for job in replicated_jobs(runtime):
-                        yield from _name_problems(job, name)
+            runtimes = [one for one in among if one.get("kind") == "TrainingRuntime"]
+            for runtime in runtimes:
+                if name_of(runtime) == reference:
+                    yield from _names_problems(runtime, name)
+
+
+def _priority_problem(job: ReplicatedJob) -> str:
+    # All pods of a gang are scheduled at one priority: the trainer's.
+    is_trainer = text(job.labels, ANCESTOR_LABEL) == "trainer"
+    if "priorityClassName" not in job.pods or is_trainer:
+        return ""
+    return (
+        f"{job.path}: with Kubeflow Trainer only the job that trains has a "
+        "priority class (kubernetes.data.pod.spec.priorityClassName)"
+    )
+
+
+def _names_problems(document: Document, name: str) -> Iterator[str]:
+    for job in replicated_jobs(document):
+        yield from _name_problems(job, name)
 
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:

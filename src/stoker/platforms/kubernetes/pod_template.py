@@ -182,18 +182,18 @@ def _share_claims(spec: dict[str, Json]) -> None:
     spec["volumes"] = list(kept.values())
     for key in ("initContainers", "containers"):
         if key in spec:
-            spec[key] = [
-                {
-                    **container,
-                    "volumeMounts": [
-                        {**mount, "name": names.get(str(mount.get("name")), mount.get("name"))}
-                        for mount in mappings(container, "volumeMounts")
-                    ],
-                }
-                if "volumeMounts" in container
-                else container
-                for container in mappings(spec, key)
-            ]
+            spec[key] = [_mounting(container, names) for container in mappings(spec, key)]
+
+
+def _mounting(container: Document, names: Mapping[str, str]) -> Document:
+    """Returns the container with its mounts' volumes by their new names."""
+    if "volumeMounts" not in container:
+        return container
+    mounts: list[Json] = []
+    for mount in mappings(container, "volumeMounts"):
+        name = mount.get("name")
+        mounts.append({**mount, "name": names.get(str(name), name)})
+    return {**container, "volumeMounts": mounts}
 
 
 def _environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:

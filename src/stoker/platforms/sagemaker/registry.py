@@ -33,13 +33,14 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
         what = f"the approved model {name} has no metrics to compare with"
         fix = "approve a model that stoker's pipeline registered, or write numbers into the gate"
         raise PlatformError(what, where=f"model package group {group}", fix=fix)
-    told = {
-        metric: mapping(value).get("value")
-        for kind, part in mapping(json.loads(aws.read_object(uri))).items()
-        if kind.endswith("_metrics") and isinstance(part, Mapping)
-        for metric, value in part.items()
-    }
-    return {metric: float(v) for metric, v in told.items() if isinstance(v, int | float)}
+    quality: dict[str, float] = {}
+    for kind, part in mapping(json.loads(aws.read_object(uri))).items():
+        metrics = part if kind.endswith("_metrics") and isinstance(part, Mapping) else {}
+        for metric, document in metrics.items():
+            value = mapping(document).get("value")
+            if isinstance(value, int | float):
+                quality[metric] = float(value)
+    return quality
 
 
 def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:

@@ -203,13 +203,60 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         code_uri = f"{folder}/{CODE_CHANNEL}/code.tar.gz"
         # The whole folder: as a prefix, an object's name could match other objects, too.
         code = f"{folder}/{CODE_CHANNEL}/"
+    planned = _training_job(job, settings, folder=folder, code=code, code_uri=code_uri)
+    patch = patch_document(settings.request)
+    check_patch(patch, planned, key="sagemaker.request", reserved=RESERVED)
+    body = mapping_of(planned, patch)
+    for channel in mappings(body, "InputDataConfig"):
+        if "DataSource" not in channel:
+            name = str(channel["ChannelName"])
+            where = f"key sagemaker.request.InputDataConfig[{name}]"
+            fix = nearest(name, list(job.channels))
+            raise UsageError(f"unknown channel {name}", where=where, fix=fix)
+    check_secrets(job, settings, mapping(body, "Environment"))
+    body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
+    body["Tags"] = _tags(body, job)
+    _add_pending_limit(body, job, settings)
+    check_body(body)
+    queued = None
+    if settings.queue:
+        queued = queue_request(
+            settings.queue, body, has_checkpoints=bool(body.get("CheckpointConfig"))
+        )
+    return SageMakerRequest(
+        job=job,
+        body=body,
+        queued=queued,
+        token_uri=f"{folder}/{TOKEN_CHANNEL}/token",
+        code_uri=code_uri if code_folder else None,
+        code_folder=code_folder,
+    )
+
+
+def _training_job(
+    job: JobSpec,
+    settings: SageMakerSettings,
+    *,
+    folder: str,
+    code: str | None,
+    code_uri: str | None,
+) -> dict[str, Json]:
+    """Returns the body of CreateTrainingJob, before the user's patch.
+
+    Args:
+        job: The job.
+        settings: Its settings for SageMaker.
+        folder: Address of the job's folder for outputs.
+        code: Address of the channel that brings the code.
+        code_uri: Address of the code's package.
+    """
     # The service adds the training job's name, which Batch makes: the run's rights are on its own.
     output_uri = folder if settings.queue else settings.output_uri.rstrip("/")
     max_run_seconds = settings.max_run_seconds
     if job.settings.profile:
         allowed = int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS
         max_run_seconds = min(max_run_seconds, allowed)
-    made: dict[str, Json] = {
+    return {
         "TrainingJobName": job.name,
         "RoleArn": settings.role,
         "AlgorithmSpecification": {
@@ -234,36 +281,14 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         **_optional(job, settings, folder=folder),
         "RetryStrategy": {"MaximumRetryAttempts": MAX_RETRIES},
     }
-    patch = patch_document(settings.request)
-    check_patch(patch, made, key="sagemaker.request", reserved=RESERVED)
-    body = mapping_of(made, patch)
-    for channel in mappings(body, "InputDataConfig"):
-        if "DataSource" not in channel:
-            name = str(channel["ChannelName"])
-            where = f"key sagemaker.request.InputDataConfig[{name}]"
-            fix = nearest(name, list(job.channels))
-            raise UsageError(f"unknown channel {name}", where=where, fix=fix)
-    check_secrets(job, settings, mapping(body, "Environment"))
-    body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
+
+
+def _tags(body: Mapping[str, Json], job: JobSpec) -> list[Json]:
+    """Returns the tags of a request, by their keys, with those by which it is found again."""
     tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
     if job.settings.workload_sha256:
         tags.append({"Key": WORKLOAD_TAG, "Value": job.settings.workload_sha256})
-    body["Tags"] = sorted(tags, key=lambda tag: str(mapping(tag).get("Key")))
-    _add_pending_limit(body, job, settings)
-    check_body(body)
-    queued = None
-    if settings.queue:
-        queued = queue_request(
-            settings.queue, body, has_checkpoints=bool(body.get("CheckpointConfig"))
-        )
-    return SageMakerRequest(
-        job=job,
-        body=body,
-        queued=queued,
-        token_uri=f"{folder}/{TOKEN_CHANNEL}/token",
-        code_uri=code_uri if code_folder else None,
-        code_folder=code_folder,
-    )
+    return sorted(tags, key=lambda tag: str(mapping(tag).get("Key")))
 
 
 def _add_pending_limit(body: dict[str, Json], job: JobSpec, settings: SageMakerSettings) -> None:
