@@ -30,7 +30,7 @@ def files_in(folder: Path) -> set[str]:
 def test_what_is_in_the_way_is_named_and_nothing_is_written(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").write_text("my own")
-    with pytest.raises(UsageError, match=r"other files of these names: configs/a\.yaml"):
+    with pytest.raises(UsageError, match=r"different files of these names: configs/a\.yaml"):
         write_project(tmp_path, FILES)
     assert files_in(tmp_path) == {"configs/a.yaml"}
     assert (tmp_path / "configs" / "a.yaml").read_text() == "my own"
@@ -112,7 +112,7 @@ def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path):
     assert read_workload(tmp_path / "mine" / "train-it.yaml").command[1] == "../Train It.py"
     (tmp_path / "train-it.yaml").write_text("name: mine")
     (tmp_path / ".gitignore").write_text("own")
-    assert "other files" in stoker("init", "--script", "Train It.py", cwd=tmp_path).stderr
+    assert "different files" in stoker("init", "--script", "Train It.py", cwd=tmp_path).stderr
     assert (tmp_path / ".gitignore").read_text() == "own"
 
 
@@ -227,7 +227,7 @@ def test_stoker_starts_the_ranks_that_a_line_of_torchrun_names(
         ("notes.txt", "neither a Python or shell script", "--script 'PROGRAM notes.txt'"),
         ("mine/pkg", "no such script", "correct the path"),
         ("pkg/deep", "is a folder without", "name the script"),
-        ("torchrun --nproc-per-node 2", "names no script", "train.py"),
+        ("torchrun --nproc-per-node 2", "does not name a script", "train.py"),
     ],
 )
 def test_what_nothing_runs_is_refused(given, said, fix, tmp_path):

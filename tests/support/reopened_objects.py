@@ -512,7 +512,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "removed": (removed, "its file was removed or renamed"),
     "replaced": (replaced, "its file was removed or renamed"),
     "pipe": (pipe, "Illegal seek"),
-    "device": (lambda f: open("/dev/zero", "rb"), "no regular file"),
+    "device": (lambda f: open("/dev/zero", "rb"), "not a regular file"),
     "lock": (held_lock, "it is held at this moment"),
     "rlock": (held_rlock, "it is held at this moment"),
     "queue": (lambda f: queue.Queue(), "a queue between threads"),
