@@ -219,13 +219,13 @@ def _fed_hosts(settings: ProcessSettings, topology: Topology) -> dict[str, tuple
 
 def packages_here() -> dict[str, str]:
     """Returns the versions of the distributions, without those whose files are damaged."""
-    found = {}
-    for each in metadata.distributions():
+    versions = {}
+    for distribution in metadata.distributions():
         with contextlib.suppress(KeyError, OSError, ValueError):
-            name, version = each.name, each.version
+            name, version = distribution.name, distribution.version
             if isinstance(name, str) and isinstance(version, str):
-                found[name] = version
-    return found
+                versions[name] = version
+    return versions
 
 
 def _write_passive_profile(
@@ -239,7 +239,7 @@ def _write_passive_profile(
     if run.settings.profile is not None and not is_elsewhere(usages, timelines):
         # A profile measures loaders itself, except those it cannot.
         return
-    found = passive_profile(
+    profile = passive_profile(
         record,
         timelines=timelines,
         usages=usages,
@@ -253,8 +253,8 @@ def _write_passive_profile(
         vcpus=machine.usable_vcpus(),
         catalog=load_catalog(record.job.platform),
     )
-    if found is not None:
-        write_json(run.output / FILE, found)
+    if profile is not None:
+        write_json(run.output / FILE, profile)
 
 
 def _with_loaders(
@@ -264,10 +264,10 @@ def _with_loaders(
     timelines: Mapping[int, Sequence[MeasuredStep]],
 ) -> Measured:
     rows = read_timeline(output / (measured.timeline_file or ""))
-    known = {usage.rank: usage for usage in read_usage(output)}
+    usages = {usage.rank: usage for usage in read_usage(output)}
     for rank, steps in timelines.items():
         if measured.timeline_file == TIMELINE_FILE.format(rank=rank):
-            counts = loader_counts(rows, steps, known.get(rank))
+            counts = loader_counts(rows, steps, usages.get(rank))
             return msgspec.structs.replace(measured, loaders=counts)
     return measured
 
@@ -386,8 +386,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
         # A worker's error that kept its arguments has its text in a note.
         _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
         worker = innermost(raised) or (head and innermost(f"Caught {note}"))
-        told = words_of_feed(raised) or worker or raised
-        return f"rank {self.rank} on {self.host}: {told}\n{self.traceback}"
+        cause = words_of_feed(raised) or worker or raised
+        return f"rank {self.rank} on {self.host}: {cause}\n{self.traceback}"
 
 
 def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
@@ -436,8 +436,8 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
 
 def read_failures(output: Path) -> list[RankFailure]:
     files = output.glob(_FILE.format(rank="*"))
-    found = (re.fullmatch(r"failure-rank(\d+)\.json", file.name) for file in files)
-    ranks = sorted(int(each.group(1)) for each in found if each)
+    matches = (re.fullmatch(r"failure-rank(\d+)\.json", file.name) for file in files)
+    ranks = sorted(int(match.group(1)) for match in matches if match)
     return [failure for rank in ranks if (failure := read_failure(output, rank))]
 
 
@@ -448,8 +448,8 @@ def forget_failures(output: Path) -> None:
 
 
 def read_cause(output: Path) -> int | None:
-    found = sorted(output.glob(_CAUSE.format(rank="*")))
-    return int(found[0].name.removeprefix(_CAUSE.format(rank=""))) if found else None
+    causes = sorted(output.glob(_CAUSE.format(rank="*")))
+    return int(causes[0].name.removeprefix(_CAUSE.format(rank=""))) if causes else None
 
 
 def write_cause(output: Path, rank: int) -> None:

@@ -266,11 +266,11 @@ class Membership:
             self._context.term()
 
     def _connect(self) -> "zmq.Socket[bytes] | None":
-        found = self._resolve()
-        if not found:
+        addresses = self._resolve()
+        if not addresses:
             return None
         # At random, so that the next attempt may try another address.
-        self.leader_ip = random.choice(found)
+        self.leader_ip = random.choice(addresses)
         host = f"[{self.leader_ip}]" if ":" in self.leader_ip else self.leader_ip
         connection = self._context.socket(zmq.DEALER)
         secure_client(connection, self.keys, max_message_bytes=MAX_MESSAGE_BYTES)
@@ -282,10 +282,10 @@ class Membership:
 
         def look_up() -> None:
             try:
-                found = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)
+                addresses = socket.getaddrinfo(self.address, self.port, type=socket.SOCK_STREAM)
             except OSError:
-                found = []
-            answers.put([str(address[0]) for *_, address in found])
+                addresses = []
+            answers.put([str(address[0]) for *_, address in addresses])
 
         # In a thread: without a network a resolver blocks for 20 s and more.
         threading.Thread(target=look_up, name="resolve", daemon=True).start()
@@ -334,8 +334,8 @@ class Membership:
 
     def _has_news(self) -> bool:
         """Whether the whole run may wait for what this host has not said yet."""
-        said = (self._said_stage, self._said_unfed_ranks)
-        return said != (self._stage, self._unfed_ranks)
+        last_news = (self._said_stage, self._said_unfed_ranks)
+        return last_news != (self._stage, self._unfed_ranks)
 
     def _may_beat(self) -> bool:
         is_refused = self.verdict is not None and self.verdict.kind == "refused"

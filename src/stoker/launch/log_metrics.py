@@ -54,14 +54,14 @@ class LogMetrics:
                 return
             self._is_open = False
         try:
-            told, _ = self._process.communicate(timeout=_CLOSE_SECONDS)
-            found = json.loads(told or b"{}")
+            answer, _ = self._process.communicate(timeout=_CLOSE_SECONDS)
+            results = json.loads(answer or b"{}")
         except (OSError, ValueError, subprocess.TimeoutExpired):
-            found = {}
+            results = {}
         self._process.kill()
         self._process.wait()
-        self.values = found.get("values", {})
-        self.slow = tuple(found.get("slow", ()))
+        self.values = results.get("values", {})
+        self.slow = tuple(results.get("slow", ()))
 
     def write(self, output: Path) -> None:
         """Writes what was found for the record of the training."""
@@ -72,5 +72,5 @@ def metrics_in_log(output: Path) -> dict[str, str]:
     """Returns what a command's output said of metrics, as texts."""
     if not (output / FILE).is_file():
         return {}
-    found = json.loads(read_text(output / FILE))
-    return {str(name): str(value) for name, value in found.items()}
+    values = json.loads(read_text(output / FILE))
+    return {str(name): str(value) for name, value in values.items()}

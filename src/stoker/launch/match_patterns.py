@@ -36,14 +36,14 @@ def last_match(pattern: re.Pattern[str], line: str) -> str | None:
     Raises:
         SlowPatternError: If the search takes more than a quarter of a second of CPU.
     """
-    found = None
+    last = None
     signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)
     try:
         for match in pattern.finditer(line):
-            found = match[1] if match[1] is not None else found
+            last = match[1] if match[1] is not None else last
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return found
+    return last
 
 
 def main(texts: Mapping[str, str]) -> None:

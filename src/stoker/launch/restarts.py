@@ -65,7 +65,7 @@ def check_restarts(settings: ProcessSettings, *, output: Path, log: Log) -> None
 def _times_of_saved_files(folders: list[Path], output: Path) -> list[int]:
     """Returns the times of at most MAX_FILES files, without probes, NFS's leftovers and ours."""
     times = []
-    found = (
+    paths = (
         Path(root) / name
         for folder in folders
         for root, _, names in os.walk(folder)
@@ -73,7 +73,7 @@ def _times_of_saved_files(folders: list[Path], output: Path) -> list[int]:
         for name in names
         if not name.startswith((".stoker-", ".nfs"))
     )
-    for _, path in zip(range(MAX_FILES), found, strict=False):
+    for _, path in zip(range(MAX_FILES), paths, strict=False):
         # It may be deleted by now, as old checkpoints are.
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime_ns)
@@ -102,8 +102,8 @@ def _read(output: Path) -> Restarts:
         return Restarts()
 
 
-def _write(output: Path, found: Restarts) -> None:
+def _write(output: Path, restarts: Restarts) -> None:
     # On a full disk the next restart counts as one without progress.
     with contextlib.suppress(OSError):
         output.mkdir(parents=True, exist_ok=True)
-        (output / FILE).write_bytes(msgspec.json.encode(found))
+        (output / FILE).write_bytes(msgspec.json.encode(restarts))

@@ -185,10 +185,10 @@ def ask_python(
     except (OSError, subprocess.TimeoutExpired):
         # The command's own start will tell.
         return None
-    said = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     try:
-        found = json.loads(said[-1].removeprefix(_MARK))
-        return msgspec.convert({**found, "options": tuple(python[1:])}, ScriptPython)
+        answer = json.loads(answers[-1].removeprefix(_MARK))
+        return msgspec.convert({**answer, "options": tuple(python[1:])}, ScriptPython)
     except (IndexError, ValueError):
         return None
 

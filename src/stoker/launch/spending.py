@@ -135,22 +135,22 @@ class Spending:
             data_hosts: Hosts of the data groups whose batches the feed counts.
             all_batches: Batches that the training took; 0: not counted.
         """
-        made = batches_by_host(progress)
+        batches_of_hosts = batches_by_host(progress)
         seconds, dollars = self._clock() - self._began, self._by_group()
-        found = []
+        spending = []
         for name in self._hosts:
             if name == dnn:
-                waits = [each.wait_seconds for each in progress.values()]
+                waits = [report.wait_seconds for report in progress.values()]
                 # All ranks wait for the one that waits longest.
                 idle = max(waits, default=waited_seconds) / seconds if seconds > 0 else None
             else:
                 idle = _idle_share(progress, seconds=seconds, hosts=data_hosts.get(name))
             batches = None
             if name in data_hosts and all_batches:
-                batches = sum(made.get(host, 0) for host in data_hosts[name])
+                batches = sum(batches_of_hosts.get(host, 0) for host in data_hosts[name])
                 # None of its workers was heard of.
                 idle = 1.0 if not batches and idle is None else idle
-            found.append(
+            spending.append(
                 GroupSpending(
                     group=name,
                     usd=dollars.get(name),
@@ -159,7 +159,7 @@ class Spending:
                     all_batches=None if batches is None else all_batches,
                 )
             )
-        return tuple(found)
+        return tuple(spending)
 
 
 def _idle_share(

@@ -180,32 +180,34 @@ def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
 
 
 def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
-    told = RunEnvironment.from_environ(environ, "pod_groups", "group")
+    variables = RunEnvironment.from_environ(environ, "pod_groups", "group")
     number = environ.get("JOB_COMPLETION_INDEX", "")
-    own = next((group for group in told.pod_groups if group.name == told.group), None)
-    if own is None:
+    own_group = next(
+        (group for group in variables.pod_groups if group.name == variables.group), None
+    )
+    if own_group is None:
         raise UsageError(
-            f"this pod's group, {told.group!r}, is not one of the run's: "
-            + ", ".join(group.name for group in told.pod_groups),
+            f"this pod's group, {variables.group!r}, is not one of the run's: "
+            + ", ".join(group.name for group in variables.pod_groups),
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",
         )
     # Set in pods of Indexed Jobs only.
-    if not number.isdigit() or int(number) >= own.count:
+    if not number.isdigit() or int(number) >= own_group.count:
         raise UsageError(
-            f"expected this pod's number, 0 to {own.count - 1}, found {number!r}",
+            f"expected this pod's number, 0 to {own_group.count - 1}, found {number!r}",
             where="variable JOB_COMPLETION_INDEX",
             fix="run the pods of a group as one Job with completionMode: Indexed",
         )
     return _ResourceConfig(
-        current_host=own.host(int(number)),
+        current_host=own_group.host(int(number)),
         instance_groups=tuple(
             _Group(
                 instance_group_name=group.name,
                 instance_type=group.instance_type,
                 hosts=tuple(group.host(index) for index in range(group.count)),
             )
-            for group in told.pod_groups
+            for group in variables.pod_groups
         ),
     )
 
@@ -214,9 +216,9 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
     names = [group.name for group in groups]
     trainers = [group for group in groups if group.role == "dnn"]
     if len(trainers) != 1 or not trainers[0].hosts:
-        found = ", ".join(f"{group.name} ({group.role})" for group in groups)
+        listed = ", ".join(f"{group.name} ({group.role})" for group in groups)
         raise UsageError(
-            f"exactly one group with hosts must train, found: {found}",
+            f"exactly one group with hosts must train, found: {listed}",
             where=where,
             fix="call the other groups data..., or set STOKER_ROLES, for example "
             + '{"cpu": "data", "gpu": "dnn"}',

@@ -58,8 +58,8 @@ class RankStacks:
         self._left: deque[psutil.Process] = deque()
 
     def begin(self) -> None:
-        found = sorted(filter(_has_handler, descendants()), key=_is_worker)
-        self._left = deque(found[:_MAX_STACKS])
+        with_handler = sorted(filter(_has_handler, descendants()), key=_is_worker)
+        self._left = deque(with_handler[:_MAX_STACKS])
 
     def tick(self) -> bool:
         """Asks one process more, as lines of two would be mixed; returns whether all were asked."""
@@ -180,8 +180,8 @@ class Watchdog:
             with contextlib.suppress(OSError):
                 sizes[path.name] = path.stat().st_size
         taken = [loading.optimizer_steps for loading in read_loadings(self.output)]
-        told = {rank: report.steps for rank, report in self.told().items()}
-        return sizes, taken, {rank: steps for rank, steps in told.items() if steps}
+        steps_of_ranks = {rank: report.steps for rank, report in self.told().items()}
+        return sizes, taken, {rank: steps for rank, steps in steps_of_ranks.items() if steps}
 
     def _step(self, now: float) -> None:
         gap = now - self._step_at
@@ -231,9 +231,9 @@ def _newest(folders: Sequence[Path]) -> tuple[int, int, float]:
         for parent, _, names in os.walk(folder):
             for name in names:
                 with contextlib.suppress(OSError):
-                    found = os.stat(os.path.join(parent, name))
-                    count, size = count + 1, size + found.st_size
-                    newest = max(newest, found.st_mtime)
+                    facts = os.stat(os.path.join(parent, name))
+                    count, size = count + 1, size + facts.st_size
+                    newest = max(newest, facts.st_mtime)
                 if count >= _MAX_FILES:
                     return count, size, newest
     return count, size, newest

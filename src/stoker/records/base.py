@@ -261,8 +261,8 @@ def _document(record: msgspec.Struct) -> dict[str, Json]:
 def names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     """Returns each field's name in Python and in documents, in the documents' order."""
     # Inherited keys come last, so that a workload begins with its name.
-    own = kind.__annotations__
-    fields = sorted(msgspec.structs.fields(kind), key=lambda field: field.name not in own)
+    declared = kind.__annotations__
+    fields = sorted(msgspec.structs.fields(kind), key=lambda field: field.name not in declared)
     return tuple((field.name, field.encode_name) for field in fields)
 
 
@@ -301,15 +301,15 @@ def sha256_of(record: Record | Document) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, names: Sequence[str]) -> str:
     """Suggests a fix for a misspelt word: the nearest known one, else all known ones."""
-    close = close_match(word, known)
-    return f"did you mean {close}?" if close else "known are: " + ", ".join(sorted(known))
+    close = close_match(word, names)
+    return f"did you mean {close}?" if close else "known are: " + ", ".join(sorted(names))
 
 
-def close_match(word: str, known: Sequence[str]) -> str:
+def close_match(word: str, names: Sequence[str]) -> str:
     """Returns the known word that a misspelt one most resembles; empty if none does."""
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=0.6)), "")
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

@@ -99,9 +99,9 @@ def used_gpus(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
 
     A script may use one of eight: the others' idleness is no news of its loop.
     """
-    known = tuple(gpu for gpu in gpus if gpu.utilization is not None)
-    busy = tuple(gpu for gpu in known if gpu.utilization and gpu.utilization.mean > 0)
-    return busy or known
+    with_utilization = tuple(gpu for gpu in gpus if gpu.utilization is not None)
+    busy = tuple(gpu for gpu in with_utilization if gpu.utilization and gpu.utilization.mean > 0)
+    return busy or with_utilization
 
 
 def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
@@ -121,8 +121,8 @@ def step_busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     Of a GPU with no sample within a step, it is the share from the first to the last step.
     """
     shares = [_step_share(gpu) for gpu in used_gpus(during_steps(gpus))]
-    known = [share for share in shares if share is not None]
-    return min(1.0, fmean(known)) if known else None
+    known_shares = [share for share in shares if share is not None]
+    return min(1.0, fmean(known_shares)) if known_shares else None
 
 
 def _step_share(gpu: GpuLoad) -> float | None:

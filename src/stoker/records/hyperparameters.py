@@ -89,10 +89,10 @@ def arguments(values: Mapping[str, Json], forms: str = "") -> list[str]:
         values: Decoded hyperparameters.
         forms: As `forms_of` gives them; another length than the names': none is known.
     """
-    known = dict(zip(sorted(values), forms, strict=True)) if len(forms) == len(values) else {}
+    form_of = dict(zip(sorted(values), forms, strict=True)) if len(forms) == len(values) else {}
     words: list[str] = []
     for name, value in values.items():
-        words += _words_of(name, value, known.get(name, "v"))
+        words += _words_of(name, value, form_of.get(name, "v"))
     return words
 
 

@@ -108,8 +108,8 @@ def exit_code_of_words(words: str, *, default: int) -> int:
         words: A step's reason, in which these words may stand.
         default: For words that are not stoker's.
     """
-    found = _OUTCOME_WORDS.search(words)
-    return _OUTCOME_CODES[found[0]] if found else default
+    match = _OUTCOME_WORDS.search(words)
+    return _OUTCOME_CODES[match[0]] if match else default
 
 
 def _in_brackets(training: Training) -> str:
@@ -124,9 +124,9 @@ def _words_of(gate: GateResult) -> str:
     if gate.is_inside:
         return f"{gate.metric} {value}, and the model in use has not reported it"
     held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
-    asked = " and ".join(bounds) or "a value"
-    found = f"{gate.metric} {value}, asked for {asked}{held}"
-    return f"{found} ({_how_to_report(gate)})" if gate.value is None else found
+    bound = " and ".join(bounds) or "a value"
+    words = f"{gate.metric} {value}, asked for {bound}{held}"
+    return f"{words} ({_how_to_report(gate)})" if gate.value is None else words
 
 
 def _how_to_report(gate: GateResult) -> str:

@@ -369,8 +369,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         return {str(tag.get("Key")): str(tag.get("Value", "")) for tag in tags}
 
     def _text(self, *path: str) -> str | None:
-        found = mapping(patch_document(self.request), *path[:-1]).get(path[-1])
-        return found if isinstance(found, str) else None
+        value = mapping(patch_document(self.request), *path[:-1]).get(path[-1])
+        return value if isinstance(value, str) else None
 
 
 Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | PositiveFloat
@@ -587,8 +587,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     def step_pull_secrets(self) -> tuple[str, ...]:
         """Secrets for pulls of the images of a pipeline's steps: all, and the dnn group's own."""
         listed = mappings(patch_document(self.dnn.pod.spec), "imagePullSecrets")
-        own = (str(one.get("name")) for one in listed)
-        return tuple(dict.fromkeys((*self.image_pull_secrets, *own)))
+        named = (str(one.get("name")) for one in listed)
+        return tuple(dict.fromkeys((*self.image_pull_secrets, *named)))
 
     @property
     def image_pull_policy(self) -> str | None:

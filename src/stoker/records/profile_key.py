@@ -78,30 +78,30 @@ def profiled(workload: Workload) -> dict[str, Json]:
     need the option. Addresses have `*` for their dates.
     """
     document = to_document(workload)
-    found = _counting(document, "")
+    counted = _counting(document, "")
     for section in PLATFORM_SECTIONS:
         if section in document:
-            found[section] = _counting(mapping_at(document, section), section)
-    request = mapping_at(found, "sagemaker", "request")
+            counted[section] = _counting(mapping_at(document, section), section)
+    request = mapping_at(counted, "sagemaker", "request")
     if request:
         of_cost = {key: each for key, each in request.items() if key not in _SAME_IN_REQUEST}
-        found["sagemaker"] = {**mapping_at(found, "sagemaker"), "request": of_cost}
-    if pools_file := mapping_at(found, "kubernetes").get("pools_file"):
+        counted["sagemaker"] = {**mapping_at(counted, "sagemaker"), "request": of_cost}
+    if pools_file := mapping_at(counted, "kubernetes").get("pools_file"):
         rows = _rows_of_pods(str(pools_file))
-        found["kubernetes"] = {**mapping_at(found, "kubernetes"), "pools_file": rows}
+        counted["kubernetes"] = {**mapping_at(counted, "kubernetes"), "pools_file": rows}
     command, options = split_command(workload.command, workload.profile.free_names)
     # No step can take it for the whole workload.
-    found["schema"] = PARTIAL_SCHEMA
-    found["command"] = [*map(undated_word, command), *sorted(options)]
+    counted["schema"] = PARTIAL_SCHEMA
+    counted["command"] = [*map(undated_word, command), *sorted(options)]
     free = same_cost_names(workload)
     values = values_of(workload.hyperparameters).items()
-    found["hyperparameters"] = {
+    counted["hyperparameters"] = {
         name: None if name in free else undated_value(value) for name, value in values
     }
     for key in ("channels", "environment"):
-        found[key] = undated_value(mapping_at(document, key))
-    found["options"] = {name: option.type for name, option in workload.options.items()}
-    return found
+        counted[key] = undated_value(mapping_at(document, key))
+    counted["options"] = {name: option.type for name, option in workload.options.items()}
+    return counted
 
 
 def _rows_of_pods(table: str) -> list[Json]:

@@ -89,22 +89,22 @@ def source_of(told: str | SecretSource) -> SecretSource:
 def fetch_variables(secrets: Mapping[str, SecretSource]) -> dict[str, str]:
     """Returns the variables by which a launcher knows what to read: no values."""
     # Without defaults: SageMaker allows 512 characters.
-    found = {}
-    for name, each in secrets.items():
-        told = {key: value for key, value in msgspec.structs.asdict(each).items() if value}
-        found[f"{_FETCH}{name}"] = json.dumps(told, separators=(",", ":"))
-    return found
+    variables = {}
+    for name, source in secrets.items():
+        given = {key: value for key, value in msgspec.structs.asdict(source).items() if value}
+        variables[f"{_FETCH}{name}"] = json.dumps(given, separators=(",", ":"))
+    return variables
 
 
 def sources_in(environ: Mapping[str, str], *, role: str) -> dict[str, SecretSource]:
     """Returns the secrets that hosts of a role read, by variable."""
-    found = {}
+    sources = {}
     for variable, text in sorted(environ.items()):
         if variable.startswith(_FETCH):
             source = convert(json.loads(text), SecretSource, Place(f"variable {variable}"))
             if source.is_for(role):
-                found[variable.removeprefix(_FETCH)] = source
-    return found
+                sources[variable.removeprefix(_FETCH)] = source
+    return sources
 
 
 def check_variables(
@@ -173,8 +173,8 @@ def parts_to_hide(values: Iterable[str]) -> list[str]:
 
     Lines count alone, as logs are copied line by line.
     """
-    found = {part.strip() for value in values for part in _parts(value)}
-    return sorted((part for part in found if len(part) >= _MIN_HIDDEN), key=len, reverse=True)
+    parts = {part.strip() for value in values for part in _parts(value)}
+    return sorted((part for part in parts if len(part) >= _MIN_HIDDEN), key=len, reverse=True)
 
 
 def _parts(value: str) -> Iterator[str]:

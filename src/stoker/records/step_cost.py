@@ -34,23 +34,23 @@ def split_command(
     if "--" in command:
         return tuple(command), {}
     kept: list[str] = list(command[:1])
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     index = 1
     while index < len(command):
         match = _OPTION.fullmatch(command[index])
         index += 1
         name = match[1] if match else ""
         is_long = command[index - 1].startswith("--")
-        if match is None or not is_long or not is_same_cost(name, taken) or name in found:
+        if match is None or not is_long or not is_same_cost(name, taken) or name in values:
             kept.append(command[index - 1])
         elif match[2] is not None:
-            found[name] = match[2]
+            values[name] = match[2]
         elif index < len(command) and _is_value(command[index]):
-            found[name] = command[index]
+            values[name] = command[index]
             index += 1
         else:
             kept.append(command[index - 1])
-    return tuple(kept), found
+    return tuple(kept), values
 
 
 def _is_value(word: str) -> bool:

@@ -216,37 +216,37 @@ class Lineage(Record, frozen=True, kw_only=True):
 
     def joined(self, *others: "Lineage") -> "Lineage":
         """Returns all that is known; a later one counts before an earlier one."""
-        known, inputs = _fields(self), dict(self.inputs)
+        fields, inputs = _fields(self), dict(self.inputs)
         for other in others:
             for name, value in _fields(other).items():
                 if isinstance(value, dict):
-                    value = {**known[name], **value}  # type: ignore[dict-item]
-                known[name] = value or known[name]
-            for name, each in other.inputs.items():
-                inputs[name] = inputs.get(name, each).joined(each)
-        return msgspec.structs.replace(self, **{**known, "inputs": inputs})
+                    value = {**fields[name], **value}  # type: ignore[dict-item]
+                fields[name] = value or fields[name]
+            for name, version in other.inputs.items():
+                inputs[name] = inputs.get(name, version).joined(version)
+        return msgspec.structs.replace(self, **{**fields, "inputs": inputs})
 
     def facts(self) -> dict[str, str]:
         """Returns the known facts by name, as texts; of the packages their digest and number."""
-        found = {
+        facts = {
             name: str(value).lower() if value is True else str(value)
             for name, value in _fields(self).items()
             if value and not isinstance(value, dict)
         }
-        for name, each in self.inputs.items():
-            found[f"input_{name}"] = each.words
+        for name, version in self.inputs.items():
+            facts[f"input_{name}"] = version.words
         seeds = values_of(self.seeds)
-        found |= {f"seed_{name}": shown(value) for name, value in seeds.items()}
+        facts |= {f"seed_{name}": shown(value) for name, value in seeds.items()}
         if self.packages:
             digest = sha256_of(dict(sorted(self.packages.items())))[:16]
-            found["packages"] = f"sha256:{digest} of {len(self.packages)}"
-        return found
+            facts["packages"] = f"sha256:{digest} of {len(self.packages)}"
+        return facts
 
     def differences(self, other: "Lineage") -> list[tuple[str, str, str]]:
         """Returns name, value here and value there of all that differs; packages one by one."""
         here, there = (
-            {**each.facts(), **{f"package {name}": at for name, at in each.packages.items()}}
-            for each in (self, other)
+            {**lineage.facts(), **{f"package {name}": at for name, at in lineage.packages.items()}}
+            for lineage in (self, other)
         )
         # Each run has another job.
         names = sorted((here.keys() | there.keys()) - {"job_id", "packages"})
@@ -455,21 +455,21 @@ class Training(Record, frozen=True, kw_only=True):
             # The run's own hosts share cores, which is said.
             return ""
         busy = (
-            each.words
-            for each in self.others
-            if is_beyond_telling(each.others_vcpus, vcpus=each.vcpus)
+            programs.words
+            for programs in self.others
+            if is_beyond_telling(programs.others_vcpus, vcpus=programs.vcpus)
         )
         return ", ".join(busy)
 
     @property
     def useless_groups(self) -> tuple[GroupSpending, ...]:
         """Data groups that made next to no batch."""
-        return tuple(each for each in self.spending if each.is_of_no_use)
+        return tuple(group for group in self.spending if group.is_of_no_use)
 
     @property
     def is_helped(self) -> bool | None:
         """Whether data hosts can have changed its step; None: it had none, or it is not known."""
-        counted = [each for each in self.spending if each.batches is not None]
+        counted = [group for group in self.spending if group.batches is not None]
         if self.is_unfed or not counted:
             return False if self.is_unfed else None
         return len(self.useless_groups) < len(counted)
@@ -477,13 +477,13 @@ class Training(Record, frozen=True, kw_only=True):
     @property
     def dollars(self) -> dict[str, float]:
         """Predicted, spent and idle dollars of the run by name, if known."""
-        idle = [each.idle_usd for each in self.spending if each.idle_usd is not None]
-        found = {
+        idle = [group.idle_usd for group in self.spending if group.idle_usd is not None]
+        figures = {
             "predicted_usd": self.predicted_usd,
             "spent_usd": self.spent_usd,
             "idle_usd": sum(idle) if idle else None,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in figures.items() if value is not None}
 
     @property
     def cause(self) -> str:
@@ -494,8 +494,8 @@ class Training(Record, frozen=True, kw_only=True):
 
     def is_of_same_training(self, other: "Training") -> bool:
         """Returns whether both record one training run; following it again changes other events."""
-        began = [each.when for each in self.events if each.what == STARTED]
-        others = [each.when for each in other.events if each.what == STARTED]
+        began = [event.when for event in self.events if event.what == STARTED]
+        others = [event.when for event in other.events if event.what == STARTED]
         same_job = (self.job.platform, self.job.name) == (other.job.platform, other.job.name)
         return self == other or (same_job and began == others and bool(began))
 
@@ -727,7 +727,7 @@ def training_record(facts: TrainingFacts) -> Training:
     is_failed = leader and leader.status == "failed" and leader.exit_code == 0
     status = "failed" if is_failed and facts.status == "succeeded" else facts.status
     spending = _spending(facts)
-    known = [each.usd for each in spending if each.usd is not None]
+    dollars = [group.usd for group in spending if group.usd is not None]
     return Training(
         workload_sha256=facts.workload_sha256,
         workload_keys=facts.workload_keys,
@@ -752,7 +752,7 @@ def training_record(facts: TrainingFacts) -> Training:
         mlflow_run_id=facts.mlflow_run_id,
         lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
         predicted_usd=facts.budget.predicted_usd if facts.budget else None,
-        spent_usd=sum(known) if known and len(known) == len(facts.groups) else None,
+        spent_usd=sum(dollars) if dollars and len(dollars) == len(facts.groups) else None,
         is_estimate=bool(facts.budget and facts.budget.estimated),
         spending=spending,
         job=facts.job,
@@ -765,7 +765,7 @@ def _events(facts: TrainingFacts) -> tuple[Event, ...]:
     """Returns what the leader and the platform saw, in order of time."""
     seen = [*(facts.leader.events if facts.leader else ()), *facts.events]
     # ISO 8601 in UTC sorts as text.
-    return tuple(sorted(seen, key=lambda each: each.when))
+    return tuple(sorted(seen, key=lambda event: event.when))
 
 
 def with_leader(training: Training, leader: Training | None) -> Training:
@@ -782,9 +782,9 @@ def with_leader(training: Training, leader: Training | None) -> Training:
         events=training.events,
         release_seconds=training.data_group_release_seconds,
     )
-    found = training_record(facts)
+    of_leader = training_record(facts)
     return msgspec.structs.replace(
-        training, **{name: getattr(found, name) for name in _OF_LEADER}, unfetched=None
+        training, **{name: getattr(of_leader, name) for name in _OF_LEADER}, unfetched=None
     )
 
 
@@ -814,36 +814,37 @@ def _failure(facts: TrainingFacts) -> str | None:
     failure = (facts.leader and facts.leader.failure) or facts.failure
     if facts.status == "failed" and facts.last_words and not (facts.leader and facts.leader.hosts):
         # The launcher failed early: only its log says why.
-        said = said_in(facts.last_words)
-        if failure and said not in failure:
-            failure = f"{failure}: {said}"
-        return "\n".join([failure or said, *without_events(facts.last_words)]).strip()
+        last_error = said_in(facts.last_words)
+        if failure and last_error not in failure:
+            failure = f"{failure}: {last_error}"
+        return "\n".join([failure or last_error, *without_events(facts.last_words)]).strip()
     return failure
 
 
 def _spending(facts: TrainingFacts) -> tuple[GroupSpending, ...]:
     """Returns the dollars of each group, by the platform's times where it reports them."""
-    told = (facts.leader or facts).spending
-    counted = {each.group: each for each in told}
-    if len(facts.groups) == 1 == len(told):
+    reported = (facts.leader or facts).spending
+    counted = {spending.group: spending for spending in reported}
+    if len(facts.groups) == 1 == len(reported):
         # SageMaker has another name for the only group of a job.
         only = facts.groups[0].name
-        counted = {only: msgspec.structs.replace(told[0], group=only)}
+        counted = {only: msgspec.structs.replace(reported[0], group=only)}
     prices = facts.budget.usd_per_hour if facts.budget else {}
-    found = []
+    priced = []
     for group in facts.groups:
-        each = counted.get(group.name, GroupSpending(group=group.name))
-        seconds, price, usd = facts.host_seconds.get(group.name), prices.get(group.name), each.usd
+        spending = counted.get(group.name, GroupSpending(group=group.name))
+        seconds, price = facts.host_seconds.get(group.name), prices.get(group.name)
+        usd = spending.usd
         if seconds is not None and price is not None:
             usd = seconds * price / 3600
-        share = each.idle_share
+        share = spending.idle_share
         idle_usd = None if usd is None or share is None else usd * share
-        found.append(msgspec.structs.replace(each, usd=usd, idle_usd=idle_usd))
-    return tuple(each for each in found if _is_counted(each))
+        priced.append(msgspec.structs.replace(spending, usd=usd, idle_usd=idle_usd))
+    return tuple(spending for spending in priced if _is_counted(spending))
 
 
 def _is_counted(group: GroupSpending) -> bool:
-    return any(each is not None for each in (group.usd, group.idle_share, group.batches))
+    return any(value is not None for value in (group.usd, group.idle_share, group.batches))
 
 
 def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | None:

@@ -491,9 +491,12 @@ def branch_name(branch: str, *, most: int) -> str:
 
 def _costs_the_same(keys: Mapping[str, str], workload: "Workload") -> bool:
     """Whether a record's command differs only in options that leave a step's cost as it is."""
-    own = workload.profile_keys()
+    wanted_keys = workload.profile_keys()
     names = workload.profile.free_names
-    if any(keys.get(key) != own[key] for key in ("strategy", "engine")) or "command" not in keys:
+    if (
+        any(keys.get(key) != wanted_keys[key] for key in ("strategy", "engine"))
+        or "command" not in keys
+    ):
         return False
     theirs, _ = split_command(shlex.split(keys["command"]), names)
     kept, _ = split_command(workload.command, names)
@@ -611,12 +614,14 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
         The storage is filled in, and max_usd_per_run is also a limit of dollars per hour.
         """
-        known = msgspec.structs.replace(self.constraints, storage=self._storage(), prices_file=None)
-        if known.max_usd_per_run is None or self.max_run_seconds is None:
-            return known
-        most = known.max_usd_per_run / (self.max_run_seconds / 3600)
+        constraints = msgspec.structs.replace(
+            self.constraints, storage=self._storage(), prices_file=None
+        )
+        if constraints.max_usd_per_run is None or self.max_run_seconds is None:
+            return constraints
+        most = constraints.max_usd_per_run / (self.max_run_seconds / 3600)
         return msgspec.structs.replace(
-            known, max_usd_per_hour=min(most, known.max_usd_per_hour or most)
+            constraints, max_usd_per_hour=min(most, constraints.max_usd_per_hour or most)
         )
 
     @property

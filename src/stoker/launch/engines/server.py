@@ -136,24 +136,24 @@ def order_of(run: HostRun) -> EngineOrder | None:
     engine = completed(run.settings.engine)
     if engine.name == "feed" or not run.topology.data_hosts:
         return None
-    known = _KnownProcess(run, engine)
+    process = _KnownProcess(run, engine)
     topology = run.topology
     if topology.role == "data":
         chosen: list[tuple[Part, EngineCommand | None]] = [("data", engine.data)]
     else:
         chosen = [("leader", engine.leader)] if topology.is_leader else []
         chosen.append(("dnn", engine.dnn))
-    environment = {name: known.fill(text) for name, text in engine.environment.items()}
+    environment = {name: process.fill(text) for name, text in engine.environment.items()}
     # Hosts of this run have no agents of the feed.
     environment |= replace(run.settings, has_data_group=False).to_environ("has_data_group")
     base = _environ(run)
     return EngineOrder(
         name=engine.name,
         servers=tuple(
-            known.server(part, command, base)
+            process.server(part, command, base)
             for part, command in chosen
             if command
-            and (known.num_workers or not command.needs_workers)
+            and (process.num_workers or not command.needs_workers)
             and not (part == "dnn" and command.followers_only and topology.is_leader)
         ),
         environment=environment,
@@ -195,7 +195,7 @@ class _KnownProcess:
         topology = self._run.topology
         port = place.port
         reached = partial(self._reached, port=port)
-        known: dict[str, Callable[[], str]] = {
+        values: dict[str, Callable[[], str]] = {
             "host": lambda: topology.host,
             "index": lambda: str(topology.group.hosts.index(topology.host)),
             "workers": lambda: str(self.num_workers),
@@ -211,7 +211,7 @@ class _KnownProcess:
             "dnn_addresses": lambda: ",".join(map(reached, topology.dnn_hosts)),
             TF_CONFIG: lambda: self._tf_config(port),
         }
-        value = known.get(place.name)
+        value = values.get(place.name)
         return value() if value else str(self._port(topology.host, place.name))
 
     def _reached(self, host: str, port: str) -> str:
@@ -222,16 +222,16 @@ class _KnownProcess:
         return with_port(address, number)
 
     def _address(self, host: str) -> str:
-        known = self._run.settings.engine_hosts.get(host)
-        if known:
-            return known.address
+        place = self._run.settings.engine_hosts.get(host)
+        if place:
+            return place.address
         if host == self._run.topology.host:
             return self._run.settings.advertise or host
         return self._run.coordinator_address[0] if host == self._run.topology.leader else host
 
     def _port(self, host: str, name: str) -> int:
-        known = self._run.settings.engine_hosts.get(host)
-        return (known.ports if known else {}).get(name) or self._engine.ports[name]
+        place = self._run.settings.engine_hosts.get(host)
+        return (place.ports if place else {}).get(name) or self._engine.ports[name]
 
     def _tf_config(self, task: str) -> str:
         topology = self._run.topology
@@ -269,7 +269,7 @@ def _environ(run: HostRun) -> dict[str, str]:
         num_accelerators=machine.num_accelerators(run.environ),
         environ=run.environ,
     )
-    told = replace(
+    own_settings = replace(
         settings,
         host=topology.host,
         group=topology.group.name,
@@ -282,7 +282,9 @@ def _environ(run: HostRun) -> dict[str, str]:
         "PYTHONPATH": ":".join(places),
         # Output goes through a pipe: lines must not wait in a buffer.
         "PYTHONUNBUFFERED": "1",
-        **told.to_environ("run_id", "base_dir", "host", "group", "has_data_group", "output"),
+        **own_settings.to_environ(
+            "run_id", "base_dir", "host", "group", "has_data_group", "output"
+        ),
     }
     return {**variables, **run.environ, **ours}
 
@@ -426,9 +428,9 @@ class Server:
         # Never released: only the first thread that finds a failure reports it.
         if not self._has_failed.acquire(blocking=False):
             return
-        said, last = said_in(self._lines), "\n".join(self._lines)
+        reason, last = said_in(self._lines), "\n".join(self._lines)
         words = f"the engine's command for {self._order.part} {what}"
-        self._on_failure(words + (f": {said}" if said else "") + (f"\n{last}" if last else ""))
+        self._on_failure(words + (f": {reason}" if reason else "") + (f"\n{last}" if last else ""))
 
     def _pump(self) -> None:
         process = self._process

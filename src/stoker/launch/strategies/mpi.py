@@ -80,7 +80,7 @@ def command_of(
 
 
 def variables(interface: str | None) -> dict[str, str]:
-    found = {
+    settings = {
         # Containers run as root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -88,14 +88,14 @@ def variables(interface: str | None) -> dict[str, str]:
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     }
     if interface:
-        found |= {
+        settings |= {
             "OMPI_MCA_btl_tcp_if_include": interface,
             "OMPI_MCA_oob_tcp_if_include": interface,
         }
     if interface == "lo":
         # Hosts on one machine, which Open MPI's shared memory would take for one host.
-        found["OMPI_MCA_btl"] = "self,tcp"
-    return found
+        settings["OMPI_MCA_btl"] = "self,tcp"
+    return settings
 
 
 def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
@@ -113,15 +113,15 @@ def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
 def find_program(name: str, environ: Mapping[str, str]) -> str:
     """Returns the path of a program of Open MPI; raises UsageError if it is not installed."""
     path = environ.get("PATH")
-    found = shutil.which(name, path=path)
-    if found is None or shutil.which(DAEMON, path=path) is None:
-        lacking = name if found is None else DAEMON
+    program = shutil.which(name, path=path)
+    if program is None or shutil.which(DAEMON, path=path) is None:
+        lacking = name if program is None else DAEMON
         raise UsageError(
             f"strategy mpi needs Open MPI 4: {lacking} not found",
             where=f"PATH {path or ''}",
             fix="install openmpi-bin in the image by apt-get (Debian 12, Ubuntu 22.04 or 24.04)",
         )
-    return found
+    return program
 
 
 class MpiSession:

@@ -96,13 +96,13 @@ def install(backend: str) -> None:
     def init_process_group(
         named: str | None = None, *others: object, **named_others: object
     ) -> None:
-        asked = named_others.pop("backend", named)
-        if asked is not None and str(asked).lower() != backend:
+        asked_backend = named_others.pop("backend", named)
+        if asked_backend is not None and str(asked_backend).lower() != backend:
             sys.stderr.write(
-                f"stoker: the script's backend is {asked}, the strategy's {backend}: call "
+                f"stoker: the script's backend is {asked_backend}, the strategy's {backend}: call "
                 "init_process_group without one, or with STOKER_BACKEND\n"
             )
-        init(backend if asked is None else asked, *others, **named_others)
+        init(backend if asked_backend is None else asked_backend, *others, **named_others)
 
     for module in (distributed, distributed_c10d):
         # Type checkers see different signatures.
