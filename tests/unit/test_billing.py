@@ -179,7 +179,7 @@ def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is
 def test_a_limit_that_nothing_can_be_held_against_stops_the_run():
     cases = ((limited(1.0, platform="kubernetes"), GROUPS), (limited(1.0), dnn("ml.foo")))
     for workload, groups in cases:
-        with pytest.raises(UsageError, match="not known") as caught:
+        with pytest.raises(UsageError, match="unknown") as caught:
             start(workload, groups)
         assert "max_usd_per_run" in caught.value.where
 

@@ -143,8 +143,8 @@ def price_words(
     if prices.estimated:
         words.append(f"~ is by an estimated price: {estimates_in_words(prices.estimated)}")
     # The decision has said so.
-    told = decision.warnings if decision else ()
-    return [f"note: {each}" for each in words if each not in told]
+    decision_warnings = decision.warnings if decision else ()
+    return [f"note: {text}" for text in words if text not in decision_warnings]
 
 
 def say_prices(workload: Workload, *, platform: PlatformName, quiet: bool) -> None:
@@ -183,13 +183,13 @@ def limit_words(workload: Workload, groups: Sequence[Group], *, decision: Decisi
     is_estimate = promise.is_estimate if promise else False
     run_usd = promise.run_usd if promise else None
     why = "the number of steps is not known (key training)" if promise else "without a decision"
-    known = (
+    prediction = (
         f"not predicted: {why}"
         if run_usd is None
         else f"{usd(run_usd, is_estimate=is_estimate)} predicted"
     )
     return (
-        f"the run, with its start: {known}; retries are counted as they come; it is ended at "
+        f"the run, with its start: {prediction}; retries are counted as they come; it is ended at "
         f"{usd(limit)} (max_usd)"
     )
 

@@ -148,7 +148,7 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
 
     def decided() -> Decision:
         memory = memory_of(workload, runs=run_dir.parent, besides=run_dir)
-        found = decide(
+        new_decision = decide(
             DecisionInputs(
                 profile=profiled,
                 catalog=catalog,
@@ -163,13 +163,13 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
                 subject=(chain.source,),
             )
         )
-        found = with_age(found, profiled, workload)
+        new_decision = with_age(new_decision, profiled, workload)
         if memory.why_not:
             say(
                 f"warning: decided without the last run's plan: {memory.why_not}", quiet=chain.quiet
             )
         # A cluster that was named on the command line is what the user wants.
-        return found if chain.fallback else memory.applied(found)
+        return new_decision if chain.fallback else memory.applied(new_decision)
 
     decision = chain.step("decide", Decision, decided, decision_words)
     # A decision of an earlier run may have been followed otherwise.

@@ -72,21 +72,21 @@ def promote(evaluation_file: Path, *, named: str) -> str:
             judged = judged_again(record, champion=read_json(files[-1], Evaluation).metrics)
             if not judged.passed:
                 raise GateError(judged.reason, where=f"the model in use by now: {files[-1]}")
-        made = folder / f"{number:06}.json"
-        if _link(content, made):
-            return f"champion {number}: {made}"
+        champion_file = folder / f"{number:06}.json"
+        if _link(content, champion_file):
+            return f"champion {number}: {champion_file}"
 
 
 def _champions(folder: Path) -> list[Path]:
     try:
-        found = [file for file in folder.iterdir() if _NUMBERED.fullmatch(file.name)]
+        numbered = [file for file in folder.iterdir() if _NUMBERED.fullmatch(file.name)]
     except OSError as err:
         raise UsageError(
             f"the folder of champions cannot be read: {err.strerror}",
             where=str(folder),
             fix="mount the claim of kubernetes.champion there, or make the folder",
         ) from None
-    return sorted(found, key=lambda file: int(file.stem))
+    return sorted(numbered, key=lambda file: int(file.stem))
 
 
 def _link(content: bytes, made: Path) -> bool:

@@ -75,7 +75,7 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
 def _parse(text: str, *, default_type: str | None) -> Group:
     example = _example(default_type)
     name, equals, rest = text.partition("=")
-    role = next((known for known in _ROLES if known == name), None)
+    role = next((known_role for known_role in _ROLES if known_role == name), None)
     if not equals or role is None:
         hint = nearest(name, _ROLES) if equals else example
         raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=hint)

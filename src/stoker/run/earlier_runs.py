@@ -46,8 +46,8 @@ class Memory:
 
     def calibration(self, *, like: Profile, catalog: Catalog) -> Calibration | None:
         """Returns constants that fit the runs; None where they are too few to correct one."""
-        found = calibrate(self.runs, like=like, catalog=catalog)
-        return found if found.runs else None
+        calibration = calibrate(self.runs, like=like, catalog=catalog)
+        return calibration if calibration.runs else None
 
     def applied(self, decision: Decision) -> Decision:
         """Returns the decision with the last run's plan where no other is clearly better."""
@@ -67,7 +67,7 @@ def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
     Args:
         besides: Folder of the run that asks.
     """
-    found: list[EarlierRun] = []
+    earlier_runs: list[EarlierRun] = []
     last: LastRun | None = None
     for folder in _folders(workload, runs=runs, besides=besides):
         try:
@@ -77,10 +77,10 @@ def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
                 return Memory(why_not=f"{folder.name} cannot be read: {err.what}")
             continue
         last = last or LastRun(run=folder.name, decision=run.decision, training=run.training)
-        found.append(run)
-        if len(found) == MOST_RUNS:
+        earlier_runs.append(run)
+        if len(earlier_runs) == MOST_RUNS:
             break
-    return Memory(last=last, runs=tuple(found))
+    return Memory(last=last, runs=tuple(earlier_runs))
 
 
 def memory_in(folder: Path, *, workload: Workload, branch: str = "") -> Memory:

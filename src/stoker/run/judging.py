@@ -229,16 +229,16 @@ def pass_gate(evaluation_file: Path, *, champions: str | None) -> None:
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
-    told = [promote(evaluation_file, named=champions)] if champions else []
-    print("\n".join([outcome_of_gates(record.gates).words, *told]))
+    promoted = [promote(evaluation_file, named=champions)] if champions else []
+    print("\n".join([outcome_of_gates(record.gates).words, *promoted]))
 
 
 def _fetched(training: Training, *, workload: Workload) -> Training:
     """Returns the record, with the leader's part that could not be read before."""
     platform = platform_named(workload.platform, settings=workload)
     with tempfile.TemporaryDirectory() as folder:
-        found = platform.fetched(training.unfetched or "", folder=Path(folder))
-        return with_leader(training, leader_record(found))
+        outputs = platform.fetched(training.unfetched or "", folder=Path(folder))
+        return with_leader(training, leader_record(outputs))
 
 
 def _training(judgement: Judgement, decision: Decision) -> tuple[Training, Path]:
