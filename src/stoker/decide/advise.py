@@ -137,9 +137,9 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     fixes = _advice_of_fixes(found, profile, of_states)
     named = {advice.id for advice in fixes}
     advice = [
-        *(own for own in of_states if own.id == "storage"),
+        *(one for one in of_states if one.id == "storage"),
         *fixes,
-        *(own for own in of_states if own.id != "storage"),
+        *(one for one in of_states if one.id != "storage"),
         *_advice_on_profiling(found, profile, is_taken=is_taken),
         *_advice_on_hosts(found, profile),
     ]
@@ -147,7 +147,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         advice += _advice_on_free_workers(found)
     more_shards = _advice_on_more_shards(found)
     if more_shards is not None:
-        advice = [more_shards, *(own for own in advice if own.id != "num_workers")]
+        advice = [more_shards, *(one for one in advice if one.id != "num_workers")]
     advice += _advice_on_accelerators(found, profile)
     if "smaller_batches" not in named:
         advice += _advice_on_starts(found)

@@ -44,12 +44,12 @@ class EarlierRun:
 
 def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) -> Calibration:
     """Returns the constants, corrected by the earlier runs that match the profile `like`."""
-    found: dict[Constant, list[float]] = {"efficiency": [], "receive": []}
+    factors_of: dict[Constant, list[float]] = {"efficiency": [], "receive": []}
     for run in runs:
-        said = _factor(run, like=like, catalog=catalog)
-        if said is not None:
-            found[said[0]].append(said[1])
-    enough = {name: factors for name, factors in found.items() if len(factors) >= LEAST_RUNS}
+        factor = _factor(run, like=like, catalog=catalog)
+        if factor is not None:
+            factors_of[factor[0]].append(factor[1])
+    enough = {name: factors for name, factors in factors_of.items() if len(factors) >= LEAST_RUNS}
     return Calibration(
         runs=sum(map(len, enough.values())),
         efficiency=_median(enough.get("efficiency", ())),

@@ -71,13 +71,13 @@ class Site:
 
     def get(self, instance_type: str) -> Instance:
         """Returns a type; today's with what was measured, and all of this machine with its GPUs."""
-        found = self.catalog.get(instance_type)
-        if found.type == self.today.type:
+        instance = self.catalog.get(instance_type)
+        if instance.type == self.today.type:
             return self.today
         if not self.catalog.info.is_this_machine:
-            return found
+            return instance
         return replace(
-            found,
+            instance,
             accelerators=self.today.accelerators,
             accelerator_model=self.today.accelerator_model,
         )
@@ -112,19 +112,19 @@ def tune(site: Site) -> Iterator[Candidate]:
 
 def with_any_shards(site: Site) -> Site:
     """Returns the site with a stream that has a shard for each worker."""
-    own = site.own_storage and replace(site.own_storage, shards=0)
-    return replace(site, work=replace(site.work, shards=0), own_storage=own)
+    own_storage = site.own_storage and replace(site.own_storage, shards=0)
+    return replace(site, work=replace(site.work, shards=0), own_storage=own_storage)
 
 
 def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
     """Returns what to change so that each worker of these groups has a shard of the stream."""
     workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
     processes = sum(g.count * (g.processes_per_host or 1) for g in groups if g.role == "dnn")
-    each = math.ceil(workers / max(1, round(processes * site.work.ranks_per_process)))
+    per_process = math.ceil(workers / max(1, round(processes * site.work.ranks_per_process)))
     shards = site.work.shards
-    change = f"feed.shards: {each}"
+    change = f"feed.shards: {per_process}"
     if not site.work.are_shards_set:
-        change = f"num_workers={each} in the script, or {change}"
+        change = f"num_workers={per_process} in the script, or {change}"
     if site.work.divides is None:
         change += ", if it divides itself by get_worker_info()"
     return f"the stream has {shards} shard{'s' if shards > 1 else ''}: set {change}"
@@ -192,7 +192,7 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         )
     group = dnn_groups[0]
     instance, workers = site.get(group.instance_type), group.workers_per_host
-    data = tuple(_data_hosts(site, each) for each in groups if each.role == "data")
+    data = tuple(_data_hosts(site, other) for other in groups if other.role == "data")
     shape = replace(_replicated(site, instance, group.count), data=data)
     if group.processes_per_host is not None:
         shape = replace(shape, processes=group.processes_per_host)
@@ -247,7 +247,7 @@ def _action(site: Site, shape: ClusterShape) -> Action:
 
 
 def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
-    return sorted((each.instance.type, each.count) for each in hosts)
+    return sorted((group.instance.type, group.count) for group in hosts)
 
 
 def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:

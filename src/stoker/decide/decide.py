@@ -351,8 +351,8 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
     if not basis.is_busy:
         plans += _searched(basis, today)
         if basis.inputs.last:
-            known = (today.plan, *plans)
-            plans += plans_of_last_run(site, basis.inputs.last, rules, known=known)
+            priced = (today.plan, *plans)
+            plans += plans_of_last_run(site, basis.inputs.last, rules, known=priced)
     if today.bottleneck == "cpu":
         offload = offload_plan(basis.profile, site.work, today.candidate, rules=rules)
         plans += [offload] if offload else []

@@ -173,7 +173,7 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
     cpu = _cpu_seconds(work, decoding, samples=samples)
     limits: tuple[Limit, Limit] = ("accelerator", "cpu")
     limit, second = limits if cpu < step else limits[::-1]
-    made = Estimate(
+    estimate = Estimate(
         step_seconds=step,
         remote_share=0.0,
         limit=limit,
@@ -182,7 +182,7 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
         # Decoding keeps the accelerator busy, too.
         accelerator_seconds=step,
     )
-    candidate = replace(kept, action="offload_gpu", estimate=made, own_storage=None)
+    candidate = replace(kept, action="offload_gpu", estimate=estimate, own_storage=None)
     doubted = replace(work, doubts=(*work.doubts, _BESIDE))
     outcome = predicted(doubted, candidate, today=kept.shape, rules=rules)
     reason = "the script has to decode on the accelerator: see decode-on-gpu"

@@ -491,12 +491,12 @@ def _waiting_lines(
     reads = [_TermLine("storage", work.read_seconds, work.read_seconds)]
     if work.has_own_storage:
         # Separate storages are needed only for a host's own batches.
-        own = work.hosts / sum(hosts.count for hosts in data)
+        share = work.hosts / sum(hosts.count for hosts in data)
         other_end = 0.0
-        shared *= own
+        shared *= share
         reads = [
             _TermLine("storage", parts.read_seconds, 0.0),
-            _TermLine("storage", 0.0, work.read_seconds * own),
+            _TermLine("storage", 0.0, work.read_seconds * share),
         ]
     lines = []
     if parts.workers:

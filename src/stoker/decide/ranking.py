@@ -88,7 +88,8 @@ class Ranking:
         if outcome is None or today is None:
             return False
         rates = [
-            _usd_per_hour(each) if self.is_billed else cores(each) for each in (outcome, today)
+            _usd_per_hour(plan_outcome) if self.is_billed else cores(plan_outcome)
+            for plan_outcome in (outcome, today)
         ]
         return rates[0] <= rates[1] * (1 + 1e-9)
 

@@ -66,7 +66,7 @@ def remembered(decision: Decision, last: LastRun) -> Decision:
     )
     if not previous.is_changed:
         return _with(decision, previous, f"as in {previous.words}", answer="yes")
-    today = next((each for each in decision.plans if _key(each) == _key(plan)), None)
+    today = next((listed for listed in decision.plans if _key(listed) == _key(plan)), None)
     why = _why_forgotten(decision, last) or _why_impossible(today, decision)
     rival = decision.plan.predicted
     if why or today is None or today.predicted is None or rival is None:
@@ -103,9 +103,9 @@ def _why_replaced(
 
 def margin(plan: Predicted, *, over: Predicted) -> float:
     """Returns the share of the objective that a plan has to save to replace another one."""
-    own = max(error_band(plan), WORTH_A_TRY)
+    least = max(error_band(plan), WORTH_A_TRY)
     is_faster = over.counted_seconds >= _CLEARLY_FASTER * plan.counted_seconds
-    return min(own if is_faster else own + error_band(over), MOST_MARGIN)
+    return min(least if is_faster else least + error_band(over), MOST_MARGIN)
 
 
 def _held(
@@ -123,7 +123,7 @@ def _held(
         reason += f"it saves {percentage(-gain)} {saved} over today's figures for "
         reason += f"{plan_in_words(best)}, which replaces it where that saves {needed}"
     plan = msgspec.structs.replace(today, reason=reason)
-    others = [each for each in decision.plans if _key(each) != _key(today)]
+    others = [listed for listed in decision.plans if _key(listed) != _key(today)]
     is_kept = plan.action == "keep"
     held = msgspec.structs.replace(
         decision,
@@ -146,7 +146,7 @@ def _why_forgotten(decision: Decision, last: LastRun) -> str:
         return "its data hosts gave it nothing"
     if last.decision.objective != decision.objective:
         return f"it was ranked by {last.decision.objective}"
-    lists = [(each.source, each.region, each.purchase) for each in (before, now)]
+    lists = [(prices.source, prices.region, prices.purchase) for prices in (before, now)]
     if lists[0] != lists[1]:
         return f"it was decided by other prices: {before.source}, {before.purchase}"
     return ""

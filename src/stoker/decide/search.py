@@ -71,10 +71,10 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     by_type: dict[str, list[Candidate]] = {}
     plans: dict[str, list[Plan]] = {}
     for instance in _data_types(site, rules):
-        made = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
-        if made:
-            by_type[instance.type] = made
-            plans[instance.type] = [plan_on(site, candidate, rules) for candidate in made]
+        candidates = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
+        if candidates:
+            by_type[instance.type] = candidates
+            plans[instance.type] = [plan_on(site, candidate, rules) for candidate in candidates]
 
     def best(name: str) -> tuple[bool, float, float]:
         return min(value_of(plan) for plan in plans[name])
@@ -121,8 +121,10 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
         return []
     best = rules.ranking.best(able)
     seconds = best.predicted.counted_seconds if best.predicted else math.inf
-    known = [each.predicted.counted_seconds for each in plans if each.feasible and each.predicted]
-    if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
+    seconds_today = [
+        each.predicted.counted_seconds for each in plans if each.feasible and each.predicted
+    ]
+    if seconds > _MORE_SHARDS_HELP * min(seconds_today, default=work.step_seconds):
         return []
     how, when = more_shards_words(site, best.groups), "the stream can be divided so far"
     if work.divides is False:

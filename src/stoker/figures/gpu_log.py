@@ -148,9 +148,9 @@ def read_rows(path: Path) -> list[GpuRow]:
         return []
     rows = []
     for cells in csv.DictReader(text.splitlines()):
-        known = {name: cell for name, cell in cells.items() if cell}
+        filled = {name: cell for name, cell in cells.items() if cell}
         try:
-            row = msgspec.convert(known, GpuRow, strict=False)
+            row = msgspec.convert(filled, GpuRow, strict=False)
         except (msgspec.ValidationError, ValueError, TypeError):
             continue
         if row.is_whole:
@@ -568,11 +568,11 @@ class GpuLog:
     def _spans(self) -> StepSpans:
         self._find_zeros()
         for file in (BASELINE_FILE, timeline.FILE):
-            found = {
+            spans = {
                 rank: (self._zeros[path], steps)
                 for rank, steps in read_timelines(self._output, file=file).items()
                 if (path := self._output / file.format(rank=rank)) in self._zeros
             }
-            if found:
-                return spans_of(found)
+            if spans:
+                return spans_of(spans)
         return StepSpans()

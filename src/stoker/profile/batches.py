@@ -167,27 +167,27 @@ def is_cuda_used() -> bool:
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    installed = {}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def ready_batches(inner: object) -> int | None:
     """Returns how many batches torch's iterator holds ready; None where it cannot tell."""
-    arrived, made = (
+    arrived, results = (
         getattr(inner, "_data_queue", None),
         getattr(inner, "_worker_result_queue", None),
     )
     tasks = getattr(inner, "_task_info", None)
-    if arrived is None or made is None or not isinstance(tasks, dict):
+    if arrived is None or results is None or not isinstance(tasks, dict):
         return None
     # Those that came before their turn wait in the tasks, with their data.
     out_of_turn = sum(len(task) > 1 for task in tasks.values())
     try:
         # With pinned memory a thread takes them from one queue to the other.
-        not_pinned = 0 if made is arrived else int(made.qsize())
+        not_pinned = 0 if results is arrived else int(results.qsize())
         return out_of_turn + not_pinned + int(arrived.qsize())
     except (NotImplementedError, AttributeError, OSError):
         # macOS has no size of a queue between processes.

@@ -277,13 +277,13 @@ def _table(profile: Profile) -> list[str]:
     batch = f", {size(step.batch_bytes)}" if step.batch_bytes else ""
     capacity = profile.host.capacity
     vcpus = f" of {vcpus_words(capacity)}" if capacity else ""
-    known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
+    facts = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
     if step.num_workers is not None:
         workers = "worker" if step.num_workers == 1 else "workers"
-        known.insert(0, f"{step.num_workers} {workers} per host")
+        facts.insert(0, f"{step.num_workers} {workers} per host")
     if step.global_batch_size is not None:
-        known.insert(0, f"{step.global_batch_size} samples per step{batch}")
-    lines.append("; ".join(known))
+        facts.insert(0, f"{step.global_batch_size} samples per step{batch}")
+    lines.append("; ".join(facts))
     if clock := profile.what.get("clock"):
         lines.append(f"steps and waits are times of {clock}, CPU times of its host")
     return [line.rstrip() for line in lines]

@@ -309,7 +309,7 @@ def _named_folders(environ: Mapping[str, str]) -> list[str]:
 def _holds_more(folder: str) -> bool:
     """Whether a folder is above the user's: a variable may name the root of a container."""
     users = (os.getcwd(), os.path.expanduser("~"))
-    return any(_is_above(folder, os.path.realpath(own)) for own in users)
+    return any(_is_above(folder, os.path.realpath(users_folder)) for users_folder in users)
 
 
 def _is_above(folder: str, other: str) -> bool:

@@ -132,11 +132,11 @@ def accelerators(
     smi: str = "nvidia-smi",
 ) -> tuple[int | None, str | None]:
     """Returns the number of NVIDIA accelerators, and the first one's name; None: not known."""
-    found = _by_nvml(nvml) or _by_smi(smi)
-    if not found and torch.cuda.is_available():
+    seen = _by_nvml(nvml) or _by_smi(smi)
+    if not seen and torch.cuda.is_available():
         # Last: torch makes a CUDA context for this, which takes memory of the GPU.
-        found = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    return found or (None, None)
+        seen = torch.cuda.device_count(), torch.cuda.get_device_name(0)
+    return seen or (None, None)
 
 
 def cpu_model(file: Path = _CPU) -> str | None:
@@ -149,7 +149,7 @@ def cpu_model(file: Path = _CPU) -> str | None:
 
 
 def _by_nvml(load: Callable[[], ModuleType]) -> tuple[int, str | None] | None:
-    found: list[tuple[int, str | None]] = []
+    answers: list[tuple[int, str | None]] = []
 
     def ask() -> None:
         # No pynvml, or any error of a driver: the next way is tried.
@@ -162,10 +162,10 @@ def _by_nvml(load: Callable[[], ModuleType]) -> tuple[int, str | None] | None:
             finally:
                 nvml.nvmlShutdown()
             text = name.decode(errors="replace") if isinstance(name, bytes) else name
-            found.append((int(count), text))
+            answers.append((int(count), text))
 
     _in_time(ask, _NVML_SECONDS)
-    return found[0] if found else None
+    return answers[0] if answers else None
 
 
 def _by_smi(program: str) -> tuple[int, str | None] | None:
@@ -252,8 +252,8 @@ def measure_gpu_decoding(
     names = named_files(loader.dataset) or opened_files(loader, seconds=seconds, iterate=iterate)
     if len(names) < _LEAST_PICTURES:
         return None, []
-    found = decoding_rate(decoder, read_pictures(names), seconds=min(seconds, MOST_SECONDS))
-    return found, []
+    decoding = decoding_rate(decoder, read_pictures(names), seconds=min(seconds, MOST_SECONDS))
+    return decoding, []
 
 
 def find_decoder() -> JpegDecoder | None:
@@ -267,8 +267,8 @@ def find_decoder() -> JpegDecoder | None:
     device = f"cuda:{torch.cuda.current_device()}"
 
     def decode(data: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        found = decode_jpeg(data, mode=ImageReadMode.RGB, device=device)
-        return cast("Sequence[torch.Tensor]", found)
+        pictures = decode_jpeg(data, mode=ImageReadMode.RGB, device=device)
+        return cast("Sequence[torch.Tensor]", pictures)
 
     return JpegDecoder(decode, _augmentation(), torch.cuda.synchronize, device, "torchvision")
 

@@ -199,23 +199,23 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
     num = min(_MOST_PACED, int((until - time.monotonic()) / every)) if every > 0 else 0
     if num < _LEAST_PACED:
         return []
-    found = []
+    seconds = []
     for _ in range(num):
         time.sleep(every)
         asked = time.monotonic()
         if next(iterator, None) is None:
             break
-        found.append(time.monotonic() - asked)
-    return found[_FILLING:]
+        seconds.append(time.monotonic() - asked)
+    return seconds[_FILLING:]
 
 
 def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     """Sums up all rounds; None where no worker made two batches."""
-    stamps = chain.from_iterable(each.stamps for each in rounds)
+    stamps = chain.from_iterable(part.stamps for part in rounds)
     pairs = [*chain.from_iterable(map(pairwise, stamps))]
     if not pairs:
         return None
-    handovers = [*chain.from_iterable(each.handovers for each in rounds)]
+    handovers = [*chain.from_iterable(part.handovers for part in rounds)]
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
@@ -235,7 +235,7 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
 def _batches_per_second(rounds: Sequence[Round], *, workers: int) -> float:
     """Returns the rate of all workers together; 0: they never ran at the same time."""
     num_batches, seconds = 0, 0.0
-    for stamps in (each.stamps for each in rounds if len(each.stamps) == workers):
+    for stamps in (part.stamps for part in rounds if len(part.stamps) == workers):
         # All workers run only between the last first batch and the first last one.
         begin = max(of_worker[0][2] for of_worker in stamps)
         end = min(of_worker[-1][2] for of_worker in stamps)
@@ -300,8 +300,8 @@ class TaskSource:
         for _ in self.indices:
             if not self.is_batched:
                 yield from itertools.islice(items, 1)
-            elif found := list(itertools.islice(items, self.batch_size)):
-                yield found
+            elif batch := list(itertools.islice(items, self.batch_size)):
+                yield batch
 
     def _get(self, index: object) -> object:
         dataset = self.dataset
@@ -311,7 +311,7 @@ class TaskSource:
         many = getattr(dataset, "__getitems__", None)
         if many:
             return cast("object", many(index))
-        return [dataset[each] for each in index]  # type: ignore[index, attr-defined]
+        return [dataset[number] for number in index]  # type: ignore[index, attr-defined]
 
 
 # For a worker in place of its batches, until monotonic seconds; task and report are pickled.
@@ -481,8 +481,8 @@ def workers_rest(iterator: object, *, seconds: float, is_stopped: Callable[[], b
 def _cpu_seconds_of_workers(iterator: object) -> float:
     pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
     clocks = [process_clock(pid) for pid in pids]
-    known = [clock for clock in clocks if clock is not None]
-    return sum(known) if known else children_cpu_seconds()
+    running = [clock for clock in clocks if clock is not None]
+    return sum(running) if running else children_cpu_seconds()
 
 
 def measure_loading(
@@ -605,7 +605,7 @@ def read_cold_and_warm(source: TaskSource, until: float) -> ColdAndWarm | None:
 
 
 def _read_something(batches: Sequence[BatchRead]) -> bool:
-    read = sum(each.asked + each.fetched for each in batches)
+    read = sum(batch.asked + batch.fetched for batch in batches)
     return read >= _MIN_BYTES * max(1, len(batches))
 
 
@@ -635,7 +635,7 @@ def summarize_reads(
         return None, []
     both = (zip(report.cold, report.warm, strict=False) for report in reports)
     pairs = [*chain.from_iterable(both)]
-    cold = [each for each, _ in pairs]
+    cold = [batch for batch, _ in pairs]
     if not _read_something(cold):
         return None, [
             "the storage was not measured: data stays in memory after the first read, or the "
@@ -643,18 +643,18 @@ def summarize_reads(
         ]
     # A cold read waits longer than a warm one for storage only.
     waits = [max(0.0, one.wait_seconds - other.wait_seconds) for one, other in pairs]
-    is_waiting = sum(waits) >= _MIN_WAIT * sum(each.wall_seconds for each in cold)
-    fetched = [each.fetched for each in cold]
+    is_waiting = sum(waits) >= _MIN_WAIT * sum(batch.wall_seconds for batch in cold)
+    fetched = [batch.fetched for batch in cold]
     if sum(fetched) < _MIN_BYTES * len(cold):
         # The kernel may not count storage over a network or in user space.
         if not is_waiting:
             return None, ["the storage's rate is not known: its reads could not be made cold"]
-        fetched = [each.asked for each in cold]
+        fetched = [batch.asked for batch in cold]
     reads = Reads(
         workers=workers,
         batch_bytes=quartiles(fetched),
-        cold_seconds=quartiles([each.wall_seconds for each in cold]),
-        warm_seconds=quartiles([each.wall_seconds for _, each in pairs]),
+        cold_seconds=quartiles([batch.wall_seconds for batch in cold]),
+        warm_seconds=quartiles([batch.wall_seconds for _, batch in pairs]),
         bytes_per_second=_rate(fetched, waits, workers=workers) if is_waiting else None,
     )
     return reads, []
@@ -663,21 +663,21 @@ def summarize_reads(
 def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Quartiles:
     whole = workers * sum(fetched) / sum(waits)
     single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
-    found = quartiles(single)
-    low = min(found.low, whole)
-    high = max(found.high, whole)
-    return msgspec.structs.replace(found, mean=whole, low=low, high=high)
+    rate = quartiles(single)
+    low = min(rate.low, whole)
+    high = max(rate.high, whole)
+    return msgspec.structs.replace(rate, mean=whole, low=low, high=high)
 
 
 def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple[BatchRead, ...]:
-    found: list[BatchRead] = []
+    reads: list[BatchRead] = []
     before = _now()
     for samples in source.samples():
         source.collate(samples)
         del samples
         after = _now()
         wall, cpu, queued = (after[i] - before[i] for i in range(3))
-        found.append(
+        reads.append(
             BatchRead(
                 wall_seconds=max(0.0, wall - queued),
                 wait_seconds=max(0.0, wall - queued - cpu),
@@ -685,10 +685,10 @@ def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple
                 fetched=int(after[4] - before[4]),
             )
         )
-        if len(found) == most or after[0] >= until:
+        if len(reads) == most or after[0] >= until:
             break
         before = _now()
-    return tuple(found)
+    return tuple(reads)
 
 
 def _now() -> tuple[float, float, float, int, int]:
@@ -748,10 +748,12 @@ def _take(
     received: "queue.Queue[Bytes | None]", encoded: Encoded, *, ids: set[int], seconds: float
 ) -> Receive | None:
     until = time.monotonic() + seconds
-    own: list[float] = []
+    taken_seconds: list[float] = []
     off: list[float] = []
     before = 0.0
-    while len(own) < _MOST_RECEIVED and (time.monotonic() < until or len(own) < _LEAST_BATCHES):
+    while len(taken_seconds) < _MOST_RECEIVED and (
+        time.monotonic() < until or len(taken_seconds) < _LEAST_BATCHES
+    ):
         # CPU time of this thread alone: the wait for the batch is not in it.
         started = time.thread_time()
         payload: Bytes | None = None
@@ -761,16 +763,16 @@ def _take(
             return None
         batch = decode(encoded.tree, payload, allow_pickle=True)
         taken = time.thread_time() - started
-        own.append(taken + _cold_read_seconds(payload))
+        taken_seconds.append(taken + _cold_read_seconds(payload))
         del batch, payload
         now = threads_cpu_seconds(ids)
         off.append(now - before)
         before = now
-    skipped = min(_WARM_UP, len(own) - 1)
+    skipped = min(_WARM_UP, len(taken_seconds) - 1)
     # The other threads work ahead: most single batches would seem to cost nothing.
     blocks = block_means(off[skipped:], workers=_BLOCK)
     return Receive(
-        thread_seconds=quartiles(own[skipped:]),
+        thread_seconds=quartiles(taken_seconds[skipped:]),
         cpu_seconds=quartiles(blocks, samples=len(off) - skipped),
     )
 
@@ -913,12 +915,12 @@ def _may_transform(name: str, _value: object) -> bool:
 
 
 def _list_of(value: object) -> Sequence[object] | None:
-    found = getattr(value, "transforms", None)
-    if found is None and isinstance(value, torch.nn.Sequential):
-        found = list(value)
-    if isinstance(found, list | tuple | torch.nn.ModuleList) and len(found):
-        items = list(found)
-        return items if all(callable(each) for each in items) else None
+    transforms = getattr(value, "transforms", None)
+    if transforms is None and isinstance(value, torch.nn.Sequential):
+        transforms = list(value)
+    if isinstance(transforms, list | tuple | torch.nn.ModuleList) and len(transforms):
+        items = list(transforms)
+        return items if all(callable(item) for item in items) else None
     return None
 
 
@@ -977,14 +979,14 @@ class _BatchCost(NamedTuple):
 def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
     """Fetches and collates in a worker, each transform timed; no costs of less than two batches."""
     transforms = time_transforms(source.dataset)
-    made = _timed_batches(source)
+    costs = _timed_batches(source)
     # The first batch imports, opens and fills caches: it is made and not counted.
-    next(made, None)
+    next(costs, None)
     for transform in transforms:
         transform.clear()
     counted: list[_BatchCost] = []
     # One batch at least counts, however long it takes.
-    for batch in made:
+    for batch in costs:
         counted.append(batch)
         if time.monotonic() >= until:
             break

@@ -356,11 +356,11 @@ class ProfileSession:
 
     def _say_so_far(self, known: StepsSoFar) -> None:
         if self.is_here:
-            own = self._findings.result
+            result = self._findings.result
             self._log.event(
                 EventName.PROFILE_PROGRESS,
-                rank=own.rank,
-                ranks=own.world_size,
+                rank=result.rank,
+                ranks=result.world_size,
                 **known._asdict(),
             )
 
@@ -694,25 +694,25 @@ class ProfileSession:
         seconds = min(MOST_SECONDS, _DECODING_SHARE * self._budget)
         if not is_cuda_used() or seconds < _LEAST_SECONDS:
             return
-        found = self._tried(
+        decoding = self._tried(
             "decoding on the accelerator",
             lambda: measure_gpu_decoding(loader, seconds=seconds, iterate=self._iterate),
         )
-        self._findings.learn(gpu_decoding=found)
+        self._findings.learn(gpu_decoding=decoding)
         self._findings.write()
 
     def _more_counts(
         self, loader: Loader, counts: Sequence[int], drains: Sequence[Drain]
     ) -> Sequence[int]:
-        own = self._findings.result
+        result = self._findings.result
         # Several ranks try the same numbers at the same time; spawned workers take seconds to come.
-        if own.world_size > 1 or loader.multiprocessing_context is not None:
+        if result.world_size > 1 or loader.multiprocessing_context is not None:
             return ()
         return waiting_counts(
             drains,
             # The first to be tried: one for each vCPU of this rank.
             vcpus=counts[0],
-            batch_bytes=own.batch.num_bytes if own.batch else 0,
+            batch_bytes=result.batch.num_bytes if result.batch else 0,
             room_bytes=room_for_batches(),
         )
 
@@ -742,19 +742,19 @@ class ProfileSession:
 
     def _tried(self, what: str, measure: Callable[[], tuple[_FoundT, list[str]]]) -> _FoundT | None:
         try:
-            found, notes = measure()
+            result, notes = measure()
         except Exception as err:
             # A process edge: the dataset is the user's.
             self._findings.note(f"{what} could not be measured: {error_words(err)}")
             return None
         self._findings.note(*notes)
-        return found
+        return result
 
     def _look_at_files(self) -> None:
-        made = self._guard.made()
-        if made:
+        files = self._guard.made()
+        if files:
             self._findings.note(
-                f"written while batches were repeated, and of no use: {', '.join(made)}"
+                f"written while batches were repeated, and of no use: {', '.join(files)}"
             )
 
     def _missing(self) -> str:
@@ -783,13 +783,13 @@ def place_of(settings: ProcessSettings) -> RankPlace:
     # The process group knows best: launchers inside a script set their variables late, or none.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    told = settings.processes_per_host or settings.local_world_size
+    ranks_on_host = settings.processes_per_host or settings.local_world_size
     return RankPlace(
         rank=rank,
         world_size=world_size,
         leads_host=settings.local_rank == 0,
         # 1 of several ranks may be a variable's default: then they count themselves.
-        ranks_on_host=told if told > 1 or world_size == 1 else None,
+        ranks_on_host=ranks_on_host if ranks_on_host > 1 or world_size == 1 else None,
     )
 
 

@@ -112,13 +112,13 @@ def timed_profile(
     file = output / FILE
     if any(rank.accelerator for rank in ranks) or not file.exists():
         return None
-    found = read_json(file, Profile)
-    if not found.unmeasured:
+    profile = read_json(file, Profile)
+    if not profile.unmeasured:
         return None
-    whole = {**found.what, **what, "notes": [NOTE, _CPU_NOTE]}
+    whole = {**profile.what, **what, "notes": [NOTE, _CPU_NOTE]}
     # It is the record of a profile now, no by-product of a training run.
     whole = {name: value for name, value in whole.items() if name not in ("passive", "status")}
-    return msgspec.structs.replace(found, what=whole)
+    return msgspec.structs.replace(profile, what=whole)
 
 
 def was_cut_off(output: Path) -> bool:
@@ -386,19 +386,19 @@ def _too_soon(ranks: Sequence[RankResult]) -> str:
 
 
 def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> list[str]:
-    found = []
+    notes = []
     if used:
         on = f"{used.hosts} hosts of {used.vcpus:g}" if used.hosts > 1 else f"{used.vcpus:g}"
-        found.append(
+        notes.append(
             f"it ran {used.wall_seconds:.1f} s and used {used.cpu_seconds:.1f} CPU-seconds: "
             f"{percentage(used.utilization)} of {on} vCPUs"
         )
     for rank in ranks[:1]:
         if rank.as_is:
-            found.append(f"a step took {_step_words(rank.as_is)}")
+            notes.append(f"a step took {_step_words(rank.as_is)}")
         if rank.loader:
-            found.append(f"num_workers={rank.loader.num_workers}")
-    return found
+            notes.append(f"num_workers={rank.loader.num_workers}")
+    return notes
 
 
 def _step_words(as_is: AsIs) -> str:
@@ -487,8 +487,8 @@ def profile(
     if ended.interrupted and not (verdict_on_interrupt and has_verdict(ranks)):
         raise ended.interrupted
     subject = _subject(workload, group)
-    found = _profile_of(ended, ranks, subject=subject, folder=run_dir)
-    return msgspec.structs.replace(found, origin=origin_here(workload))
+    record = _profile_of(ended, ranks, subject=subject, folder=run_dir)
+    return msgspec.structs.replace(record, origin=origin_here(workload))
 
 
 def _todays_group(workload: Workload, cluster: Cluster | None) -> TodaysGroup:

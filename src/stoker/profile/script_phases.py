@@ -148,8 +148,8 @@ class FirstWords:
         )
 
     def _speak(self) -> None:
-        if known := self.so_far(now=time.monotonic()):
-            self._say(known)
+        if so_far := self.so_far(now=time.monotonic()):
+            self._say(so_far)
 
 
 class Reading:
@@ -336,7 +336,11 @@ class DeviceCopies:
         self.copied_bytes = 0
         tensors = enumerate(leaves(batch))
         self._given.append(
-            {_memory(own): (own, (place, number)) for number, own in tensors if _is_whole(own)}
+            {
+                _memory(tensor): (tensor, (place, number))
+                for number, tensor in tensors
+                if _is_whole(tensor)
+            }
         )
         return batch
 
@@ -779,8 +783,8 @@ def pin_seconds(batch: object) -> float:
     """
     taken = []
     for _ in range(_PINNINGS):
-        made = clone(batch, lambda tensor: copy_of(tensor, "worker"))
-        pairs = list(zip(leaves(pinned(batch)), leaves(made), strict=True))
+        batch_of_worker = clone(batch, lambda tensor: copy_of(tensor, "worker"))
+        pairs = list(zip(leaves(pinned(batch)), leaves(batch_of_worker), strict=True))
         began = time.monotonic()
         for target, source in pairs:
             if source.device.type == "cpu":

@@ -194,8 +194,8 @@ class Signs:
         return drain.batches_per_second if drain else 0.0
 
     def drain(self, workers: int) -> Drain | None:
-        found = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
-        return next(found, None)
+        drains = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
+        return next(drains, None)
 
 
 def _batch_words(drain: Drain) -> str:
@@ -236,11 +236,11 @@ def _unstopped(drain: Drain) -> Drain:
 
 
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
-    machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
+    machines = {rank.rank.host: rank.evidence.busy_vcpus for rank in signs}
     used = sum(
-        (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
-        / own.as_is.step_seconds.mean
-        for own in signs
+        (rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds)
+        / rank.as_is.step_seconds.mean
+        for rank in signs
     )
     # The larger one: where nothing was watched during the steps, `busy_vcpus` is 0.
     return min(1.0, max(used, sum(machines.values())) / vcpus)
@@ -251,7 +251,7 @@ def others_by_host(signs: Sequence[Signs]) -> dict[str, float]:
     hosts: dict[str, list[AsIs]] = {}
     for own in signs:
         hosts.setdefault(own.rank.host, []).append(own.as_is)
-    found = {}
+    others = {}
     for host, ranks in hosts.items():
         used = sum(
             (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
@@ -260,8 +260,8 @@ def others_by_host(signs: Sequence[Signs]) -> dict[str, float]:
         # Of B busy vCPUs a rank calls B - u others', u being its own: over n ranks, with what they
         # used, the sum is n B.
         busy = sum(own.others_vcpus for own in ranks) + used
-        found[host] = max(0.0, busy / len(ranks) - used)
-    return found
+        others[host] = max(0.0, busy / len(ranks) - used)
+    return others
 
 
 def others_of(signs: Sequence[Signs]) -> float:
@@ -362,18 +362,18 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
 
 def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     """Finds the rank that all wait for in collectives: it spends less time in them."""
-    if len(signs) < 2 or any(own.evidence.knocks < MIN_KNOCKS for own in signs):
+    if len(signs) < 2 or any(rank.evidence.knocks < MIN_KNOCKS for rank in signs):
         return None
-    slowest = max(signs, key=lambda own: own.own_seconds)
-    others = [own for own in signs if own is not slowest]
+    slowest = max(signs, key=lambda rank: rank.own_seconds)
+    others = [rank for rank in signs if rank is not slowest]
     # In a collective all ranks wait for the last one: it alone spends its time outside of it.
-    usual = median(own.own_seconds for own in others)
+    usual = median(rank.own_seconds for rank in others)
     late = slowest.own_seconds - usual
     share = late / slowest.step_seconds
     if share < MIN_STRAGGLING:
         return None
     more = slowest.as_is.wait_seconds.median - median(
-        own.as_is.wait_seconds.median for own in others
+        rank.as_is.wait_seconds.median for rank in others
     )
     is_data = more >= 0.5 * late
     why = "because it waits for its data" if is_data else "in its own loop, not because of data"
@@ -464,11 +464,11 @@ def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | N
 
 
 def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState | None:
-    lost = max(own.lost_share for own in signs)
+    lost = max(rank.lost_share for rank in signs)
     if lost < MIN_SHARE or busy < BUSY:
         return None
-    workers = sum(own.as_is.children_cpu_seconds for own in signs)
-    trainers = sum(own.as_is.trainer_cpu_seconds for own in signs)
+    workers = sum(rank.as_is.children_cpu_seconds for rank in signs)
+    trainers = sum(rank.as_is.trainer_cpu_seconds for rank in signs)
     others = others_of(signs) / vcpus
     also = f", {percentage(others)} with other programs" if others > MAX_OTHERS else ""
     return ProfileState(
@@ -755,7 +755,7 @@ def find_fixes(
         key=lambda own: own.as_is.wait_seconds.median,
         default=None,
     )
-    found = [
+    fixes = [
         _more_workers(ranks, parts=parts, step=step) if parts else None,
         _fewer_workers(waiting, is_throttled="throttled" in named) if waiting else None,
         _persistent_workers(ranks, step=step),
@@ -766,7 +766,7 @@ def find_fixes(
         *(_of_state(name, ranks) for name in _OF_STATES if name in named),
     ]
     by_id: dict[str, Fix] = {}
-    for fix in found:
+    for fix in fixes:
         # The first of an id: more workers go before fewer.
         if fix is not None and fix.id not in by_id:
             by_id[fix.id] = fix
@@ -809,12 +809,12 @@ def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:
 
 def _later_epochs(own: Signs) -> Fix | None:
     """Suggests to profile later epochs, where the first one waits longer: it fills a cache."""
-    epochs = [each for each in own.evidence.epochs if each.batches >= _LEAST_BATCHES]
+    epochs = [epoch for epoch in own.evidence.epochs if epoch.batches >= _LEAST_BATCHES]
     if len(epochs) < 2:
         return None
     first = epochs[0]
     # A median: one later epoch may have been disturbed.
-    later = median(each.wait_seconds for each in epochs[1:])
+    later = median(epoch.wait_seconds for epoch in epochs[1:])
     saved = first.wait_seconds - later
     if saved < 2 * MIN_SHARE * first.step_seconds or first.wait_seconds < _FIRST_RATIO * later:
         return None
@@ -875,8 +875,8 @@ def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix 
         return None
     # Workers that stay must make the first batch, too.
     batch = batch_in_one_worker(first)
-    made = max(batch.median if batch else 0.0, first.as_is.wait_seconds.median)
-    starts = max(0.0, wait - made)
+    batch_seconds = max(batch.median if batch else 0.0, first.as_is.wait_seconds.median)
+    starts = max(0.0, wait - batch_seconds)
     if starts / length < _MIN_GAIN * step.step_seconds:
         return None
     return Fix(

@@ -729,13 +729,16 @@ class AsIsSteps:
             begun = self._begun
             children = self.children_cpu() - begun.children
             machine = self.machine_cpu() - begun.machine
-            own = self._gave[1] - begun.cpu
+            trainer_seconds = self._gave[1] - begun.cpu
             outside = _outside_seconds(
-                self.stray_cpu(), before=begun.stray, children=children, room=machine - own
+                self.stray_cpu(),
+                before=begun.stray,
+                children=children,
+                room=machine - trainer_seconds,
             )
             self._outside_seconds += outside
             self._children_seconds += children - outside
-            self._others_seconds += machine - (children - outside) - own
+            self._others_seconds += machine - (children - outside) - trainer_seconds
             self._epochs_seconds += self._gave[0].host_seconds - begun.now
         self._begun = None
         self._gave = None
@@ -1113,8 +1116,8 @@ class _WatchedStretch:
     def end(self) -> Evidence:
         """Blocks for a moment, until the knocking thread has ended."""
         seconds = time.monotonic() - self._began
-        own = threads_cpu_seconds({self._thread_id}) - self._own
-        others = time.process_time() - self._process - own
+        thread_seconds = threads_cpu_seconds({self._thread_id}) - self._own
+        others = time.process_time() - self._process - thread_seconds
         thread = scheduled(self._task) or self._thread
         machine = machine_cpu_seconds() - self._machine
         elsewhere = elsewhere_cpu_seconds() - self._elsewhere
@@ -1131,7 +1134,7 @@ class _WatchedStretch:
             seconds=seconds,
             steps=self._steps,
             wait_seconds=self._wait,
-            own_cpu_seconds=max(0.0, own - self._receive),
+            own_cpu_seconds=max(0.0, thread_seconds - self._receive),
             queued_seconds=max(0.0, thread.queued - self._thread.queued),
             other_threads_seconds=max(0.0, others),
             knocks=knocker.knocks,
@@ -1176,7 +1179,7 @@ class _Knocker:
         schedule = OwnSchedule()
         speed_looked = time.monotonic()
         before = schedule.queued_seconds()
-        asked = time.monotonic()
+        slept_at = time.monotonic()
         while True:
             machine_late = self._alarm.sleep(KNOCK_SECONDS)
             if self._alarm.is_rung:
@@ -1188,7 +1191,7 @@ class _Knocker:
             queued = schedule.queued_seconds()
             if not is_reading:
                 # The machine's lateness includes most of the time in the run queue.
-                late = now - asked - KNOCK_SECONDS
+                late = now - slept_at - KNOCK_SECONDS
                 self.knocks += 1
                 self.held_knocks += late - max(machine_late, queued - before) >= HELD_SECONDS
                 self.collective_knocks += _is_collective(frame)
@@ -1198,7 +1201,7 @@ class _Knocker:
                 self.core_looks.append(look())
                 queued = schedule.queued_seconds()
             before = queued
-            asked = time.monotonic()
+            slept_at = time.monotonic()
         schedule.close()
 
 
@@ -1215,10 +1218,10 @@ def _is_collective(frame: FrameType | None) -> bool:
 def _sum(first: Evidence, second: Evidence) -> Evidence:
     unlike = ("busy_vcpus", "elsewhere_vcpus", "quota_vcpus", "storage_stall_seconds")
     names = [name for name in Evidence.__struct_fields__ if name not in unlike]
-    found = {name: getattr(first, name) + getattr(second, name) for name in names}
+    sums = {name: getattr(first, name) + getattr(second, name) for name in names}
     for name in unlike[:2]:
-        total = sum(getattr(own, name) * own.seconds for own in (first, second))
-        found[name] = total / max(found["seconds"], 1e-9)
+        total = sum(getattr(part, name) * part.seconds for part in (first, second))
+        sums[name] = total / max(sums["seconds"], 1e-9)
     if (stall := second.storage_stall_seconds) is not None:
-        found["storage_stall_seconds"] = stall + (first.storage_stall_seconds or 0.0)
-    return Evidence(**found, quota_vcpus=second.quota_vcpus)
+        sums["storage_stall_seconds"] = stall + (first.storage_stall_seconds or 0.0)
+    return Evidence(**sums, quota_vcpus=second.quota_vcpus)

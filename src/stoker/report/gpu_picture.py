@@ -60,10 +60,10 @@ def read_gpu_strip(name: str, path: Path | None, gpus: Sequence[GpuLoad]) -> Gpu
     share = busy_share(gpus)
     if path is None or share is None:
         return None
-    own = used_gpus([gpu for gpu in gpus if gpu.host == gpus[0].host])
-    numbers = {gpu.number for gpu in own}
-    begin = min((gpu.begin_seconds or 0.0 for gpu in own), default=0.0)
-    ends = [gpu.end_seconds for gpu in own if gpu.end_seconds is not None]
+    leaders_gpus = used_gpus([gpu for gpu in gpus if gpu.host == gpus[0].host])
+    numbers = {gpu.number for gpu in leaders_gpus}
+    begin = min((gpu.begin_seconds or 0.0 for gpu in leaders_gpus), default=0.0)
+    ends = [gpu.end_seconds for gpu in leaders_gpus if gpu.end_seconds is not None]
     end = max(ends, default=math.inf)
     rows = [
         row for row in read_rows(path) if row.gpu in numbers and begin <= row.middle_seconds <= end
@@ -71,8 +71,8 @@ def read_gpu_strip(name: str, path: Path | None, gpus: Sequence[GpuLoad]) -> Gpu
     points = _points(rows)
     if not points:
         return None
-    model = own[0].model or ""
-    return GpuStrip(name, points, busy=share, gpus=len(own), model=model)
+    model = leaders_gpus[0].model or ""
+    return GpuStrip(name, points, busy=share, gpus=len(leaders_gpus), model=model)
 
 
 def _points(rows: Sequence[GpuRow]) -> tuple[tuple[float, float, float], ...]:
