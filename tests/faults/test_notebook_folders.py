@@ -56,7 +56,7 @@ def main(rank=0):
         print(json.dumps({{"batch": batch}}), flush=True)
 
 if __name__ == "__main__":
-    mp.spawn(main, nprocs=1) if SPAWNS else main()
+    mp.spawn(main, nprocs=int(os.environ.get("RANKS", "1"))) if SPAWNS else main()
 """
 RUN = ("-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", "0")
 ACCELERATE = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
@@ -101,3 +101,36 @@ def test_a_start_from_a_notebooks_folder_is_fed_what_its_script_imports(start, f
     found = cluster.train(script=script, env=FED, workers=0, **given)
     assert found.finish() == expected
     assert "made_here" not in found.errors
+
+
+TWO = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+OF_TWO_RANKS = {
+    "torchrun": (*TWO, "train.py"),
+    "torchrun -m": (*TWO, "-m", "package.train"),
+    "mp.spawn": ("spawning.py",),
+    "python -m and mp.spawn": ("-m", "package.spawning"),
+}
+
+
+def in_any_order(lines):
+    return sorted(map(str, lines))
+
+
+@pytest.mark.parametrize("start", OF_TWO_RANKS)
+def test_two_ranks_from_a_notebooks_folder_are_fed_what_their_script_imports(
+    start, folder, cluster
+):
+    script, given = str(folder / "start.py"), {"words": OF_TWO_RANKS[start]}
+    ranks = {"RANKS": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    expected = in_any_order(run_script(given, env=ranks, script=script).finish())
+    # Two batches of each rank, and both ranks have the same.
+    assert len(expected) == 4
+    assert len(set(expected)) == 2
+    before = sessions(cluster)
+    trainer = cluster.train(script=script, env=ranks | FED, workers=0, **given)
+    assert in_any_order(trainer.finish()) == expected
+    assert sessions(cluster) > before
+
+
+def sessions(cluster):
+    return sum(cluster.log_of(number).read_text().count("session_opened") for number in range(2))
