@@ -42,7 +42,10 @@ def test_wheel_and_sdist_have_the_same_package_and_what_a_project_needs(tmp_path
         return set(zipfile.ZipFile(file).namelist())
 
     assert names(again) == names(wheel)
-    assert {"stoker/py.typed", "stoker/project/configs/mnist.yaml"} <= names(wheel)
+    needed = {"stoker/py.typed", "stoker/project/configs/mnist.yaml"}
+    # What `engine: ray` and `engine: tf.data.service` run.
+    needed |= {f"stoker/project/examples/engines/{name}.py" for name in ("ray_node", "tf_server")}
+    assert needed <= names(wheel)
     assert not [name for name in names(wheel) if "__pycache__" in name or "/runs/" in name]
 
 
