@@ -32,6 +32,7 @@ from stoker.records import (
     to_json,
 )
 from support import builders, decisions
+from support.decisions import FEW
 from support.property_tests import examples
 
 AWS = load_catalog("sagemaker")
@@ -39,18 +40,6 @@ LOCAL = load_catalog("local", cores=2)
 TYPES = (
     *("ml.g5.8xlarge", "ml.g5.48xlarge", "ml.g5.xlarge", "ml.p4d.24xlarge"),
     *("ml.p3.2xlarge", "ml.p5en.48xlarge", "ml.m5.large", "ml.c5.24xlarge"),
-)
-# Those with their families, and three families of data types. A decision on all types of SageMaker
-# takes four times as long, and what holds for any profile does not depend on the rows.
-FEW = Catalog(
-    platform="sagemaker",
-    instances=[
-        instance
-        for instance in AWS.instances
-        if instance.accelerators or instance.family in ("c5", "c7i", "m5")
-    ],
-    source=AWS.source,
-    region=AWS.region,
 )
 
 

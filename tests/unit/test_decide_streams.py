@@ -30,7 +30,8 @@ def profile_of(loader=STREAM, **changes):
 
 def decided(profile, *groups, **more):
     extra = [groups] if groups else []
-    return decisions.decided(profile, extra_clusters=extra, objective="time", **more)
+    given = {"catalog": decisions.FEW, "objective": "time", **more}
+    return decisions.decided(profile, extra_clusters=extra, **given)
 
 
 def promised(decision):
