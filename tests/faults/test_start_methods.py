@@ -8,6 +8,7 @@ import pytest
 
 from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import Cluster, run_script
+from support.forked_tree import COLD
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -41,7 +42,8 @@ def forked(*, epochs=1, shards=2):
 
 
 def test_workers_of_one_machine_begin_by_any_start_method():
-    trainer = run_script({"starts": STARTS, "shards": 1}, script=SCRIPT)
+    # In a spawned worker it is stoker that imports torch.
+    trainer = run_script({"starts": STARTS, "shards": 1}, script=SCRIPT, env=COLD)
     assert found_by(trainer) == dict.fromkeys(STARTS, forked(shards=1))
 
 

@@ -18,6 +18,14 @@ def cluster():
         yield made
 
 
+@pytest.fixture(scope="module")
+def executing():
+    """Starts hosts as `cluster`, whose spawned workers are interpreters by their command lines."""
+    with Cluster(agents=2, feed={"start_deadline_seconds": 120.0}, executes=True) as made:
+        made.wait_for_agents()
+        yield made
+
+
 def samples_of(trainer, *, epochs=1):
     lines = trainer.finish()
     samples = [sample for line in lines for sample in line["batch"]]
@@ -65,11 +73,11 @@ def test_a_dataset_without_threads_is_shared(cluster, tmp_path):
 @pytest.mark.parametrize("how", ["start", "sets"])
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 @pytest.mark.parametrize("is_stream", [False, True], ids=["map", "stream"])
-def test_the_start_method_is_respected(cluster, tmp_path, start, how, is_stream):
+def test_the_start_method_is_respected(executing, tmp_path, start, how, is_stream):
     given = {how: start, "is_stream": is_stream, "when": "never"}
-    samples = samples_of(fed(cluster, tmp_path, **given)) if not is_stream else None
+    samples = samples_of(fed(executing, tmp_path, **given)) if not is_stream else None
     if is_stream:
-        lines = fed(cluster, tmp_path, **given).finish()
+        lines = fed(executing, tmp_path, **given).finish()
         samples = [sample for line in lines for sample in line["batch"]]
         assert sorted(sample["index"] for sample in samples) == [*range(24)]
     assert all(sample["unpickles"] and sample["imports"] for sample in samples)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,10 +26,45 @@ from stoker.logs import Log
 from stoker.records import FeedSettings
 
 _Popen = subprocess.Popen
+_execv = os.execv
+
+
+def become(program: str, words: Sequence[str]) -> NoReturn:
+    """A replacement for os.execv of `python -P -m MODULE WORDS`: the same process, still warm.
+
+    What calls it has nothing of the user's: it is to be a data worker in a fresh interpreter.
+    """
+    if [*words[:3]] != [sys.executable, "-P", "-m"]:
+        _execv(program, words)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGURG):
+        signal.signal(number, signal.SIG_DFL)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.get_inheritable(int(name)):
+                os.close(int(name))
+    sys.argv[:] = ["-m", *words[4:]]
+    status = 0
+    try:
+        runpy.run_module(words[3], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class Forked:
-    """A replacement for subprocess.Popen of `python -m MODULE FD`, forked from this process."""
+    """A replacement for subprocess.Popen of `python -m MODULE FD`, forked from this process.
+
+    Attributes:
+        executes: Whether data workers of the script's start method `spawn` are new interpreters.
+    """
+
+    executes = True
 
     def __init__(self, command: list[str], *, pass_fds: list[int], **_: object) -> None:
         module, descriptor = command[-2:]
@@ -43,6 +78,8 @@ class Forked:
     def _run(self, module: str, descriptor: str, kept: list[int]) -> NoReturn:
         status = 1
         subprocess.Popen = _Popen
+        if not self.executes:
+            os.execv = become
         try:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -77,7 +114,8 @@ class Forked:
 
 
 @contextlib.contextmanager
-def forking() -> Iterator[None]:
+def forking(*, executes: bool = True) -> Iterator[None]:
+    Forked.executes = executes
     if "torch" in sys.modules:
         subprocess.Popen = Forked
     yield
@@ -105,7 +143,7 @@ def main() -> None:
     log, feed = Log(run=run, host=host), FeedSettings(**given["feed"])
     about = {"keys": keys, "feed": feed, "log": log, "host": host, "run_id": run}
     agent = Agent(workers=workers, bind="127.0.0.1", port=given["port"], **about)
-    with forking():
+    with forking(executes=given["executes"]):
         agent.open()
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())
     membership = Membership(

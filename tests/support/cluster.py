@@ -184,6 +184,8 @@ class Cluster:
     workers: int = 1
     feed: Mapping[str, object] = field(default_factory=dict)
     late: bool = False
+    # Whether its hosts start a new interpreter for each worker that is to be spawned.
+    executes: bool = False
 
     def __enter__(self) -> "Cluster":
         self.run = f"test-{secrets.token_hex(4)}"
@@ -222,6 +224,7 @@ class Cluster:
         """Starts data host `number`, on another port than before; `more` is for agent_host."""
         given = {"run": self.run, "host": f"algo-{number}", "workers": self.workers}
         given |= {"token_file": str(self._token_file), "feed": self.settings}
+        given |= {"executes": self.executes}
         given |= {"coordinator_port": self.port, "port": free_port(), **more}
         argv = [str(SUPPORT / "agent_host.py"), json.dumps(given)]
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}

@@ -48,6 +48,8 @@ _REAL = subprocess.Popen
 _spawn_really = multiprocessing.util.spawnv_passfds
 _execute_really = vars(_REAL)["_execute_child"]
 _PARAMETERS = [*inspect.signature(_execute_really).parameters][1:]
+# Variables of what is to import torch itself, with all that it starts.
+COLD = {"TESTS_START_COLD": "1"}
 # Those of a fork: what else Popen can be asked for is asked of subprocess.
 _PLAIN: dict[str, object] = {"executable": None, "preexec_fn": None, "shell": False}
 _PLAIN |= {"gid": None, "gids": None, "uid": None, "umask": -1}
@@ -211,6 +213,8 @@ def _program_of(words: Sequence[str]) -> tuple[str, str, list[str], bool] | None
 
 
 def _may_be_forked(env: Mapping[str, str], *, given: tuple[str, ...]) -> bool:
+    if COLD.items() <= env.items():
+        return False
     born_with = _clean_environ()
     names = [name for name in {*born_with, *env} if name.startswith(_READ_AT_START)]
     return all(env.get(each) == born_with.get(each) for each in names if not each.startswith(given))
