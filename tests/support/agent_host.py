@@ -35,7 +35,7 @@ def become(program: str, words: Sequence[str]) -> NoReturn:
     What calls it has nothing of the user's: it is to be a data worker in a fresh interpreter.
     """
     if [*words[:3]] != [sys.executable, "-P", "-m"]:
-        _execv(program, words)
+        _execv(program, [*words])
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGURG):
         signal.signal(number, signal.SIG_DFL)
@@ -79,7 +79,7 @@ class Forked:
         status = 1
         subprocess.Popen = _Popen
         if not self.executes:
-            os.execv = become
+            vars(os)["execv"] = become
         try:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
