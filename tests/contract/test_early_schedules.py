@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ def made_earlier(aws: Aws) -> None:
 
 
 def sets(aws: Aws, name: str) -> dict[str, str]:
-    target = aws.call("scheduler", "GetSchedule", Name=name)["Target"]
+    target: Any = aws.call("scheduler", "GetSchedule", Name=name)["Target"]
     listed = target["SageMakerPipelineParameters"]["PipelineParameterList"]
     return {item["Name"]: item["Value"] for item in listed}
 
