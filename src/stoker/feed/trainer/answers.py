@@ -163,11 +163,7 @@ class Answers:
             case protocol.Raised() | protocol.Ended() | protocol.Declined():
                 self._take_answer(link, message, frame)
             case protocol.Need():
-                with self._shared.lock:
-                    specs = [session.spec for session in self._shared.sessions.values()]
-                for spec in {each.digest: each for each in specs if each is not None}.values():
-                    if spec.digest == message.spec:
-                        link.ship(spec)
+                self._ship(link, message.spec)
             case protocol.Ready():
                 self._take_ready(link, message)
             case protocol.Credits():
@@ -177,10 +173,7 @@ class Answers:
             case protocol.Makers():
                 self._take_making(link, message)
             case protocol.Leaving():
-                link.is_draining = True
-                with self._shared.lock:
-                    for session in self._shared.sessions.values():
-                        session.schedule.mark_draining(link.member.host)
+                self._mark_draining(link)
             case protocol.WrongHost():
                 # Another host has the address now. The name server may still return it.
                 self._shared.log.event(
@@ -188,6 +181,21 @@ class Answers:
                 )
                 link.mark_lost(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
                 mark_peer_lost(self._shared, link)
+
+    def _ship(self, link: AgentLink, digest: str) -> None:
+        with self._shared.lock:
+            specs = [session.spec for session in self._shared.sessions.values()]
+        for spec in specs:
+            if spec is not None and spec.digest == digest:
+                # Several sessions may have it.
+                link.ship(spec)
+                return
+
+    def _mark_draining(self, link: AgentLink) -> None:
+        link.is_draining = True
+        with self._shared.lock:
+            for session in self._shared.sessions.values():
+                session.schedule.mark_draining(link.member.host)
 
     def _take_making(self, link: AgentLink, message: protocol.Makers) -> None:
         now = time.monotonic()

@@ -112,21 +112,32 @@ class Requester:
 
     def ask(self, session: FeedSession, now: float) -> None:
         schedule = session.schedule
-        sessions = self._shared.sessions
-        schedule.max_bytes = session.max_bytes
-        if len(sessions) > 1:
-            # At each turn, because what other loaders hold changes with each batch.
-            others = [s.schedule for s in sessions.values() if s is not session and s.is_busy]
-            taken = [other.committed_bytes for other in others]
-            schedule.max_bytes = memory.allowance(session.max_bytes, taken=taken)
+        schedule.max_bytes = self._max_bytes(session)
         for number in schedule.overdue(now):
             self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=number)
         if not schedule.is_settled and self._are_all_there(session):
             schedule.settle()
         if schedule.num_shards and schedule.is_settled and session.name not in self._warned_of:
             self._warn_of_few_shards(session)
+        self._send_orders(session, now)
+        if session.local is not None:
+            for _ in session.local.give_late_jobs_again():
+                self._shared.log.event(EventName.LOCAL_BATCH_OVERDUE, epoch=session.epoch)
+            session.local.flush()
+
+    def _max_bytes(self, session: FeedSession) -> int:
+        """Returns how many bytes a loader's batches may have, next to those of other loaders."""
+        sessions = self._shared.sessions
+        if len(sessions) == 1:
+            return session.max_bytes
+        # At each turn, because what other loaders hold changes with each batch.
+        others = [s.schedule for s in sessions.values() if s is not session and s.is_busy]
+        taken = [other.committed_bytes for other in others]
+        return memory.allowance(session.max_bytes, taken=taken)
+
+    def _send_orders(self, session: FeedSession, now: float) -> None:
         lost: list[Result] = []
-        for peer, number in schedule.assign(now):
+        for peer, number in session.schedule.assign(now):
             order = session.order_of(number)
             if peer == LOCAL and session.local is not None:
                 lost += session.local.ask(order)
@@ -135,10 +146,6 @@ class Requester:
                 self._links[peer].send(order)
         for result in lost:
             reassign_local(session, result, host=self._settings.host)
-        if session.local is not None:
-            for _ in session.local.give_late_jobs_again():
-                self._shared.log.event(EventName.LOCAL_BATCH_OVERDUE, epoch=session.epoch)
-            session.local.flush()
 
     def _warn_of_few_shards(self, session: FeedSession) -> None:
         self._warned_of.add(session.name)
@@ -349,25 +356,9 @@ class IoThread:
         now = time.monotonic()
         shared = self._shared
         links = [self._coordinator, *self._links.values()]
-        seconds = _TICK_SECONDS
-        served: set[Link] = set()
-        for link in links:
-            wait = link.wait_seconds(now)
-            if wait is not None and wait < seconds:
-                seconds = wait
-            if link.has_input():
-                served.add(link)
+        served = {link for link in links if link.has_input()}
         children: _ChildSessions = {}
-        with shared.lock:
-            for session in shared.sessions.values():
-                wait = session.schedule.next_check(now)
-                if wait is not None and wait < seconds:
-                    seconds = wait
-                if session.check_at - now < seconds:
-                    seconds = max(0.0, session.check_at - now)
-                if session.local is not None:
-                    for fileno, wants_write in session.local.sockets().items():
-                        children[fileno] = (session, _IN | _OUT if wants_write else _IN)
+        seconds = min(self._check_links(links, now), self._check_sessions(children, now))
         self._watch(links, children)
         # `sleeps` last: a `wake` from here on ends the poll. Rounded up, or it ends too early.
         milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
@@ -384,6 +375,30 @@ class IoThread:
             if link in served:
                 self._serve(link, ready)
         self._tick(time.monotonic())
+
+    def _check_links(self, links: Sequence[Link], now: float) -> float:
+        """Returns the seconds until a connection wants a look."""
+        seconds = _TICK_SECONDS
+        for link in links:
+            wait = link.wait_seconds(now)
+            if wait is not None and wait < seconds:
+                seconds = wait
+        return seconds
+
+    def _check_sessions(self, children: _ChildSessions, now: float) -> float:
+        """Returns the seconds until a session wants a look, and adds its workers to `children`."""
+        seconds = _TICK_SECONDS
+        with self._shared.lock:
+            for session in self._shared.sessions.values():
+                wait = session.schedule.next_check(now)
+                if wait is not None and wait < seconds:
+                    seconds = wait
+                if session.check_at - now < seconds:
+                    seconds = max(0.0, session.check_at - now)
+                if session.local is not None:
+                    for fileno, wants_write in session.local.sockets().items():
+                        children[fileno] = (session, _IN | _OUT if wants_write else _IN)
+        return seconds
 
     def _watch(self, links: list[Link], children: _ChildSessions) -> None:
         filenos = [link.filenos for link in links]
@@ -466,11 +481,12 @@ class IoThread:
 
     def _tick(self, now: float) -> None:
         for link in [self._coordinator, *self._links.values()]:
-            if not link.is_open:
-                if isinstance(link, AgentLink) and not link.is_listed:
-                    self._remove(link)
-                else:
-                    link.tick(now)
+            if link.is_open:
+                continue
+            if isinstance(link, AgentLink) and not link.is_listed:
+                self._remove(link)
+            else:
+                link.tick(now)
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
             self._report()
@@ -483,14 +499,7 @@ class IoThread:
                 locals_ended += session.closing_locals
                 session.closing_locals = []
             for session in self._shared.sessions.values():
-                if session.has_news:
-                    self._asking.announce(session)
-                if session.is_busy:
-                    self._asking.ask(session, now)
-                    self._asking.check_peers(session, now)
-                    self._late.check(session, now)
-                if session.is_due:
-                    session.ring()
+                self._tick_session(session, now)
         for session in closing:
             for agent in self._links.values():
                 agent.discard(session.name)
@@ -498,6 +507,16 @@ class IoThread:
         # Without the lock: they may take seconds to stop, and the script would get no batch.
         for local in locals_ended:
             local.close()
+
+    def _tick_session(self, session: FeedSession, now: float) -> None:
+        if session.has_news:
+            self._asking.announce(session)
+        if session.is_busy:
+            self._asking.ask(session, now)
+            self._asking.check_peers(session, now)
+            self._late.check(session, now)
+        if session.is_due:
+            session.ring()
 
     def _report(self) -> None:
         # A process that only made its loaders, and has children iterate, has nothing to report.
