@@ -276,7 +276,7 @@ def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host):
     trainer.go_on()
     assert trainer.end() != 0
     assert "the iterable dataset Stream is not deterministic: shard" in trainer.errors
-    assert "try:   have its __iter__ give the same" in trainer.errors
+    assert "try:   make __iter__ deterministic" in trainer.errors
 
 
 def test_stream_that_is_not_deterministic_is_no_error_without_a_loss(host):
