@@ -220,6 +220,6 @@ def test_a_global_that_a_function_of_the_script_reads_is_seen(path, closing, mon
     monkeypatch.setitem(globals(), "OPENED", closing(open(path, "rb")))
 
     def collate(batch):
-        return OPENED.read(1), batch  # noqa: F821
+        return OPENED.read(1), batch  # type: ignore[name-defined]  # noqa: F821
 
     assert "OPENED (_io." in open_file_in({"collate_fn": collate})

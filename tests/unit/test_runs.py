@@ -9,7 +9,8 @@ from stoker.cli.workloads import resolve
 from stoker.errors import DeclinedError, PlatformError, UsageError
 from stoker.platforms.local import lock_run_folder
 from stoker.records import groups_in_words
-from stoker.run.chain import STEPS, Chain, forget_later
+from stoker.run import STEPS
+from stoker.run.chain import Chain, forget_later
 from stoker.run.clusters import groups_of, parse_groups
 from stoker.run.run_folders import named_run_dir, new_run_dir
 from stoker.workload_file import workload_from
