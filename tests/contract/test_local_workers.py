@@ -28,7 +28,9 @@ def workers_of(dataset, deaths):
 
 def order(number):
     packed = pack_value([number], allow_pickle=True)
-    return Make(session="s", epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
+    return Make(
+        session="s", epoch_id=0, batch_number=number, index=packed, seed_words=(0, 0, 0, number)
+    )
 
 
 def made_by(local, count, *, credits=0):

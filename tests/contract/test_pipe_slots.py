@@ -80,7 +80,7 @@ def pool_of(collate):
 
 def make(pool, first):
     index = codec.pack_value(list(range(first, first + BATCH)), allow_pickle=False)
-    order = Make(session="s", epoch_id=0, number=0, index=index, seed=(0, 0, 0, 0))
+    order = Make(session="s", epoch_id=0, batch_number=0, index=index, seed_words=(0, 0, 0, 0))
     pool.assign(WorkerJob((first,), order))
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)

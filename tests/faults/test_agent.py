@@ -79,7 +79,12 @@ def spec_of(dataset, **kwargs):
 
 def make_of(session, number, *, index=b"", epoch_id=0, seed=(), **more):
     return protocol.Make(
-        session=session, number=number, index=index, epoch_id=epoch_id, seed=seed, **more
+        session=session,
+        batch_number=number,
+        index=index,
+        epoch_id=epoch_id,
+        seed_words=seed,
+        **more,
     )
 
 
@@ -172,7 +177,7 @@ class Client:
 
     def batch(self):
         message, payload = self.made()
-        return message.number, codec.decode(message.tree, payload, allow_pickle=True)
+        return message.batch_number, codec.decode(message.tree, payload, allow_pickle=True)
 
     def makes(self, *, size=64):
         self.ask(0, [1])
@@ -503,7 +508,7 @@ def test_a_batch_of_an_epoch_that_is_over_is_answered(client):
     client.send(protocol.Cancel(session=client.name, before_epoch_id=3))
     client.ask(7, [1], epoch_id=2)
     dropped, _ = client.expect(protocol.Declined)
-    assert (dropped.epoch_id, dropped.number, dropped.is_lost) == (2, 7, False)
+    assert (dropped.epoch_id, dropped.batch_number, dropped.is_lost) == (2, 7, False)
     assert "over" in dropped.reason
     # What the trainer says last counts: a session that is opened again is as a new one.
     client.open()
@@ -586,7 +591,7 @@ def test_drain_finishes_what_is_begun_and_opens_no_session(tmp_path):
         process.terminate()
         client.expect(protocol.Leaving)
         dropped, _ = client.expect(protocol.Declined)
-        assert dropped.number == 2
+        assert dropped.batch_number == 2
         with client_of(port, spec) as late:
             late.send(late.opening)
             assert late.receive()[0] == protocol.Leaving()

@@ -241,7 +241,9 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
         recorder.target = port
         with dealer(recorder.port, keys_of(struck.cluster)) as client:
             # Whoever is let in is answered: that session is not known.
-            make = protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=())
+            make = protocol.Make(
+                session="nobody", epoch_id=0, batch_number=0, index=b"", seed_words=()
+            )
             client.send(protocol.pack(make))
             assert client.poll(DEADLINE_MS)
             client.recv_multipart()

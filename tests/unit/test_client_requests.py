@@ -150,11 +150,11 @@ class StartsOnlyOnce:
     def ask(self, order: Make) -> list[Result]:
         assert order.stream is not None
         generation = order.stream.generation
-        self.asked.append((order.number, generation))
+        self.asked.append((order.batch_number, generation))
         if self.refused and generation not in self.refused:
             return []
         self.refused.add(generation)
-        job = WorkerJob((order.epoch_id, order.number, generation), order)
+        job = WorkerJob((order.epoch_id, order.batch_number, generation), order)
         return [Result(job, -1, error=b"", summary="no more processes", is_lost=True)]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:

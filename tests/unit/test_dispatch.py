@@ -19,7 +19,7 @@ def session(name="s", *, rank=0):
 
 
 def request(number, *, spec="spec", epoch=0):
-    make = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=())
+    make = Make(session="s", epoch_id=epoch, batch_number=number, index=b"", seed_words=())
     return BatchRequest(session(), spec, "batch", make)
 
 
@@ -35,7 +35,7 @@ def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers):
     requests = [request(number) for number in numbers]
     queue = queued(*requests)
     served = [queue.pop(specs={"spec"}) for _ in numbers]
-    assert served == sorted(requests, key=lambda r: r.number)
+    assert served == sorted(requests, key=lambda r: r.batch_number)
     assert queue.pop(specs={"spec"}) is None
 
 

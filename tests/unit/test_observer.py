@@ -17,7 +17,7 @@ from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from support.aws_answers import Clock
 
 NOTHING: dict[str, int] = {}
-ORDER = Make(session="s", epoch_id=0, number=0, index=b"", seed=())
+ORDER = Make(session="s", epoch_id=0, batch_number=0, index=b"", seed_words=())
 
 
 def observer(clock: Clock | None = None) -> Observer:

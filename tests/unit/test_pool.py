@@ -37,7 +37,7 @@ class Child:
     def numbers(self, count):
         orders: list[int] = []
         while len(orders) < count:
-            orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
+            orders += [to_worker.decode(data).batch_number for data, _ in self.channel.receive()]
         return orders
 
     def be_ready(self):
@@ -78,7 +78,9 @@ def job(number, *, shard=None, generation=1, epoch=0, **more):
     stream = None
     if shard is not None:
         stream = Stream(shard=shard, num_shards=4, generation=generation, **more)
-    order = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=(7,), stream=stream)
+    order = Make(
+        session="s", epoch_id=epoch, batch_number=number, index=b"", seed_words=(7,), stream=stream
+    )
     return WorkerJob((number, generation), order)
 
 

@@ -286,11 +286,17 @@ VALID: list[protocol.Message] = [
     protocol.State(outcome="failed", exit_code=1, reason="x"),
     protocol.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
     protocol.Ship(spec="d", offset=3),
-    protocol.Make(session="s", epoch_id=1, number=2, index=b"4", seed=(1, 2, 3)),
+    protocol.Make(session="s", epoch_id=1, batch_number=2, index=b"4", seed_words=(1, 2, 3)),
     protocol.Made(
-        session="s", epoch_id=1, number=2, tree=b"xyz", cpu_seconds=1.0, wall_seconds=2.0, worker=0
+        session="s",
+        epoch_id=1,
+        batch_number=2,
+        tree=b"xyz",
+        cpu_seconds=1.0,
+        wall_seconds=2.0,
+        worker=0,
     ),
-    protocol.Declined(session="s", epoch_id=1, number=2, reason="r", is_lost=True),
+    protocol.Declined(session="s", epoch_id=1, batch_number=2, reason="r", is_lost=True),
     protocol.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
 ]
 VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j, None)}

@@ -68,7 +68,12 @@ class Worker:
         stream = Stream(shard=self.shard, num_shards=3, generation=1, **given)
         number = position * 3 + self.shard
         order = Make(
-            session="s", epoch_id=epoch_id, number=number, index=FOUR, seed=(), stream=stream
+            session="s",
+            epoch_id=epoch_id,
+            batch_number=number,
+            index=FOUR,
+            seed_words=(),
+            stream=stream,
         )
         return answer(order, self.slots, self.source)
 

@@ -73,26 +73,31 @@ class Epoch:
 
     def _begin(self) -> None:
         self.number = self.order.position.epoch
-        self._next_batch = self.order.position.first
+        self._next_batch_number = self.order.position.first
         self._sizes: deque[int] = deque()
         self.steps: Steps = self._process.timeline.epoch(
             loader=self._books.number,
             # Batches are seeded by the loader's own epoch; the timeline counts on over loaders.
             epoch=self._books.first_epoch + self.number,
-            batch=self._next_batch,
+            batch=self._next_batch_number,
         )
         self._books.life.begins(self.steps)
 
     def numbered(self, base_seed: int, index: object) -> Numbered:
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
-        words: tuple[int, ...] = (base_seed, self._replica, self.number, self._next_batch)
-        self._next_batch += 1
+        seed_words: tuple[int, ...] = (
+            base_seed,
+            self._replica,
+            self.number,
+            self._next_batch_number,
+        )
+        self._next_batch_number += 1
         if self.order.occurrences is not None:
             if isinstance(index, Iterator):
                 # It is iterated over here, and again by the fetcher.
                 index = list(index)
-            words += self.order.occurrences.of(index)
-        return Numbered(words, index)
+            seed_words += self.order.occurrences.of(index)
+        return Numbered(seed_words, index)
 
     def timed(self, next_batch: Callable[[], object]) -> object:
         self.steps.ask()
@@ -238,7 +243,7 @@ class Fetcher(Protocol):
 
 
 class SeededFetcher:
-    """Fetcher that seeds first; indices without words (of other loaders) pass unchanged."""
+    """Fetcher that seeds first; indices without seed words (of other loaders) pass unchanged."""
 
     def __init__(self, fetcher: Fetcher, seeding: Seeding, seeder: Seeder) -> None:
         self._fetcher = fetcher
@@ -253,21 +258,21 @@ class SeededFetcher:
     def fetch(self, index: object) -> object:
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
-        words, given = index.words, index.index
+        seed_words, given = index.seed_words, index.index
         if isinstance(given, Iterator):
             # The batch may have to be made again.
             given = list(given)
         if self._seeding == "sample":
-            return self._seeder.make(words, lambda: self._fetch_samples(words, given))
-        return self._seeder.make(words, lambda: self._fetcher.fetch(given))
+            return self._seeder.make(seed_words, lambda: self._fetch_samples(seed_words, given))
+        return self._seeder.make(seed_words, lambda: self._fetcher.fetch(given))
 
-    def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
+    def _fetch_samples(self, seed_words: tuple[int, ...], index: object) -> object:
         if not self.auto_collation:
-            self._seeder.place(words, index, 0)
+            self._seeder.place(seed_words, index, 0)
             return self._fetcher.fetch(index)
         if makes_many(self.dataset):
             return self._fetcher.fetch(index)
-        return self._fetcher.fetch(self._seeder.each(words, cast("Iterable[object]", index)))
+        return self._fetcher.fetch(self._seeder.each(seed_words, cast("Iterable[object]", index)))
 
 
 class PreservingFetcher(SeededFetcher):

@@ -283,7 +283,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
 
 def _numbered_of(asked: AskedBatch) -> Numbered:
-    return Numbered(asked.seed, unpack_value(asked.index, allow_pickle=True))
+    return Numbered(asked.seed_words, unpack_value(asked.index, allow_pickle=True))
 
 
 def _raising(error: BaseException | None) -> Iterator[Numbered]:

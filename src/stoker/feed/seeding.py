@@ -52,25 +52,25 @@ _T = TypeVar("_T")
 class Numbered(msgspec.Struct):
     """The sampler's index, with the words that its batch is seeded from."""
 
-    words: tuple[int, ...]
+    seed_words: tuple[int, ...]
     index: object
 
 
-def seed_batch(words: Sequence[int]) -> bytes:
+def seed_batch(seed_words: Sequence[int]) -> bytes:
     """Sets the random states from `words` (0 to 2**64 - 1), in 15 us; returns their digest."""
-    digest = _digest(words)
+    digest = _digest(seed_words)
     seed_states(digest)
     return digest
 
 
-def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
+def seed_sample(seed_words: Sequence[int], index: object, occurrence: int) -> bytes:
     """Sets the three random states for one sample; returns their digest.
 
     Args:
-        words: Base seed, epoch.
+        seed_words: Base seed, epoch.
         occurrence: How often the epoch had this index before.
     """
-    digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
+    digest = hashlib.blake2b(_digest(seed_words), digest_size=64, person=b"stoker sample")
     digest.update(index_bytes(index))
     digest.update(struct.pack("<Q", occurrence))
     of_sample = digest.digest()
@@ -143,9 +143,9 @@ def _words(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}Q")
 
 
-def _digest(words: Sequence[int]) -> bytes:
+def _digest(seed_words: Sequence[int]) -> bytes:
     digest = _EMPTY_DIGEST.copy()
-    digest.update(_words(len(words)).pack(*[word & _MASK for word in words]))
+    digest.update(_words(len(seed_words)).pack(*[word & _MASK for word in seed_words]))
     return digest.digest()
 
 
@@ -185,11 +185,11 @@ class Seeder:
         self._infos: dict[int, torch_worker.WorkerInfo] = {}
         self._tell()
 
-    def make(self, words: Sequence[int], make: Callable[[], _T]) -> _T:
+    def make(self, seed_words: Sequence[int], make: Callable[[], _T]) -> _T:
         """Returns what `make` returns, called again if the dataset has made a new generator."""
-        self._set_info(words)
+        self._set_info(seed_words)
         for _ in range(_MAX_TIMES - 1):
-            self._seed_batch(words)
+            self._seed_batch(seed_words)
             try:
                 batch = make()
             except Exception:
@@ -202,24 +202,24 @@ class Seeder:
             # First, because a worker gives up a slot with a live view (see Slots.free).
             del batch
         # It makes a new generator each time, which cannot be seeded before its first draw.
-        self._seed_batch(words)
+        self._seed_batch(seed_words)
         return make()
 
-    def place(self, words: Sequence[int], index: object, place: int) -> None:
+    def place(self, seed_words: Sequence[int], index: object, place: int) -> None:
         """Seeds for the sample at `place`; its occurrence, if not 0, follows the batch's words."""
         # Without the replica: a sample is the same on any rank.
-        occurrences = words[BATCH_WORDS:]
+        occurrences = seed_words[BATCH_WORDS:]
         occurrence = occurrences[place] if occurrences else 0
-        digest = seed_sample((*words[:1], *words[2:3]), index, occurrence)
+        digest = seed_sample((*seed_words[:1], *seed_words[2:3]), index, occurrence)
         if self._held.found:
             self._held.seed(digest)
 
-    def each(self, words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
+    def each(self, seed_words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
         for place, index in enumerate(indices):
-            self.place(words, index, place)
+            self.place(seed_words, index, place)
             yield index
         # The collate function's draws belong to the batch.
-        self._seed_batch(words)
+        self._seed_batch(seed_words)
 
     def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
@@ -234,8 +234,8 @@ class Seeder:
         finally:
             put_back(states)
 
-    def _seed_batch(self, words: Sequence[int]) -> None:
-        digest = seed_batch(words[:BATCH_WORDS])
+    def _seed_batch(self, seed_words: Sequence[int]) -> None:
+        digest = seed_batch(seed_words[:BATCH_WORDS])
         if self._held.found:
             self._held.seed(digest)
 
@@ -257,10 +257,10 @@ class Seeder:
                 "seed it in __getitem__ from torch.initial_seed()",
             )
 
-    def _set_info(self, words: Sequence[int]) -> None:
+    def _set_info(self, seed_words: Sequence[int]) -> None:
         if self._num_workers is None:
             return
-        base_seed, worker = words[0], words[3] % self._num_workers
+        base_seed, worker = seed_words[0], seed_words[3] % self._num_workers
         if base_seed != self._base_seed:
             self._base_seed = base_seed
             self._infos.clear()

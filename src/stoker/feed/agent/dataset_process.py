@@ -494,7 +494,7 @@ class Specs:
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
         spec = self._specs[digest]
-        pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
+        pool = self._pool(spec, key, base_seed=next(iter(job.order.seed_words), 0))
         self._results.extend(pool.assign(job))
 
     def starting_stacks(self, digest: str) -> str:

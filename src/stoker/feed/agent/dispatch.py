@@ -79,11 +79,11 @@ class BatchRequest:
     arrival: int | None = None
     shown_workers: set[int] = field(default_factory=set)
     epoch_id: int = field(init=False)
-    number: int = field(init=False)
+    batch_number: int = field(init=False)
     generation: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.epoch_id, self.number = self.make.epoch_id, self.make.number
+        self.epoch_id, self.batch_number = self.make.epoch_id, self.make.batch_number
         self.generation = 0 if self.make.stream is None else self.make.stream.generation
 
 
@@ -104,7 +104,7 @@ class Queue:
         # One that was popped before gets its former place.
         if request.arrival is None:
             request.arrival = next(self._arrivals)
-        heapq.heappush(self._heap, (request.number, request.arrival, request))
+        heapq.heappush(self._heap, (request.batch_number, request.arrival, request))
 
     def pop(self, *, specs: Collection[str]) -> BatchRequest | None:
         """Returns the first request whose spec is in `specs`, or None; discards cancelled ones."""
@@ -308,7 +308,7 @@ class _About(TypedDict):
 
     session: str
     epoch_id: int
-    number: int
+    batch_number: int
     generation: int
 
 
@@ -316,7 +316,7 @@ def _about(make: protocol.Make) -> _About:
     return {
         "session": make.session,
         "epoch_id": make.epoch_id,
-        "number": make.number,
+        "batch_number": make.batch_number,
         "generation": make.stream.generation if make.stream else 0,
     }
 
@@ -364,7 +364,9 @@ class Dispatch:
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, BatchRequest)
-            self._log.event(EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.number)
+            self._log.event(
+                EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.batch_number
+            )
         self._credits.adapt()
         self.share_credits()
 
@@ -381,7 +383,7 @@ class Dispatch:
     def ask(self, identity: bytes, session: AgentSession, message: protocol.Make) -> None:
         stream = message.stream
         generation = 0 if stream is None else stream.generation
-        known = session.requests.get((message.epoch_id, message.number))
+        known = session.requests.get((message.epoch_id, message.batch_number))
         if known is not None and known.generation == generation:
             return  # A repeated request: one answer is enough.
         refusal = self._refusal(session, message, known)
@@ -393,13 +395,13 @@ class Dispatch:
         now = time.monotonic()
         was_active = session.is_active(now)
         session.asked_at = now
-        request = session.requests[message.epoch_id, message.number] = BatchRequest(
+        request = session.requests[message.epoch_id, message.batch_number] = BatchRequest(
             session, session.spec, session.seeding, message
         )
         if stream is None:
             hosted = self._specs.find(session.spec)
             if hosted is not None and hosted.state == "ready":
-                base_seed = next(iter(message.seed), 0)
+                base_seed = next(iter(message.seed_words), 0)
                 self._specs.begin(hosted, seeding=session.seeding, base_seed=base_seed)
             self._queue.push(request)
         else:
@@ -412,7 +414,7 @@ class Dispatch:
         self, identity: bytes, session: AgentSession, message: protocol.Inquire
     ) -> None:
         """Answers who makes a batch; the stacks of its worker go to this host's log, once."""
-        request = session.requests.get((message.epoch_id, message.number))
+        request = session.requests.get((message.epoch_id, message.batch_number))
         makers: list[Maker] = []
         if request is not None:
             makers = self._specs.makers(request.spec, lambda job: job.key == (request,))
@@ -420,7 +422,7 @@ class Dispatch:
         making = protocol.Makers(
             session=session.name,
             epoch_id=message.epoch_id,
-            number=message.number,
+            batch_number=message.batch_number,
             seconds=makers[0].seconds if makers else None,
             workers=tuple(maker.number for maker in makers),
             stacks=stacks,
@@ -436,7 +438,7 @@ class Dispatch:
         else:
             session.num_starts_shown += bool(stacks)
         if stacks:
-            self._log.event(EventName.STACKS_WRITTEN, worker=worker, batch=message.number)
+            self._log.event(EventName.STACKS_WRITTEN, worker=worker, batch=message.batch_number)
             print(stacks, file=sys.stderr, flush=True)
 
     def _refusal(
@@ -459,7 +461,7 @@ class Dispatch:
     def cancel_queued(self, reason: str, *, spec: str | None = None) -> None:
         for request in [r for r in self._queue if spec is None or r.spec == spec]:
             request.is_cancelled = True
-            request.session.requests.pop((request.epoch_id, request.number), None)
+            request.session.requests.pop((request.epoch_id, request.batch_number), None)
             self._outbox.decline(request, reason)
 
     def _give(self) -> None:
@@ -499,11 +501,13 @@ class Dispatch:
                 self.share_credits()
         session = request.session
         # A later start of the shard may have another request with that number.
-        if session.requests.get((request.epoch_id, request.number)) is request:
-            del session.requests[request.epoch_id, request.number]
+        if session.requests.get((request.epoch_id, request.batch_number)) is request:
+            del session.requests[request.epoch_id, request.batch_number]
         if request.is_cancelled:
             result.release()
             return
         if result.is_lost:
-            self._log.event(EventName.BATCH_LOST, number=request.number, reason=result.summary)
+            self._log.event(
+                EventName.BATCH_LOST, number=request.batch_number, reason=result.summary
+            )
         self._outbox.result(request, result)

@@ -34,28 +34,31 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 def reassign(
-    session: FeedSession, peer: Peer, number: int, *, generation: int, reason: str, host: str
+    session: FeedSession, peer: Peer, batch_number: int, *, generation: int, reason: str, host: str
 ) -> None:
     """Reassigns a batch whose workers are gone, after enough tries to an error; under the lock."""
     schedule = session.schedule
-    if not schedule.mark_failed(peer, number, generation=generation):
+    if not schedule.mark_failed(peer, batch_number, generation=generation):
         return
     error = FeedLostError(
-        schedule.words(number, reason),
-        where=f"rank {session.rank}, {session.batch_words(number)}, last tried on host {host}",
+        schedule.words(batch_number, reason),
+        where=f"rank {session.rank}, {session.batch_words(batch_number)}, "
+        f"last tried on host {host}",
         fix=advice_on(reason),
     )
     # In place of the batch, so that the epoch continues after it.
-    if schedule.arrived(peer, number, frame_bytes=0, now=time.monotonic(), generation=generation):
-        session.deliver(number, BatchOutcome(error=error))
+    if schedule.arrived(
+        peer, batch_number, frame_bytes=0, now=time.monotonic(), generation=generation
+    ):
+        session.deliver(batch_number, BatchOutcome(error=error))
     else:
         # A shard ends with its process: nothing comes after it either.
         session.mark_failed(error)
 
 
 def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
-    _, number, generation = cast("tuple[int, int, int]", result.job.key)
-    reassign(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
+    _, batch_number, generation = cast("tuple[int, int, int]", result.job.key)
+    reassign(session, LOCAL, batch_number, generation=generation, reason=result.summary, host=host)
 
 
 class Answers:
@@ -115,7 +118,7 @@ class Answers:
         if nbytes > self._max_bytes:
             error = FeedError(
                 f"batch too large: {nbytes} bytes, limit {self._max_bytes} bytes",
-                where=f"batch {made.number}, from host {link.member.host}",
+                where=f"batch {made.batch_number}, from host {link.member.host}",
                 fix="make smaller batches, or send uint8 and convert on the accelerator",
             )
             if session is not None:
@@ -204,7 +207,7 @@ class Answers:
             if session is None or session.epoch_id != message.epoch_id:
                 return
             # An answer about an earlier batch came too late.
-            if message.number == session.schedule.head and session.waits_since is not None:
+            if message.batch_number == session.schedule.head and session.waits_since is not None:
                 session.inquiries.pop(link.member.host, None)
                 session.makers[link.member.host] = HeadMaker(
                     heard_at=now,
@@ -235,7 +238,7 @@ class Answers:
                 return
             is_wanted = session.schedule.arrived(
                 host,
-                made.number,
+                made.batch_number,
                 frame_bytes=nbytes,
                 now=now,
                 generation=made.generation,
@@ -243,7 +246,7 @@ class Answers:
                 random_state=made.state,
             )
             if is_wanted:
-                session.deliver(made.number, outcome)
+                session.deliver(made.batch_number, outcome)
             self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
             if session.is_due:
                 session.ring()
@@ -259,7 +262,7 @@ class Answers:
         frame: zmq.Frame | None,
     ) -> None:
         """Handles the end of a request without a batch, if a session still waits for it."""
-        host, number, generation = link.member.host, message.number, message.generation
+        host, batch_number, generation = link.member.host, message.batch_number, message.generation
         # Without the lock, because it may run the dataset's code.
         error = self._error_of(message, frame) if isinstance(message, protocol.Raised) else None
         with self._shared.lock:
@@ -271,7 +274,7 @@ class Answers:
                 case protocol.Raised():
                     if schedule.arrived(
                         host,
-                        number,
+                        batch_number,
                         frame_bytes=0,
                         now=time.monotonic(),
                         generation=generation,
@@ -279,9 +282,11 @@ class Answers:
                         random_state=message.state,
                     ):
                         outcome = BatchOutcome(error=error)
-                        session.deliver(number, outcome, is_final=message.is_final)
+                        session.deliver(batch_number, outcome, is_final=message.is_final)
                 case protocol.Ended():
-                    schedule.ended(host, number, generation=generation, random_state=message.state)
+                    schedule.ended(
+                        host, batch_number, generation=generation, random_state=message.state
+                    )
                     session.stir(is_head=True)
                 case protocol.Declined():
                     self._take_declined(link, session, message)
@@ -289,19 +294,21 @@ class Answers:
     def _take_declined(
         self, link: AgentLink, session: FeedSession, message: protocol.Declined
     ) -> None:
-        host, number, reason = link.member.host, message.number, message.reason
+        host, batch_number, reason = link.member.host, message.batch_number, message.reason
         if link.has_failed(session.name):
             # The batch is not to blame where all processes are gone.
             return
         if message.is_lost or link.is_draining:
             generation = message.generation
-            reassign(session, host, number, generation=generation, reason=reason, host=host)
+            reassign(session, host, batch_number, generation=generation, reason=reason, host=host)
         else:
             # The host has closed the session: this process was silent for too long.
             session.schedule.mark_lost(host)
             link.close_session(session.name)
             session.has_news = True
-        self._shared.log.event(EventName.BATCH_DROPPED, agent=host, batch=number, reason=reason)
+        self._shared.log.event(
+            EventName.BATCH_DROPPED, agent=host, batch=batch_number, reason=reason
+        )
 
     def _take_ready(self, link: AgentLink, message: protocol.Ready) -> None:
         with self._shared.lock:
@@ -410,7 +417,7 @@ class LocalAnswers:
                 session.stir()
 
     def _settle(self, session: FeedSession, result: Result) -> None:
-        epoch_id, number, generation = cast("tuple[int, int, int]", result.job.key)
+        epoch_id, batch_number, generation = cast("tuple[int, int, int]", result.job.key)
         payload, result.payload = result.payload, None
         if payload is not None:
             # Its last view gives the worker its memory back.
@@ -424,14 +431,16 @@ class LocalAnswers:
                 reassign_local(session, result, host=self._host)
                 return
             if result.is_end:
-                schedule.ended(LOCAL, number, generation=generation, random_state=result.state)
+                schedule.ended(
+                    LOCAL, batch_number, generation=generation, random_state=result.state
+                )
                 session.stir(is_head=True)
                 return
             # Before the batch is copied below, so that no other peer is asked for it during the
             # copy.
             is_wanted = schedule.arrived(
                 LOCAL,
-                number,
+                batch_number,
                 frame_bytes=size,
                 now=time.monotonic(),
                 generation=generation,
@@ -456,4 +465,4 @@ class LocalAnswers:
             )
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
-                session.deliver(number, outcome, is_final=result.is_final)
+                session.deliver(batch_number, outcome, is_final=result.is_final)

@@ -113,8 +113,8 @@ class Requester:
     def ask(self, session: FeedSession, now: float) -> None:
         schedule = session.schedule
         schedule.max_bytes = self._max_bytes(session)
-        for number in schedule.overdue(now):
-            self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=number)
+        for batch_number in schedule.overdue(now):
+            self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=batch_number)
         if not schedule.is_settled and self._are_all_there(session):
             schedule.settle()
         if schedule.num_shards and schedule.is_settled and session.name not in self._warned_of:
@@ -137,8 +137,8 @@ class Requester:
 
     def _send_orders(self, session: FeedSession, now: float) -> None:
         lost: list[Result] = []
-        for peer, number in session.schedule.assign(now):
-            order = session.order_of(number)
+        for peer, batch_number in session.schedule.assign(now):
+            order = session.order_of(batch_number)
             if peer == LOCAL and session.local is not None:
                 lost += session.local.ask(order)
             elif isinstance(peer, str) and peer in self._links:

@@ -168,9 +168,9 @@ class LateBatches:
     def _maker(
         self, session: FeedSession, peer: Peer, *, asked_at: float, now: float
     ) -> HeadMaker | None:
-        number = session.schedule.head
+        batch_number = session.schedule.head
         if peer == LOCAL and session.local is not None:
-            makers = session.local.makers(number, session.epoch_id)
+            makers = session.local.makers(batch_number, session.epoch_id)
             return _local_maker(makers, now)
         heard = session.makers.get(peer)
         if heard is not None and now - heard.heard_at < _FRESH_SECONDS:
@@ -182,7 +182,7 @@ class LateBatches:
         if link is not None and now - inquiry.last_at >= _FRESH_SECONDS:
             inquiry.last_at = now
             name, epoch_id = session.name, session.epoch_id
-            link.send(protocol.Inquire(session=name, epoch_id=epoch_id, number=number))
+            link.send(protocol.Inquire(session=name, epoch_id=epoch_id, batch_number=batch_number))
         return None
 
     def _maker_words(self, peer: Peer, maker: HeadMaker) -> str:

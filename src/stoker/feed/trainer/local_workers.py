@@ -119,10 +119,10 @@ class LocalWorkers:
     def ask(self, order: Make) -> list[Result]:
         """Asks for a batch, oldest first where any worker will do; returns what is lost."""
         generation = order.stream.generation if order.stream else 0
-        job = WorkerJob((order.epoch_id, order.number, generation), order)
+        job = WorkerJob((order.epoch_id, order.batch_number, generation), order)
         if order.stream is not None:
             return self._pool.assign(job)
-        heapq.heappush(self._waiting, (order.epoch_id, order.number, job))
+        heapq.heappush(self._waiting, (order.epoch_id, order.batch_number, job))
         self._feed()
         return []
 
@@ -136,9 +136,9 @@ class LocalWorkers:
         self._feed()
         return results
 
-    def makers(self, number: int, epoch_id: int) -> list[Maker]:
+    def makers(self, batch_number: int, epoch_id: int) -> list[Maker]:
         """Returns the children that make that batch, with the stacks of the first one."""
-        return self._pool.makers(lambda job: job.key[:2] == (epoch_id, number))
+        return self._pool.makers(lambda job: job.key[:2] == (epoch_id, batch_number))
 
     def starting_stacks(self) -> str:
         return self._pool.starting_stacks()

@@ -153,7 +153,7 @@ class Scheduler(ABC):
     def is_over(self) -> bool: ...
 
     @abstractmethod
-    def is_there(self, number: int) -> bool: ...
+    def is_there(self, batch_number: int) -> bool: ...
 
     @abstractmethod
     def take(self, now: float) -> None:
@@ -189,7 +189,7 @@ class Scheduler(ABC):
     def arrived(
         self,
         peer: Peer,
-        number: int,
+        batch_number: int,
         *,
         frame_bytes: int,
         now: float,
@@ -203,16 +203,18 @@ class Scheduler(ABC):
         ProtocolError where there is no shard, or where they are missing.
         """
 
-    def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
+    def ended(
+        self, peer: Peer, batch_number: int, *, generation: int, random_state: bytes = b""
+    ) -> None:
         """Records that a shard ends before that number."""
         raise ProtocolError("received the end of a shard for a map-style dataset")
 
     @abstractmethod
-    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+    def mark_failed(self, peer: Peer, batch_number: int, *, generation: int = 0) -> bool:
         """Records that a peer cannot make a batch; returns True if no retry is worthwhile."""
 
     @abstractmethod
-    def words(self, number: int, reason: str) -> str:
+    def words(self, batch_number: int, reason: str) -> str:
         """Returns what cannot be made, where `mark_failed` was True, and why."""
 
     @property
@@ -224,12 +226,14 @@ class Scheduler(ABC):
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """Returns the batches to ask for now, and of whom; they count as asked."""
 
-    def stream_of(self, number: int, *, shared_seed: int | None) -> Stream | None:
+    def stream_of(self, batch_number: int, *, shared_seed: int | None) -> Stream | None:
         return None
 
-    def makers(self, number: int) -> dict[Peer, float]:
+    def makers(self, batch_number: int) -> dict[Peer, float]:
         peers = self.peers.items()
-        return {peer: each.asked[number][0] for peer, each in peers if number in each.asked}
+        return {
+            peer: each.asked[batch_number][0] for peer, each in peers if batch_number in each.asked
+        }
 
     def may_assign(self) -> bool:
         return True
@@ -312,8 +316,8 @@ class BatchScheduler(Scheduler):
     def is_over(self) -> bool:
         return self._is_complete and self.head >= self.supplied
 
-    def is_there(self, number: int) -> bool:
-        return number in self._arrived
+    def is_there(self, batch_number: int) -> bool:
+        return batch_number in self._arrived
 
     def take(self, now: float) -> None:
         head = self.head
@@ -337,7 +341,7 @@ class BatchScheduler(Scheduler):
     def arrived(
         self,
         peer: Peer,
-        number: int,
+        batch_number: int,
         *,
         frame_bytes: int,
         now: float,
@@ -348,18 +352,22 @@ class BatchScheduler(Scheduler):
         if generation:
             raise ProtocolError("received a batch of a shard for a map-style dataset")
         state = self.peers.get(peer)
-        if state is not None and number in state.asked:
-            asked_at, queued = state.asked.pop(number)
+        if state is not None and batch_number in state.asked:
+            asked_at, queued = state.asked.pop(batch_number)
             state.answered(asked_at, queued, now)
-        makers = self._makers.get(number)
+        makers = self._makers.get(batch_number)
         if makers is not None:
             makers.discard(peer)
             if not makers:
-                del self._makers[number]
+                del self._makers[batch_number]
         # Taken or here already, from another peer; or never asked for.
-        if number < self.head or number in self._arrived or number >= self._next_new:
+        if (
+            batch_number < self.head
+            or batch_number in self._arrived
+            or batch_number >= self._next_new
+        ):
             return False
-        self._arrived[number] = frame_bytes
+        self._arrived[batch_number] = frame_bytes
         self._held_bytes += frame_bytes
         # Not of an error, which has no size.
         if frame_bytes:
@@ -367,25 +375,25 @@ class BatchScheduler(Scheduler):
             self._batch_bytes = max(self._sizes)
         return True
 
-    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+    def mark_failed(self, peer: Peer, batch_number: int, *, generation: int = 0) -> bool:
         state = self.peers.get(peer)
         if state is not None:
-            state.asked.pop(number, None)
+            state.asked.pop(batch_number, None)
         if state is None or not state.is_draining:
-            self._refused.setdefault(number, set()).add(peer)
-        self._cancel(peer, number)
-        refused = self._refused.get(number, set())
-        if not self._is_open(number) or self._makers.get(number):
+            self._refused.setdefault(batch_number, set()).add(peer)
+        self._cancel(peer, batch_number)
+        refused = self._refused.get(batch_number, set())
+        if not self._is_open(batch_number) or self._makers.get(batch_number):
             return False
         # Two peers that refuse the same batch are proof enough that the batch is to blame.
         return len(refused) >= 2 or (len(refused) == 1 and not set(self.peers) - refused)
 
-    def words(self, number: int, reason: str) -> str:
-        return f"batch {number} cannot be made: {reason}"
+    def words(self, batch_number: int, reason: str) -> str:
+        return f"batch {batch_number} cannot be made: {reason}"
 
     def _reassign(self, peer: Peer, state: PeerState) -> None:
-        for number in state.asked:
-            self._cancel(peer, number)
+        for batch_number in state.asked:
+            self._cancel(peer, batch_number)
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         asks: list[tuple[Peer, int]] = []
@@ -397,28 +405,30 @@ class BatchScheduler(Scheduler):
         limit = self.head + self.window(now)
         skipped: list[int] = []
         while free:
-            number = self._next_number(limit)
-            if number is None:
+            batch_number = self._next_number(limit)
+            if batch_number is None:
                 break
             able = free
-            if number in self._makers or number in self._refused:
-                barred = self._makers.get(number, set()) | self._refused.get(number, set())
+            if batch_number in self._makers or batch_number in self._refused:
+                barred = self._makers.get(batch_number, set()) | self._refused.get(
+                    batch_number, set()
+                )
                 able = [peer for peer in free if peer not in barred]
                 if not able:
-                    skipped.append(number)
+                    skipped.append(batch_number)
                     continue
             peer = able[0] if len(able) == 1 else min(able, key=self._preference)
             if self._is_complete and self._is_better_kept(peer, now):
-                skipped.append(number)
+                skipped.append(batch_number)
                 break
             state = self.peers[peer]
-            state.asked[number] = (now, len(state.asked) + 1)
-            self._makers.setdefault(number, set()).add(peer)
-            asks.append((peer, number))
+            state.asked[batch_number] = (now, len(state.asked) + 1)
+            self._makers.setdefault(batch_number, set()).add(peer)
+            asks.append((peer, batch_number))
             if len(state.asked) >= state.credits:
                 free.remove(peer)
-        for number in skipped:
-            self._hand_out_again(number)
+        for batch_number in skipped:
+            self._hand_out_again(batch_number)
         return asks
 
     def look(self, now: float) -> tuple[int, bool]:
@@ -462,12 +472,18 @@ class BatchScheduler(Scheduler):
         # Also everything else that is late at the same peers: most likely they are stopped.
         again = []
         for peer in makers:
-            for number in self.peers[peer].asked:
-                is_late = all(now >= self._due(other, number) for other in self._makers[number])
-                if is_late and number not in self._queued_again and self._is_open(number):
-                    self._hand_out_again(number)
+            for batch_number in self.peers[peer].asked:
+                is_late = all(
+                    now >= self._due(other, batch_number) for other in self._makers[batch_number]
+                )
+                if (
+                    is_late
+                    and batch_number not in self._queued_again
+                    and self._is_open(batch_number)
+                ):
+                    self._hand_out_again(batch_number)
                     self._moved[peer] += 1
-                    again.append(number)
+                    again.append(batch_number)
         return again
 
     def next_check(self, now: float) -> float | None:
@@ -554,34 +570,34 @@ class BatchScheduler(Scheduler):
 
     def _next_number(self, limit: int) -> int | None:
         while self._again:
-            number = heapq.heappop(self._again)
-            self._queued_again.discard(number)
-            if self._is_open(number):
-                return number
+            batch_number = heapq.heappop(self._again)
+            self._queued_again.discard(batch_number)
+            if self._is_open(batch_number):
+                return batch_number
         if self._next_new < min(limit, self.supplied):
             self._next_new += 1
             return self._next_new - 1
         return None
 
-    def _is_open(self, number: int) -> bool:
-        return number >= self.head and number not in self._arrived
+    def _is_open(self, batch_number: int) -> bool:
+        return batch_number >= self.head and batch_number not in self._arrived
 
-    def _cancel(self, peer: Peer, number: int) -> None:
-        makers = self._makers.get(number)
+    def _cancel(self, peer: Peer, batch_number: int) -> None:
+        makers = self._makers.get(batch_number)
         if makers is not None:
             makers.discard(peer)
             if not makers:
-                del self._makers[number]
-                self._moved[peer] += self._is_open(number)
-                self._hand_out_again(number)
+                del self._makers[batch_number]
+                self._moved[peer] += self._is_open(batch_number)
+                self._hand_out_again(batch_number)
 
-    def _hand_out_again(self, number: int) -> None:
-        if self._is_open(number) and number not in self._queued_again:
-            self._queued_again.add(number)
-            heapq.heappush(self._again, number)
+    def _hand_out_again(self, batch_number: int) -> None:
+        if self._is_open(batch_number) and batch_number not in self._queued_again:
+            self._queued_again.add(batch_number)
+            heapq.heappush(self._again, batch_number)
 
-    def _others(self, number: int) -> bool:
-        makers, refused = self._makers.get(number, ()), self._refused.get(number, ())
+    def _others(self, batch_number: int) -> bool:
+        makers, refused = self._makers.get(batch_number, ()), self._refused.get(batch_number, ())
         for peer, state in self.peers.items():
             is_able = state.credits > 0 and not state.is_draining
             if is_able and peer not in makers and peer not in refused:
@@ -597,19 +613,19 @@ class BatchScheduler(Scheduler):
                 latest = asked_at
         return latest + _OVERDUE_SECONDS
 
-    def _due(self, peer: Peer, number: int) -> float:
+    def _due(self, peer: Peer, batch_number: int) -> float:
         state = self.peers[peer]
         p95 = state.p95_seconds
         if p95 is None:
             known = [s.p95_seconds for s in self.peers.values() if s.p95_seconds is not None]
             p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
-        return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
+        return state.asked[batch_number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 
     def _latency(self, state: PeerState, now: float) -> float:
         """Returns the seconds that a peer usually takes, or is taking now if that is more."""
         usual = state.reach_seconds
         # In the order of requests. What others were asked for as well delays nothing.
-        for number, (asked_at, _) in state.asked.items():
-            if len(self._makers.get(number, ())) == 1:
+        for batch_number, (asked_at, _) in state.asked.items():
+            if len(self._makers.get(batch_number, ())) == 1:
                 return max(usual, now - asked_at)
         return usual

@@ -41,7 +41,7 @@ class AskedBatch(msgspec.Struct):
     """What is sent to have one batch made; `shared_seed` is torch's, for data pipes."""
 
     index: bytes
-    seed: tuple[int, ...]
+    seed_words: tuple[int, ...]
     shared_seed: int | None = None
 
 
@@ -267,7 +267,7 @@ class FeedSession:
         with self._lock:
             if self.epoch_id != epoch_id or not self.is_busy:
                 return [], None
-            asked = [self._asked[number] for number in sorted(self._asked)]
+            asked = [self._asked[batch_number] for batch_number in sorted(self._asked)]
             error, self._sampler_error = self._sampler_error, None
             self._end_epoch()
         self._wake()
@@ -389,7 +389,7 @@ class FeedSession:
             try:
                 numbered = next(self._indices)
                 packed = pack_value(numbered.index, allow_pickle=True)
-                fresh[first + len(fresh)] = AskedBatch(packed, numbered.words)
+                fresh[first + len(fresh)] = AskedBatch(packed, numbered.seed_words)
             except StopIteration:
                 is_last = True
             except Exception as err:
@@ -410,37 +410,37 @@ class FeedSession:
         if has_work:
             self._wake()
 
-    def order_of(self, number: int) -> Make:
-        asked = self._asked_each or self._asked[number]
+    def order_of(self, batch_number: int) -> Make:
+        asked = self._asked_each or self._asked[batch_number]
         return Make(
             session=self.name,
             epoch_id=self.epoch_id,
-            number=number,
+            batch_number=batch_number,
             index=asked.index,
-            seed=asked.seed,
-            stream=self.schedule.stream_of(number, shared_seed=asked.shared_seed),
+            seed_words=asked.seed_words,
+            stream=self.schedule.stream_of(batch_number, shared_seed=asked.shared_seed),
         )
 
-    def batch_words(self, number: int) -> str:
+    def batch_words(self, batch_number: int) -> str:
         if self.schedule.num_shards:
-            position, shard = divmod(number, self.schedule.num_shards)
+            position, shard = divmod(batch_number, self.schedule.num_shards)
             what = f"batch {position} of shard {shard}"
-        elif number in self._asked:
-            index = unpack_value(self._asked[number].index, allow_pickle=True)
+        elif batch_number in self._asked:
+            index = unpack_value(self._asked[batch_number].index, allow_pickle=True)
             samples = index if isinstance(index, list | tuple) else [index]
             shown = [repr(each)[:_MAX_SAMPLE_CHARACTERS] for each in samples[:_MAX_SAMPLES]]
             shown += [f"and {len(samples) - len(shown)} more"] if len(samples) > len(shown) else []
             what = f"samples {', '.join(shown)}"
         else:
             what = "samples unknown"
-        return f"batch {number} of epoch {self.epoch} ({what})"
+        return f"batch {batch_number} of epoch {self.epoch} ({what})"
 
-    def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
+    def deliver(self, batch_number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
         if is_final and outcome.error is not None:
             self.mark_failed(outcome.error)
             return
-        self.outcomes[number] = outcome
-        self.stir(number == self.schedule.head)
+        self.outcomes[batch_number] = outcome
+        self.stir(batch_number == self.schedule.head)
 
     def stir(self, is_head: bool = False) -> None:
         """Makes `ring` wake the thread that iterates, if there is something for it to do."""

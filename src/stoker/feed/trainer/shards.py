@@ -192,8 +192,8 @@ class ShardScheduler(Scheduler):
     def is_over(self) -> bool:
         return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
 
-    def is_there(self, number: int) -> bool:
-        position, shard = divmod(number, len(self._shards))
+    def is_there(self, batch_number: int) -> bool:
+        position, shard = divmod(batch_number, len(self._shards))
         return position < self._shards[shard].arrived
 
     def take(self, now: float) -> None:
@@ -232,7 +232,7 @@ class ShardScheduler(Scheduler):
     def arrived(
         self,
         peer: Peer,
-        number: int,
+        batch_number: int,
         *,
         frame_bytes: int,
         now: float,
@@ -242,7 +242,7 @@ class ShardScheduler(Scheduler):
     ) -> bool:
         if not generation:
             raise ProtocolError("received a batch without a shard for an iterable dataset")
-        position, shard = self._answered(peer, number, generation)
+        position, shard = self._answered(peer, batch_number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False
         # Sent with the first batch of an epoch: what led up to it need not be made again.
@@ -253,15 +253,17 @@ class ShardScheduler(Scheduler):
         )
         return True
 
-    def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
-        position, shard = self._answered(peer, number, generation)
+    def ended(
+        self, peer: Peer, batch_number: int, *, generation: int, random_state: bytes = b""
+    ) -> None:
+        position, shard = self._answered(peer, batch_number, generation)
         if shard is not None:
             shard.ends(position)
             shard.state_at_end = random_state
             self._skip()
 
-    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
-        _, shard = self._answered(peer, number, generation)
+    def mark_failed(self, peer: Peer, batch_number: int, *, generation: int = 0) -> bool:
+        _, shard = self._answered(peer, batch_number, generation)
         if shard is None:
             return False
         self._moved[peer] += shard.asked - shard.arrived
@@ -272,10 +274,10 @@ class ShardScheduler(Scheduler):
         shard.losses += 1
         return shard.losses >= MAX_LOSSES_IN_A_ROW
 
-    def words(self, number: int, reason: str) -> str:
+    def words(self, batch_number: int, reason: str) -> str:
         return (
-            f"shard {number % len(self._shards)} of the iterable dataset cannot be made: {reason}, "
-            f"{MAX_LOSSES_IN_A_ROW} times at the same place"
+            f"shard {batch_number % len(self._shards)} of the iterable dataset cannot be made: "
+            f"{reason}, {MAX_LOSSES_IN_A_ROW} times at the same place"
         )
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
@@ -285,23 +287,23 @@ class ShardScheduler(Scheduler):
         asks: list[tuple[Peer, int]] = []
         num_open = sum(shard.asked - shard.taken for shard in self._shards)
         window = self.window(now)
-        while (number := self._next_ask()) is not None:
+        while (batch_number := self._next_ask()) is not None:
             # The head in any case: the trainer waits for it, and frees memory only then.
-            if num_open >= window and number != self.head:
+            if num_open >= window and batch_number != self.head:
                 break
-            shard = self._shard_of(number)
+            shard = self._shard_of(batch_number)
             assert shard.owner is not None
             asked = self.peers[shard.owner].asked
-            asked[number] = (now, len(asked) + 1)
+            asked[batch_number] = (now, len(asked) + 1)
             shard.asked += 1
             num_open += 1
-            asks.append((shard.owner, number))
+            asks.append((shard.owner, batch_number))
         return asks
 
-    def stream_of(self, number: int, *, shared_seed: int | None) -> Stream:
-        shard = self._shard_of(number)
+    def stream_of(self, batch_number: int, *, shared_seed: int | None) -> Stream:
+        shard = self._shard_of(batch_number)
         return Stream(
-            shard=number % len(self._shards),
+            shard=batch_number % len(self._shards),
             num_shards=len(self._shards),
             generation=shard.generation,
             made=shard.arrived,
@@ -375,17 +377,17 @@ class ShardScheduler(Scheduler):
         ]
         return min(numbers, default=None)
 
-    def _shard_of(self, number: int) -> Shard:
-        return self._shards[number % len(self._shards)]
+    def _shard_of(self, batch_number: int) -> Shard:
+        return self._shards[batch_number % len(self._shards)]
 
     def _ask_as_torch(self) -> None:
         """Counts what torch's loader would have asked for by the time that it returns the head."""
         # One more batch when it returns one, and when it learns that a shard has ended.
-        for number in range(self._received, self.head + 1):
-            shard = self._shard_of(number)
+        for batch_number in range(self._received, self.head + 1):
+            shard = self._shard_of(batch_number)
             if shard.is_left_out:
                 continue
-            shard.is_left_out = number < self.head
+            shard.is_left_out = batch_number < self.head
             # Never all of them: the head's is not.
             while self._shard_of(self._turn).is_left_out:
                 self._turn += 1
@@ -393,11 +395,11 @@ class ShardScheduler(Scheduler):
             self._turn += 1
         self._received = self.head + 1
 
-    def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
-        position, shard = number // len(self._shards), self._shard_of(number)
+    def _answered(self, peer: Peer, batch_number: int, generation: int) -> tuple[int, Shard | None]:
+        position, shard = batch_number // len(self._shards), self._shard_of(batch_number)
         if shard.owner != peer or shard.generation != generation or position >= shard.asked:
             return position, None
-        self.peers[peer].asked.pop(number, None)
+        self.peers[peer].asked.pop(batch_number, None)
         return position, shard
 
     def _num_ready(self) -> int:

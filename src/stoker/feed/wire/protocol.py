@@ -388,7 +388,7 @@ class Credits(Message, frozen=True, kw_only=True):
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stream of an iterable dataset; a batch's position in it is number // num_shards.
+    """A stream of an iterable dataset; a batch's position in it is batch_number // num_shards.
 
     Attributes:
         shard: Worker id of torch's loader.
@@ -419,20 +419,20 @@ class OfBatch(Message, frozen=True, kw_only=True):
 
     session: Identifier
     epoch_id: Count
-    number: Count
+    batch_number: Count = msgspec.field(name="number")
 
 
 class Make(OfBatch, frozen=True, kw_only=True):
     """Requests a batch; always answered, unless Cancel or Close revokes it.
 
     Attributes:
-        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
+        seed_words: Base seed, replica, epoch, batch number; for `sample` seeding, after them how
             often each index of the batch has occurred in the epoch before, if any has. Of a stream:
             the base seed.
     """
 
     index: bytes
-    seed: Words
+    seed_words: Words = msgspec.field(name="seed")
     stream: Stream | None = None
 
 

@@ -500,7 +500,7 @@ class WorkerPool:
         if generation < stream.generation:
             if worker is not None:
                 self._stop_shard_workers(worker)
-            role = WorkerRole(stream.shard, stream.num_shards, next(iter(job.order.seed), 0))
+            role = WorkerRole(stream.shard, stream.num_shards, next(iter(job.order.seed_words), 0))
             try:
                 worker = self._of_shard[stream.shard] = self._started(role)
             except (OSError, FeedLostError) as err:

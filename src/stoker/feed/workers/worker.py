@@ -428,11 +428,11 @@ class IndexedSource:
         self._at = None
         index = codec.unpack_value(order.index, allow_pickle=True)
         if self._seeder is not None:
-            return self._seeder.make(order.seed, lambda: self._fetch(order, index))
+            return self._seeder.make(order.seed_words, lambda: self._fetch(order, index))
         # `torch` seeding: once an epoch, as torch's workers (docs/feed.md).
-        if order.seed[:3] != self._seeded_for:
-            self._seeded_for = order.seed[:3]
-            self._seed_as_torch(order.seed[0] if order.seed else self._base_seed)
+        if order.seed_words[:3] != self._seeded_for:
+            self._seeded_for = order.seed_words[:3]
+            self._seed_as_torch(order.seed_words[0] if order.seed_words else self._base_seed)
             if not self._spec.num_workers:
                 hide_worker()
         return self._fetch(order, index)
@@ -452,7 +452,7 @@ class IndexedSource:
         if not self._spec.auto_collation:
             self._at = index
             if per_sample is not None:
-                per_sample.place(order.seed, index, 0)
+                per_sample.place(order.seed_words, index, 0)
             return self._fetcher.fetch(index)
         if self._makes_many or (
             per_sample is None and getattr(self._spec.dataset, "__getitems__", None)
@@ -460,7 +460,7 @@ class IndexedSource:
             return self._fetcher.fetch(index)
         indices = cast("Iterable[object]", index)
         if per_sample is not None:
-            indices = per_sample.each(order.seed, indices)
+            indices = per_sample.each(order.seed_words, indices)
         return self._fetcher.fetch(self._watched(indices))
 
     def _watched(self, indices: Iterable[object]) -> Iterator[object]:
@@ -642,7 +642,7 @@ class ShardSource:
         self._stream.begin(order.epoch_id, order.stream, index)
         if self._stream.position == 0:
             self.digest = 0
-        position = order.number // order.stream.num_shards
+        position = order.batch_number // order.stream.num_shards
         # Once an epoch: 5 kB.
         self._state = self._stream.state if position == 0 else b""
         try:
