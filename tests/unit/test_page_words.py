@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 MAX_COLUMNS = 120
 # Lines over the limit that a page still has. Only shrinks.
-WIDE_LINES = {"docs/status.md": 51}
+WIDE_LINES: dict[str, int] = {}
 # What may follow: a training step is no training.
 _COMPOUND = (
     "cluster code command config container data example framework host image input instance job "
@@ -20,7 +20,7 @@ A_TRAINING = re.compile(
     rf"(?!\s(?:{'|'.join(_COMPOUND.split())})(?:e?s)?\b)|\b[Tt]rainings\b"
 )
 # Of source, examples and pages; names of variables count. Only shrinks.
-MOST_TRAININGS = 10
+MOST_TRAININGS = 0
 
 
 def named(file: Path) -> str:

@@ -58,16 +58,16 @@ def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
     from stoker.records import Training, read_json
     from stoker.report import scaling_of_runs
 
-    trainings = {}
+    records_of_runs = {}
     for run in runs:
         if (run / "training.json").is_file():
-            trainings[str(run)] = read_json(run / "training.json", Training)
+            records_of_runs[str(run)] = read_json(run / "training.json", Training)
         else:
             # Not an error: `runs/*` holds profiles and broken runs, too.
             print(f"left out: {run} has no training.json", file=sys.stderr)
-    if not trainings:
+    if not records_of_runs:
         raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
-    found = scaling_of_runs(trainings)
+    found = scaling_of_runs(records_of_runs)
     print(json.dumps(asdict(found)) if as_json else "\n".join(found.table()))
 
 

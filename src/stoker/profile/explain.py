@@ -321,7 +321,7 @@ def observed_words(profile: Profile) -> list[str]:
     observed = profile.observed
     assert observed is not None
     # What other programs used as well is another line's.
-    whose = " with this training" if observed.others_vcpus else ""
+    whose = " with this training run" if observed.others_vcpus else ""
     loads = [f"{_busy('vCPUs', observed.cpu_utilization)}{whose}"]
     if observed.gpu_utilization is not None or _may_have_gpus(profile):
         num_gpus = len(used_gpus(observed.gpus)) if observed.gpus else None
