@@ -107,6 +107,36 @@ def test_without_log_and_pod_no_reason_is_made_up(refused, explained):
     assert "stoker/step=train" in step.log
 
 
+PATHS = {
+    "plain": "mnist-w1.root(0).train(0).executor(0)",
+    "second attempt": "mnist-w1.root(0).train(0).executor(1)",
+    "in a loop": "mnist-w1.root(0).for-loop-1(0:a)(0).train(0).executor(0)",
+    "in a group": "mnist-w1.root(0).condition-1(0).train(0).executor(0)",
+    "without retries": "mnist-w1.root.train.executor",
+}
+
+
+def pod_of_other_component(api: Any, name: str, *lines: str, path: str) -> None:
+    """Makes the pod of a component that is not stoker's: it has no label with its step's name."""
+    pod_of_step(api, name, *lines)
+    labels = {"stoker/step": None, "stoker/role": None}
+    named = {"workflows.argoproj.io/node-name": path}
+    api.change("pods", name, {"metadata": {"labels": labels, "annotations": named}})
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_step_that_is_not_stokers_is_found_by_the_path_on_its_pod(path, api, explained):
+    driver = "mnist-w1.root(0).train-driver(0)"
+    pod_of_other_component(api, "w1-impl-1", "a line", CRASH, path=path)
+    pod_of_other_component(api, "w1-driver-2", "a driver's line", path=driver)
+    pod_of_other_component(
+        api, "w1-impl-3", "of another", path="mnist-w1.root(0).a-train(0).executor(0)"
+    )
+    step = explained(NO_ARCHIVE["missing"])
+    assert step.lines == ("a line", CRASH)
+    assert step.log == f"kubectl logs -n {NAMESPACE} w1-impl-1 -c main --tail=-1"
+
+
 def test_a_kubelets_error_in_place_of_a_log_is_no_line_of_the_step(api, explained):
     pod_of_step(api, "train-1", CRASH)
     api.delete_log("train-1")

@@ -6,6 +6,7 @@ pod, while it is there. Kubeflow's own copy (`executor-logs`) has an address in 
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -30,6 +31,11 @@ from stoker.records import Json
 from stoker.records.base import Document, mapping
 
 _SELDOM = ("not run", "PENDING", "cached")
+# Steps whose command is shown.
+_LOOKED_FOR = ("FAILED", "RUNNING")
+# Argo's: path of a pod's node, as `mnist-w1.root(0).use(0).executor(0)`.
+_NODE_NAME = "workflows.argoproj.io/node-name"
+_RUN_LABEL = "pipeline/runid"
 _READ_SECONDS = 20.0
 _TAIL_LINES = "200"
 
@@ -75,6 +81,8 @@ class StepLogs:
         self._cluster = cluster
         self._namespace = namespace
         self._lines: dict[tuple[str, str], tuple[str, ...]] = {}
+        # Asked once a step, as a cluster may not be in reach.
+        self._pods: dict[tuple[str, str], str] = {}
 
     def explained(self, step: RunStep, run: Document) -> RunStep:
         """Adds the command for a step's log and, if it failed, why and its own last lines."""
@@ -82,9 +90,7 @@ class StepLogs:
             return step
         if step.reason == DRIVER_FAILED:
             return self._with_words_of_driver(step, run)
-        selected = _selector(str(run.get("run_id")), step.name)
-        log = f"kubectl logs -n {self._namespace()} -l {selected} -c main --prefix --tail=-1"
-        step = dataclasses.replace(step, log=log)
+        step = dataclasses.replace(step, log=self._log_command(str(run.get("run_id")), step))
         if step.status != "FAILED":
             return step
         lines = self.lines_of(run, step.name)
@@ -93,6 +99,25 @@ class StepLogs:
             # A killed pod's last line says nothing of its end.
             reason = self._end_of_pod(str(run.get("run_id")), step.name) or reason
         return dataclasses.replace(step, lines=lines, reason=reason)
+
+    def _log_command(self, run_id: str, step: RunStep) -> str:
+        """Returns the command that prints a step's log, and no driver's."""
+        task = step.name.partition("[")[0]
+        if step.status in _LOOKED_FOR and (run_id, task) not in self._pods:
+            self._pods[run_id, task] = self._pod_without_label(run_id, task)
+        pod = self._pods.get((run_id, task), "")
+        command = f"kubectl logs -n {self._namespace()}"
+        if pod:
+            return f"{command} {pod} -c main --tail=-1"
+        return f"{command} -l {_selector(run_id, task)} -c main --prefix --tail=-1"
+
+    def _pod_without_label(self, run_id: str, task: str) -> str:
+        """Returns the newest pod of a step that is not stoker's; empty: it has a label, or none."""
+        with contextlib.suppress(StokerError):
+            for pod in _pods_of_step(self._cluster(), run_id=run_id, step=task)[:1]:
+                is_labelled = STEP_LABEL in mapping(pod, "metadata", "labels")
+                return "" if is_labelled else name_of(pod)
+        return ""
 
     def _with_words_of_driver(self, step: RunStep, run: Document) -> RunStep:
         task = step.name.partition("[")[0]
@@ -160,9 +185,22 @@ def _log_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> str:
 
 
 def _pods_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> list[Document]:
-    """Returns the pods of a step's attempts, the newest first."""
+    """Returns the pods of a step's attempts, the newest first.
+
+    By stoker's label; those of other components by the path that Argo writes on each pod.
+    """
     pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
+    if not pods:
+        of_run, _ = cluster.list(PODS, query={"labelSelector": f"{_RUN_LABEL}={run_id}"})
+        pods = [pod for pod in of_run if _is_executor(pod, step.partition("[")[0])]
     return sorted(pods, key=_created_at, reverse=True)
+
+
+def _is_executor(pod: Document, task: str) -> bool:
+    """Returns whether a pod runs a task, and is no driver."""
+    path = str(mapping(pod, "metadata", "annotations").get(_NODE_NAME) or "")
+    attempt = r"(\([^()]*\))?"
+    return bool(re.search(rf"\.{re.escape(task)}{attempt}\.executor{attempt}$", path))
 
 
 def _log_of(cluster: ClusterApi, pod: str) -> str:
@@ -183,7 +221,7 @@ def _log_of(cluster: ClusterApi, pod: str) -> str:
 
 
 def _selector(run_id: str, step: str) -> str:
-    return f"pipeline/runid={run_id},{STEP_LABEL}={step.partition('[')[0]}"
+    return f"{_RUN_LABEL}={run_id},{STEP_LABEL}={step.partition('[')[0]}"
 
 
 def _created_at(document: Document) -> str:
