@@ -175,7 +175,8 @@ def _order_of(asked: Mapping) -> dict | None:
     kind, name, arguments, is_safe = program
     # How many threads torch has: of processes that use it.
     given = (*_GIVEN, "OMP_") if name in _STARTERS else _GIVEN
-    if not _may_be_forked(env, given=given):
+    folder = os.path.abspath(os.fspath(asked["cwd"] or "."))
+    if not _may_be_forked(env, given=given) or _hides_imported(env, kind, name, folder):
         return None
     return {
         "words": words,
@@ -185,7 +186,7 @@ def _order_of(asked: Mapping) -> dict | None:
         "arguments": arguments,
         "is_safe": is_safe,
         "env": env,
-        "folder": os.path.abspath(os.fspath(asked["cwd"] or ".")),
+        "folder": folder,
         "has_session": asked["start_new_session"],
         "group": asked["process_group"],
         "passed": [*asked["pass_fds"]],
@@ -218,6 +219,21 @@ def _may_be_forked(env: Mapping[str, str], *, given: tuple[str, ...]) -> bool:
     born_with = _clean_environ()
     names = [name for name in {*born_with, *env} if name.startswith(_READ_AT_START)]
     return all(env.get(each) == born_with.get(each) for each in names if not each.startswith(given))
+
+
+def _hides_imported(env: Mapping[str, str], kind: str, name: str, folder: str) -> bool:
+    """Returns whether a module of the process's own path has the name of one that a fork has."""
+    if name in _MODULES:
+        return False
+    folders = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
+    folders.append(os.path.dirname(name) if kind == "script" else "")
+    names = {each.partition(".")[0] for each in _AHEAD} | sys.stdlib_module_names
+    for each in folders:
+        with contextlib.suppress(OSError):
+            files = os.listdir(Path(folder, each))
+            if any(file.removesuffix(".py") in names for file in files):
+                return True
+    return False
 
 
 @functools.cache
