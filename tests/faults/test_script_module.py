@@ -10,6 +10,7 @@ import pytest
 import stoker
 from support import own_classes_script
 from support.cluster import Cluster, run_script
+from support.forked_tree import COLD
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -43,7 +44,7 @@ def plain(ranks):
     with tempfile.TemporaryDirectory() as folder:
         given = {"folder": folder, "num_workers": 1, "ranks": ranks}
         # Not forked of another Python: what it spawns needs a script of its own.
-        return by_dataset(run_script(given, script=SCRIPT, env={"PYTHONPATH": ""}).finish())
+        return by_dataset(run_script(given, script=SCRIPT, env={"PYTHONPATH": "", **COLD}).finish())
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["script", "spawned ranks"])

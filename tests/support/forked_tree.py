@@ -380,6 +380,8 @@ def _set_up(order: dict) -> None:
     main = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
+    # As multiprocessing does it where it is imported.
+    sys.modules["__mp_main__"] = main
 
 
 def _places(env: Mapping[str, str]) -> list[str]:
