@@ -81,7 +81,7 @@ def test_a_data_host_with_other_code_is_left_out_and_the_others_make_its_batches
     with cluster_of(own, write(tmp_path / "other", **more)) as cluster:
         trainer = train(cluster, own)
         assert versions_of(trainer.finish()) == [[1], [1]]
-        assert "data host algo-1 makes no batches in this epoch: other code" in trainer.errors
+        assert "data host algo-1 makes no batches in this epoch: its code differs" in trainer.errors
         assert told in trainer.errors
         assert "algo-0 makes no batches" not in trainer.errors
 

@@ -223,11 +223,11 @@ def _may_be_forked(env: Mapping[str, str], *, given: tuple[str, ...]) -> bool:
 
 def _hides_imported(env: Mapping[str, str], kind: str, name: str, folder: str) -> bool:
     """Returns whether a module of the process's own path has the name of one that a fork has."""
-    if name in _MODULES:
-        return False
     folders = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
-    folders.append(os.path.dirname(name) if kind == "script" else "")
-    names = {each.partition(".")[0] for each in _AHEAD} | sys.stdlib_module_names
+    if kind != "module":
+        folders.append(os.path.dirname(name) if kind == "script" else "")
+    # Torch imports the last one, if it is there.
+    names = {each.partition(".")[0] for each in _AHEAD} | sys.stdlib_module_names | {"pynvml"}
     for each in folders:
         with contextlib.suppress(OSError):
             files = os.listdir(Path(folder, each))

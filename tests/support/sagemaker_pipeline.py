@@ -54,7 +54,7 @@ def resolved(value, document, *, reuse_profile=None) -> Json:
     listed = document["Parameters"]
     known = {f"Parameters.{p['Name']}": p["DefaultValue"] for p in listed}
     if reuse_profile is not None:
-        known["Parameters.ReuseProfile"] = reuse_profile
+        known["Parameters.reuse_profile"] = reuse_profile
     known["Execution.PipelineExecutionId"] = EXECUTION_ID
 
     def resolve(value: Json) -> Json:
