@@ -115,7 +115,13 @@ class LoaderLife:
 
 
 def pays(*, batches: float, fed: Pace, here: Pace) -> bool:
-    """Returns whether a loader of so many batches ends sooner with data hosts than without."""
+    """Returns whether a loader ends sooner with data hosts than without.
+
+    Args:
+        batches: In the life of the loader.
+        fed: What loaders cost with data hosts.
+        here: What they cost without.
+    """
     return fed.life_seconds(batches) <= here.life_seconds(batches)
 
 

@@ -342,9 +342,11 @@ class Service:
             self.outbox.send(session, protocol.Need(spec=hosted.digest))
 
     def _close_unused_specs(self) -> None:
-        used = {session.spec for session in self._sessions.values()}
-        # A session that has changed its spec may still wait for batches of the previous one.
-        used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
+        used: set[str] = set()
+        for session in self._sessions.values():
+            used.add(session.spec)
+            # One that has changed its spec may still wait for batches of the previous one.
+            used.update(request.spec for request in session.requests.values())
         self._specs.close_unused(used)
 
 

@@ -80,7 +80,7 @@ class BatchPort:
     def filenos(self) -> list[int]:
         attached = [line.connection for line in self._lines.values() if line.connection]
         listener = [] if self._is_full else [self._listener]
-        return [*self._waiting, *(each.fileno() for each in (*listener, *attached))]
+        return [*self._waiting, *(connection.fileno() for connection in (*listener, *attached))]
 
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
         """Returns a ticket for a trainer; voids an earlier one."""

@@ -399,13 +399,13 @@ class Specs:
         return self._specs.get(digest)
 
     def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
-        known = self._specs.get(digest)
-        if known is not None and known.arrival is not None:
-            known.arrival.close()
+        former = self._specs.get(digest)
+        if former is not None and former.arrival is not None:
+            former.arrival.close()
         hosted = HostedSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
-        if known is not None:
-            hosted.first_worker, hosted.worker_step = known.first_worker, known.worker_step
-            hosted.was_wrong = known.was_wrong
+        if former is not None:
+            hosted.first_worker, hosted.worker_step = former.first_worker, former.worker_step
+            hosted.was_wrong = former.was_wrong
         self._specs[digest] = hosted
 
     def overdue(self, before: float) -> list[HostedSpec]:
@@ -490,7 +490,7 @@ class Specs:
         return pool.room > 0 and (may_begin or pool.idle_count == 0)
 
     def num_busy(self) -> int:
-        return sum(pool.busy_count for spec in self._specs.values() for pool in spec.pools.values())
+        return sum(pool.busy_count for pool in self._pools())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
         spec = self._specs[digest]
@@ -518,13 +518,20 @@ class Specs:
         return [maker for pool in pools for maker in pool.makers(is_it)]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
-        return [job for pool in pools for job in pool.give_late_jobs_again()]
+        jobs: list[WorkerJob] = []
+        for pool in self._pools():
+            jobs += pool.give_late_jobs_again()
+        return jobs
+
+    def _pools(self) -> list[WorkerPool]:
+        pools: list[WorkerPool] = []
+        for spec in self._specs.values():
+            pools += spec.pools.values()
+        return pools
 
     def flush(self) -> None:
-        for spec in self._specs.values():
-            for pool in spec.pools.values():
-                pool.flush()
+        for pool in self._pools():
+            pool.flush()
 
     def close(self) -> None:
         for spec in list(self._specs.values()):
@@ -535,9 +542,9 @@ class Specs:
         self._fork_server.close()
 
     def _pool(self, spec: HostedSpec, key: PoolKey, *, base_seed: int) -> WorkerPool:
-        known = spec.pools.get(key)
-        if known is not None:
-            return known
+        pool = spec.pools.get(key)
+        if pool is not None:
+            return pool
         dataset_process = spec.dataset_process
         assert dataset_process is not None
         kind, name = key

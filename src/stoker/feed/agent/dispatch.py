@@ -109,16 +109,16 @@ class Queue:
     def pop(self, *, specs: Collection[str]) -> BatchRequest | None:
         """Returns the first request whose spec is in `specs`, or None; discards cancelled ones."""
         kept: list[BatchRequest] = []
-        found: BatchRequest | None = None
-        while self._heap and found is None:
+        next_request: BatchRequest | None = None
+        while self._heap and next_request is None:
             request = heapq.heappop(self._heap)[2]
             if request.spec in specs and not request.is_cancelled:
-                found = request
+                next_request = request
             elif not request.is_cancelled:
                 kept.append(request)
         for request in kept:
             self.push(request)
-        return found
+        return next_request
 
 
 class CreditPool:
@@ -262,7 +262,7 @@ class Outbox:
             )
             self.send(session, raised, result.error or b"")
         else:
-            made = protocol.Made(
+            batch = protocol.Made(
                 **about,
                 tree=result.tree,
                 cpu_seconds=result.cpu_seconds,
@@ -271,7 +271,7 @@ class Outbox:
                 digest=result.digest,
                 state=result.state,
             )
-            self._send_batch(request, made, result)
+            self._send_batch(request, batch, result)
 
     def _send_batch(self, request: BatchRequest, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
@@ -383,15 +383,15 @@ class Dispatch:
     def ask(self, identity: bytes, session: AgentSession, message: protocol.Make) -> None:
         stream = message.stream
         generation = 0 if stream is None else stream.generation
-        known = session.requests.get((message.epoch_id, message.batch_number))
-        if known is not None and known.generation == generation:
+        earlier = session.requests.get((message.epoch_id, message.batch_number))
+        if earlier is not None and earlier.generation == generation:
             return  # A repeated request: one answer is enough.
-        refusal = self._refusal(session, message, known)
+        refusal = self._refusal(session, message, earlier)
         if refusal:
             self._outbox.refuse(identity, message, refusal)
             return
-        if known is not None:
-            known.is_cancelled = True
+        if earlier is not None:
+            earlier.is_cancelled = True
         now = time.monotonic()
         was_active = session.is_active(now)
         session.asked_at = now

@@ -621,9 +621,9 @@ def _serve_workers(
                     tokens[_fork(children, channel, waiting, run)] = fork.token
                     sock.close()
                 case Kill(token):
-                    for pid, known in tokens.items():
+                    for pid, held in tokens.items():
                         # A reaped pid may be another process's by now.
-                        if known == token and pid in children.pids:
+                        if held == token and pid in children.pids:
                             os.kill(pid, signal.SIGKILL)
         for pid, status in children.take_ended().items():
             channel.send(pack(Exited(tokens.pop(pid), status)))

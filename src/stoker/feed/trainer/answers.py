@@ -111,14 +111,14 @@ class Answers:
         self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
     ) -> None:
         """Receives a batch whose header has arrived; in the receiver's thread."""
-        made = self._unpack_batch(packed)
-        assert isinstance(made, protocol.Made)
+        batch = self._unpack_batch(packed)
+        assert isinstance(batch, protocol.Made)
         # Without the lock: if the session ends during this, `_take_made` drops the batch.
-        session = self._shared.sessions.get(made.session)
+        session = self._shared.sessions.get(batch.session)
         if nbytes > self._max_bytes:
             error = FeedError(
                 f"batch too large: {nbytes} bytes, limit {self._max_bytes} bytes",
-                where=f"batch {made.batch_number}, from host {link.member.host}",
+                where=f"batch {batch.batch_number}, from host {link.member.host}",
                 fix="make smaller batches, or send uint8 and convert on the accelerator",
             )
             if session is not None:
@@ -132,7 +132,7 @@ class Answers:
             payload = receiver.buffers.room(nbytes, pins_on)
             receiver.reader.read(payload.data)
         if session is not None:
-            self._take_made(link, receiver, session, made, payload)
+            self._take_made(link, receiver, session, batch, payload)
 
     def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
         """Handles the end of the connection for batches; in the I/O thread."""

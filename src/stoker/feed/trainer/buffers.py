@@ -160,11 +160,11 @@ def _flat_container(tag: Tag, items: list[object], num_new: int, *, first: int) 
     has_tensors = all(isinstance(value, list) and value[0] == Tag.TENSOR for value in values)
     if not has_tensors or num_new != len(values) or any(isinstance(key, list) for key in keys):
         return None
-    own = slice(first, first + len(values))
+    places = slice(first, first + len(values))
     if tag == Tag.DICT:
-        return lambda tensors: dict(zip(keys, tensors[own], strict=True))
+        return lambda tensors: dict(zip(keys, tensors[places], strict=True))
     make = list if tag == Tag.LIST else tuple
-    return lambda tensors: make(tensors[own])
+    return lambda tensors: make(tensors[places])
 
 
 def _has_tuples(node: object) -> bool:
@@ -187,8 +187,8 @@ def _container(tag: Tag, builds: Sequence[_Build]) -> _Build:
 
 def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]] | None":
     try:
-        found: np.dtype[np.generic[object]] = np.dtype(name)
-        return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None
+        array_dtype: np.dtype[np.generic[object]] = np.dtype(name)
+        return array_dtype if torch.from_numpy(np.empty(0, array_dtype)).dtype == dtype else None
     except TypeError:
         return None
 

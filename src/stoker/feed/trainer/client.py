@@ -161,11 +161,11 @@ class Requester:
             self._shared.log.event(EventName.FEW_SHARDS, text=text)
 
     def _are_all_there(self, session: FeedSession) -> bool:
-        known = sum(
+        num_known = sum(
             session.name in link.ready or link.has_failed(session.name)
             for link in self._links.values()
         )
-        return self.expected is not None and known >= self.expected - len(self.lost)
+        return self.expected is not None and num_known >= self.expected - len(self.lost)
 
     def check_peers(self, session: FeedSession, now: float) -> None:
         if any(state.credits for state in session.schedule.peers.values()):
@@ -561,8 +561,8 @@ class IoThread:
 
 
 def _close_descriptors(shared: "weakref.ref[SharedState]") -> None:
-    found = shared()
-    for receiver in list(found.receivers) if found else ():
+    feed = shared()
+    for receiver in list(feed.receivers) if feed else ():
         receiver.close_descriptor()
 
 
@@ -613,15 +613,15 @@ class Feed:
         shared = self.shared
         with shared.lock:
             sessions = self._sessions.setdefault(books, [])
-            for known in list(sessions):
-                if not known.is_idle() or known.name not in shared.sessions:
+            for idle in list(sessions):
+                if not idle.is_idle() or idle.name not in shared.sessions:
                     continue
-                if known.schedule.workers_live == "iterator":
-                    sessions.remove(known)
-                    shared.close_session(known)
+                if idle.schedule.workers_live == "iterator":
+                    sessions.remove(idle)
+                    shared.close_session(idle)
                     continue
-                known.reserve()
-                return known
+                idle.reserve()
+                return idle
             # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size

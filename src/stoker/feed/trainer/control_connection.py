@@ -42,8 +42,8 @@ def resolve(name: str, *, attempt: int = 0) -> str:
 
     Each `attempt` takes the next of several addresses: one may belong to a lost pod.
     """
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    family, _, _, _, address = found[attempt % len(found)]
+    addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    family, _, _, _, address = addresses[attempt % len(addresses)]
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
 
 
@@ -100,18 +100,18 @@ class Connection:
 
     def dial(self, endpoint: str) -> None:
         self.close()
-        made: ZmqSocket = self._context.socket(zmq.DEALER)
-        secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
+        dialling: ZmqSocket = self._context.socket(zmq.DEALER)
+        secure_client(dialling, self._keys, max_message_bytes=self._max_message_bytes)
         # Never dials again on its own: see the head of this file.
-        made.reconnect_ivl = -1
-        made.connect_timeout = round(CONNECT_SECONDS * 1000)
+        dialling.reconnect_ivl = -1
+        dialling.connect_timeout = round(CONNECT_SECONDS * 1000)
         # No limit of zmq's, at which `send` would fail: credits bound what is asked for.
-        made.sndhwm = made.rcvhwm = 0
-        self._monitor = made.get_monitor_socket(_UP | _DOWN)
-        self._socket, self.is_open = made, True
-        self.filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
+        dialling.sndhwm = dialling.rcvhwm = 0
+        self._monitor = dialling.get_monitor_socket(_UP | _DOWN)
+        self._socket, self.is_open = dialling, True
+        self.filenos = (int(dialling.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
         self.is_drained = self.is_quiet = False
-        made.connect(endpoint)
+        dialling.connect(endpoint)
 
     def watch(self, now: float) -> bool:
         """Reads the monitor; True if `is_up` changed."""

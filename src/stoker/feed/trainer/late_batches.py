@@ -53,30 +53,30 @@ class LateBatches:
         session.check_at = math.inf
         if session.waits_since is None:
             return
-        asked = session.schedule.makers(session.schedule.head)
-        if not asked:
+        asked_at = session.schedule.makers(session.schedule.head)
+        if not asked_at:
             self._check_start(session, session.waits_since, now)
             return
-        session.check_at = self._check_at(session, asked)
+        session.check_at = self._check_at(session, asked_at)
         if now < session.check_at:
             return
-        makers = self._makers(session, asked, now)
-        if len(makers) < len(asked):
+        makers = self._makers(session, asked_at, now)
+        if len(makers) < len(asked_at):
             session.check_at = now + _AGAIN_SECONDS
             return
         self._act(session, makers, now=now)
         if not any(maker.begun_at for maker in makers.values()):
-            waited = now - max(session.waits_since, min(asked.values()))
+            waited = now - max(session.waits_since, min(asked_at.values()))
             if waited >= self._feed.start_deadline_seconds:
                 session.mark_failed(self._never_begun(session, makers, waited))
-        session.check_at = self._check_at(session, asked)
+        session.check_at = self._check_at(session, asked_at)
 
     def _check_start(self, session: FeedSession, waits_since: float, now: float) -> None:
         """Says what hosts do that have no worker ready for long; `check_peers` ends the wait."""
-        told = session.num_starts_told
-        if told == len(_HANG_SECONDS):
+        num_told = session.num_starts_told
+        if num_told == len(_HANG_SECONDS):
             return
-        due_at = waits_since + _HANG_SECONDS[told]
+        due_at = waits_since + _HANG_SECONDS[num_told]
         if now < due_at:
             session.check_at = due_at
             return
@@ -147,12 +147,12 @@ class LateBatches:
             session.time_out()
 
     def _hang_due(self, session: FeedSession) -> float:
-        told, most = session.num_hangs_told, len(_HANG_SECONDS) - 1
-        due = _HANG_SECONDS[min(told, most)] * max(1, told - most + 1)
+        num_told, most = session.num_hangs_told, len(_HANG_SECONDS) - 1
+        due = _HANG_SECONDS[min(num_told, most)] * max(1, num_told - most + 1)
         p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())
         due *= max(1.0, _HANG_FACTOR * p95 / _HANG_SECONDS[0])
         limit = self._feed.sample_timeout_seconds
-        return due if told or limit is None else min(due, limit / 2)
+        return due if num_told or limit is None else min(due, limit / 2)
 
     def _makers(
         self, session: FeedSession, asked: Mapping[Peer, float], now: float
@@ -223,7 +223,7 @@ def _local_maker(makers: Sequence[Maker], now: float) -> HeadMaker:
 def _has_timed_out(session: FeedSession, makers: Mapping[Peer, HeadMaker], now: float) -> bool:
     """Whether a worker has had the batch for the loader's `timeout`, in this call of `next`."""
     # Not a host that does not answer: nobody knows what it does.
-    starts = [each.begun_at for each in makers.values() if each.begun_at and not each.is_silent]
+    starts = [maker.begun_at for maker in makers.values() if maker.begun_at and not maker.is_silent]
     if not (session.timeout_seconds and starts):
         return False
     return now - max(session.called_at, min(starts)) >= session.timeout_seconds

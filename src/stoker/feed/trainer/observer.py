@@ -92,9 +92,9 @@ class Observer:
             in_flight.update(state.in_flight)
             for host, moved in state.moved.items():
                 self._hosts[host].moved += moved
-            for host, each in state.credits.items():
+            for host, value in state.credits.items():
                 # The sessions share the workers, and each may ask for all of them.
-                credits[host] = max(credits.get(host, 0), each)
+                credits[host] = max(credits.get(host, 0), value)
         self._credits = credits
         if states:
             self._shards = (
@@ -127,8 +127,8 @@ class Observer:
                     cpu_seconds=books.cpu_seconds,
                     num_workers=len(books.workers),
                     workers=tuple(
-                        WorkerWork(number, *each)
-                        for number, each in sorted(books.workers.items())[:max_workers]
+                        WorkerWork(number, *value)
+                        for number, value in sorted(books.workers.items())[:max_workers]
                     ),
                 )
                 for name, books in hosts

@@ -92,8 +92,8 @@ class PeerState:
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
         # It made `queued` batches in that time, this one last.
         service = latency / queued
-        known = self.service_seconds
-        self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
+        mean = self.service_seconds
+        self.service_seconds = service if mean == 0.0 else 0.8 * mean + 0.2 * service
 
 
 Peer = Hashable
@@ -232,7 +232,9 @@ class Scheduler(ABC):
     def makers(self, batch_number: int) -> dict[Peer, float]:
         peers = self.peers.items()
         return {
-            peer: each.asked[batch_number][0] for peer, each in peers if batch_number in each.asked
+            peer: state.asked[batch_number][0]
+            for peer, state in peers
+            if batch_number in state.asked
         }
 
     def may_assign(self) -> bool:
@@ -260,8 +262,8 @@ class Scheduler(ABC):
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
             moved={hosts[peer]: count for peer, count in self._moved.items()},
-            in_flight={hosts[peer]: len(each.asked) for peer, each in self.peers.items()},
-            credits={hosts[peer]: each.credits for peer, each in self.peers.items()},
+            in_flight={hosts[peer]: len(state.asked) for peer, state in self.peers.items()},
+            credits={hosts[peer]: state.credits for peer, state in self.peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
             shards=self.num_shards,
@@ -617,8 +619,8 @@ class BatchScheduler(Scheduler):
         state = self.peers[peer]
         p95 = state.p95_seconds
         if p95 is None:
-            known = [s.p95_seconds for s in self.peers.values() if s.p95_seconds is not None]
-            p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
+            measured = [s.p95_seconds for s in self.peers.values() if s.p95_seconds is not None]
+            p95 = max(measured) if measured else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
         return state.asked[batch_number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 
     def _latency(self, state: PeerState, now: float) -> float:

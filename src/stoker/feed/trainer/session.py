@@ -267,11 +267,11 @@ class FeedSession:
         with self._lock:
             if self.epoch_id != epoch_id or not self.is_busy:
                 return [], None
-            asked = [self._asked[batch_number] for batch_number in sorted(self._asked)]
+            batches = [self._asked[batch_number] for batch_number in sorted(self._asked)]
             error, self._sampler_error = self._sampler_error, None
             self._end_epoch()
         self._wake()
-        return asked, error
+        return batches, error
 
     def cancel(self, epoch_id: int) -> None:
         with self._lock:
@@ -411,14 +411,14 @@ class FeedSession:
             self._wake()
 
     def order_of(self, batch_number: int) -> Make:
-        asked = self._asked_each or self._asked[batch_number]
+        batch = self._asked_each or self._asked[batch_number]
         return Make(
             session=self.name,
             epoch_id=self.epoch_id,
             batch_number=batch_number,
-            index=asked.index,
-            seed_words=asked.seed_words,
-            stream=self.schedule.stream_of(batch_number, shared_seed=asked.shared_seed),
+            index=batch.index,
+            seed_words=batch.seed_words,
+            stream=self.schedule.stream_of(batch_number, shared_seed=batch.shared_seed),
         )
 
     def batch_words(self, batch_number: int) -> str:
@@ -428,7 +428,7 @@ class FeedSession:
         elif batch_number in self._asked:
             index = unpack_value(self._asked[batch_number].index, allow_pickle=True)
             samples = index if isinstance(index, list | tuple) else [index]
-            shown = [repr(each)[:_MAX_SAMPLE_CHARACTERS] for each in samples[:_MAX_SAMPLES]]
+            shown = [repr(sample)[:_MAX_SAMPLE_CHARACTERS] for sample in samples[:_MAX_SAMPLES]]
             shown += [f"and {len(samples) - len(shown)} more"] if len(samples) > len(shown) else []
             what = f"samples {', '.join(shown)}"
         else:

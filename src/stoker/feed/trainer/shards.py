@@ -293,8 +293,8 @@ class ShardScheduler(Scheduler):
                 break
             shard = self._shard_of(batch_number)
             assert shard.owner is not None
-            asked = self.peers[shard.owner].asked
-            asked[batch_number] = (now, len(asked) + 1)
+            open_requests = self.peers[shard.owner].asked
+            open_requests[batch_number] = (now, len(open_requests) + 1)
             shard.asked += 1
             num_open += 1
             asks.append((shard.owner, batch_number))
@@ -333,7 +333,9 @@ class ShardScheduler(Scheduler):
     @property
     def num_workers(self) -> int:
         """This rank's share of the workers of all peers: the ranks share a host's credits."""
-        return sum(self._workers_of(each) for each in self.peers.values() if not each.is_draining)
+        return sum(
+            self._workers_of(state) for state in self.peers.values() if not state.is_draining
+        )
 
     def _workers_of(self, state: PeerState) -> int:
         return max(1, state.credits // self._credits_each)

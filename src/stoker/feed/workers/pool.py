@@ -338,7 +338,7 @@ class WorkerPool:
     def sockets(self) -> dict[int, bool]:
         """Returns the descriptors to poll for reading; True: for writing too."""
         # At every turn, for all workers: without a call for each of them.
-        wanted = {fileno: each.channel.wants_write for fileno, each in self._workers.items()}
+        wanted = {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
         for worker in self._of_shard.values():
             wanted[worker.channel.fileno()] = worker.channel.wants_write
         return wanted
@@ -346,7 +346,7 @@ class WorkerPool:
     def among(self, filenos: Iterable[int]) -> list[int]:
         """Returns those descriptors that are of this pool's workers."""
         of_shard = {worker.channel.fileno() for worker in self._of_shard.values()}
-        return [each for each in filenos if each in self._workers or each in of_shard]
+        return [fileno for fileno in filenos if fileno in self._workers or fileno in of_shard]
 
     def assign(self, job: WorkerJob) -> list[Result]:
         """Assigns `job` to the worker with the fewest; raises FeedLostError if there is no room.
@@ -357,7 +357,7 @@ class WorkerPool:
             return self._assign_pinned(job)
         in_time = self._load.workers
         # Nearly always one is idle: the first of them is the one with the fewest.
-        worker = next((each for each in in_time if not each.jobs), None)
+        worker = next((idle for idle in in_time if not idle.jobs), None)
         worker = worker or min(in_time, key=lambda w: len(w.jobs), default=None)
         if worker is None or len(worker.jobs) >= DEPTH:
             raise FeedLostError(f"no worker for one more batch among {len(self._workers)}")
@@ -366,7 +366,8 @@ class WorkerPool:
 
     def handle(self, fileno: int) -> list[Result]:
         worker = self._workers.get(fileno) or next(
-            (each for each in self._of_shard.values() if each.channel.fileno() == fileno), None
+            (worker for worker in self._of_shard.values() if worker.channel.fileno() == fileno),
+            None,
         )
         if worker is None:
             return []
