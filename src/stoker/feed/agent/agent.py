@@ -342,7 +342,7 @@ class Service:
             self.outbox.send(session, protocol.Need(spec=hosted.digest))
 
     def _close_unused_specs(self) -> None:
-        used: set[str] = set()
+        used = set[str]()
         for session in self._sessions.values():
             used.add(session.spec)
             # One that has changed its spec may still wait for batches of the previous one.

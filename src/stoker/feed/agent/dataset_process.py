@@ -518,13 +518,13 @@ class Specs:
         return [maker for pool in pools for maker in pool.makers(is_it)]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        jobs: list[WorkerJob] = []
+        jobs = list[WorkerJob]()
         for pool in self._pools():
             jobs += pool.give_late_jobs_again()
         return jobs
 
     def _pools(self) -> list[WorkerPool]:
-        pools: list[WorkerPool] = []
+        pools = list[WorkerPool]()
         for spec in self._specs.values():
             pools += spec.pools.values()
         return pools
