@@ -126,7 +126,10 @@ def _error_in(lines: Sequence[str]) -> str:
         return ""
     what = _what_of_error(lines[places[-1] :])
     after = (line.strip() for line in lines[places[-1] + 1 :])
-    fix = next((line.removeprefix("try:").strip() for line in after if line.startswith("try:")), "")
+    # With a blank: a line of Python, as in a traceback, is no advice.
+    fix = next(
+        (line.removeprefix("try:").strip() for line in after if line.startswith("try: ")), ""
+    )
     return f"{what}; {fix}" if fix else what
 
 
