@@ -126,8 +126,10 @@ def _of_torch(obj: object) -> tuple[object, ...] | None:
     if kind.__module__ == "torch.storage":
         return _stored(obj)
     # By its class first: another object's `__getattr__` may raise anything.
-    if kind.__name__ in _PIPE_WRAPPERS and getattr(obj, "_datapipe", None) is not None:
-        return (kind, (getattr(obj, "_datapipe"),))  # noqa: B009
+    if kind.__name__ in _PIPE_WRAPPERS:
+        inner: object = getattr(obj, "_datapipe", None)
+        if inner is not None:
+            return (kind, (inner,))
     return None
 
 
