@@ -9,7 +9,6 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Literal
 from stoker.errors import ServiceError
 from stoker.logs import now_utc, printable
 from stoker.records import Json, Notice
+from stoker.records.base import Document
 from stoker.repeat import MAX_PAUSE_SECONDS, may_pass, repeated, within
 
 ATTEMPTS = 3
@@ -94,7 +94,7 @@ def _line(text: str) -> str:
     return printable(" ".join(text.split()))[:_MAX_ERROR]
 
 
-def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
+def post(url: str, body: Document, *, timeout: float) -> str:
     """Sends the body; returns why it could not be sent, without the address, or an empty text.
 
     Tries up to ATTEMPTS times, `timeout` seconds each, where the webhook does not answer, is

@@ -19,6 +19,7 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.records import Json, ModelSettings, Workload, nearest
+from stoker.records.base import Document
 from stoker.records.hyperparameters import OptionType, ScriptOption, argument, values_of
 
 Kind = Literal["string", "integer", "number", "boolean"]
@@ -445,7 +446,7 @@ def _gate_of(workload: Workload) -> Parameter:
 
 def _gate(value: str, *, patterns: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
     """Returns the override for `accuracy>=0.94, loss<=0.2`."""
-    gates: list[Mapping[str, Json]] = []
+    gates: list[Document] = []
     for text in filter(None, (part.strip() for part in value.split(","))):
         sign = next((sign for sign in (">=", "<=") if sign in text), None)
         metric, _, bound = text.partition(sign or ">=")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from stoker.environment import cloud_region
 from stoker.errors import UsageError
 from stoker.records import FeedSettings, Json, Place, Workload, convert, read_text
+from stoker.records.base import Document
 from stoker.records.engine import check_engine
 from stoker.records.hyperparameters import (
     check_hyperparameters,
@@ -111,7 +112,7 @@ def read_workload(
 
 
 def workload_from(
-    document: Mapping[str, Json],
+    document: Document,
     *,
     overrides: Sequence[str] = (),
     source: str = "command line",
@@ -143,7 +144,7 @@ def workload_from(
     return _with_prices_text(_with_pools_text(workload, place), place)
 
 
-def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
+def _refuse_placeholders(document: Document, place: Place) -> None:
     # Before types are checked, whose errors would not say where the value comes from.
     places = {
         word: key
@@ -366,7 +367,7 @@ def _merge_file(document: dict[str, Json], file: str) -> tuple[str, Mapping[str,
 
 def _merge(
     document: dict[str, Json],
-    values: Mapping[str, Json],
+    values: Document,
     node: yaml.Node | None,
     *,
     is_verbatim: bool,

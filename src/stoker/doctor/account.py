@@ -5,7 +5,7 @@ check that needs a right the caller lacks is a warning that names the right. Not
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from stoker.catalog import load_catalog
@@ -15,7 +15,7 @@ from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.sagemaker.batch_queue import SERVICE_JOB_TYPE
 from stoker.records import Channel, Json, SageMakerSettings, Workload, bare_type
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import QueueSettings, patch_document
 
 # "Private registry authentication", Amazon ECR: the account, region and name of an image.
@@ -121,7 +121,7 @@ def role_finding(aws: Aws, key: str, *, arn: str, service: str, account: str) ->
     return Finding("role", "ok", f"{key}: {name}, for {principal}")
 
 
-def _lets_in(statement: Mapping[str, Json], principal: str) -> bool:
+def _lets_in(statement: Document, principal: str) -> bool:
     services = mapping(statement, "Principal").get("Service")
     allowed = services if isinstance(services, list) else [services]
     return statement.get("Effect") == "Allow" and principal in allowed
@@ -245,7 +245,7 @@ def queue_finding(aws: Aws, queue: QueueSettings, *, num_hosts: int) -> Finding:
 
 
 def _room_finding(
-    aws: Aws, queue: QueueSettings, described: Mapping[str, Json], *, num_hosts: int
+    aws: Aws, queue: QueueSettings, described: Document, *, num_hosts: int
 ) -> Finding:
     """Compares the hosts of a job with what a queue's service environments may hold."""
     order = mappings(described, "serviceEnvironmentOrder")
@@ -261,7 +261,7 @@ def _room_finding(
     return Finding("queue", "ok", words)
 
 
-def _largest(environment: Mapping[str, Json]) -> int:
+def _largest(environment: Document) -> int:
     """Returns the most hosts that a service environment holds, of one type where it says so."""
     limits = mappings(environment, "capacityLimits")
     return max((int(str(limit.get("maxCapacity") or 0)) for limit in limits), default=0)
@@ -297,7 +297,7 @@ def vpc_finding(aws: Aws, settings: SageMakerSettings) -> Finding:
     return Finding("vpc", "ok", f"{text}; endpoints for {', '.join(_NEEDED_ENDPOINTS)}")
 
 
-def _leads_out(table: Mapping[str, Json], subnet_ids: list[str]) -> bool:
+def _leads_out(table: Document, subnet_ids: list[str]) -> bool:
     """Returns whether a route table is of these subnets, or the main one, and leads out."""
     linked = mappings(table, "Associations")
     is_used = any(each.get("Main") or each.get("SubnetId") in subnet_ids for each in linked)

@@ -11,6 +11,7 @@ from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
+from stoker.records.base import Document
 from stoker.records.hyperparameters import arguments, decoded, in_order, literal
 
 # The toolkit's own hyperparameters: this prefix, and two names.
@@ -64,7 +65,7 @@ def environment(
     topology: Topology,
     base_dir: Path,
     *,
-    values: Mapping[str, Json],
+    values: Document,
     forms: str = "",
     num_cpus: int,
     num_accelerators: int,
@@ -132,7 +133,7 @@ def _places(base_dir: Path) -> dict[str, Json]:
     }
 
 
-def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
+def _cluster(topology: Topology, config: Document) -> dict[str, Json]:
     groups: dict[str, Json] = {
         group.name: {
             "instance_group_name": group.name,
@@ -192,7 +193,7 @@ def _parameters(base_dir: Path) -> dict[str, Json]:
     return {name: decoded(value) for name, value in document.items()}
 
 
-def _text(values: Mapping[str, Json], name: str) -> str:
+def _text(values: Document, name: str) -> str:
     value = values.get(name)
     return "" if value is None else str(value)
 

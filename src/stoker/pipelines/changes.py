@@ -17,7 +17,7 @@ from stoker.errors import UsageError
 from stoker.logs import printable
 from stoker.platforms.packing import MAX_CODE_BYTES
 from stoker.records import Json, Place, Workload, convert, to_document
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.units import count
 
 # A step's own name; deeper lists are compared as a whole.
@@ -44,7 +44,7 @@ class PipelineVersion:
     """
 
     document: Json
-    workload: Mapping[str, Json] = field(default_factory=dict)
+    workload: Document = field(default_factory=dict)
     code: Mapping[str, str] | None = None
     derived: Collection[str] = ()
 
@@ -88,7 +88,7 @@ def inputs_of_definition(document: Json) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def workload_with_defaults(document: Json) -> Mapping[str, Json]:
+def workload_with_defaults(document: Json) -> Document:
     """Returns an uploaded workload with the keys that later versions of stoker have added."""
     with contextlib.suppress(UsageError):
         return mapping(to_document(convert(document, Workload, Place("the uploaded workload"))))
@@ -102,7 +102,7 @@ def _without_inputs(document: Json) -> Json:
     return changed
 
 
-def _workload_lines(was: Mapping[str, Json], now: Mapping[str, Json]) -> Iterator[str]:
+def _workload_lines(was: Document, now: Document) -> Iterator[str]:
     if not was or not now:
         return
     for key, old, new in _differences(was, now, ""):

@@ -11,6 +11,7 @@ from stoker.errors import UsageError
 from stoker.parameters import Kind, spelt_as
 from stoker.pipelines.schedule_times import checked_times
 from stoker.records import Json, ScheduleSettings, Workload
+from stoker.records.base import Document
 from stoker.records.platforms import NAME_END
 
 # What EventBridge Scheduler takes; Kubeflow takes these, too.
@@ -39,7 +40,7 @@ class Schedule:
     name: str
     cron: str
     time_zone: str = "UTC"
-    parameters: Mapping[str, Json] = field(default_factory=dict)
+    parameters: Document = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     is_on: bool = True
     is_of_workload: bool = False
@@ -184,8 +185,8 @@ def planned(
     asked: AskedSchedule,
     *,
     there: Schedule | None,
-    before: Mapping[str, Json],
-    parameters: Mapping[str, Json],
+    before: Document,
+    parameters: Document,
     facts: Mapping[str, str],
     target: str,
     now: datetime,

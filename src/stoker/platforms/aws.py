@@ -16,7 +16,7 @@ from stoker.environment import cloud_region
 from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, StokerError, UsageError
 from stoker.platforms.service_limits import object_problem, over_limits, tag_problems
 from stoker.records import Json, Workload
-from stoker.records.base import mappings
+from stoker.records.base import Document, mappings
 from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, may_pass, repeated
 
 # Operations that change nothing: what they are asked for exists, or does not.
@@ -231,7 +231,7 @@ class Aws:
 
     def pages(
         self, service: str, operation: str, *, items: str, **parameters: object
-    ) -> Iterator[Mapping[str, Json]]:
+    ) -> Iterator[Document]:
         """Yields the objects of all pages of a listing; `items` is their key."""
         for answer in self.answers(service, operation, **parameters):
             yield from mappings(answer, items)

@@ -34,6 +34,7 @@ from stoker.records import (
     nearest,
     read_json,
 )
+from stoker.records.base import Document
 from stoker.records.hyperparameters import order_of, values_of
 from stoker.records.training import Lineage
 
@@ -50,7 +51,7 @@ NOT_COMPARED = MLFLOW_VARIABLES | {"STOKER_BUDGET"}
 # SageMaker's own default.
 TENSORBOARD = "output/tensorboard"
 # A channel in inputdataconfig.json, where SageMaker does not write it.
-PLAIN_CHANNEL: Mapping[str, Json] = {
+PLAIN_CHANNEL: Document = {
     "TrainingInputMode": "File",
     "S3DistributionType": "FullyReplicated",
     "RecordWrapperType": "None",
@@ -87,7 +88,7 @@ class JobSpec:
     groups: tuple[Group, ...]
     run_dir: Path
     channels: Mapping[str, Channel] = field(default_factory=dict)
-    hyperparameters: Mapping[str, Json] = field(default_factory=dict)
+    hyperparameters: Document = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)
     settings: RunEnvironment = field(default_factory=RunEnvironment)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.records.base import Json, Place, Record, Scalar, nearest
+from stoker.records.base import Document, Json, Place, Record, Scalar, nearest
 
 _Nested = Annotated[object, msgspec.Meta(extra_json_schema={"title": "JSON"})]
 # As many characters as SageMaker allows.
@@ -47,7 +47,7 @@ class ScriptOption(Record, frozen=True, kw_only=True):
     choices: tuple[Scalar, ...] | None = None
 
 
-def encoded(values: Mapping[str, Json]) -> dict[str, str]:
+def encoded(values: Document) -> dict[str, str]:
     """Returns hyperparameters as SageMaker's SDK encodes them: each value as JSON."""
     return {name: json.dumps(value) for name, value in values.items()}
 
@@ -80,7 +80,7 @@ def literal(text: Json) -> Json:
     return text[1:-1] if isinstance(text, str) else text
 
 
-def arguments(values: Mapping[str, Json], forms: str = "") -> list[str]:
+def arguments(values: Document, forms: str = "") -> list[str]:
     """Returns hyperparameters as the toolkit's `mapping.to_cmd_args` writes them, in their order.
 
     A name of one letter is a short option: `-k 3`.
@@ -96,7 +96,7 @@ def arguments(values: Mapping[str, Json], forms: str = "") -> list[str]:
     return words
 
 
-def forms_of(values: Mapping[str, Json], options: Mapping[str, ScriptOption]) -> str:
+def forms_of(values: Document, options: Mapping[str, ScriptOption]) -> str:
     """Returns a letter for each of the sorted names: how it is written; empty: as usual, all."""
     if not options:
         return ""
@@ -142,7 +142,7 @@ def shown(value: Json) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def order_of(values: Mapping[str, Json]) -> tuple[int, ...]:
+def order_of(values: Document) -> tuple[int, ...]:
     """Returns each name's place among the sorted names, in the order as written.
 
     Empty if they are sorted. Services keep no order, and a variable of SageMaker has 512
@@ -153,7 +153,7 @@ def order_of(values: Mapping[str, Json]) -> tuple[int, ...]:
     return () if [*values] == names else tuple(places[name] for name in values)
 
 
-def in_order(values: Mapping[str, Json], order: Sequence[int]) -> dict[str, Json]:
+def in_order(values: Document, order: Sequence[int]) -> dict[str, Json]:
     """Returns hyperparameters in the order of `order_of`; sorted, as in the toolkit, without it."""
     names = sorted(values)
     if order and sorted(order) == [*range(len(names))]:
@@ -166,7 +166,7 @@ def values_of(hyperparameters: Hyperparameters) -> dict[str, Json]:
     return cast(dict[str, Json], hyperparameters)
 
 
-def record_of(values: Mapping[str, Json]) -> Hyperparameters:
+def record_of(values: Document) -> Hyperparameters:
     """Returns hyperparameters with the type of a record's field."""
     return cast(Hyperparameters, dict(values))
 
@@ -181,9 +181,7 @@ def check_hyperparameters(values: Mapping[str, object], place: Place) -> None:
         _check_value(value, path, place)
 
 
-def check_options(
-    options: Mapping[str, ScriptOption], values: Mapping[str, Json], place: Place
-) -> None:
+def check_options(options: Mapping[str, ScriptOption], values: Document, place: Place) -> None:
     """Raises UsageError for an option without a hyperparameter, or whose value it cannot have."""
     for name, option in options.items():
         where = place.at(f"options.{name}")

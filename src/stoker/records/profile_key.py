@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from stoker.records.base import Json, sha256_of, to_document
+from stoker.records.base import Document, Json, sha256_of, to_document
 from stoker.records.base import mapping as mapping_at
 from stoker.records.hyperparameters import values_of
 from stoker.records.platforms import PLATFORM_SECTIONS
@@ -114,7 +114,7 @@ def _cells_of_pods(row: Mapping[str, str]) -> list[str]:
     return [row.get(column) or "" for column in _OF_PODS]
 
 
-def _counting(document: Mapping[str, Json], section: str) -> dict[str, Json]:
+def _counting(document: Document, section: str) -> dict[str, Json]:
     counted = COUNTS.get(section, document.keys())
     return {key: value for key, value in document.items() if key in counted}
 

@@ -17,8 +17,8 @@ import msgspec
 from stoker.failure_reasons import cause_of, said_in, without_events
 from stoker.records.base import (
     AnyFloat,
+    Document,
     Fraction,
-    Json,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -688,7 +688,7 @@ class TrainingFacts:
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
     engine: str = "feed"
-    hyperparameters: Mapping[str, Json] = field(default_factory=dict)
+    hyperparameters: Document = field(default_factory=dict)
     measured: Measured | None = None
     others: tuple[OtherPrograms, ...] = ()
     gpus: tuple[GpuLoad, ...] = ()

@@ -19,7 +19,7 @@ control steps the control image). `run.given(...)` returns the run with other pa
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
@@ -37,7 +37,7 @@ from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.sagemaker.steps import (
     EXECUTION_ARN,
     EXECUTION_ID,
@@ -678,9 +678,7 @@ def _profile_in(profile: RequestStep | Text) -> Text:
     return text(folder, "/profile.json")
 
 
-def _job_request(
-    run: PipelineRun, request: Mapping[str, Json], *, image: Text | None
-) -> StepRequest:
+def _job_request(run: PipelineRun, request: Document, *, image: Text | None) -> StepRequest:
     """Returns the request with the image parameter, without the name and digests of one job."""
     tags = [t for t in mappings(request, "Tags") if not str(t["Key"]).startswith("stoker:")]
     return {
@@ -693,7 +691,7 @@ def _job_request(
     }
 
 
-def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[StepRequest]:
+def _channels(run: PipelineRun, request: Document) -> list[StepRequest]:
     """Returns the channels with the parameter for input data, without the token of one job."""
     main, has_address, found = main_channel(run.workload), _has_address(run), []
     for channel in mappings(request, "InputDataConfig"):
@@ -711,7 +709,7 @@ def _has_address(run: PipelineRun) -> bool:
     return any(parameter.name == "input_data" for parameter in run.request.parameters)
 
 
-def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> StepRequest:
+def _hyperparameters(run: PipelineRun, request: Document) -> StepRequest:
     """Returns the request's hyperparameters, with parameters for those that a run can change."""
     known = {p.hyperparameter: _as_json(run, p) for p in _measured(run)}
     return {**mapping(request.get("HyperParameters") or {}), **known}

@@ -249,7 +249,7 @@ class KubeflowClient(PipelineClient):
         told = told_parameters(parameters, workload=workload, declared=declared, target=self.target)
         return {each.name: typed(each, declared[each.name]) for each in told}
 
-    def _uploaded(self, workload: Workload) -> tuple[str, Mapping[str, Json]]:
+    def _uploaded(self, workload: Workload) -> tuple[str, Document]:
         """Returns the pipeline's id and its latest version."""
         id, version = self._find(workload.name) or ("", {})
         if not version:
@@ -272,7 +272,7 @@ class KubeflowClient(PipelineClient):
             "service_account": self._settings.service_account,
         }
 
-    def _find(self, name: str) -> tuple[str, Mapping[str, Json]] | None:
+    def _find(self, name: str) -> tuple[str, Document] | None:
         """Returns a pipeline's id and its latest version, {} without one; None: no pipeline."""
         found = self._named("pipelines", "list_pipelines", "pipelines", name)
         if found is None:

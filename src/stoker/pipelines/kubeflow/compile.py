@@ -27,7 +27,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.layout import lay_out
 from stoker.platforms.kubernetes.pod_template import claim_of
 from stoker.records import Group, Json, KubeflowSettings, KubernetesSettings, Workload, to_document
-from stoker.records.base import mapping
+from stoker.records.base import Document, mapping
 from stoker.records.profile_key import profiled
 
 # Of SageMaker's model registry.
@@ -258,12 +258,12 @@ def spec_of_answer(answer: Json) -> Json:
     return readable(pipeline, mapping(answer, "platform_spec")) if "root" in pipeline else None
 
 
-def inputs_of(spec: Json) -> Mapping[str, Json]:
+def inputs_of(spec: Json) -> Document:
     """Returns the definitions of the parameters that a run may set, by name."""
     return mapping(spec, "pipeline", "root", "inputDefinitions", "parameters")
 
 
-def readable(pipeline: Mapping[str, Json], platforms: Mapping[str, Json]) -> Json:
+def readable(pipeline: Document, platforms: Document) -> Json:
     """Returns both documents in one, without kfp's version."""
     told = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
     return _plain({"pipeline": told, "platforms": platforms})

@@ -17,7 +17,7 @@ _KINDS: Mapping[str, Kind] = {
 }
 
 
-def kinds_of(inputs: Mapping[str, Json]) -> dict[str, Kind]:
+def kinds_of(inputs: Document) -> dict[str, Kind]:
     """Returns the kinds of a version's parameters."""
     return {
         name: _KINDS.get(str(mapping(each).get("parameterType")), "string")

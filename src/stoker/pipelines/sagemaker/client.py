@@ -36,7 +36,7 @@ from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
@@ -281,9 +281,7 @@ class SageMakerClient(PipelineClient):
         return self._aws.find("sagemaker", "DescribePipeline", PipelineName=name)
 
 
-def _state(
-    run: str, status: Json, reason: Json, *, steps: Sequence[Mapping[str, Json]] = ()
-) -> RunState:
+def _state(run: str, status: Json, reason: Json, *, steps: Sequence[Document] = ()) -> RunState:
     has_ended = status not in ACTIVE
     code = 0 if status in ("Succeeded", "Completed") else exit_code_of(steps)
     return RunState(

@@ -31,7 +31,8 @@ from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.platforms.sagemaker.lineage import is_in_ecr
 from stoker.platforms.sagemaker.places import check_places
-from stoker.records import Channel, Group, Json, SageMakerSettings, Workload
+from stoker.records import Channel, Group, SageMakerSettings, Workload
+from stoker.records.base import Document
 from stoker.records.hyperparameters import values_of
 from stoker.records.profile_key import profile_key, same_cost_names
 from stoker.records.step_cost import split_command
@@ -84,7 +85,7 @@ class PipelineRequest:
     parameters: tuple[Parameter, ...]
     passed: tuple[str, ...]
     hyperparameters: tuple[Parameter, ...]
-    profile: Mapping[str, Json]
+    profile: Document
     uploads: Mapping[str, bytes] = field(default_factory=dict)
     profile_key: str = ""
     same_cost: tuple[str, ...] = ()

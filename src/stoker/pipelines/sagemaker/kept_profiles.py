@@ -16,8 +16,8 @@ import msgspec
 from stoker.errors import ServiceError, UsageError
 from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws
-from stoker.records import Json, Profile, Workload, read_json
-from stoker.records.base import mappings
+from stoker.records import Profile, Workload, read_json
+from stoker.records.base import Document, mappings
 from stoker.units import count
 from stoker.units import size as size_words
 
@@ -189,7 +189,7 @@ def _young_notes(
     workload: Workload, *, aws: Aws, key: str, oldest: datetime
 ) -> Iterator[ProfileNote]:
     """Yields the notes of a key, newest first."""
-    items: list[Mapping[str, Json]] = []
+    items: list[Document] = []
     for page in aws.object_pages(_notes(workload, key)):
         items += mappings(page, "Contents")
     young = [item for item in items if datetime.fromisoformat(str(item["LastModified"])) >= oldest]

@@ -5,12 +5,12 @@ of the pipeline are passed over: their values are checked where a run starts.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from stoker.errors import UsageError
 from stoker.platforms.service_limits import input_shape, over_limits, tag_problems
 from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 
 # What the service calls for a step, by the step's type. Others have no request of SageMaker's.
 _OPERATIONS = {
@@ -25,7 +25,7 @@ _OPERATIONS = {
 _NAMES = ("TrainingJobName", "ProcessingJobName", "TransformJobName")
 
 
-def check_definition(request: Mapping[str, Json]) -> None:
+def check_definition(request: Document) -> None:
     """Raises UsageError for what the service would refuse, at upload or in a run.
 
     Args:
@@ -49,7 +49,7 @@ def check_definition(request: Mapping[str, Json]) -> None:
         )
 
 
-def _step_problems(steps: list[Mapping[str, Json]]) -> Iterator[tuple[str, str, str]]:
+def _step_problems(steps: list[Document]) -> Iterator[tuple[str, str, str]]:
     """Yields step and operation, path and problem, also of steps below a condition."""
     for step in steps:
         arguments = mapping(step, "Arguments")

@@ -1,12 +1,11 @@
 """Active runs that a new run has to give way to, with `overlap: refuse`."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from stoker.errors import PlatformError
 from stoker.pipelines.sagemaker.compile import ONLY_RUN
 from stoker.platforms.aws import Aws
-from stoker.records import Json
+from stoker.records.base import Document
 
 ACTIVE = ("Starting", "Executing", "InProgress", "Stopping")
 # The service's own bound of a training job; a run waits for hosts, too.
@@ -64,7 +63,7 @@ def active_before(
     )
 
 
-def steps_of(aws: Aws, arn: str) -> list[Mapping[str, Json]]:
+def steps_of(aws: Aws, arn: str) -> list[Document]:
     asked = {"PipelineExecutionArn": arn, "SortOrder": "Ascending"}
     key = "PipelineExecutionSteps"
     return list(aws.pages("sagemaker", "ListPipelineExecutionSteps", items=key, **asked))

@@ -6,7 +6,7 @@ as text, so an address in a parameter, a tag or a comment keeps it, too.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -14,8 +14,8 @@ from stoker.errors import ServiceError
 from stoker.pipelines.base import sagemaker_of
 from stoker.pipelines.sagemaker.overlap import ACTIVE
 from stoker.platforms.aws import Aws, split_uri
-from stoker.records import Json, Workload
-from stoker.records.base import mapping, mappings
+from stoker.records import Workload
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import NAME_END
 
 # DeleteObjects takes so many keys.
@@ -187,7 +187,7 @@ def _subfolders(aws: Aws, bucket: str, prefix: str) -> Iterator[str]:
             yield str(common["Prefix"])
 
 
-def _objects(aws: Aws, bucket: str, prefix: str) -> Iterator[Mapping[str, Json]]:
+def _objects(aws: Aws, bucket: str, prefix: str) -> Iterator[Document]:
     for page in aws.object_pages(f"s3://{bucket}/{prefix}"):
         yield from mappings(page, "Contents")
 

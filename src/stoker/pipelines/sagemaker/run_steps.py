@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from stoker.errors import GateError, PlatformError, ServiceError, WorkloadError
@@ -12,7 +12,7 @@ from stoker.pipelines.base import RunState, RunStep
 from stoker.pipelines.sagemaker.compile import COMPARE, HAS_CHANGED
 from stoker.platforms.aws import Aws
 from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.memory import NOTHING_CHANGED
 from stoker.records.outcome import exit_code_of_words
 
@@ -28,7 +28,7 @@ _LOG_GROUPS = {
 }
 
 
-def exit_code_of(steps: Sequence[Mapping[str, Json]]) -> int:
+def exit_code_of(steps: Sequence[Document]) -> int:
     """Returns the exit code of a run that did not succeed: 3 a gate, 6 the training, else 4.
 
     A Fail step is what a gate's condition leads to; it also ends the run of a training job that
@@ -39,7 +39,7 @@ def exit_code_of(steps: Sequence[Mapping[str, Json]]) -> int:
     return next((code for code in _CODES if code in codes), PlatformError.exit_code)
 
 
-def _code_of(step: Mapping[str, Json]) -> int:
+def _code_of(step: Document) -> int:
     reason = _reason_of(step)
     if mapping(step, "Metadata").get("Fail"):
         return exit_code_of_words(reason, default=GateError.exit_code)
@@ -48,12 +48,12 @@ def _code_of(step: Mapping[str, Json]) -> int:
     return code if code in _CODES else PlatformError.exit_code
 
 
-def _reason_of(step: Mapping[str, Json]) -> str:
+def _reason_of(step: Document) -> str:
     told = mapping(step, "Metadata", "Fail").get("ErrorMessage")
     return str(step.get("FailureReason") or told or "")
 
 
-def run_step(step: Mapping[str, Json], *, aws: Aws, is_over: bool) -> RunStep:
+def run_step(step: Document, *, aws: Aws, is_over: bool) -> RunStep:
     """Returns a step as `stoker status` shows it, a failed one of an ended run with its lines.
 
     Args:
@@ -73,7 +73,7 @@ def run_step(step: Mapping[str, Json], *, aws: Aws, is_over: bool) -> RunStep:
     )
 
 
-def _seconds(step: Mapping[str, Json]) -> float | None:
+def _seconds(step: Document) -> float | None:
     times = [_time(step.get(key)) for key in ("StartTime", "EndTime")]
     began, ended = times
     return max((ended - began).total_seconds(), 0.0) if began and ended else None
@@ -88,7 +88,7 @@ def _time(value: object) -> datetime | None:
         return None
 
 
-def _log_of(step: Mapping[str, Json], *, region: str | None) -> str:
+def _log_of(step: Document, *, region: str | None) -> str:
     """Returns the command that prints the log of a step's job; empty for a step without one."""
     group, name = log_place(step)
     if not name:
@@ -100,7 +100,7 @@ def _log_of(step: Mapping[str, Json], *, region: str | None) -> str:
     )
 
 
-def log_place(step: Mapping[str, Json]) -> tuple[str, str]:
+def log_place(step: Document) -> tuple[str, str]:
     """Returns the log group and the name of a step's job; empty texts for a step without one."""
     for kind, (word, group) in _LOG_GROUPS.items():
         arn = str(mapping(step, "Metadata", kind).get("Arn") or "")
@@ -109,7 +109,7 @@ def log_place(step: Mapping[str, Json]) -> tuple[str, str]:
     return "", ""
 
 
-def last_lines(aws: Aws, step: Mapping[str, Json]) -> tuple[str, ...]:
+def last_lines(aws: Aws, step: Document) -> tuple[str, ...]:
     """Returns the last lines of a step's job; () if it has none, or they may not be read."""
     group, name = log_place(step)
     if not name:
@@ -144,7 +144,7 @@ def _last_messages(aws: Aws, group: str, stream: str) -> tuple[str, ...]:
 
 
 def with_reason(
-    state: RunState, *, failed: RunStep | None, listed: Sequence[Mapping[str, Json]], aws: Aws
+    state: RunState, *, failed: RunStep | None, listed: Sequence[Document], aws: Aws
 ) -> RunState:
     """Returns a run with the reason of its failed step, or why it has trained nothing.
 
@@ -161,7 +161,7 @@ def with_reason(
     return state
 
 
-def skipped_words(aws: Aws, steps: Sequence[Mapping[str, Json]]) -> str:
+def skipped_words(aws: Aws, steps: Sequence[Document]) -> str:
     """Returns why a run has trained nothing, in its own words; empty: it has, or would have.
 
     Args:
@@ -190,7 +190,7 @@ def step_names(definition: str) -> tuple[str, ...]:
     return tuple(_names(mappings(mapping(document), "Steps")))
 
 
-def _names(steps: Sequence[Mapping[str, Json]]) -> Iterator[str]:
+def _names(steps: Sequence[Document]) -> Iterator[str]:
     for step in steps:
         yield str(step.get("Name"))
         for side in ("IfSteps", "ElseSteps"):

@@ -18,6 +18,7 @@ from stoker.pipelines.sagemaker.schedule import declared_in
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.aws import Aws
 from stoker.records import Json
+from stoker.records.base import Document
 
 # Of the inputs of a deployed pipeline.
 _READ = (WORKLOAD, CODE)
@@ -107,7 +108,7 @@ class SageMakerVersions(VersionHistory):
         self._aws.call("sagemaker", "UpdatePipelineVersion", **which, **change)
 
 
-def _uploaded(summary: Mapping[str, Json], *, is_latest: bool) -> UploadedVersion:
+def _uploaded(summary: Document, *, is_latest: bool) -> UploadedVersion:
     number, aliases = str(summary["PipelineVersionId"]), summary.get("PipelineVersionAliases")
     return UploadedVersion(
         id=number,

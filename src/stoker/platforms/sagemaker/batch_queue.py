@@ -18,7 +18,7 @@ from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.service_limits import input_shape, over_limits
 from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import QueueSettings
 
 KEY = "key sagemaker.queue"
@@ -71,7 +71,7 @@ class ServiceJob:
         return _NEVER in self.reason
 
 
-def service_job(answer: Mapping[str, Json]) -> ServiceJob:
+def service_job(answer: Document) -> ServiceJob:
     """Returns the service job in an answer of DescribeServiceJob."""
     latest = mapping(answer, "latestAttempt", "serviceResourceId")
     tags = {key: str(value) for key, value in mapping(answer, "tags").items()}
@@ -88,7 +88,7 @@ def service_job(answer: Mapping[str, Json]) -> ServiceJob:
 
 
 def queue_request(
-    queue: QueueSettings, body: Mapping[str, Json], *, has_checkpoints: bool
+    queue: QueueSettings, body: Document, *, has_checkpoints: bool
 ) -> dict[str, Json]:
     """Returns the SubmitServiceJob request for a CreateTrainingJob request, without a token.
 
@@ -128,12 +128,12 @@ def queue_request(
     return submission
 
 
-def tag_texts(body: Mapping[str, Json]) -> dict[str, Json]:
+def tag_texts(body: Document) -> dict[str, Json]:
     """Returns the tags of a CreateTrainingJob request by key, as Batch wants them."""
     return {str(tag.get("Key")): str(tag.get("Value", "")) for tag in mappings(body, "Tags")}
 
 
-def _queue_rules(queue: QueueSettings, body: Mapping[str, Json]) -> Iterator[UsageError]:
+def _queue_rules(queue: QueueSettings, body: Document) -> Iterator[UsageError]:
     """Yields an error for what Batch refuses, or is not documented to take."""
     resources = mapping(body, "ResourceConfig")
     if queue.share_identifier and queue.quota_share_name:
@@ -158,7 +158,7 @@ def _queue_rules(queue: QueueSettings, body: Mapping[str, Json]) -> Iterator[Usa
         yield UsageError(what, where="key sagemaker.request.EnableManagedSpotTraining", fix=fix)
 
 
-def _check_request(submission: Mapping[str, Json]) -> None:
+def _check_request(submission: Document) -> None:
     """Raises UsageError for what the service's model says it would refuse."""
     from botocore.validate import ParamValidator
 
@@ -172,7 +172,7 @@ def _check_request(submission: Mapping[str, Json]) -> None:
         raise UsageError(what, where=KEY, fix="see the API reference of SubmitServiceJob")
 
 
-def submission_token(submission: Mapping[str, Json]) -> str:
+def submission_token(submission: Document) -> str:
     """Returns the token of a submission: of 64 characters, and the same for the same content."""
     # Facts that are looked up for each submission are in further tags.
     return hashlib.sha256(json.dumps(submission, sort_keys=True).encode()).hexdigest()
@@ -197,7 +197,7 @@ def namesakes(aws: Aws, queue: QueueSettings, name: str) -> list[ServiceJob]:
     return [describe(aws, str(summary["jobId"])) for summary in newest]
 
 
-def _created_at(summary: Mapping[str, Json]) -> int:
+def _created_at(summary: Document) -> int:
     created_at = summary.get("createdAt")
     return created_at if isinstance(created_at, int) else 0
 

@@ -22,9 +22,9 @@ from stoker.platforms.service_limits import (
     tag_problems,
 )
 from stoker.records import Channel, Json, SageMakerSettings, bare_type, nearest
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 
-Body = Mapping[str, Json]
+Body = Document
 TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
 # 28 days: CreateTrainingJob, StoppingCondition.
@@ -103,7 +103,7 @@ def text(value: Body, key: str) -> str:
     return str(value.get(key) or "")
 
 
-def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
+def without_none(values: Document) -> dict[str, Json]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -131,7 +131,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     return settings
 
 
-def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Mapping[str, Json]) -> None:
+def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Document) -> None:
     """Raises UsageError for secrets that hosts could not read, or that the request sets."""
     for name, source in job.secrets.items():
         where = f"key secrets.{name}"

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from stoker.platforms.aws import Aws
 from stoker.records import Json, bare_type
+from stoker.records.base import Document
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 # CloudWatch's finest resolution.
@@ -69,7 +70,7 @@ def read_utilisation(
     hosts = tuple(roster)
     age = ((now or end) - begin).total_seconds()
     period = point_seconds((end - begin).total_seconds(), age_seconds=age)
-    results: list[Mapping[str, Json]] = []
+    results: list[Document] = []
     # At most 500 queries per call.
     most = 500 // len(_METRICS)
     # A training run may be shorter than one point.
@@ -106,7 +107,7 @@ def metric_queries(
 
 
 def loads_in(
-    results: Iterable[Mapping[str, Json]],
+    results: Iterable[Document],
     *,
     roster: Mapping[str, str],
     types: Mapping[str, str],

@@ -15,8 +15,7 @@ from stoker.errors import ServiceError
 from stoker.logs import EventName, parse_line
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
-from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import Suppressed
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -102,7 +101,7 @@ class _Stream:
             self._token = token
         self.is_behind = True
 
-    def _page(self) -> tuple[list[Mapping[str, Json]], str | None]:
+    def _page(self) -> tuple[list[Document], str | None]:
         asked: dict[str, object] = {"nextToken": self._token} if self._token else {}
         known = 0
         try:
@@ -118,7 +117,7 @@ class _Stream:
         token = answer.get("nextForwardToken")
         return mappings(answer, "events")[known:], token if isinstance(token, str) else None
 
-    def _get(self, **asked: object) -> Mapping[str, Json]:
+    def _get(self, **asked: object) -> Document:
         return self._aws.call(
             "logs",
             "GetLogEvents",
@@ -129,7 +128,7 @@ class _Stream:
             **asked,
         )
 
-    def _entries(self, event: Mapping[str, Json]) -> Iterator[LogEntry]:
+    def _entries(self, event: Document) -> Iterator[LogEntry]:
         millis = event.get("timestamp")
         at = millis if isinstance(millis, int) else self._last_millis
         self._num_at_last = self._num_at_last + 1 if at == self._last_millis else 1

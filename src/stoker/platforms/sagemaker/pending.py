@@ -4,19 +4,19 @@ stoker asks for the wait of on_no_capacity where the service heeds it: for one g
 types, with accelerators, and without spot. A queue of AWS Batch waits in its place.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from stoker.errors import UsageError
 from stoker.platforms.service_limits import service_model
-from stoker.records import Json, bare_type
-from stoker.records.base import mapping, mappings
+from stoker.records import bare_type
+from stoker.records.base import Document, mapping, mappings
 
 _KEY = "key sagemaker.request.StoppingCondition.MaxPendingTimeInSeconds"
 # Of the families ml.p, ml.g and ml.trn, in the words of the API's reference.
 _ACCELERATED = ("p", "g", "trn")
 
 
-def pending_rules(body: Mapping[str, Json]) -> Iterator[UsageError]:
+def pending_rules(body: Document) -> Iterator[UsageError]:
     """Yields what is wrong with the request's limit of pending time, if it has one."""
     seconds = mapping(body, "StoppingCondition").get("MaxPendingTimeInSeconds")
     if not isinstance(seconds, int):
@@ -42,7 +42,7 @@ def pending_rules(body: Mapping[str, Json]) -> Iterator[UsageError]:
         yield UsageError(what, where=_KEY, fix=fix)
 
 
-def pending_limit(body: Mapping[str, Json], *, wait_seconds: float) -> int | None:
+def pending_limit(body: Document, *, wait_seconds: float) -> int | None:
     """Returns the limit of pending time to ask for; None: the service heeds none, or has one.
 
     Args:
@@ -66,7 +66,7 @@ def is_accelerated(instance_type: str) -> bool:
     return letters in _ACCELERATED
 
 
-def _types(body: Mapping[str, Json]) -> list[str]:
+def _types(body: Document) -> list[str]:
     resources = mapping(body, "ResourceConfig")
     listed = [resources, *mappings(resources, "InstancePreferences")]
     return [str(each.get("InstanceType") or "") for each in listed]

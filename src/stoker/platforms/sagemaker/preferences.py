@@ -11,7 +11,7 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.records import Group, Json, bare_type
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 
 KEY = "key sagemaker.further_types"
 # Of an InstancePreferenceList.
@@ -49,7 +49,7 @@ def preferred_hosts(choices: Sequence[tuple[Group, ...]]) -> dict[str, Json]:
     return {"InstancePreferences": types, "InstanceCount": groups[0].count}
 
 
-def selected_hosts(resources: Mapping[str, Json]) -> dict[str, Json]:
+def selected_hosts(resources: Document) -> dict[str, Json]:
     """Returns type and count that the service selected, of DescribeTrainingJob's ResourceConfig."""
     if not resources.get("SelectedInstanceType"):
         return {}
@@ -73,7 +73,7 @@ def groups_that_ran(job: JobSpec, described: Mapping[str, tuple[str, int]]) -> t
     return (msgspec.structs.replace(group, instance_type=kind, count=count),)
 
 
-def preference_rules(body: Mapping[str, Json]) -> Iterator[UsageError]:
+def preference_rules(body: Document) -> Iterator[UsageError]:
     """Yields an error for each rule on preferences that a CreateTrainingJob request breaks."""
     resources = mapping(body, "ResourceConfig")
     types = [str(each["InstanceType"]) for each in mappings(resources, "InstancePreferences")]

@@ -1,7 +1,5 @@
 """A job in a queue of AWS Batch, followed to its end: its place, then its training jobs."""
 
-from collections.abc import Mapping
-
 from stoker.errors import NoCapacityError, PlatformError, ServiceError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobEnd
@@ -26,7 +24,7 @@ from stoker.platforms.sagemaker.submit import (
     no_capacity,
     no_quota,
 )
-from stoker.records import Json
+from stoker.records.base import Document
 from stoker.records.training import Lineage
 
 
@@ -81,7 +79,7 @@ class QueuedRun(SageMakerRun):
         self._entry = job
         return has_news
 
-    def _described(self, job: ServiceJob) -> Mapping[str, Json] | None:
+    def _described(self, job: ServiceJob) -> Document | None:
         """Returns what SageMaker says of the latest training job.
 
         Batch deletes those that got no hosts, so that one may be missing; not one that succeeded.

@@ -30,7 +30,7 @@ from stoker.platforms.sagemaker.checks import (
 from stoker.platforms.sagemaker.pending import pending_limit
 from stoker.platforms.sagemaker.preferences import choices_of, preferred_hosts
 from stoker.records import Channel, Json, SageMakerSettings, nearest
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.hyperparameters import encoded
 from stoker.records.platforms import patch_document
 from stoker.records.secrets import fetch_variables
@@ -185,8 +185,8 @@ class SageMakerRequest:
     """
 
     job: JobSpec
-    body: Mapping[str, Json]
-    queued: Mapping[str, Json] | None = None
+    body: Document
+    queued: Document | None = None
     token_uri: str
     code_uri: str | None = None
     code_folder: Path | None = None
@@ -283,7 +283,7 @@ def _training_job(
     }
 
 
-def _tags(body: Mapping[str, Json], job: JobSpec) -> list[Json]:
+def _tags(body: Document, job: JobSpec) -> list[Json]:
     """Returns the tags of a request, by their keys, with those by which it is found again."""
     tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
     if job.settings.workload_sha256:
@@ -304,7 +304,7 @@ def _add_pending_limit(body: dict[str, Json], job: JobSpec, settings: SageMakerS
         body["StoppingCondition"] = {**stopping, "MaxPendingTimeInSeconds": limit}
 
 
-def body_digest(body: Mapping[str, Json]) -> str:
+def body_digest(body: Document) -> str:
     """Returns a digest of the request without its tags, where the digest is kept."""
     content = {key: value for key, value in body.items() if key != "Tags"}
     variables = mapping(body, "Environment").items()

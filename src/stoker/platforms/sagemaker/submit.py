@@ -32,7 +32,7 @@ from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.preferences import selected_hosts
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
-from stoker.records.base import mapping, mappings
+from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import Suppressed, may_pass
 
 FINAL = ("Completed", "Failed", "Stopped")
@@ -143,7 +143,7 @@ class TrainingJobState:
         return console_url(self.arn)
 
 
-def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
+def job_state(answer: Document) -> TrainingJobState:
     """Returns the state in an answer of DescribeTrainingJob."""
     resources = mapping(answer.get("ResourceConfig"))
     listed = mappings(resources.get("InstanceGroups"))
@@ -249,7 +249,7 @@ def _lacking(what: str, said: str, where: str, fix: str, next_best: str) -> NoCa
     return error
 
 
-def _count(answer: Mapping[str, Json], key: str) -> int:
+def _count(answer: Document, key: str) -> int:
     value = answer.get(key)
     return value if isinstance(value, int) else 0
 
@@ -347,12 +347,12 @@ def numbered(name: str, number: int) -> str:
     return name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end
 
 
-def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
+def find_job(aws: Aws, name: str) -> Document | None:
     """Returns DescribeTrainingJob's answer, or None if the job does not exist."""
     return aws.find("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
 
 
-def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
+def await_found(aws: Aws, name: str) -> Document:
     """Returns a new job as described; raises PlatformError after EVENTUAL_SECONDS."""
     deadline = aws.clock() + EVENTUAL_SECONDS
     while (found := find_job(aws, name)) is None:
@@ -471,9 +471,7 @@ def _is_stopped(aws: Aws, name: str, *, log: Log) -> bool:
     return True
 
 
-def _forget_token(
-    aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, log: Log
-) -> None:
+def _forget_token(aws: Aws, found: Document, request: SageMakerRequest, *, log: Log) -> None:
     """Deletes the token unless the existing job of the name reads it."""
     folder = request.token_uri.rpartition("/")[0]
     if job_state(found).is_final or folder not in json.dumps(found.get("InputDataConfig")):
@@ -492,9 +490,7 @@ def _quota_or_capacity(err: ServiceError, request: SageMakerRequest) -> NoCapaci
     return None
 
 
-def _is_ours(
-    aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, packed: bytes | None
-) -> bool:
+def _is_ours(aws: Aws, found: Document, request: SageMakerRequest, *, packed: bytes | None) -> bool:
     """Whether a job was created with this request and this code."""
     wanted = _tag(request.body.get("Tags"))
     tagged = _tag_of(aws, str(found.get("TrainingJobArn"))) if wanted else None

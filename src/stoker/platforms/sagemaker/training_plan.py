@@ -4,13 +4,12 @@ A job names its plan in `sagemaker.request` (ResourceConfig.TrainingPlanArn). It
 all hosts and hours that it reserves, used or not.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
-from stoker.records import Json, SageMakerSettings
-from stoker.records.base import mapping, mappings
+from stoker.records import SageMakerSettings
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import patch_document
 
 KEY = "key sagemaker.request.ResourceConfig.TrainingPlanArn"
@@ -55,7 +54,7 @@ def read_plan(aws: Aws, arn: str) -> TrainingPlan:
     return plan_of(aws.call("sagemaker", "DescribeTrainingPlan", TrainingPlanName=name))
 
 
-def plan_of(answer: Mapping[str, Json]) -> TrainingPlan:
+def plan_of(answer: Document) -> TrainingPlan:
     """Returns the plan in an answer of DescribeTrainingPlan; raises UsageError for one in vain."""
     name, status = str(answer.get("TrainingPlanName")), str(answer.get("Status"))
     if status not in _USABLE:
@@ -80,7 +79,7 @@ def plan_of(answer: Mapping[str, Json]) -> TrainingPlan:
     )
 
 
-def _hours(reserved: Mapping[str, Json], *, of_plan: Mapping[str, Json]) -> float:
+def _hours(reserved: Document, *, of_plan: Document) -> float:
     """Returns the hours of a part of a plan; the plan's own where the part tells none."""
     hours = [
         _number(each, "DurationHours") + _number(each, "DurationMinutes") / 60
@@ -89,7 +88,7 @@ def _hours(reserved: Mapping[str, Json], *, of_plan: Mapping[str, Json]) -> floa
     return next((each for each in hours if each), 0.0)
 
 
-def _number(answer: Mapping[str, Json], key: str) -> float:
+def _number(answer: Document, key: str) -> float:
     try:
         return float(str(answer.get(key) or 0))
     except ValueError:
