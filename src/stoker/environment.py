@@ -411,4 +411,6 @@ def own_pod(environ: Mapping[str, str] = os.environ) -> OwnPod | None:
 def api_server(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """Returns host and port of the API server of this process's pod; None outside of pods."""
     host, port = (environ.get(f"KUBERNETES_SERVICE_{key}", "") for key in ("HOST", "PORT"))
-    return (host, int(port)) if host and port.isdigit() else None
+    if host and port.isdigit():
+        return (host, int(port))
+    return None

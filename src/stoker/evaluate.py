@@ -315,7 +315,9 @@ def _cost_of(
     times = (whole or step_seconds) / plan.counted_seconds
 
     def scaled(value: float | None) -> float | None:
-        return None if value is None else value * times
+        if value is None:
+            return None
+        return value * times
 
     return StepCost(
         step_seconds=step_seconds,
@@ -328,7 +330,9 @@ def _cost_of(
 
 
 def _change(value: float | None, reference: float | None) -> float | None:
-    return None if value is None or not reference else value / reference - 1
+    if value is None or not reference:
+        return None
+    return value / reference - 1
 
 
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:

@@ -53,7 +53,8 @@ def reason_of_failure(
         reason += f": {error}" + (f"; it {out_of_memory}" if out_of_memory else "")
     elif code >= 0:
         rest = [line.strip() for line in written if line.strip()]
-        reason += f"; its last line: {rest[-1]}" if rest else ""
+        if rest:
+            reason += f"; its last line: {rest[-1]}"
     return printable(reason)
 
 
@@ -95,7 +96,9 @@ def innermost(raised: str) -> str:
 
 def words_of_feed(raised: str) -> str:
     """Returns what the feed raised, and what to do, in one line; empty: it was not the feed."""
-    return printable(_with_next(raised.splitlines(), 0)) if _OF_FEED.match(raised) else ""
+    if _OF_FEED.match(raised):
+        return printable(_with_next(raised.splitlines(), 0))
+    return ""
 
 
 def said_in(lines: Iterable[str]) -> str:
@@ -130,12 +133,16 @@ def _error_in(lines: Sequence[str]) -> str:
     fix = next(
         (line.removeprefix("try:").strip() for line in after if line.startswith("try: ")), ""
     )
-    return f"{what}; {fix}" if fix else what
+    if fix:
+        return f"{what}; {fix}"
+    return what
 
 
 def _what_of_error(lines: Sequence[str]) -> str:
     matches = [match for line in lines if (match := _ERROR.match(line.strip()))]
-    return matches[-1]["what"] if matches else ""
+    if matches:
+        return matches[-1]["what"]
+    return ""
 
 
 def _raised_in(lines: Sequence[str]) -> str:
@@ -167,4 +174,6 @@ def _with_next(lines: Sequence[str], at: int) -> str:
         words += f" {line.strip()}"
     advice = (line.strip() for line in lines[at + 1 : at + 1 + _ADVICE_LINES])
     fix = next((line.removeprefix("try:").strip() for line in advice if line[:4] == "try:"), "")
-    return f"{words}; {fix}" if fix else words
+    if fix:
+        return f"{words}; {fix}"
+    return words

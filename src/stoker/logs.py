@@ -262,7 +262,9 @@ def _text(value: LogValue) -> str:
     if isinstance(value, float):
         # Six digits: microseconds of a second, and still readable.
         return f"{value:.6g}"
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -288,4 +290,6 @@ def shown(text: str) -> str:
 def _quote(text: str) -> str:
     # One line per event: line breaks become spaces.
     flat = printable(" ".join(text.split()))
-    return flat if flat and not set(flat) & set(" '\"\\") else shlex.quote(flat)
+    if flat and not set(flat) & set(" '\"\\"):
+        return flat
+    return shlex.quote(flat)

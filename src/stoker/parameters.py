@@ -222,7 +222,9 @@ def whole_number(text: str) -> str | None:
         return str(int(text))
     value = float(text) if is_number(text) else 0.5
     # Larger floats are not exact.
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else None
+    if value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return None
 
 
 def truth_value(text: str) -> str:
@@ -287,7 +289,9 @@ def _fits(value: str | float) -> bool:
     if isinstance(value, str):
         return len(value) <= _MAX_TEXT and _is_one_line(value)
     # Pipelines are JSON, which has no NaN; services store whole numbers in 64 bits.
-    return abs(value) < 10**18 if isinstance(value, int) else math.isfinite(value)
+    if isinstance(value, int):
+        return abs(value) < 10**18
+    return math.isfinite(value)
 
 
 def _is_one_line(text: str) -> bool:
@@ -372,8 +376,12 @@ def _in_yaml(kind: Kind, text: str) -> str:
     if kind == "number":
         literal = repr(float(text))
         # In YAML a number with an exponent has a point.
-        return literal if "." in literal else literal.replace("e", ".0e")
-    return text if kind in ("boolean", "integer") else _quoted(text)
+        if "." in literal:
+            return literal
+        return literal.replace("e", ".0e")
+    if kind in ("boolean", "integer"):
+        return text
+    return _quoted(text)
 
 
 def _input_data(channel: str) -> Parameter:
@@ -435,7 +443,9 @@ def _own_epochs(workload: Workload) -> int:
     is_whole = isinstance(epochs, int) and not isinstance(epochs, bool) and 0 < epochs < 10**18
     if is_whole:
         return int(str(epochs))
-    return 0 if "epochs" in workload.hyperparameters else workload.training.epochs or 0
+    if "epochs" in workload.hyperparameters:
+        return 0
+    return workload.training.epochs or 0
 
 
 def _gate_of(workload: Workload) -> Parameter:
@@ -474,16 +484,23 @@ def gate_text(workload: Workload) -> str:
     """Returns the workload's gate as the parameter `gate` spells it."""
     parts = []
     for gate in workload.gate:
-        parts += [f"{gate.metric}>={gate.min:g}"] if gate.min is not None else []
-        parts += [f"{gate.metric}<={gate.max:g}"] if gate.max is not None else []
+        if gate.min is not None:
+            parts.append(f"{gate.metric}>={gate.min:g}")
+        if gate.max is not None:
+            parts.append(f"{gate.metric}<={gate.max:g}")
         for sign, change in ((">=", gate.min_champion), ("<=", gate.max_champion)):
-            parts += [f"{gate.metric}{sign}champion{change:+g}"] if change is not None else []
+            if change is not None:
+                parts.append(f"{gate.metric}{sign}champion{change:+g}")
     return ", ".join(parts)
 
 
 def _replaced(workload: Workload) -> str:
     replaced = workload.feed.replace_dataloader
-    return replaced if isinstance(replaced, str) else "true" if replaced else "false"
+    if isinstance(replaced, str):
+        return replaced
+    if replaced:
+        return "true"
+    return "false"
 
 
 _PARAMETERS = (

@@ -162,7 +162,9 @@ def decision_words(record: Decision) -> str:
         words = f"{plan_in_words(plan)}: {plan.reason or 'no other cluster pays'}"
         # A plan that is held says so in its reason.
         is_held = record.previous is not None and record.previous.is_held
-        return words if is_held else words + _previous_words(record)
+        if is_held:
+            return words
+        return words + _previous_words(record)
     promise = f", {plan.predicted.speedup:.2f} times as fast" if plan.predicted else ""
     return f"{plan_in_words(plan)}{promise}{_previous_words(record)}"
 
@@ -206,7 +208,8 @@ def probable_words(decision: Decision, *, has_run: bool = False) -> str:
     is_sure_before = decision.kind == "sure"
     begin = "Then probably" if is_sure_before else "Probably worth it"
     text = f"{begin}: {plan_in_words(plan)}. {capital(plan.reason)}."
-    text += f" {trial_words(decision.trial)}" if decision.trial else ""
+    if decision.trial:
+        text += f" {trial_words(decision.trial)}"
     if is_sure_before:
         return text
     return f"{text} {followed_words(decision)}"
@@ -231,7 +234,8 @@ def trial_words(trial: Trial) -> str:
     """Returns how to make sure of a plan: `To make sure: stoker profile ... (8 min, $0.37).`"""
     cost = f"about {trial.minutes:.0f} min"
     dollars = usd(trial.usd, is_estimate=trial.is_estimate)
-    cost += f", {dollars}" if trial.usd is not None else ""
+    if trial.usd is not None:
+        cost += f", {dollars}"
     where = f", {trial.condition}" if trial.condition else ""
     return f"To make sure: {trial.command}{where} ({cost})."
 
@@ -294,7 +298,9 @@ def added_hosts_words(groups: Iterable[Group]) -> str:
 
 
 def _cpu_seconds(plan: Plan) -> float:
-    return (plan.predicted.cpu_seconds or 0.0) if plan.predicted else math.inf
+    if plan.predicted:
+        return plan.predicted.cpu_seconds or 0.0
+    return math.inf
 
 
 def todays_group(decision: Decision) -> Group | None:
@@ -340,7 +346,8 @@ def training_words(training: Training) -> str:
     kinds = (NOT_COMPARABLE, UNHELPED)
     more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(kinds))
     more += "".join(f"; {group.made_words}" for group in training.useless_groups)
-    more += f"; {BUSY} ({training.busy})" if training.busy else ""
+    if training.busy:
+        more += f"; {BUSY} ({training.busy})"
     if measured is None:
         done = f", {training.steps} steps" if training.steps else ""
         return f"training succeeded{done}; no step was timed{more}"
@@ -380,7 +387,9 @@ def busy_words(gpus: Sequence[GpuLoad]) -> str:
         return ""
     used = len(used_gpus(gpus))
     words = f"{gpu_noun(used)} {percentage(share)} busy"
-    return words if used == len(gpus) else f"{words} ({used} of {len(gpus)} in use)"
+    if used == len(gpus):
+        return words
+    return f"{words} ({used} of {len(gpus)} in use)"
 
 
 def gpu_noun(number: int | None) -> str:
@@ -408,7 +417,9 @@ def gpu_words(gpu: GpuLoad) -> str:
 
 
 def _mean(figure: GpuFigure | None) -> float | None:
-    return figure.mean if figure else None
+    if figure:
+        return figure.mean
+    return None
 
 
 def gpu_figures(
@@ -554,14 +565,18 @@ def prediction_words(
     words = than_predicted(error, "page" if unit else "terminal")
     if band is None:
         # Evaluations of early versions have no band.
-        return words if unit else f"{words}; the band of that is not known"
+        if unit:
+            return words
+        return f"{words}; the band of that is not known"
     time = unit.brief if unit else ms
     inside = "inside" if is_inside else "outside" if unit else "OUTSIDE"
     return f"{words}, {inside} the band of {time(band.low_seconds)} to {time(band.high_seconds)}"
 
 
 def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"
+    if value is None:
+        return "unknown"
+    return f"{value:.4g}"
 
 
 def whole_step_of(profile: Profile) -> float | None:
@@ -600,4 +615,6 @@ def epoch_words(times: EpochTimes, *, step_seconds: float) -> list[str]:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds:.0f} s"

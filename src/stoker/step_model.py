@@ -416,14 +416,18 @@ def _waited(few: LoaderRate, many: LoaderRate, *, wall: float, cpu: float, more:
     """Returns the longer wait of a batch for each further worker, which bounds what is shared."""
     if few.wait_seconds is None or many.wait_seconds is None:
         # Not measured with many workers: a single worker that waits is the only evidence.
-        return math.inf if wall - cpu > _MIN_IDLE * wall else 0.0
+        if wall - cpu > _MIN_IDLE * wall:
+            return math.inf
+        return 0.0
     return (many.wait_seconds - few.wait_seconds) / more
 
 
 def others_vcpus_of(profile: Profile) -> float:
     """Returns the vCPUs of all hosts that other programs used; 0 if not known."""
     observed = profile.observed
-    return 0.0 if observed is None else observed.others_vcpus or 0.0
+    if observed is None:
+        return 0.0
+    return observed.others_vcpus or 0.0
 
 
 def others_width(profile: Profile, *, vcpus: float) -> float:
@@ -436,7 +440,9 @@ def speed_width(profile: Profile) -> float:
     spread = profile.observed.cpu_speed_spread if profile.observed else None
     # Two standard deviations of seconds: profile and training differ by about one each, as slow
     # changes matter more than fast ones.
-    return 2 * spread if spread is not None and spread >= MIN_SPEED_SPREAD else 0.0
+    if spread is not None and spread >= MIN_SPEED_SPREAD:
+        return 2 * spread
+    return 0.0
 
 
 def speed_words(profile: Profile) -> str:

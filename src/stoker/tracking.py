@@ -194,7 +194,9 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
 
 
 def _told(value: float) -> float | str:
-    return value if math.isfinite(value) else word_of(value)
+    if math.isfinite(value):
+        return value
+    return word_of(value)
 
 
 def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
@@ -277,11 +279,9 @@ def main() -> None:
 def _words(err: Exception) -> str:
     # If a server is down, requests, urllib3 and MLflow each repeat the error.
     unreachable = re.match(r"API request to (https?://[^/]+)\S* failed with exception", str(err))
-    return (
-        f"{unreachable[1]} cannot be reached"
-        if unreachable
-        else _short(str(err) or type(err).__name__)
-    )
+    if unreachable:
+        return f"{unreachable[1]} cannot be reached"
+    return _short(str(err) or type(err).__name__)
 
 
 def _written(order: TrackingOrder) -> TrackedRun:
@@ -354,7 +354,8 @@ def _run_of(client: "MlflowClient", order: TrackingOrder) -> tuple[str, str]:
                 raise
     number = str(experiment.experiment_id)
     marks = [f"tags.`{RUN_TAG}` = '{order.run}'"]
-    marks += [f"attributes.run_name = '{order.run}'"] if order.is_managed else []
+    if order.is_managed:
+        marks.append(f"attributes.run_name = '{order.run}'")
     for mark in marks:
         runs = client.search_runs([number], mark, max_results=1)
         if runs:

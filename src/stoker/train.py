@@ -244,7 +244,9 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
 
 def _rest(until: float | None, *, now: float) -> float | None:
     """Returns how long a plan may still wait for hosts; None: it has not waited yet."""
-    return None if until is None else max(0.0, until - now)
+    if until is None:
+        return None
+    return max(0.0, until - now)
 
 
 def _needs(job: JobSpec, short: frozenset[str]) -> bool:

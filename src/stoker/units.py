@@ -49,12 +49,16 @@ class TimeUnit:
 
     def bare(self, seconds: float | None) -> str:
         """Writes three significant digits without the unit, for columns."""
-        return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
+        if seconds is None:
+            return NOT_KNOWN
+        return digits(seconds * self.per_second, 3, max_places=4)
 
     def tick(self, seconds: float, *, last: bool) -> str:
         """Writes a mark of an axis as short as possible; the last one has the unit."""
         text = f"{seconds * self.per_second:.10g}"
-        return text + NBSP + self.symbol if last else text
+        if last:
+            return text + NBSP + self.symbol
+        return text
 
     def span(self, low: float, high: float) -> str:
         """Writes a range: `31.0 to 37.4 ms`."""
@@ -117,7 +121,9 @@ def apart(one: float, other: float) -> tuple[str, str]:
 
 def percent(fraction: float | None) -> str:
     """Writes `0.64` as `64 %`."""
-    return NOT_KNOWN if fraction is None else _percent(abs(fraction), sign="")
+    if fraction is None:
+        return NOT_KNOWN
+    return _percent(abs(fraction), sign="")
 
 
 def signed_percent(fraction: float | None) -> str:
@@ -138,7 +144,9 @@ def metric(value: float | None) -> str:
     """Writes a metric or a bound of it as exactly as the script did, up to six digits."""
     if value is None:
         return NOT_KNOWN
-    return figure(value).replace("-", _MINUS) if math.isfinite(value) else figure(value)
+    if math.isfinite(value):
+        return figure(value).replace("-", _MINUS)
+    return figure(value)
 
 
 def figure(value: float, *, figures: int = 6) -> str:
@@ -192,7 +200,9 @@ def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
     A step lasts from one request for a batch to the next; it waits until the batch is there
     (docs/method.md, "A step and its wait").
     """
-    return min(1.0, wait_seconds / step_seconds) if step_seconds > 0 else 0.0
+    if step_seconds > 0:
+        return min(1.0, wait_seconds / step_seconds)
+    return 0.0
 
 
 def wait_words(
@@ -280,7 +290,9 @@ def duration(seconds: float) -> str:
     """Writes a duration for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+        if minutes:
+            return f"{minutes} min {rest:02d} s"
+        return f"{rest} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 

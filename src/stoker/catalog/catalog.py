@@ -118,7 +118,9 @@ class Instance:
     @property
     def capacity(self) -> float:
         """vCPUs of one host to divide CPU-seconds by."""
-        return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
+        if self.quota_vcpus is None:
+            return self.vcpus
+        return self.quota_vcpus
 
     @property
     def sustained_gbps(self) -> float | None:
@@ -250,7 +252,9 @@ class Catalog:
             and instance.cpu_model is not None
             and _cpu_words(instance.cpu_model) == _cpu_words(model)
         ]
-        return statistics.median(speeds) if speeds else None
+        if speeds:
+            return statistics.median(speeds)
+        return None
 
     def usd_per_hour(self, groups: Iterable[Group]) -> float | None:
         """Returns the dollars an hour of all hosts; None without a type or its price."""
@@ -478,7 +482,10 @@ def to_instance(
         # A column that the table has decides, blank cells too: blank is "not known", not "as it
         # was".
         is_said = column in table.columns or base is None
-        return row.value(column, parse, expected) if is_said else getattr(base, field or column)
+        if is_said:
+            return row.value(column, parse, expected)
+        earlier: _T | None = getattr(base, field or column)
+        return earlier
 
     vcpus = cell("vcpus", _count(1, 4096), "a number of vCPUs")
     if vcpus is None:
@@ -544,7 +551,9 @@ def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None
     usd = row.value(table.price_column, _positive, _USD)
     is_ec2s = PLATFORM_INFOS[platform].payer == "ec2"
     if usd is None:
-        return _Price() if is_ec2s else _estimated(row, table)
+        if is_ec2s:
+            return _Price()
+        return _estimated(row, table)
     priced_on = row.value("priced_on", date.fromisoformat, _DATE)
     source = row.cells.get("source", "")
     # The table's date is SageMaker's; EC2's own is in its sources.

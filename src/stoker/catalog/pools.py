@@ -150,11 +150,15 @@ def with_short_prices(workload: Workload) -> Workload:
 
 def _table(settings: KubernetesSettings) -> Table | None:
     text = settings.pools_file
-    return parse_table(text, platform=_OF_POOLS, source=_SOURCE) if text is not None else None
+    if text is not None:
+        return parse_table(text, platform=_OF_POOLS, source=_SOURCE)
+    return None
 
 
 def _with(catalog: Catalog, table: Table | None) -> Catalog:
-    return catalog if table is None else extended(catalog, table)
+    if table is None:
+        return catalog
+    return extended(catalog, table)
 
 
 def _bare(name: str) -> str:

@@ -185,7 +185,9 @@ def _sample_words(state: GpuState) -> str:
 
 def _gib(num_bytes: float) -> str:
     gib = num_bytes / 2**30
-    return f"{gib:.1f} GiB" if gib >= 0.5 else f"{1024 * gib:.0f} MiB"
+    if gib >= 0.5:
+        return f"{gib:.1f} GiB"
+    return f"{1024 * gib:.0f} MiB"
 
 
 def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:

@@ -208,7 +208,9 @@ def machine_cpu_seconds() -> float:
     group = limiting_group()
     if group is not None:
         seconds = group_cpu_seconds(group)
-        return time.process_time() + children_cpu_seconds() if seconds is None else seconds
+        if seconds is None:
+            return time.process_time() + children_cpu_seconds()
+        return seconds
     cpus = psutil.cpu_times(percpu=True)
     return sum(_busy(cpus[cpu]._asdict()) for cpu in _own_cpus(len(cpus)))
 
@@ -228,7 +230,9 @@ def elsewhere_cpu_seconds() -> float:
 
 def _own_cpus(count: int) -> set[int]:
     cpus = set(range(count))
-    return cpus & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
+    if hasattr(os, "sched_getaffinity"):
+        return cpus & os.sched_getaffinity(0)
+    return cpus
 
 
 def _busy(times: Mapping[str, float]) -> float:
@@ -239,7 +243,9 @@ def _busy(times: Mapping[str, float]) -> float:
 
 def queued_seconds() -> float:
     times = scheduled("/proc/self")
-    return times.queued if times else 0.0
+    if times:
+        return times.queued
+    return 0.0
 
 
 def threads_cpu_seconds(ids: set[int]) -> float:

@@ -76,7 +76,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def number(self) -> str:
         """The GPU on its host: `0`, or `0.1` for the second slice of the first one."""
-        return str(self.index) if self.slice is None else f"{self.index}.{self.slice}"
+        if self.slice is None:
+            return str(self.index)
+        return f"{self.index}.{self.slice}"
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +152,9 @@ def _named_by(entry: str, devices: Sequence[DeviceNames]) -> tuple[tuple[int, in
     if whole.startswith("GPU-"):
         uuid, _, _ = whole.partition("/")
         matches = [i for i, device in enumerate(devices) if device.uuid.startswith(uuid)]
-        return _parts(matches[0], devices) if len(matches) == 1 else ()
+        if len(matches) == 1:
+            return _parts(matches[0], devices)
+        return ()
     if entry.startswith("MIG-"):
         slices = [
             (index, place)
@@ -158,7 +162,9 @@ def _named_by(entry: str, devices: Sequence[DeviceNames]) -> tuple[tuple[int, in
             for place, uuid in enumerate(device.slices)
         ]
         named = [at for at in slices if devices[at[0]].slices[at[1]].startswith(entry)]
-        return (named[0],) if len(named) == 1 else ()
+        if len(named) == 1:
+            return (named[0],)
+        return ()
     # As strtoul reads a number: `1gpu` is 1.
     digits = entry[: len(entry) - len(entry.lstrip("0123456789"))]
     if not digits or int(digits) >= len(devices):

@@ -101,4 +101,6 @@ def _number(file: Path) -> int | None:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return int(text) if text.isdecimal() else None
+    if text.isdecimal():
+        return int(text)
+    return None

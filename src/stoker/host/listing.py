@@ -44,4 +44,6 @@ def listing_version(
                     return None
     except OSError:
         return None
-    return f"sha256:{digest.hexdigest()[:16]} of {count} files" if count else None
+    if count:
+        return f"sha256:{digest.hexdigest()[:16]} of {count} files"
+    return None

@@ -69,7 +69,9 @@ def cpu_limit() -> CpuLimit:
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
     request = environ.get(CPU_REQUEST, "")
-    return int(request) / 1000 or None if request.isdigit() else None
+    if request.isdigit():
+        return int(request) / 1000 or None
+    return None
 
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
@@ -126,7 +128,9 @@ def group_cpu_seconds(folder: Path) -> float | None:
         if name == "usage_usec" and count.strip().isdigit():
             return int(count) / 1e6
     counted = _lines(folder / "cpuacct.usage")
-    return int(counted[0]) / 1e9 if counted and counted[0].isdigit() else None
+    if counted and counted[0].isdigit():
+        return int(counted[0]) / 1e9
+    return None
 
 
 def num_cpus() -> int:

@@ -178,7 +178,9 @@ def loopback() -> str:
 
 def with_port(address: str, port: int) -> str:
     """Returns address:port, an address of IPv6 in brackets."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    if ":" in address:
+        return f"[{address}]:{port}"
+    return f"{address}:{port}"
 
 
 def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:

@@ -248,7 +248,9 @@ def with_image_and_data(task: Task, run: PipelineRun, *, name: str) -> Task:
 
 def image_to_compare(run: PipelineRun) -> object:
     """Returns the image of the step that compares: the small one where the digest is in a name."""
-    return run.control_image if _is_pinned(run.request.image) else run.image
+    if _is_pinned(run.request.image):
+        return run.control_image
+    return run.image
 
 
 def mounted_channels(run: PipelineRun) -> str:

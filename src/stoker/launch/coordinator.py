@@ -290,7 +290,9 @@ class Coordinator:
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
         """Returns dnn hosts neither done nor lost; without `live_only` also those still to come."""
         members = self._members
-        return members.live_followers() if live_only else members.awaited_followers()
+        if live_only:
+            return members.live_followers()
+        return members.awaited_followers()
 
     def close(self) -> None:
         """Ends the thread; after `end`, when all have said goodbye or their time is over."""

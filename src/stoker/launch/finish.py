@@ -360,7 +360,9 @@ def _number(value: Json) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        if value > 0:
+            return math.inf
+        return -math.inf
 
 
 def _bounded(path: Path) -> bytes:
@@ -449,7 +451,9 @@ def forget_failures(output: Path) -> None:
 
 def read_cause(output: Path) -> int | None:
     causes = sorted(output.glob(_CAUSE.format(rank="*")))
-    return int(causes[0].name.removeprefix(_CAUSE.format(rank=""))) if causes else None
+    if causes:
+        return int(causes[0].name.removeprefix(_CAUSE.format(rank="")))
+    return None
 
 
 def write_cause(output: Path, rank: int) -> None:

@@ -166,7 +166,9 @@ def _play_and_leave(run: HostRun, command: Sequence[str]) -> int:
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
     # The platform merges all hosts' folders: names must differ.
     leaders = settings.base_dir / "output" / "data" / "stoker"
-    return leaders if topology.is_leader else leaders / topology.host
+    if topology.is_leader:
+        return leaders
+    return leaders / topology.host
 
 
 def _play(run: HostRun, command: Sequence[str]) -> int:
@@ -187,7 +189,9 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
             where=str(err.filename),
             fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None
-    return lead(run, command) if run.topology.is_leader else follow(run, command)
+    if run.topology.is_leader:
+        return lead(run, command)
+    return follow(run, command)
 
 
 def _take_secrets(run: HostRun) -> None:

@@ -520,7 +520,9 @@ class HostRun:
     def _advertised(self) -> str | None:
         # In brackets it is an address with a port's colon, and no name that a resolver knows.
         named = self.settings.advertise
-        return named.strip("[]") if named else None
+        if named:
+            return named.strip("[]")
+        return None
 
     def tell_ranks_to_save(self) -> None:
         """Ends the training as SIGTERM to this host does; callable from any thread."""

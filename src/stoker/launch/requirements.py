@@ -72,7 +72,9 @@ def install_requirements(
 
 
 def _files(folder: Path) -> tuple[str, ...]:
-    return (REQUIREMENTS_FILE,) if (folder / REQUIREMENTS_FILE).is_file() else ()
+    if (folder / REQUIREMENTS_FILE).is_file():
+        return (REQUIREMENTS_FILE,)
+    return ()
 
 
 def _pythons(

@@ -245,7 +245,9 @@ class LeaderGuards(RunGuards):
         if not failure or ending.decided != failure:
             # All hosts end with 0, which no platform restarts; the record says that it failed.
             failure, code = self.lease.failure or self.spending.failure, 0
-        return RunOutcome(status="failed", exit_code=code, failure=failure) if failure else None
+        if failure:
+            return RunOutcome(status="failed", exit_code=code, failure=failure)
+        return None
 
     def gpus_of_all(self) -> dict[str, tuple[GpuState, ...]]:
         """Returns the latest sample of each dnn host's GPUs."""

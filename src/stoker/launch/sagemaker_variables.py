@@ -195,7 +195,9 @@ def _parameters(base_dir: Path) -> dict[str, Json]:
 
 def _text(values: Document, name: str) -> str:
     value = values.get(name)
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
 def _read(path: Path) -> dict[str, Json]:

@@ -66,7 +66,9 @@ def value_of(name: str, source: SecretSource, aws: Aws) -> str:
 def _read_secret(aws: Aws, arn: str) -> str | None:
     """Returns the text of a secret in Secrets Manager; None: it is binary."""
     answer = aws.call("secretsmanager", "GetSecretValue", SecretId=arn)
-    return None if answer.get("SecretString") is None else str(answer["SecretString"])
+    if answer.get("SecretString") is None:
+        return None
+    return str(answer["SecretString"])
 
 
 def _read_parameter(aws: Aws, arn: str) -> str | None:
@@ -76,7 +78,9 @@ def _read_parameter(aws: Aws, arn: str) -> str | None:
     named = f"/{name}" if "/" in name else name
     answer = aws.call("ssm", "GetParameter", Name=named, WithDecryption=True)
     parameter = answer.get("Parameter")
-    return str(parameter["Value"]) if isinstance(parameter, Mapping) else None
+    if isinstance(parameter, Mapping):
+        return str(parameter["Value"])
+    return None
 
 
 def _refusal(name: str, err: ServiceError, where: str) -> PlatformError:
@@ -108,4 +112,6 @@ def _of_key(content: str, key: str, where: str) -> str:
         what = f"the secret has no key {key}; its keys: {known}"
         raise UsageError(what, where=where, fix="correct json_key")
     value = document[key]
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

@@ -71,7 +71,9 @@ class Spending:
     def usd(self) -> float | None:
         """Dollars of all groups; None if a price is not known, or nothing is billed."""
         dollars = self._by_group()
-        return sum(dollars.values()) if len(dollars) == len(self._hosts) else None
+        if len(dollars) == len(self._hosts):
+            return sum(dollars.values())
+        return None
 
     @property
     def is_estimate(self) -> bool:
@@ -174,4 +176,6 @@ def _idle_share(
                 # One host serves all ranks, which report the same workers.
                 workers[host.host] = max(workers.get(host.host, 0), host.num_workers)
     total = sum(workers.values()) * seconds
-    return 1 - busy / total if total > 0 else None
+    if total > 0:
+        return 1 - busy / total
+    return None

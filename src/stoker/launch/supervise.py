@@ -312,7 +312,9 @@ def resolve_program(
     if os.path.dirname(program):
         program = os.path.join(folder or "", program)
     found = shutil.which(program, path=environ.get("PATH"))
-    return (found, *command[1:]) if found else None
+    if found:
+        return (found, *command[1:])
+    return None
 
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:

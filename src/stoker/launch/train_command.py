@@ -89,7 +89,9 @@ def train(training: TrainingRun) -> Ending:
     training.guards.begin(num_ranks=training.trainer.processes_per_host)
     ending = _supervise(training, command)
     # A profile ends the command early, which is not a failure.
-    return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
+    if profile_ended.exists():
+        return dataclasses.replace(ending, exit_code=0)
+    return ending
 
 
 def _prepare(training: TrainingRun) -> _Command | Ending:

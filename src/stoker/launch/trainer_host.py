@@ -399,7 +399,9 @@ def _follower_code(run: HostRun, ending: Ending, verdict: MembershipVerdict | No
         code_of_pod = as_a_pod_ends(run, ending, counts=False).exit_code
         return code_of_pod if ending.signals else EXIT_PEER_LOST
     code = verdict.state.exit_code
-    return ending.exit_code if verdict.state.outcome == "succeeded" or code is None else code
+    if verdict.state.outcome == "succeeded" or code is None:
+        return ending.exit_code
+    return code
 
 
 def _await_followers(

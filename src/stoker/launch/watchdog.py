@@ -142,7 +142,9 @@ class Watchdog:
         if self.settings.no_progress_minutes is not None:
             limit = 60 * self.settings.no_progress_minutes
         # Before the first step hosts come, data is copied, models are compiled.
-        return limit if self._has_steps else max(2 * limit, self.start_seconds)
+        if self._has_steps:
+            return limit
+        return max(2 * limit, self.start_seconds)
 
     def tick(self) -> None:
         now = self.clock()

@@ -88,7 +88,9 @@ def step_text(step: RunStep) -> str:
     """Returns a step in one line: name, status, seconds, reason."""
     seconds = "" if step.seconds is None else f"{step.seconds:.0f} s"
     line = f"{step.name:<24} {step.status:<10} {seconds:>8}".rstrip()
-    return f"{line}  {step.reason}" if step.reason else line
+    if step.reason:
+        return f"{line}  {step.reason}"
+    return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,8 +84,10 @@ def code_digests(package: bytes | None) -> Mapping[str, str] | None:
 
 def inputs_of_definition(document: Json) -> str | None:
     """Returns the address of the inputs' folder that a definition names; None: none or several."""
-    found = set(_INPUTS.findall(json.dumps(document)))
-    return found.pop() if len(found) == 1 else None
+    addresses: set[str] = set(_INPUTS.findall(json.dumps(document)))
+    if len(addresses) == 1:
+        return addresses.pop()
+    return None
 
 
 def workload_with_defaults(document: Json) -> Document:
@@ -147,14 +149,18 @@ def _document_lines(
 def _parameter_of(key: str) -> str:
     """Returns the parameter that a key of a definition belongs to; empty: none."""
     match = re.search(r"(?:\.Parameters\[|inputDefinitions\.parameters\.)([\w-]+)", key)
-    return match[1] if match else ""
+    if match:
+        return match[1]
+    return ""
 
 
 def _step_of(key: str) -> str:
     """Returns the step, the last one of nested ones, that a key belongs to; empty: none."""
-    found = re.findall(r"\.(?:Steps|IfSteps|ElseSteps)\[([^\]]+)\]", key)
-    found += re.findall(r"\.(?:tasks|executors|components)\.([\w-]+)", key)
-    return found[-1].removeprefix("exec-").removeprefix("comp-") if found else ""
+    names: list[str] = re.findall(r"\.(?:Steps|IfSteps|ElseSteps)\[([^\]]+)\]", key)
+    names += re.findall(r"\.(?:tasks|executors|components)\.([\w-]+)", key)
+    if names:
+        return names[-1].removeprefix("exec-").removeprefix("comp-")
+    return ""
 
 
 def _shown(key: str) -> str:
@@ -198,13 +204,17 @@ def _text(value: Json) -> str:
         words = " ".join(printable(value).split()) or "(empty)"
     else:
         words = json.dumps(value, sort_keys=True)
-    return words if len(words) <= _MAX_TEXT else f"{words[: _MAX_TEXT - 3]}..."
+    if len(words) <= _MAX_TEXT:
+        return words
+    return f"{words[: _MAX_TEXT - 3]}..."
 
 
 def _some(names: Sequence[str], *, most: int = _MAX_NAMED) -> str:
     shown = ", ".join(printable(name) for name in names[:most])
     more = len(names) - most
-    return f"{shown} and {more} more" if more > 0 else shown
+    if more > 0:
+        return f"{shown} and {more} more"
+    return shown
 
 
 def _cut(lines: Sequence[str]) -> list[str]:

@@ -111,7 +111,9 @@ class ScheduleTimes:
         later = itertools.takewhile(lambda each: each < until, moments)
         starts = [*([first] if first else []), *itertools.islice(later, _MAX_STARTS)]
         gaps = [after - before for before, after in itertools.pairwise(starts)]
-        return max(gaps).total_seconds() / 3600 if gaps else None
+        if gaps:
+            return max(gaps).total_seconds() / 3600
+        return None
 
     def next_words(self, now: datetime) -> str:
         """Returns when it fires next, in its zone, and in UTC where that is another time."""

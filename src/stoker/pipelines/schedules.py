@@ -148,9 +148,13 @@ def schedule_name(workload: Workload, name: str | None, *, end: str = "-") -> st
 def settings_of(workload: Workload, *, target: str) -> ScheduleSettings | None:
     """Returns the workload's own schedule for a service."""
     if target == "sagemaker":
-        return workload.sagemaker.schedule if workload.sagemaker else None
+        if workload.sagemaker:
+            return workload.sagemaker.schedule
+        return None
     kubeflow = workload.kubernetes.kubeflow if workload.kubernetes else None
-    return kubeflow.schedule if kubeflow else None
+    if kubeflow:
+        return kubeflow.schedule
+    return None
 
 
 def asked_of(workload: Workload, *, target: str) -> AskedSchedule | None:
@@ -358,4 +362,6 @@ def _shown(value: Json) -> str:
         value = int(value)
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value)
+    if value is None:
+        return ""
+    return json.dumps(value)

@@ -397,12 +397,16 @@ def _check_object(uri: str) -> None:
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
-    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
+    if kms_key:
+        return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
+    return {}
 
 
 def region_of(workload: Workload) -> str | None:
     """Returns the region that a workload names."""
-    return workload.sagemaker.region if workload.sagemaker else None
+    if workload.sagemaker:
+        return workload.sagemaker.region
+    return None
 
 
 def split_uri(uri: str) -> tuple[str, str]:

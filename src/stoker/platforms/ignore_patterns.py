@@ -106,7 +106,9 @@ def _part(token: str) -> str:
         return "[^/]"
     if token.startswith("[") and len(token) > 1:
         inside = token[1:-1].replace("\\", "\\\\")
-        return f"[^{inside[1:]}]" if inside[:1] in ("!", "^") else f"[{inside}]"
+        if inside[:1] in ("!", "^"):
+            return f"[^{inside[1:]}]"
+        return f"[{inside}]"
     if token.startswith("\\") and len(token) > 1:
         return re.escape(token[1:])
     return re.escape(token)

@@ -52,7 +52,9 @@ def named_code(package: bytes, command: Sequence[str]) -> dict[str, bytes]:
     """Returns the files of a package that a step may depend on, by path; {}: too many to name."""
     files = files_of(package)
     names = counted_files(files, command)
-    return {name: files[name] for name in names} if len(names) <= MAX_NAMED_FILES else {}
+    if len(names) <= MAX_NAMED_FILES:
+        return {name: files[name] for name in names}
+    return {}
 
 
 def imported_files(folder: Path, command: Sequence[str]) -> dict[str, bytes]:

@@ -272,7 +272,9 @@ def _standard_input() -> int | None:
         os.fstat(0)
     except OSError:
         return subprocess.DEVNULL
-    return subprocess.DEVNULL if is_others else None
+    if is_others:
+        return subprocess.DEVNULL
+    return None
 
 
 def host_variables(

@@ -221,7 +221,9 @@ def _refuse(err: OSError) -> None:
 
 def _is_pruned(folder: Path, patterns: IgnorePatterns) -> bool:
     verdict = patterns.decided(folder.as_posix(), is_folder=True)
-    return folder.name in _CACHES if verdict is None else verdict
+    if verdict is None:
+        return folder.name in _CACHES
+    return verdict
 
 
 def _is_left_out(name: str, patterns: IgnorePatterns) -> bool:

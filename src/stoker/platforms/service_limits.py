@@ -250,4 +250,6 @@ def tag_problems(tags: object, path: RequestPath = ("Tags",)) -> Iterator[OverLi
 def object_problem(key: str) -> str:
     """Returns why S3 would refuse an object's key; empty: it would not."""
     nbytes = len(key.encode(errors="surrogatepass"))
-    return f"its key has {nbytes} bytes, at most {MAX_KEY_BYTES}" if nbytes > MAX_KEY_BYTES else ""
+    if nbytes > MAX_KEY_BYTES:
+        return f"its key has {nbytes} bytes, at most {MAX_KEY_BYTES}"
+    return ""

@@ -234,7 +234,9 @@ def _shell_of(path: Path) -> str:
 
 
 def _name_of(path: Path) -> str:
-    return path.absolute().parent.name if path.name == "__main__.py" else path.stem
+    if path.name == "__main__.py":
+        return path.absolute().parent.name
+    return path.stem
 
 
 def _seen_from(folder: Path, path: Path) -> str:
@@ -243,12 +245,16 @@ def _seen_from(folder: Path, path: Path) -> str:
         return str(path)
     place = os.path.relpath(path.absolute(), _real(folder))
     # Not an option of the program that gets it.
-    return f"./{place}" if place.startswith("-") else place
+    if place.startswith("-"):
+        return f"./{place}"
+    return place
 
 
 def _with_folder(place: str) -> str:
     # A bare name would be looked for on the PATH.
-    return place if os.sep in place else f"./{place}"
+    if os.sep in place:
+        return place
+    return f"./{place}"
 
 
 def _real(folder: Path) -> str:

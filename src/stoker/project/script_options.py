@@ -203,7 +203,9 @@ def _value(reader: _Reader, node: ast.expr | None) -> Json:
         found: Json = ast.literal_eval(node) if node is not None else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return _UNKNOWN
-    return list(found) if isinstance(found, tuple) else found
+    if isinstance(found, tuple):
+        return list(found)
+    return found
 
 
 def _calculated(node: ast.expr) -> Json:
@@ -213,7 +215,9 @@ def _calculated(node: ast.expr) -> Json:
             return number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             found = _calculated(operand)
-            return -found if isinstance(found, int | float) else found
+            if isinstance(found, int | float):
+                return -found
+            return found
         case ast.BinOp(left=left, op=sign, right=right):
             return _combined(_calculated(left), sign, _calculated(right))
     return _UNKNOWN
@@ -231,9 +235,13 @@ def _combined(left: Json, sign: ast.operator, right: Json) -> Json:
             case ast.Div() if right:
                 return left / right
             case ast.Pow() if abs(left) <= 1e3 and abs(right) <= 64:
-                return float(left) ** right if right < 0 else left**right
+                if right < 0:
+                    return float(left) ** right
+                return left**right
             case ast.LShift() if isinstance(left, int) and isinstance(right, int):
-                return left << right if 0 <= right < 64 else _UNKNOWN
+                if 0 <= right < 64:
+                    return left << right
+                return _UNKNOWN
     return _UNKNOWN
 
 
@@ -241,7 +249,9 @@ def _name_of(node: ast.expr | None) -> str:
     """Returns the last part of a dotted name: Path of pathlib.Path; empty for others."""
     if isinstance(node, ast.Attribute):
         return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
 
 
 def _keywords(call: ast.Call) -> dict[str, ast.expr]:

@@ -51,7 +51,8 @@ def _remark(option: FoundOption) -> str:
 
 def _facts(option: FoundOption) -> str:
     facts = [f"type: {option.type}"]
-    facts += [f"help: {_scalar(option.help)}"] if option.help else []
+    if option.help:
+        facts.append(f"help: {_scalar(option.help)}")
     if option.choices:
         facts.append(f"choices: [{', '.join(_scalar(each) for each in option.choices)}]")
     return f"{{{', '.join(facts)}}}"
@@ -59,7 +60,9 @@ def _facts(option: FoundOption) -> str:
 
 def _key(name: str) -> str:
     is_plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _NO_KEYS
-    return name if is_plain else json.dumps(name)
+    if is_plain:
+        return name
+    return json.dumps(name)
 
 
 def _scalar(value: Json) -> str:

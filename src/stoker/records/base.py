@@ -125,7 +125,9 @@ class Place:
             probe = probe.rpartition(".")[0] if "." in probe else ""
         line = self._lines.get(probe)
         head = f"{self.source}:{line}" if line else self.source
-        return f"{head}, key {path}" if path else head
+        if path:
+            return f"{head}, key {path}"
+        return head
 
     def is_overridden(self, path: str) -> bool:
         return self._option_of(path) is not None
@@ -214,7 +216,9 @@ def to_document(record: msgspec.Struct) -> dict[str, Json]:
     words: dict[str, str] = {}
     document = cast(dict[str, Json], finite(_document(record), words))
     is_named = _NOT_NUMBERS in record.__struct_fields__
-    return {**document, _NOT_NUMBERS: words} if words and is_named else document
+    if words and is_named:
+        return {**document, _NOT_NUMBERS: words}
+    return document
 
 
 def finite(value: Json, words: dict[str, str], path: str = "") -> Json:
@@ -304,7 +308,9 @@ def sha256_of(record: Record | Document) -> str:
 def nearest(word: str, names: Sequence[str]) -> str:
     """Suggests a fix for a misspelt word: the nearest known one, else all known ones."""
     close = close_match(word, names)
-    return f"did you mean {close}?" if close else "known are: " + ", ".join(sorted(names))
+    if close:
+        return f"did you mean {close}?"
+    return "known are: " + ", ".join(sorted(names))
 
 
 def close_match(word: str, names: Sequence[str]) -> str:
@@ -416,7 +422,9 @@ def _choices_at(kind: type[Record], path: str) -> list[str]:
     # msgspec names only the wrong value; the valid ones are in the type.
     leaves = _types_at(kind, path)
     choices = [leaf for leaf in leaves if isinstance(leaf, str)]
-    return [*choices, "true", "false"] if bool in leaves else choices
+    if bool in leaves:
+        return [*choices, "true", "false"]
+    return choices
 
 
 def _wrong_value(
@@ -459,7 +467,9 @@ def _corrected(path: str, found: object, types: set[str]) -> str:
         return f'in quotes: "{json.dumps(found)}"'
     if isinstance(found, str) and path == "name":
         name = re.sub(r"[^a-z0-9]+", "-", found.lower())[:40].strip("-")
-        return f"name: {name}" if name else ""
+        if name:
+            return f"name: {name}"
+        return ""
     return ""
 
 

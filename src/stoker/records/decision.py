@@ -337,7 +337,9 @@ class PreviousDecision(Record, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The run with its day: `mnist-20261119-060000 of 2026-11-19`."""
-        return f"{self.run} of {self.date}" if self.date else self.run
+        if self.date:
+            return f"{self.run} of {self.date}"
+        return self.run
 
 
 class Decision(Record, frozen=True, kw_only=True):

@@ -200,7 +200,9 @@ def _mistake(
         # TF_CONFIG has an address and a port for each task.
         tasks = tuple(task for task in TF_TASKS if task in ports)
         words = f"{place}: expected {{tf_config:TASK}} with a task that has a port"
-        return None if place.port in tasks else (words, place.port, tasks or TF_TASKS)
+        if place.port in tasks:
+            return None
+        return (words, place.port, tasks or TF_TASKS)
     is_plain = place.name in PLAIN or place.name in ports
     if not is_plain and place.name not in WITH_PORT:
         return f"unknown place {place}", place.name, (*NAMES, *ports)

@@ -77,7 +77,9 @@ class GpuLoad(Record, frozen=True, kw_only=True):
     @property
     def number(self) -> str:
         """The GPU on its host: `0`, or `0.1` for the second slice of the first one."""
-        return str(self.index) if self.slice is None else f"{self.index}.{self.slice}"
+        if self.slice is None:
+            return str(self.index)
+        return f"{self.index}.{self.slice}"
 
 
 def loads_as_json(gpus: Sequence[GpuLoad], *, max_bytes: int) -> bytes:
@@ -107,7 +109,9 @@ def used_gpus(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
 def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     """Returns the mean busy share of the GPUs that are in use; None: not known."""
     shares = [gpu.utilization.mean for gpu in used_gpus(gpus) if gpu.utilization]
-    return min(1.0, fmean(shares)) if shares else None
+    if shares:
+        return min(1.0, fmean(shares))
+    return None
 
 
 def during_steps(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
@@ -122,10 +126,14 @@ def step_busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     """
     shares = [_step_share(gpu) for gpu in used_gpus(during_steps(gpus))]
     known_shares = [share for share in shares if share is not None]
-    return min(1.0, fmean(known_shares)) if known_shares else None
+    if known_shares:
+        return min(1.0, fmean(known_shares))
+    return None
 
 
 def _step_share(gpu: GpuLoad) -> float | None:
     if gpu.step_utilization is not None:
         return gpu.step_utilization
-    return gpu.utilization.mean if gpu.utilization else None
+    if gpu.utilization:
+        return gpu.utilization.mean
+    return None

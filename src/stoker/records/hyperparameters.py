@@ -77,7 +77,9 @@ def driver_decoded(text: str) -> Json:
 
 def literal(text: Json) -> Json:
     """Returns what is between the quotes of a text, as it is."""
-    return text[1:-1] if isinstance(text, str) else text
+    if isinstance(text, str):
+        return text[1:-1]
+    return text
 
 
 def arguments(values: Document, forms: str = "") -> list[str]:
@@ -115,10 +117,14 @@ def _words_of(name: str, value: Json, form: str) -> list[str]:
         # Services may spell a truth value as Python does.
         is_on = value is True or str(value).lower() in ("true", "1")
         negative = [f"--no-{name}"] if form == "s" else []
-        return [option] if is_on else negative
+        if is_on:
+            return [option]
+        return negative
     if form == "w":
         parts = value if isinstance(value, list | tuple) else _split(argument(value))
-        return [option, *(argument(part) for part in parts)] if parts else []
+        if parts:
+            return [option, *(argument(part) for part in parts)]
+        return []
     return [option, argument(value)]
 
 
@@ -134,12 +140,16 @@ def argument(value: Json) -> str:
     """Returns a value as an argument: True, 0.1, [1, 2]; null is empty, a mapping is `a=1,b=2`."""
     if isinstance(value, Mapping):
         return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
 def shown(value: Json) -> str:
     """Returns a value for people: a text as it is, others as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def order_of(values: Document) -> tuple[int, ...]:
@@ -150,7 +160,9 @@ def order_of(values: Document) -> tuple[int, ...]:
     """
     names = sorted(values)
     places = {name: place for place, name in enumerate(names)}
-    return () if [*values] == names else tuple(places[name] for name in values)
+    if [*values] == names:
+        return ()
+    return tuple(places[name] for name in values)
 
 
 def in_order(values: Document, order: Sequence[int]) -> dict[str, Json]:

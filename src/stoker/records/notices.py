@@ -135,4 +135,6 @@ def day_of(profile: Profile) -> date | None:
 
 
 def _waiting(group: str) -> list[str]:
-    return [f"the model waits for approval in the group {group}"] if group else []
+    if group:
+        return [f"the model waits for approval in the group {group}"]
+    return []

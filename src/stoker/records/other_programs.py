@@ -23,4 +23,6 @@ def error_width(busy: float, *, vcpus: float) -> float:
     """Returns the relative error of a step's time beside other programs on `busy` of the vCPUs."""
     # Never all of them: the rest is a divisor.
     others = min(busy, vcpus * (1 - LEAST_FREE))
-    return others / (vcpus - others) if others > MAX_OTHERS * vcpus else 0.0
+    if others > MAX_OTHERS * vcpus:
+        return others / (vcpus - others)
+    return 0.0

@@ -51,7 +51,9 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        return "" if self.is_good else self.words
+        if self.is_good:
+            return ""
+        return self.words
 
 
 def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
@@ -109,24 +111,31 @@ def exit_code_of_words(words: str, *, default: int) -> int:
         default: For words that are not stoker's.
     """
     match = _OUTCOME_WORDS.search(words)
-    return _OUTCOME_CODES[match[0]] if match else default
+    if match:
+        return _OUTCOME_CODES[match[0]]
+    return default
 
 
 def _in_brackets(training: Training) -> str:
     # With code 0 the training failed for another reason, such as a lost host.
-    return f" (exit code {training.exit_code})" if training.exit_code else ""
+    if training.exit_code:
+        return f" (exit code {training.exit_code})"
+    return ""
 
 
 def _words_of(gate: GateResult) -> str:
     value = f"is {figure(gate.value)}" if gate.value is not None else "was not reported"
     bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
-    bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
+    if gate.max is not None:
+        bounds.append(f"at most {gate.max:g}")
     if gate.is_inside:
         return f"{gate.metric} {value}, and the model in use has not reported it"
     held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
     bound = " and ".join(bounds) or "a value"
     words = f"{gate.metric} {value}, asked for {bound}{held}"
-    return f"{words} ({_how_to_report(gate)})" if gate.value is None else words
+    if gate.value is None:
+        return f"{words} ({_how_to_report(gate)})"
+    return words
 
 
 def _how_to_report(gate: GateResult) -> str:

@@ -406,7 +406,9 @@ class NodePool(Record, frozen=True, kw_only=True):
     def node_selector(self) -> Document | None:
         """Labels of the nodes; None: the pool's name is an instance type."""
         spec = patch_document(self.pod.spec)
-        return mapping(spec, "nodeSelector") if "nodeSelector" in spec else None
+        if "nodeSelector" in spec:
+            return mapping(spec, "nodeSelector")
+        return None
 
 
 class PodSettings(Record, frozen=True, kw_only=True):

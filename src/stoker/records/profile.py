@@ -51,7 +51,9 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     @property
     def capacity(self) -> float | None:
         """vCPUs of one host, fractions included; None: the catalog's."""
-        return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
+        if self.quota_vcpus is None:
+            return self.vcpus
+        return self.quota_vcpus
 
 
 class ProfiledData(Record, frozen=True, kw_only=True):
@@ -403,4 +405,6 @@ class Profile(Record, frozen=True, kw_only=True):
         command = self.what.get("command")
         if isinstance(command, list):
             return [str(word) for word in command]
-        return shlex.split(command) if isinstance(command, str) else []
+        if isinstance(command, str):
+            return shlex.split(command)
+        return []

@@ -90,7 +90,9 @@ def undated_value(value: Json) -> Json:
         return {key: undated_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [undated_value(item) for item in value]
-    return undated_word(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return undated_word(value)
+    return value
 
 
 def undated_word(word: str) -> str:
@@ -148,7 +150,9 @@ def age_words(measured_at: str, *, now: datetime) -> str:
 
 def _number(value: float, unit: str) -> str:
     whole = int(value)
-    return f"{whole} {unit}" if whole == 1 else f"{whole} {unit}s"
+    if whole == 1:
+        return f"{whole} {unit}"
+    return f"{whole} {unit}s"
 
 
 def _days(measured_at: str, *, now: datetime) -> float | None:

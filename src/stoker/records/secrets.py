@@ -83,7 +83,9 @@ class SecretSource(Record, frozen=True, kw_only=True):
 
 def source_of(told: str | SecretSource) -> SecretSource:
     """Returns where a secret is kept; a text alone is its ARN."""
-    return SecretSource(arn=told) if isinstance(told, str) else told
+    if isinstance(told, str):
+        return SecretSource(arn=told)
+    return told
 
 
 def fetch_variables(secrets: Mapping[str, SecretSource]) -> dict[str, str]:

@@ -446,7 +446,9 @@ class Training(Record, frozen=True, kw_only=True):
     @property
     def num_steps(self) -> int | None:
         """Steps that were counted; None: not known."""
-        return self.measured.steps if self.steps is None and self.measured else self.steps
+        if self.steps is None and self.measured:
+            return self.measured.steps
+        return self.steps
 
     @property
     def busy(self) -> str:

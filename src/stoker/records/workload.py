@@ -200,9 +200,11 @@ class Gate(Record, frozen=True, kw_only=True):
         if champion is None:
             return Gate(metric=self.metric, min=self.min, max=self.max)
         low = [self.min] if self.min is not None else []
-        low += [champion + self.min_champion] if self.min_champion is not None else []
+        if self.min_champion is not None:
+            low.append(champion + self.min_champion)
         high = [self.max] if self.max is not None else []
-        high += [champion + self.max_champion] if self.max_champion is not None else []
+        if self.max_champion is not None:
+            high.append(champion + self.max_champion)
         return Gate(metric=self.metric, min=max(low, default=None), max=min(high, default=None))
 
 
@@ -329,7 +331,9 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
     @property
     def free_names(self) -> tuple[str, ...]:
         """`same_cost` with its default."""
-        return SAME_COST if self.same_cost is None else self.same_cost
+        if self.same_cost is None:
+            return SAME_COST
+        return self.same_cost
 
 
 class TrackingSettings(Record, frozen=True, kw_only=True):
@@ -433,7 +437,9 @@ def workload_keys(
 def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str, str] | None:
     """Returns the keys that apply to what is made from a profile: elsewhere, none of its hosts."""
     if keys is None or not is_elsewhere:
-        return {**keys} if keys else None
+        if keys:
+            return {**keys}
+        return None
     return {key: value for key, value in keys.items() if not key.startswith("cluster.")}
 
 
@@ -631,7 +637,9 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
             return self.sagemaker.region
         # A training job's image is in the job's region.
         registry = _REGISTRY.match(self.image or "")
-        return registry["region"] if registry else None
+        if registry:
+            return registry["region"]
+        return None
 
     def _storage(self) -> Storage:
         if self.constraints.storage is not None:
@@ -645,7 +653,9 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         # Unknown if channels are of both kinds, or none is named as the data: the script may read
         # that from a shared disk.
         is_data = kinds != {"per_host"} or bool({"train", "training"} & self.channels.keys())
-        return kinds.pop() if len(kinds) == 1 and is_data else "unknown"
+        if len(kinds) == 1 and is_data:
+            return kinds.pop()
+        return "unknown"
 
     def run_name(self, run_id: str, *, branch: str = "") -> str:
         """Returns the job's name for a pipeline's run: the same on a retry, else another one.

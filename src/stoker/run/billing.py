@@ -121,7 +121,9 @@ def _limit_of_run(workload: Workload, price: float | None, *, is_estimate: bool)
         counted = ", counted by an estimated price" if is_estimate else ""
         return f"{limit}; the run is ended at {usd(of_run)} (max_usd{counted})"
     words = limit_words(workload, (), decision=None)
-    return f"{limit}; {words}" if words else limit
+    if words:
+        return f"{limit}; {words}"
+    return limit
 
 
 def price_words(

@@ -47,7 +47,9 @@ def champion_metrics(
     if named.startswith(_REGISTRY):
         return champion_quality(Aws(region=region), named.removeprefix(_REGISTRY))
     files = _champions(Path(named)) if Path(named).is_dir() else [Path(named)]
-    return read_json(files[-1], Evaluation).metrics if files else None
+    if files:
+        return read_json(files[-1], Evaluation).metrics
+    return None
 
 
 def promote(evaluation_file: Path, *, named: str) -> str:

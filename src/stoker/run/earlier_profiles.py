@@ -66,7 +66,9 @@ class KeptProfiles:
         """Returns the profile of an earlier run; None without one that can be read."""
         record = self.platform.kept_profile(self.workload, self.key) if self.platform else ""
         try:
-            return read_json(record, Profile) if record else None
+            if record:
+                return read_json(record, Profile)
+            return None
         except UsageError:
             # Of another version.
             return None

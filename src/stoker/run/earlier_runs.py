@@ -42,7 +42,9 @@ class Memory:
     @property
     def last_groups(self) -> tuple[Group, ...]:
         """The last run's instance groups; () if there is none."""
-        return self.last.decision.plan.groups if self.last else ()
+        if self.last:
+            return self.last.decision.plan.groups
+        return ()
 
     def calibration(self, *, like: Profile, catalog: Catalog) -> Calibration | None:
         """Returns constants that fit the runs; None where they are too few to correct one."""
@@ -54,7 +56,9 @@ class Memory:
         if self.why_not:
             text = f"decided without the last run's plan: {self.why_not}"
             return msgspec.structs.replace(decision, warnings=(*decision.warnings, text))
-        return decision if self.last is None else remembered(decision, self.last)
+        if self.last is None:
+            return decision
+        return remembered(decision, self.last)
 
 
 def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
@@ -98,7 +102,9 @@ def memory_in(folder: Path, *, workload: Workload, branch: str = "") -> Memory:
         is_volume = workload.platform == "kubernetes"
         # Else nobody would see why no run is ever remembered there.
         why_not = why_unwritable(folder) if is_volume and memory.last is None else ""
-        return Memory(why_not=why_not) if why_not else memory
+        if why_not:
+            return Memory(why_not=why_not)
+        return memory
     kept = remembered_runs(folder, workload=workload, branch=branch)
     runs = [run for run in kept.runs if _is_of(run, workload)]
     earlier = tuple(

@@ -117,7 +117,9 @@ def judge_run(judgement: Judgement) -> int:
             ending.failed(outcome.words, exit_code=outcome.exit_code)
         if outcome.state == "stopped":
             ending.status = "stopped"
-    return 0 if judgement.always else outcome.exit_code
+    if judgement.always:
+        return 0
+    return outcome.exit_code
 
 
 def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:

@@ -128,7 +128,9 @@ def _text_of(value: Json) -> str:
     """Returns a value as `--param` takes it; protobuf turns 3 into 3.0."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +159,15 @@ class StepInputs:
 
     def run_name(self, workload: Workload) -> str | None:
         """Returns the name by which a retry of the step finds the first attempt's job."""
-        return workload.run_name(self.run_id, branch=self.branch) if self.run_id else None
+        if self.run_id:
+            return workload.run_name(self.run_id, branch=self.branch)
+        return None
 
     @property
     def words(self) -> list[str]:
-        return [self.workload] if self.workload else []
+        if self.workload:
+            return [self.workload]
+        return []
 
 
 def step_inputs(files: ComponentFiles) -> StepInputs:
@@ -230,7 +236,9 @@ def _value_text(value: Json) -> str:
     """Returns a hyperparameter's value as `--param` takes it: null is empty, a list its words."""
     if isinstance(value, list):
         return shlex.join(argument(each) for each in value)
-    return "" if value is None else _text_of(value)
+    if value is None:
+        return ""
+    return _text_of(value)
 
 
 def _no_hyperparameters(what: str) -> UsageError:
@@ -421,7 +429,9 @@ def told_of_evaluation(record: Evaluation) -> Told:
 
 
 def _epochs(times: EpochTimes | None) -> dict[str, float]:
-    return times.figures if times else {}
+    if times:
+        return times.figures
+    return {}
 
 
 def _values(record: Record | None, names: Sequence[str]) -> dict[str, float]:
@@ -477,4 +487,6 @@ def free_advice(profiled: Profile, decision: Decision) -> list[str]:
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
     first = free_words(decision)
     texts = [advice.text for advice in decision.advice if advice.id in free]
-    return [first, *texts] if first else texts
+    if first:
+        return [first, *texts]
+    return texts

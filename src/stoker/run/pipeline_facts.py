@@ -125,7 +125,9 @@ def compared_with(memory: Path, *, facts: PipelineFacts, branch: str) -> Compari
     if last is None or comparison.has_changed:
         return comparison
     why = _why_not_passed(last, workload=workload)
-    return trains(comparison, f"as {why}") if why else comparison
+    if why:
+        return trains(comparison, f"as {why}")
+    return comparison
 
 
 def _why_not_passed(last: RememberedRun, *, workload: Workload) -> str:
@@ -140,4 +142,6 @@ def _why_not_passed(last: RememberedRun, *, workload: Workload) -> str:
     except StokerError as err:
         return f"it is not known how {last.words} ended: {err.what}"
     status = answer.get("PipelineExecutionStatus")
-    return "" if status == "Succeeded" else f"{last.words} has passed its gates, and is {status}"
+    if status == "Succeeded":
+        return ""
+    return f"{last.words} has passed its gates, and is {status}"

@@ -109,7 +109,9 @@ def environment() -> dict[str, str]:
 
 
 def found_in(file: Path, kind: type[RecordT]) -> RecordT | None:
-    return read_json(file, kind) if file.is_file() else None
+    if file.is_file():
+        return read_json(file, kind)
+    return None
 
 
 def existing(file: Path) -> Path | None:
@@ -118,4 +120,6 @@ def existing(file: Path) -> Path | None:
 
 def timeline_of(training: Training | None, *, folder: Path) -> Path | None:
     file = training.measured.timeline_file if training and training.measured else None
-    return existing(folder / file) if file else None
+    if file:
+        return existing(folder / file)
+    return None

@@ -52,7 +52,9 @@ def run_base(workload: Workload, *, kind: str = "") -> str:
     """
     begin = f"{workload.name}{workload.platform_info.name_end}{kind}"
     # `new_run_dir` adds a dash.
-    return begin if kind else begin.removesuffix("-")
+    if kind:
+        return begin
+    return begin.removesuffix("-")
 
 
 def new_run_dir(name: str) -> Path:

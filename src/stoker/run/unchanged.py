@@ -123,7 +123,9 @@ def _of_channel(name: str, workload: Workload, before: Lineage) -> str:
         version = None
     if version is None or known is None or known.version is None:
         return f"channel {name} could not be read whole"
-    return "" if version == known.version else f"the files of channel {name}"
+    if version == known.version:
+        return ""
+    return f"the files of channel {name}"
 
 
 def has_linked_folders(folder: Path) -> bool:

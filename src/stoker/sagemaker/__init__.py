@@ -263,7 +263,9 @@ def compare_step(
 
 def _branch_words(run: PipelineRun) -> tuple[str, ...]:
     """Returns the option that tells a branch's runs from those of the pipeline's others."""
-    return ("--branch", run.variant.removeprefix("-")) if run.variant else ()
+    if run.variant:
+        return ("--branch", run.variant.removeprefix("-"))
+    return ()
 
 
 def _kept_or_measured(
@@ -649,11 +651,15 @@ def _own_profile_uri(run: PipelineRun) -> Text:
 def _package(run: PipelineRun) -> dict[str, Text]:
     """Returns the step's input with the packed code; {} without any."""
     source = run.settings.source
-    return {"code": source} if run.request.code_digest and source else {}
+    if run.request.code_digest and source:
+        return {"code": source}
+    return {}
 
 
 def _package_words(run: PipelineRun) -> tuple[str, ...]:
-    return ("--package", f"{INPUT}/code/{CODE}") if _package(run) else ()
+    if _package(run):
+        return ("--package", f"{INPUT}/code/{CODE}")
+    return ()
 
 
 def _profiled(run: PipelineRun, *, image: Text) -> Iterator[Text | int | float]:
@@ -735,7 +741,9 @@ def _literals(run: PipelineRun, names: Collection[str]) -> dict[str, str]:
     }
     places = tuple(place for place, name in enumerate(sorted(names)) if name in texts)
     told = RunEnvironment(literal_hyperparameters=places)
-    return told.to_environ("literal_hyperparameters") if places else {}
+    if places:
+        return told.to_environ("literal_hyperparameters")
+    return {}
 
 
 def _without(request: Json, keys: Collection[str]) -> StepRequest:

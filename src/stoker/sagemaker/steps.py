@@ -370,7 +370,9 @@ class SageMakerPipelineRun:
     @property
     def branch_id(self) -> Text:
         """Id of the run, and of its branch."""
-        return text(self.execution_id, self.variant) if self.variant else self.execution_id
+        if self.variant:
+            return text(self.execution_id, self.variant)
+        return self.execution_id
 
     @property
     def job_name(self) -> Text:
@@ -413,7 +415,9 @@ class SageMakerPipelineRun:
     def told_run(self) -> Mapping[str, Text]:
         """The variable that names this run to MLflow and the webhook; {} without both."""
         is_told = self.workload.notify or self.workload.tracking.mlflow
-        return {"STOKER_PIPELINE_RUN": self.job_name} if is_told else {}
+        if is_told:
+            return {"STOKER_PIPELINE_RUN": self.job_name}
+        return {}
 
     def _known(self, name: str) -> Parameter:
         known = {parameter.name: parameter for parameter in self.request.parameters}
@@ -630,7 +634,9 @@ def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple
 def _word(part: Text | int | float) -> Text:
     if isinstance(part, bool):
         return str(part).lower()
-    return str(part) if isinstance(part, int | float) else part
+    if isinstance(part, int | float):
+        return str(part)
+    return part
 
 
 def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVariable:

@@ -54,7 +54,9 @@ def _grandparent() -> str:
 
 def _cut(text: str) -> str:
     half = _MAX_CHARACTERS // 2
-    return text if len(text) <= 2 * half else f"{text[:half]}\n[...]\n{text[-half:]}"
+    if len(text) <= 2 * half:
+        return text
+    return f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _without_secrets(text: str) -> str:

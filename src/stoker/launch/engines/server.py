@@ -212,7 +212,9 @@ class _KnownProcess:
             TF_CONFIG: lambda: self._tf_config(port),
         }
         value = values.get(place.name)
-        return value() if value else str(self._port(topology.host, place.name))
+        if value:
+            return value()
+        return str(self._port(topology.host, place.name))
 
     def _reached(self, host: str, port: str) -> str:
         address = self._address(host)
@@ -227,7 +229,9 @@ class _KnownProcess:
             return place.address
         if host == self._run.topology.host:
             return self._run.settings.advertise or host
-        return self._run.coordinator_address[0] if host == self._run.topology.leader else host
+        if host == self._run.topology.leader:
+            return self._run.coordinator_address[0]
+        return host
 
     def _port(self, host: str, name: str) -> int:
         place = self._run.settings.engine_hosts.get(host)
@@ -319,7 +323,9 @@ class Server:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return (self._process.pid,) if self._process else ()
+        if self._process:
+            return (self._process.pid,)
+        return ()
 
     @property
     def is_ready(self) -> bool:
@@ -492,7 +498,9 @@ def _probe_once(probe: Probe) -> str:
         with contextlib.closing(connection):
             connection.request("GET", probe.path)
             status = connection.getresponse().status
-        return "" if status < 400 else f"GET {where}{probe.path} is answered with {status}"
+        if status < 400:
+            return ""
+        return f"GET {where}{probe.path} is answered with {status}"
     except ConnectionRefusedError:
         return f"nothing listens on {where}"
     except (OSError, http.client.HTTPException) as err:

@@ -74,7 +74,9 @@ def become_rank(*command: str) -> int:
 
 
 def main(program: str, *arguments: str) -> int:
-    return ask_for_daemon(*arguments) if program == "agent" else become_rank(*arguments)
+    if program == "agent":
+        return ask_for_daemon(*arguments)
+    return become_rank(*arguments)
 
 
 if __name__ == "__main__":

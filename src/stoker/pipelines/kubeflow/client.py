@@ -106,7 +106,9 @@ class KubeflowClient(PipelineClient):
         """The user's namespace; None if the installation has a single user."""
         is_multi_user = self.health.get("multi_user")
         if self._namespace or not is_multi_user:
-            return self._namespace if is_multi_user else None
+            if is_multi_user:
+                return self._namespace
+            return None
         what = "this Kubeflow has many users, each with a namespace"
         fix = "name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload"
         raise UsageError(what, where=self._place, fix=fix)
@@ -171,11 +173,15 @@ class KubeflowClient(PipelineClient):
 
     def schedule_facts(self, workload: Workload) -> dict[str, str]:
         account = self._settings.service_account
-        return {"service account": account} if account else {}
+        if account:
+            return {"service account": account}
+        return {}
 
     def find_schedule(self, workload: Workload, name: str) -> Schedule | None:
         newest = next(iter(self._schedules(workload, name)), None)
-        return None if newest is None else self._read(newest)
+        if newest is None:
+            return None
+        return self._read(newest)
 
     def _read(self, found: Document) -> Schedule:
         return schedule_of(found, has_account=bool(self._settings.service_account))
@@ -294,7 +300,8 @@ class KubeflowClient(PipelineClient):
         failed = next((step for step in steps if step.status == "FAILED"), None)
         said = [document, *reversed(mappings(document, "state_history"))]
         reasons = [str(mapping(each, "error").get("message") or "") for each in said]
-        reasons += [f"{failed.name}: {failed.reason}"] if failed and failed.reason else []
+        if failed and failed.reason:
+            reasons.append(f"{failed.name}: {failed.reason}")
         if skipped := skipped_by(state, steps):
             lines = self._logs.lines_of(document, skipped.name)
             reasons += [*lines[-1:], _UNCHANGED]
@@ -333,7 +340,9 @@ class KubeflowClient(PipelineClient):
     def _page(self, path: str) -> str:
         # kfp reads KF_PIPELINES_UI_ENDPOINT; with a kube config it knows no address of pages.
         home = str(getattr(self._kfp, "_uihost", None) or "").rstrip("/")
-        return f"{home}/#/{path}" if home else ""
+        if home:
+            return f"{home}/#/{path}"
+        return ""
 
     def _all(self, api: str, operation: str, items: str, **asked: object) -> Iterator[Document]:
         asked |= {"namespace": self.namespace, "page_size": 100}
@@ -434,7 +443,9 @@ class KubeflowClient(PipelineClient):
 
 
 def _without_none(value: object) -> object:
-    return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {k: v for k, v in value.items() if v is not None}
+    return value
 
 
 def _pipeline_of(document: Document) -> Json:

@@ -107,7 +107,9 @@ class KubeflowRequest:
         """Claim and folder of the champions, if they are in a claim."""
         named = self.settings.champion or ""
         where = "key kubernetes.champion"
-        return claim_of(named, where=where) if named.startswith("pvc://") else None
+        if named.startswith("pvc://"):
+            return claim_of(named, where=where)
+        return None
 
     @property
     def memory(self) -> MountedMemory | None:
@@ -234,7 +236,9 @@ def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Paramet
 def _champion(workload: Workload) -> str:
     """Returns where the champion's claim is mounted, or its name."""
     named = workload.kubernetes.champion if workload.kubernetes else None
-    return CHAMPIONS_FOLDER if named and named.startswith("pvc://") else named or ""
+    if named and named.startswith("pvc://"):
+        return CHAMPIONS_FOLDER
+    return named or ""
 
 
 def workload_text(workload: Workload) -> str:
@@ -255,7 +259,9 @@ def spec_of_answer(answer: Json) -> Json:
     """Returns a version's documents in the form of `spec_of_text`; None if it shows none."""
     # The service wraps them where the file had both; one document it gives as it is.
     pipeline = mapping(answer, "pipeline_spec") or mapping(answer)
-    return readable(pipeline, mapping(answer, "platform_spec")) if "root" in pipeline else None
+    if "root" in pipeline:
+        return readable(pipeline, mapping(answer, "platform_spec"))
+    return None
 
 
 def inputs_of(spec: Json) -> Document:

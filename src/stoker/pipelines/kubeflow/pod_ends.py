@@ -41,4 +41,6 @@ def _container_words(container: Document, *, is_init: bool) -> str:
 
 def _words(told: Document) -> str:
     reason, message = (" ".join(str(told.get(key) or "").split()) for key in ("reason", "message"))
-    return f"{reason}: {message}" if reason and message else reason
+    if reason and message:
+        return f"{reason}: {message}"
+    return reason

@@ -34,7 +34,9 @@ def typed(told: ToldParameter, kind: Kind) -> Json:
     if kind == "boolean":
         return told.value == "true"
     is_file = told.name == "reuse_profile" and Path(told.value).is_file()
-    return Path(told.value).read_text() if is_file else told.value
+    if is_file:
+        return Path(told.value).read_text()
+    return told.value
 
 
 def newest_first(

@@ -116,14 +116,18 @@ class StepLogs:
         with contextlib.suppress(StokerError):
             for pod in _pods_of_step(self._cluster(), run_id=run_id, step=task)[:1]:
                 is_labelled = STEP_LABEL in mapping(pod, "metadata", "labels")
-                return "" if is_labelled else name_of(pod)
+                if is_labelled:
+                    return ""
+                return name_of(pod)
         return ""
 
     def _with_words_of_driver(self, step: RunStep, run: Document) -> RunStep:
         task = step.name.partition("[")[0]
         log = self._archived(str(run.get("run_id")), node_of(run, driver_of(task)))
         words = driver_error(log)
-        return dataclasses.replace(step, reason=f"{step.reason}: {words}") if words else step
+        if words:
+            return dataclasses.replace(step, reason=f"{step.reason}: {words}")
+        return step
 
     def lines_of(self, run: Document, step: str) -> tuple[str, ...]:
         """Returns a step's own last lines; empty if neither service nor cluster has them."""
@@ -173,7 +177,9 @@ def words_of_skip(cluster: ClusterApi, *, run_id: str) -> str:
         ServiceError: If the cluster refuses, or does not answer.
     """
     lines = own_lines(_log_of_step(cluster, run_id=run_id, step=UNCHANGED))
-    return lines[-1] if lines else ""
+    if lines:
+        return lines[-1]
+    return ""
 
 
 def _log_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> str:

@@ -249,12 +249,16 @@ def check_comparable(workload: Workload) -> None:
 
 def _package_digest(inputs: Inputs) -> str:
     packed = inputs.files.get(CODE)
-    return "" if packed is None else f"sha256:{hashlib.sha256(packed).hexdigest()[:CODE_DIGITS]}"
+    if packed is None:
+        return ""
+    return f"sha256:{hashlib.sha256(packed).hexdigest()[:CODE_DIGITS]}"
 
 
 def _code_digest(inputs: Inputs) -> str:
     packed = inputs.files.get(CODE)
-    return "" if packed is None else code_digest(files_of(packed), inputs.workload.command)
+    if packed is None:
+        return ""
+    return code_digest(files_of(packed), inputs.workload.command)
 
 
 def _cached_profile(inputs: Inputs) -> _CachedProfile:
@@ -289,7 +293,9 @@ def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
     texts = " ".join(f"{p.name}: {p.text}" for p in parameters)
     whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
     # Cut, and not refused: it only explains.
-    return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - 3] + "..."
+    if len(whole) <= MAX_DESCRIPTION:
+        return whole
+    return whole[: MAX_DESCRIPTION - 3] + "..."
 
 
 def _of_service(parameter: Parameter) -> Parameter:

@@ -45,7 +45,9 @@ def _code_of(step: Document) -> int:
         return exit_code_of_words(reason, default=GateError.exit_code)
     found = _EXIT_CODE.search(reason)
     code = int(found[1]) if found else 0
-    return code if code in _CODES else PlatformError.exit_code
+    if code in _CODES:
+        return code
+    return PlatformError.exit_code
 
 
 def _reason_of(step: Document) -> str:
@@ -76,7 +78,9 @@ def run_step(step: Document, *, aws: Aws, is_over: bool) -> RunStep:
 def _seconds(step: Document) -> float | None:
     times = [_time(step.get(key)) for key in ("StartTime", "EndTime")]
     began, ended = times
-    return max((ended - began).total_seconds(), 0.0) if began and ended else None
+    if began and ended:
+        return max((ended - began).total_seconds(), 0.0)
+    return None
 
 
 def _time(value: object) -> datetime | None:

@@ -47,7 +47,9 @@ def as_sent(told: ToldParameter) -> str:
 def read_schedule(aws: Aws, name: str, *, pipeline: str) -> Schedule | None:
     """Returns a schedule by its name; raises UsageError if it starts something else."""
     answer = aws.find("scheduler", "GetSchedule", Name=name, GroupName=SCHEDULE_GROUP)
-    return schedule_of(answer, name=name, pipeline=pipeline) if answer else None
+    if answer:
+        return schedule_of(answer, name=name, pipeline=pipeline)
+    return None
 
 
 def listed_schedules(aws: Aws, pipeline: str) -> list[ListedSchedule]:

@@ -206,7 +206,9 @@ def place_in_queue(aws: Aws, queue: QueueSettings, job: ServiceJob) -> int | Non
     """Returns 1 for the job that starts next; None: it is not among the first 100."""
     answer = aws.call("batch", "GetJobQueueSnapshot", jobQueue=queue.job_queue)
     arns = [str(first.get("jobArn")) for first in mappings(answer, "frontOfQueue", "jobs")]
-    return arns.index(job.arn) + 1 if job.arn in arns else None
+    if job.arn in arns:
+        return arns.index(job.arn) + 1
+    return None
 
 
 def terminate(aws: Aws, job_id: str) -> None:

@@ -249,7 +249,9 @@ def key_of(path: RequestPath, body: Body) -> str:
         key = _KEYS.get(path[:length])
         if key is not None:
             is_map = length == 1 and path[0] in ("HyperParameters", "Environment")
-            return f"{key}.{path[1]}" if is_map and len(path) > 1 else key
+            if is_map and len(path) > 1:
+                return f"{key}.{path[1]}"
+            return key
     return f"key sagemaker.request.{path_text(path)}"
 
 

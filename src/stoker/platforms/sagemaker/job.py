@@ -121,7 +121,9 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
     """Returns the path of a member, or None unless it is a regular file below stoker/."""
     path = PurePosixPath(member.name)
     is_below = len(path.parts) > 1 and path.parts[0] == FOLDER and ".." not in path.parts
-    return folder / path if member.isreg() and is_below else None
+    if member.isreg() and is_below:
+        return folder / path
+    return None
 
 
 def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
@@ -243,7 +245,9 @@ class SageMakerRun(FollowedRun):
         what = f"the job {self.name} is not stopped: {self._remains}"
         where = f"training job {self.name}"
         fix = f"stop it, it is billed: {self._way_to_stop}"
-        return PlatformError(what, where=where, fix=fix) if self._remains else None
+        if self._remains:
+            return PlatformError(what, where=where, fix=fix)
+        return None
 
     def stop(self) -> None:
         """Stops the job unless it has ended; blocks until its end, STOP_SECONDS at most.

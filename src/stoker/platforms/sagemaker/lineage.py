@@ -125,5 +125,7 @@ def objects_version(aws: Aws, uri: str, *, max_pages: int) -> str:
             count += 1
             digest.update(f"{item.get('Key')}\n{item.get('ETag')}\n".encode())
         if not page.get("IsTruncated"):
-            return f"sha256:{digest.hexdigest()[:16]} of {count} objects" if count else ""
+            if count:
+                return f"sha256:{digest.hexdigest()[:16]} of {count} objects"
+            return ""
     return ""

@@ -186,8 +186,12 @@ def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    if known:
+        return sum(known) / len(known)
+    return None
 
 
 def _percent(value: float | None) -> str:
-    return "  n/a" if value is None else f"{value * 100:3.0f} %"
+    if value is None:
+        return "  n/a"
+    return f"{value * 100:3.0f} %"

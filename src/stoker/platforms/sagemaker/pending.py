@@ -56,7 +56,9 @@ def pending_limit(body: Document, *, wait_seconds: float) -> int | None:
     if has_limit or has_groups or body.get("EnableManagedSpotTraining") or wait_seconds < least:
         return None
     is_heeded = any(is_accelerated(name) for name in _types(body))
-    return min(int(wait_seconds), most) if is_heeded else None
+    if is_heeded:
+        return min(int(wait_seconds), most)
+    return None
 
 
 def is_accelerated(instance_type: str) -> bool:

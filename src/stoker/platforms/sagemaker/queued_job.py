@@ -120,7 +120,9 @@ class QueuedRun(SageMakerRun):
             # It waits all the same.
             self._is_queue_hidden = err.kind == "denied"
             return ""
-        return ", behind 100 others or more" if place is None else f", number {place} in the queue"
+        if place is None:
+            return ", behind 100 others or more"
+        return f", number {place} in the queue"
 
     def _look_at_state(self) -> bool:
         has_news = super()._look_at_state()
@@ -156,7 +158,9 @@ class QueuedRun(SageMakerRun):
         return error
 
     def _look_at_logs(self) -> bool:
-        return super()._look_at_logs() if self._training_name else False
+        if self._training_name:
+            return super()._look_at_logs()
+        return False
 
     def _lineage(self, state: TrainingJobState) -> Lineage:
         return lineage_in(self._entry.tags, job_id=state.arn)

@@ -93,7 +93,9 @@ class Transition:
 
     @property
     def words(self) -> str:
-        return f"{self.status}: {self.message}" if self.message else self.status
+        if self.message:
+            return f"{self.status}: {self.message}"
+        return self.status
 
     @property
     def event(self) -> Event:
@@ -136,7 +138,9 @@ class TrainingJobState:
         if self.status == "Completed":
             return 0
         found = _EXIT_CODE.search(self.reason)
-        return int(found.group(1)) if found else None
+        if found:
+            return int(found.group(1))
+        return None
 
     @property
     def url(self) -> str:
