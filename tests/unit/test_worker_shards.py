@@ -17,7 +17,9 @@ from stoker.feed.wire.codec import decode, pack_value
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.pipe import Batch, End, Error, Pipe, channel_pair
-from stoker.feed.workers.worker import ShardSource, ShardStream, Slots, answer
+from stoker.feed.workers.shards import ShardSource, ShardStream
+from stoker.feed.workers.slots import Slots
+from stoker.feed.workers.worker import answer
 
 FOUR = pack_value([None] * 4, allow_pickle=True)
 

@@ -1,0 +1,231 @@
+"""A shard of an iterable dataset in one process: its batches in order, made again after a loss."""
+
+import contextlib
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data.graph_settings import apply_random_seed
+
+from stoker.errors import FeedError, ProtocolError
+from stoker.feed.data_worker import hide_worker
+from stoker.feed.seeding import set_states, states_here
+from stoker.feed.why_unfed import Side
+from stoker.feed.wire import codec
+from stoker.feed.wire.codec import Encoded
+from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
+from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
+from stoker.feed.workers.pipe import End, Error
+from stoker.feed.workers.slots import Slots
+
+
+class ShardStream:
+    """The dataset's iterator; a position that failed counts as a batch."""
+
+    def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
+        self.spec = spec
+        self.name = f"shard {shard} of {num_shards}"
+        self._shard = shard
+        self._num_shards = num_shards
+        self._base_seed = base_seed
+        self._dataset: object = None
+        self._epoch_id: int | None = None
+        self._epochs_before = -1
+        self._is_reseeded = False
+        self._fetcher: WorkerFetcher | None = None
+        self._init_error: Exception | None = None
+        self.position = 0
+        self.is_exhausted = False
+        self.state = b""
+
+    def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
+        """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
+        if epoch_id == self._epoch_id:
+            return
+        is_new = self._epoch_id is None
+        self._epoch_id = epoch_id
+        # worker_init_fn before the iterator, as in torch's worker: both may draw random numbers.
+        try:
+            if is_new:
+                self.spec = built(self.spec)
+                self._dataset = self.spec.dataset
+                self._reseed(resumed)
+                seed_as_torch(
+                    self._dataset,
+                    self._shard,
+                    num_workers=self._num_shards,
+                    base_seed=self._base_seed,
+                )
+                if self.spec.worker_init_fn is not None:
+                    self.spec.worker_init_fn(self._shard)
+                if not self.spec.num_workers:
+                    hide_worker()
+                self._set_states(resumed, index)
+            first = resumed.epochs_before - len(resumed.earlier)
+            for epoch, count in enumerate(resumed.earlier, first):
+                # An error was raised in that epoch already.
+                with contextlib.suppress(Exception):
+                    if epoch > self._epochs_before:
+                        self._iterate(resumed)
+                if epoch >= self._epochs_before:
+                    self._make_up_to(count, index)
+            self._epochs_before = resumed.epochs_before
+            self.state = self.states() if resumed.persists else b""
+            self._iterate(resumed)
+        except Exception as err:
+            self._init_error = err
+            self.position, self.is_exhausted = 0, False
+
+    def states(self) -> bytes:
+        return states_here(self._roots())
+
+    def _set_states(self, resumed: Stream, index: object) -> None:
+        if resumed.state and set_states(resumed.state, self._roots()):
+            # The dataset makes some generators at their first use: in one batch.
+            self._iterate(resumed)
+            self._make_up_to(1, index)
+            set_states(resumed.state, self._roots())
+
+    def _make_up_to(self, count: int, index: object) -> None:
+        """Makes an epoch's batches up to that position, for the random numbers they draw."""
+        while self.position < count and not self.is_exhausted:
+            with contextlib.suppress(Exception):
+                self.make(index)
+
+    def _iterate(self, resumed: Stream) -> None:
+        if not self._is_reseeded:
+            self._reseed(resumed)
+        self._is_reseeded = False
+        self.position, self.is_exhausted = 0, False
+        self._fetcher = self._init_error = None
+        kind = _DatasetKind.Iterable
+        self._fetcher = fetcher_of(self.spec, self._dataset, kind, drop_last=self.spec.drop_last)
+
+    def _reseed(self, resumed: Stream) -> None:
+        # Each epoch, also for a process that persists: torch shuffles data pipes again then.
+        if isinstance(self._dataset, IterDataPipe) and resumed.shared_seed is not None:
+            generator = torch.Generator()
+            generator.manual_seed(resumed.shared_seed)
+            self._dataset = apply_random_seed(self._dataset, generator)
+        self._is_reseeded = True
+
+    def _roots(self) -> dict[str, object]:
+        return {"dataset": self._dataset, "collate_fn": self.spec.collate_fn}
+
+    def make(self, index: object) -> object:
+        """Returns the next batch, or raises its exception; StopIteration if there is none."""
+        self.position += 1
+        if self._init_error is not None:
+            # As torch: raised once in place of a batch, then the shard is exhausted.
+            error, self._init_error = self._init_error, None
+            self._fetcher = None
+            raise error
+        try:
+            if self._fetcher is None or self.is_exhausted:
+                raise StopIteration
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            self.position -= 1
+            self.is_exhausted = True
+            raise
+
+
+class ShardSource:
+    """Batches of a stream in order; `digest` is of all in this epoch, errors included.
+
+    `on_ready` is called once, when the process has come to the first batch that it is asked for.
+    """
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        slots: Slots,
+        *,
+        host: str,
+        side: Side | None = None,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_ready = on_ready
+        self._side = side
+        self._stream = stream
+        self._slots = slots
+        self._host = host
+        self._scratch = bytearray()
+        self._state = b""
+        self.digest = 0
+
+    def make(self, order: Make) -> object:
+        """Returns the batch at the order's position; first makes again what is missing up to it."""
+        if order.stream is None:
+            raise ProtocolError("order without its stream")
+        index = codec.unpack_value(order.index, allow_pickle=True)
+        self._stream.begin(order.epoch_id, order.stream, index)
+        if self._stream.position == 0:
+            self.digest = 0
+        position = order.batch_number // order.stream.num_shards
+        # Once an epoch: 5 kB.
+        self._state = self._stream.state if position == 0 else b""
+        try:
+            self._catch_up(position, order.stream, index)
+        except FeedError as err:
+            # Another host would not help: the dataset itself is not deterministic.
+            return Error(self._pack(err), str(err.what), is_final=True)
+        if self._on_ready is not None:
+            self._on_ready()
+            self._on_ready = None
+        try:
+            return self._stream.make(index)
+        except StopIteration:
+            return End(self._stream.states() if order.stream.persists else b"")
+
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+        self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
+        return self.digest, self._state
+
+    def failed(self, err: Exception) -> Error:
+        self._note_error(err)
+        words = f"{type(err).__name__} in {self._stream.name}"
+        return Error(self._pack(err), words, self.digest, state=self._state)
+
+    def _catch_up(self, position: int, resumed: Stream, index: object) -> None:
+        """Makes again what another process has made; raises FeedError if it differs."""
+        while self._stream.position < position and not self._stream.is_exhausted:
+            self._discard_next(index)
+            # Only there: digests of fewer batches are unknown.
+            if self._stream.position == resumed.made and self.digest != resumed.digest:
+                raise self._changed(f"its first {resumed.made} batches differ from before")
+        if self._stream.position < resumed.made:
+            raise self._changed(
+                f"it ended after {self._stream.position} batches, not {resumed.made} as before"
+            )
+
+    def _discard_next(self, index: object) -> None:
+        try:
+            encoded = self._slots.encoded(self._stream.make(index))
+            if len(self._scratch) < encoded.nbytes:
+                self._scratch = bytearray(encoded.nbytes)
+            encoded.write_into(memoryview(self._scratch))
+            self.digest = encoded.checksum(memoryview(self._scratch), self.digest)
+        except StopIteration:
+            return
+        except Exception as err:
+            self._note_error(err)
+
+    def _note_error(self, err: Exception) -> None:
+        # Only its type: a text may contain an address, a time or a pid.
+        self.digest = zlib.crc32(type(err).__qualname__.encode(), self.digest)
+
+    def _changed(self, how: str) -> FeedError:
+        return FeedError(
+            f"the iterable dataset {type(self._stream.spec.dataset).__name__} is not "
+            f"deterministic: {self._stream.name} was lost and started again, and {how}",
+            where=f"host {self._host}",
+            fix="make __iter__ deterministic: no clock, no unseeded generator, no sets, no shared "
+            "queue; or use a map-style dataset, or num_workers without a data group",
+        )
+
+    def _pack(self, err: Exception) -> bytes:
+        where = f"DataLoader worker process {self._stream.name}"
+        return pack_error(err, host=self._host, where=where, side=self._side)
