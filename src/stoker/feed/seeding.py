@@ -199,7 +199,7 @@ class Seeder:
                 continue
             if not (self._held.has_changed() and self._has_new()):
                 return batch
-            # First, because a worker gives up a slot with a live view (see Slots.free).
+            # First, because a worker gives up a slot with a live view (see Slots.reuse).
             del batch
         # It makes a new generator each time, which cannot be seeded before its first draw.
         self._seed_batch(seed_words)
