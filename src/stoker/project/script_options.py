@@ -144,7 +144,7 @@ def _meant(reader: _Reader, word: str) -> list[str]:
         return [reader.aliases[name]]
     if name.removeprefix("no-") in reader.found and name not in reader.found:
         return [name.removeprefix("no-")]
-    return [known for known in reader.found if word.startswith("--") and known.startswith(name)]
+    return [option for option in reader.found if word.startswith("--") and option.startswith(name)]
 
 
 def sources_of(words: Sequence[str], folder: Path) -> list[str]:
@@ -200,12 +200,12 @@ def _value(reader: _Reader, node: ast.expr | None) -> Json:
     if isinstance(node, ast.BinOp | ast.UnaryOp):
         return _calculated(node)
     try:
-        found: Json = ast.literal_eval(node) if node is not None else None
+        value: Json = ast.literal_eval(node) if node is not None else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return _UNKNOWN
-    if isinstance(found, tuple):
-        return list(found)
-    return found
+    if isinstance(value, tuple):
+        return list(value)
+    return value
 
 
 def _calculated(node: ast.expr) -> Json:
@@ -214,10 +214,10 @@ def _calculated(node: ast.expr) -> Json:
         case ast.Constant(value=int() | float() as number):
             return number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            found = _calculated(operand)
-            if isinstance(found, int | float):
-                return -found
-            return found
+            operand_value = _calculated(operand)
+            if isinstance(operand_value, int | float):
+                return -operand_value
+            return operand_value
         case ast.BinOp(left=left, op=sign, right=right):
             return _combined(_calculated(left), sign, _calculated(right))
     return _UNKNOWN
@@ -255,12 +255,12 @@ def _name_of(node: ast.expr | None) -> str:
 
 
 def _keywords(call: ast.Call) -> dict[str, ast.expr]:
-    return {each.arg: each.value for each in call.keywords if each.arg}
+    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    yield from sorted(found, key=lambda call: (call.lineno, call.col_offset))
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    yield from sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
@@ -269,7 +269,9 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
 
 def _reads_argv(tree: ast.Module) -> bool:
     attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return any(each.attr == "argv" and _name_of(each.value) == "sys" for each in attributes)
+    return any(
+        attribute.attr == "argv" and _name_of(attribute.value) == "sys" for attribute in attributes
+    )
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -287,8 +289,8 @@ def _read_argparse(reader: _Reader) -> None:
     for call in _calls(reader.tree):
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
             continue
-        names = [_value(reader, each) for each in call.args]
-        texts = [each for each in names if isinstance(each, str)]
+        names = [_value(reader, argument) for argument in call.args]
+        texts = [text for text in names if isinstance(text, str)]
         if _UNKNOWN in names or len(texts) != len(names) or not texts:
             reader.leave(f"line {call.lineno}", "the option's name is computed")
             continue
@@ -308,7 +310,7 @@ def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr
             why = "an option needs dashes to be passed"
         reader.leave(names[0], why)
         return
-    reader.aliases |= {each.lstrip("-"): name for each in names}
+    reader.aliases |= {alias.lstrip("-"): name for alias in names}
     action = _value(reader, told.get("action"))
     if action is _UNKNOWN:
         action = _name_of(told["action"]) or "of its own"
@@ -330,7 +332,7 @@ def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr
 def _stored(reader: _Reader, name: str, told: Mapping[str, ast.expr]) -> FoundOption:
     default = told.get("default")
     is_several = "nargs" in told and _value(reader, told["nargs"]) not in ("?", None)
-    found = _typed(
+    option = _typed(
         reader,
         name,
         kind=told.get("type"),
@@ -342,8 +344,8 @@ def _stored(reader: _Reader, name: str, told: Mapping[str, ast.expr]) -> FoundOp
     )
     if is_several and isinstance(default, ast.Tuple):
         why = f"its default, {ast.unparse(default)}, would arrive as a list"
-        return replace(found, default=None, why=why)
-    return found
+        return replace(option, default=None, why=why)
+    return option
 
 
 def _option_name(names: Sequence[str]) -> str:
@@ -451,8 +453,8 @@ def _read_absl(reader: _Reader) -> None:
         if not kind.startswith("DEFINE_") or len(call.args) < 2:
             continue
         name, default = _value(reader, call.args[0]), call.args[1]
-        told = _keywords(call)
-        texts = [*call.args[2:], *([told["help"]] if "help" in told else [])]
+        keywords = _keywords(call)
+        texts = [*call.args[2:], *([keywords["help"]] if "help" in keywords else [])]
         text = _help(reader, {"help": texts[-1]} if texts else {})
         if kind not in _ABSL or not isinstance(name, str) or name is _UNKNOWN:
             reader.leave(f"line {call.lineno}", f"flags of {kind} are not read")
@@ -480,17 +482,17 @@ def _read_click(reader: _Reader, function: ast.FunctionDef) -> None:
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call):
             continue
-        kind, told = _name_of(decorator.func), _keywords(decorator)
+        kind, keywords = _name_of(decorator.func), _keywords(decorator)
         names = [each for each in (_value(reader, arg) for arg in decorator.args) if each]
         texts = [each for each in names if isinstance(each, str)]
         if kind == "argument" and texts:
             reader.leave(texts[0], "a positional argument belongs in the command")
         if kind != "option" or not texts:
             continue
-        if "multiple" in told or "count" in told:
+        if "multiple" in keywords or "count" in keywords:
             reader.leave(texts[0], "it is given more than once")
             continue
-        _add_click(reader, texts, told)
+        _add_click(reader, texts, keywords)
 
 
 def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) -> None:
@@ -545,8 +547,10 @@ def _read_typer(reader: _Reader, function: ast.FunctionDef) -> None:
         if _name_of(call.func) == "run" and call.args and isinstance(call.func, ast.Attribute)
         if _name_of(call.func.value) == "typer"
     }
-    decorators = [each.func for each in function.decorator_list if isinstance(each, ast.Call)]
-    is_command = any(_name_of(each) == "command" for each in decorators)
+    decorators = [
+        decorator.func for decorator in function.decorator_list if isinstance(decorator, ast.Call)
+    ]
+    is_command = any(_name_of(decorator) == "command" for decorator in decorators)
     if "typer" not in set(_imported(reader.tree)) or not (function.name in run or is_command):
         return
     arguments = [*function.args.args, *function.args.kwonlyargs]
@@ -617,10 +621,10 @@ def _read_dataclasses(reader: _Reader) -> None:
 def _add_field(reader: _Reader, name: str, node: ast.AnnAssign) -> None:
     default, text, is_made = node.value, "", False
     if isinstance(default, ast.Call) and _name_of(default.func) == "field":
-        told = _keywords(default)
-        metadata = _value(reader, told.get("metadata"))
+        keywords = _keywords(default)
+        metadata = _value(reader, keywords.get("metadata"))
         text = str(metadata.get("help", "")) if isinstance(metadata, Mapping) else ""
-        is_made, default = "default_factory" in told, told.get("default")
+        is_made, default = "default_factory" in keywords, keywords.get("default")
     kind = _inner(node.annotation)
     is_several = isinstance(kind, ast.Subscript) and _name_of(kind.value) in ("list", "List")
     if isinstance(kind, ast.Subscript):
@@ -635,7 +639,7 @@ def _add_field(reader: _Reader, name: str, node: ast.AnnAssign) -> None:
         kept = value if isinstance(value, bool) else None
         reader.add(FoundOption(name=name, type="bool", default=kept, help=text))
         return
-    found = _typed(
+    option = _typed(
         reader,
         name,
         kind=kind,
@@ -645,4 +649,4 @@ def _add_field(reader: _Reader, name: str, node: ast.AnnAssign) -> None:
         is_several=is_several,
         is_required=default is None and not is_made,
     )
-    reader.add(found)
+    reader.add(option)

@@ -203,19 +203,19 @@ class KubeflowClient(PipelineClient):
 
     def _schedules(self, workload: Workload, name: str | None) -> list[Document]:
         """Returns the pipeline's recurring runs of a name (None: of all), the newest first."""
-        found = self._find(workload.name)
-        if found is None:
+        pipeline = self._find(workload.name)
+        if pipeline is None:
             return []
         listed = self._all("recurring_run", "list_recurring_runs", "recurringRuns")
-        return newest_first(listed, pipeline_id=found[0], name=name)
+        return newest_first(listed, pipeline_id=pipeline[0], name=name)
 
     def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""
         if named := _RUN_ID.search(run.lower()):
             return self._run(self.call("run", "get_run", run_id=named[0]))
-        if found := self._find(run):
+        if pipeline := self._find(run):
             for item in self._all("run", "list_runs", "runs", sort_by="created_at desc"):
-                if _pipeline_of(item) == found[0]:
+                if _pipeline_of(item) == pipeline[0]:
                     return self.status(str(item.get("run_id")))
         fix = "RUN is a run's id, the address of its page, or the name of a pipeline that ran"
         raise UsageError(f"pipeline run {run} not found", where=self._place, fix=fix)
@@ -280,26 +280,29 @@ class KubeflowClient(PipelineClient):
 
     def _find(self, name: str) -> tuple[str, Document] | None:
         """Returns a pipeline's id and its latest version, {} without one; None: no pipeline."""
-        found = self._named("pipelines", "list_pipelines", "pipelines", name)
-        if found is None:
+        pipeline = self._named("pipelines", "list_pipelines", "pipelines", name)
+        if pipeline is None:
             return None
-        id, asked = str(found.get("pipeline_id")), {"page_size": 1, "sort_by": "created_at desc"}
-        answer = self.call("pipelines", "list_pipeline_versions", pipeline_id=id, **asked)
+        id = str(pipeline.get("pipeline_id"))
+        newest = {"page_size": 1, "sort_by": "created_at desc"}
+        answer = self.call("pipelines", "list_pipeline_versions", pipeline_id=id, **newest)
         return id, next(iter(mappings(answer, "pipeline_versions")), {})
 
     def _named(self, api: str, operation: str, items: str, name: str) -> Document | None:
         predicate = {"operation": "EQUALS", "key": "display_name", "string_value": name}
-        found = self._all(api, operation, items, filter=json.dumps({"predicates": [predicate]}))
-        return next((each for each in found if each.get("display_name") == name), None)
+        matching_items = self._all(
+            api, operation, items, filter=json.dumps({"predicates": [predicate]})
+        )
+        return next((item for item in matching_items if item.get("display_name") == name), None)
 
     def _run(self, document: Document) -> RunState:
         id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
         has_ended = state in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
-        found = steps_of_run(document, tasks_of(self._spec_of(document)))
-        steps = tuple(self._logs.explained(step, document) for step in found)
+        steps_of_document = steps_of_run(document, tasks_of(self._spec_of(document)))
+        steps = tuple(self._logs.explained(step, document) for step in steps_of_document)
         failed = next((step for step in steps if step.status == "FAILED"), None)
-        said = [document, *reversed(mappings(document, "state_history"))]
-        reasons = [str(mapping(each, "error").get("message") or "") for each in said]
+        error_sources = [document, *reversed(mappings(document, "state_history"))]
+        reasons = [str(mapping(source, "error").get("message") or "") for source in error_sources]
         if failed and failed.reason:
             reasons.append(f"{failed.name}: {failed.reason}")
         if skipped := skipped_by(state, steps):
@@ -318,16 +321,16 @@ class KubeflowClient(PipelineClient):
 
     def _spec_of(self, run: Document) -> Json:
         """Returns the spec that a run runs; None if the service does not show it."""
-        told = spec_of_answer(run.get("pipeline_spec"))
+        spec = spec_of_answer(run.get("pipeline_spec"))
         reference = mapping(run, "pipeline_version_reference")
         version = str(reference.get("pipeline_version_id") or "")
-        if told is not None or not version:
-            return told
+        if spec is not None or not version:
+            return spec
         if version not in self._specs:
             try:
-                asked = {"pipeline_id": reference.get("pipeline_id")}
+                pipeline_key = {"pipeline_id": reference.get("pipeline_id")}
                 answer = self.call(
-                    "pipelines", "get_pipeline_version", pipeline_version_id=version, **asked
+                    "pipelines", "get_pipeline_version", pipeline_version_id=version, **pipeline_key
                 )
             except ServiceError as err:
                 if err.kind != "missing":
@@ -344,12 +347,12 @@ class KubeflowClient(PipelineClient):
             return f"{home}/#/{path}"
         return ""
 
-    def _all(self, api: str, operation: str, items: str, **asked: object) -> Iterator[Document]:
-        asked |= {"namespace": self.namespace, "page_size": 100}
-        while answer := self.call(api, operation, **asked):
+    def _all(self, api: str, operation: str, items: str, **query: object) -> Iterator[Document]:
+        query |= {"namespace": self.namespace, "page_size": 100}
+        while answer := self.call(api, operation, **query):
             yield from mappings(answer, items)
-            asked["page_token"] = answer.get("next_page_token")
-            if not asked["page_token"]:
+            query["page_token"] = answer.get("next_page_token")
+            if not query["page_token"]:
                 return
 
     def call(self, api: str, operation: str, **arguments: object) -> dict[str, Json]:

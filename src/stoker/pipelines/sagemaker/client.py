@@ -64,13 +64,13 @@ class SageMakerClient(PipelineClient):
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the uploaded pipeline, None if there is none, and the compiled one."""
-        found, wanted = self._find(compiled.name), self._request(compiled)
+        described, wanted = self._find(compiled.name), self._request(compiled)
         wanted["PipelineDefinition"] = json.loads(compiled.definition)
-        if not found:
+        if not described:
             return None, wanted
-        there = {key: found.get(key) for key in wanted}
-        there["PipelineDefinition"] = json.loads(str(found["PipelineDefinition"]))
-        arn, ours = found["PipelineArn"], mappings(wanted, "Tags")
+        there = {key: described.get(key) for key in wanted}
+        there["PipelineDefinition"] = json.loads(str(described["PipelineDefinition"]))
+        arn, ours = described["PipelineArn"], mappings(wanted, "Tags")
         pages = self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
         listed = [*pages] if ours else []
         # Other people's tags stay.
@@ -97,21 +97,21 @@ class SageMakerClient(PipelineClient):
             aws.write_object(uri, compiled.uploads[uri], kms_key=settings.output_kms_key)
         if settings.tags:
             tag_group(aws, settings.model.group or compiled.name, settings.tags)
-        found = self._find(compiled.name)
-        action, version = "unchanged" if found else "created", ""
-        if found is None:
+        pipeline = self._find(compiled.name)
+        action, version = "unchanged" if pipeline else "created", ""
+        if pipeline is None:
             request["ClientRequestToken"] = secrets.token_hex(16)
-            found = aws.call("sagemaker", "CreatePipeline", **request)
+            pipeline = aws.call("sagemaker", "CreatePipeline", **request)
         elif is_changed:
             # UpdatePipeline takes no tags.
             tags = request.pop("Tags")
             action, answer = "updated", aws.call("sagemaker", "UpdatePipeline", **request)
             version = str(answer.get("PipelineVersionId") or "")
             if tags:
-                aws.call("sagemaker", "AddTags", ResourceArn=found["PipelineArn"], Tags=tags)
+                aws.call("sagemaker", "AddTags", ResourceArn=pipeline["PipelineArn"], Tags=tags)
         return {
             "action": action,
-            "id": found["PipelineArn"],
+            "id": pipeline["PipelineArn"],
             "version": version,
             "url": "",
             "inputs": missing,
@@ -272,10 +272,10 @@ class SageMakerClient(PipelineClient):
         return values
 
     def _uploaded(self, workload: Workload) -> dict[str, Json]:
-        found = self._find(workload.name)
-        if found is None:
+        described = self._find(workload.name)
+        if described is None:
             raise self._not_uploaded(workload, where=f"region {self._aws.region}")
-        return found
+        return described
 
     def _find(self, name: str) -> dict[str, Json] | None:
         return self._aws.find("sagemaker", "DescribePipeline", PipelineName=name)

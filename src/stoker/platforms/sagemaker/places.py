@@ -73,13 +73,13 @@ def check_places(
     for key, address in addresses.items():
         _check_bucket_name(key, address)
     named = [place for key, text in addresses.items() for place in _places_in(key, text)]
-    own = _own(settings, named)
-    if own.region:
-        _check_region(own)
+    role = _own(settings, named)
+    if role.region:
+        _check_region(role)
     for place in named:
-        _check_account(place, own, settings)
+        _check_account(place, role, settings)
         if place.key not in _OF_ANY_REGION:
-            _check_region_of(place, own, settings)
+            _check_region_of(place, role, settings)
 
 
 def check_caller(caller: str | None, settings: SageMakerSettings) -> None:
@@ -91,10 +91,10 @@ def check_caller(caller: str | None, settings: SageMakerSettings) -> None:
         caller: The ARN that STS tells; None: it is not known, and nothing is refused.
         settings: The workload's settings; `check_places` compares their accounts.
     """
-    own, logged_in = _ARN.match(settings.role), _ARN.match(caller or "")
-    if own is None or logged_in is None:
+    role, logged_in = _ARN.match(settings.role), _ARN.match(caller or "")
+    if role is None or logged_in is None:
         return
-    account, partition = own[4], own[1]
+    account, partition = role[4], role[1]
     if (account, partition) == (logged_in[4], logged_in[1]):
         return
     here, there = f"account {logged_in[4]}", f"account {account}"
@@ -112,7 +112,7 @@ def _addresses(
 ) -> Iterator[tuple[str, str]]:
     control, model = settings.control, settings.model
     request = patch_document(settings.request)
-    told: dict[str, Json] = {
+    texts: dict[str, Json] = {
         "sagemaker.role": settings.role,
         "sagemaker.pipeline_role": settings.pipeline_role,
         "sagemaker.schedule_role": settings.schedule_role,
@@ -130,26 +130,26 @@ def _addresses(
         **others,
     }
     for name, part in (("OutputDataConfig", "KmsKeyId"), ("ResourceConfig", "VolumeKmsKeyId")):
-        told[f"sagemaker.request.{name}.{part}"] = mapping(request, name).get(part)
-    told |= {f"channels.{name}.uri": channel.uri for name, channel in job.channels.items()}
-    told |= {f"secrets.{name}": source.arn for name, source in job.secrets.items()}
-    for key, text in told.items():
+        texts[f"sagemaker.request.{name}.{part}"] = mapping(request, name).get(part)
+    texts |= {f"channels.{name}.uri": channel.uri for name, channel in job.channels.items()}
+    texts |= {f"secrets.{name}": source.arn for name, source in job.secrets.items()}
+    for key, text in texts.items():
         if isinstance(text, str):
             yield key, text
 
 
 def _places_in(key: str, text: str) -> Iterator[NamedPlace]:
-    if found := _ARN.match(text):
-        partition, service, region, account = found.groups()
+    if arn := _ARN.match(text):
+        partition, service, region, account = arn.groups()
         kind = "role" if service == "iam" else "resource"
         yield NamedPlace(key=key, kind=kind, account=account, region=region, partition=partition)
-    elif found := _IMAGE.match(text):
-        account, region = found.groups()
+    elif image := _IMAGE.match(text):
+        account, region = image.groups()
         is_of_aws = account in AWS_IMAGE_ACCOUNTS
         yield NamedPlace(key=key, kind="image", account="" if is_of_aws else account, region=region)
-    elif found := _BUCKET.match(text):
-        accounts = _ACCOUNT_IN_NAME.findall(found[1])
-        regions = _REGION_IN_NAME.findall(found[1])
+    elif bucket := _BUCKET.match(text):
+        accounts = _ACCOUNT_IN_NAME.findall(bucket[1])
+        regions = _REGION_IN_NAME.findall(bucket[1])
         account = accounts[0] if len(accounts) == 1 else ""
         region = regions[0] if len(regions) == 1 else ""
         yield NamedPlace(key=key, kind="bucket", account=account, region=region)
