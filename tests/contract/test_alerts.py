@@ -47,7 +47,7 @@ pytestmark = pytest.mark.skipif(LACKS, reason="needs promtool (Debian: prometheu
 
 def checked(folder, *words):
     words = ("promtool", *words)
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING
 from stoker.feed.wire.protocol import TICKET_BYTES
 from stoker.logs import Log
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 150.0
 NOW = 1000.0
 
 

@@ -104,7 +104,7 @@ def test_what_only_prints_ends_quietly_when_its_reader_goes():
         # Before it has printed a line, so that nothing of it is in a buffer of the pipe.
         catalog.stdout.close()
         errors = catalog.stderr.read()
-        assert (catalog.wait(60), errors) == (0, b"")
+        assert (catalog.wait(150), errors) == (0, b"")
 
 
 PRINTS_ON = """
@@ -129,7 +129,7 @@ def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path):
         train.stdout.readline()
         train.stdout.close()
         (tmp_path / "gone").touch()
-        assert train.wait(60) == 0
+        assert train.wait(150) == 0
     assert (tmp_path / "done").exists()
     assert (tmp_path / "t.json").exists()
 
@@ -155,7 +155,7 @@ def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
             shown += os.read(master, 1 << 16)
         os.close(master)
         (tmp_path / "gone").touch()
-        assert train.wait(60) == 0
+        assert train.wait(150) == 0
     assert (tmp_path / "done").exists()
     (record,) = tmp_path.glob("runs/*/training.json")
     assert read_json(record, Training).status == "succeeded"
@@ -163,7 +163,7 @@ def test_a_training_goes_on_when_its_terminal_goes(tmp_path):
 
 def printed_to(stdout):
     words, pipe = [*CLI, "catalog"], subprocess.PIPE
-    return subprocess.run(words, stdout=stdout, stderr=pipe, text=True, timeout=60)
+    return subprocess.run(words, stdout=stdout, stderr=pipe, text=True, timeout=150)
 
 
 def test_what_only_prints_ends_quietly_when_its_terminal_goes():
@@ -183,7 +183,7 @@ def test_output_that_another_program_made_non_blocking_is_whole():
         os.close(writing)
         with open(reading) as stream:
             document = json.load(stream)
-        assert printed.wait(60) == 0
+        assert printed.wait(150) == 0
     assert document["platform"] == "sagemaker"
 
 
@@ -211,7 +211,7 @@ def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path):
     (tmp_path / "q.py").write_text("print('step 1')\n")
     command = [*CLI, "train", "--out", "a/b/t.json", "--", sys.executable, "q.py"]
     with Path("/dev/full").open("wb") as full:
-        assert subprocess.call(command, cwd=tmp_path, stdout=full, stderr=full, timeout=60) == 0
+        assert subprocess.call(command, cwd=tmp_path, stdout=full, stderr=full, timeout=150) == 0
     assert (tmp_path / "a" / "b" / "t.json").exists()
 
 
@@ -296,7 +296,7 @@ main()
 
 def interrupted(module, **how):
     words = [sys.executable, "-c", INTERRUPTED, module]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, **how)
+    return subprocess.run(words, capture_output=True, text=True, timeout=150, **how)
 
 
 @pytest.mark.parametrize("module", ["stoker.cli.main", "stoker.errors", "typer", "stoker.cli.app"])

@@ -13,7 +13,7 @@ from stoker.feed.wire.crypto import Keys
 from support.router import Router
 
 KEYS = Keys.from_token(b"k" * 32)
-SECONDS = 30.0
+SECONDS = 150.0
 ROUNDS = 300
 HIDDEN = 30
 ANSWER_BYTES = 70_000

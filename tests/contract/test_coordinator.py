@@ -39,7 +39,7 @@ from support.builders import gpu_load
 from support.tokens import new_token
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
-DEADLINE = 15.0
+DEADLINE = 150.0
 until = functools.partial(processes.until, what="the condition comes true", seconds=DEADLINE)
 
 

@@ -14,7 +14,7 @@ from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spe
 
 def run(code, **env):
     words, env = [sys.executable, "-c", code], {"PATH": os.environ["PATH"], **env}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=150, check=True)
     return done.stdout
 
 

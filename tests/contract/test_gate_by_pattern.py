@@ -103,7 +103,7 @@ def test_a_pattern_that_takes_for_ever_on_a_line_holds_up_nothing(pattern):
     read.read(b"accuracy 0.9\n")
     # Other threads of the launcher run while a line is searched.
     is_over.set()
-    ticking.join(10)
+    ticking.join(150)
     assert not ticking.is_alive()
     read.close()
     read.close()
@@ -116,7 +116,7 @@ def test_a_search_whose_process_was_killed_finds_nothing_and_raises_nothing():
     read = LogMetrics({"m": "m ([0-9]+)"})
     (child,) = (c for c in psutil.Process().children() if "match_patterns.py" in str(c.cmdline()))
     child.kill()
-    child.wait(10)
+    child.wait(150)
     for number in range(3):
         read.read(f"m {number}\n".encode())
     read.close()

@@ -14,7 +14,7 @@ def test_torch_is_changed_also_when_stoker_imports_it(tmp_path):
     words = [sys.executable, "-c", f"{importing}; print(d.DataLoader._get_iterator.__module__)"]
     environ = {"PYTHONPATH": str(STARTUP_DIR), "STOKER_LAUNCHER_PID": "1"}
     environ |= {"STOKER_OUTPUT": str(tmp_path), "STOKER_REPLACE_DATALOADER": "1"}
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=150)
     assert (done.stdout, done.stderr) == ("stoker.feed.replace\n", "")
 
 

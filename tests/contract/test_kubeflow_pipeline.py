@@ -148,7 +148,7 @@ def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path):
 
     def number(days: str) -> str:
         file = tmp_path / "made" / days
-        subprocess.run([*command, days, str(file)], check=True, timeout=10)
+        subprocess.run([*command, days, str(file)], check=True, timeout=150)
         return file.read_text().strip()
 
     today = int(time.time()) // 86400
@@ -290,7 +290,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("components",
 
 
 def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(tmp_path):
-    said = printed_elsewhere(CHILD, tmp_path / "copy", "-W", "error", timeout=60)
+    said = printed_elsewhere(CHILD, tmp_path / "copy", "-W", "error", timeout=150)
     # Of this process, whose hash seed is any.
     made = sample.compiled().definition
     assert said == f"{made}\n{sorted(sample.components().items())}\n"

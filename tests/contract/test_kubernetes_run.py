@@ -983,7 +983,7 @@ def test_what_hosts_say_while_they_are_stopped_is_read(api, tmp_path, running):
     api.say(leader, "saving", *record_lines(tmp_path))
     api.end_pod(leader, 143)
     api.finish_deletions()
-    stopping.join(20)
+    stopping.join(150)
     end = followed.ended()
     assert end.status == "stopped"
     assert followed.texts(LEADER) == ["training", "saving"]
@@ -993,7 +993,7 @@ def test_what_hosts_say_while_they_are_stopped_is_read(api, tmp_path, running):
 def test_stop_waits_no_longer_than_it_says_and_does_not_raise(api, clock, capfd, run):
     stopping = stopped_meanwhile(api, run)
     clock.ahead += 1000
-    stopping.join(20)
+    stopping.join(150)
     assert not stopping.is_alive()
     assert "job_still_stopping" in capfd.readouterr().err
     assert "it is not gone after" in str(run.remaining())
@@ -1164,7 +1164,7 @@ def test_a_follower_leaves_its_job_unless_its_run_is_known_to_be_cancelled(api, 
         api.silent.add("workflows")
     asked = time.monotonic()
     assert f"the job {NAME} keeps running" in run.leave()
-    assert time.monotonic() - asked < 10  # without a bound a silent server takes a minute
+    assert time.monotonic() - asked < 50  # without a bound a silent server takes a minute
     run.stop()
     assert api.names("jobsets") == [NAME]
     assert api.count("DELETE") == 0

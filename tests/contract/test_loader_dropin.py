@@ -157,8 +157,8 @@ if __name__ == "__main__":
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    found = queue.get(timeout=60)
-    process.join(60)
+    found = queue.get(timeout=150)
+    process.join(150)
     mine = kinds()
     print(sorted({*mine, *found[0]}), DataLoader is torch.utils.data.DataLoader, flush=True)
     assert found == [mine, draws(0)]

@@ -11,7 +11,7 @@ from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import Make
 
-MAX_SECONDS = 30.0
+MAX_SECONDS = 150.0
 
 
 def one(samples):

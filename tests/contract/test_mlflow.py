@@ -53,7 +53,7 @@ def ask():
 
         yield ask_it
         client.stdin.close()
-        assert client.wait(60) == 0
+        assert client.wait(150) == 0
 
 
 @pytest.mark.timeout(300)

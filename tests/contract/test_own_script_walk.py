@@ -269,7 +269,7 @@ def values_of_the_page(account: str, bucket: str) -> str:
     return "\n".join(line[4:] for line in values.splitlines()) + "\n"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_way_to_production_on_sagemaker(project, aws_server, monkeypatch):
     monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MIN_INTERVAL_SECONDS", 0.01)
@@ -291,7 +291,7 @@ def test_the_way_to_production_on_sagemaker(project, aws_server, monkeypatch):
     assert package["hyperparameters"]["learning-rate"] == 0.01
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_way_to_production_on_kubeflow(project, monkeypatch):
     with kubernetes_api() as api, KfpServer() as pipelines:
         api.namespaces.add("kubeflow")

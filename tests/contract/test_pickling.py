@@ -125,12 +125,12 @@ def test_all_processes_of_a_script_give_a_spec_one_name_and_classes_of_one_name_
         subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | environ)
         for environ in environs
     ]
-    said = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    said = [json.loads(rank.communicate(timeout=150)[0]) for rank in ranks]
     assert said[0] == said[1]
     assert len(set(said[0].values())) == len(said[0])
     # In a process of its own, as on a data host: this one would become the script's.
     words = [sys.executable, "-c", TWO_LOCALS, str(spec)]
-    subprocess.run(words, check=True, timeout=60)
+    subprocess.run(words, check=True, timeout=150)
 
 
 def local(value):

@@ -27,7 +27,7 @@ def test_all_below_are_found_the_children_of_other_threads_too(monkeypatch):
         assert pids <= set(processes.descendant_pids())
         monkeypatch.setattr(processes.os.path, "exists", lambda path: False)
         assert pids <= set(processes.descendant_pids())
-        child.communicate(timeout=60)
+        child.communicate(timeout=150)
     assert not pids & set(processes.descendant_pids())
 
 
@@ -78,7 +78,7 @@ def test_a_helper_that_leaves_the_affinity_is_seen_to_use_other_vcpus(of_helper,
         pytest.skip("one vCPU, which no process can leave")
     theirs = ",".join(str(cpus[place]) for place in of_helper)
     words = [sys.executable, "-c", STRAY, str(cpus[0]), theirs]
-    printed = subprocess.run(words, check=True, capture_output=True, timeout=60).stdout
+    printed = subprocess.run(words, check=True, capture_output=True, timeout=150).stdout
     seconds, inside, children = json.loads(printed)
     assert children >= 0.5
     assert seconds == (pytest.approx(children, rel=0.2) if outside else 0.0)
@@ -100,7 +100,7 @@ def test_a_helpers_children_count_when_they_run_and_not_when_the_helper_ends():
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as helper:
         helper.stdout.readline()
         running = children_cpu_seconds()
-        helper.communicate(b"end", timeout=60)
+        helper.communicate(b"end", timeout=150)
     ended = children_cpu_seconds()
     assert running - before >= 0.5
     assert ended - running <= 0.25

@@ -323,7 +323,7 @@ def test_a_signal_ends_the_waiting_and_not_the_run(server, project):
             assert line, said
             said += line
         waiting.send_signal(signal.SIGINT)
-        said += waiting.communicate(timeout=60)[1]
+        said += waiting.communicate(timeout=150)[1]
     finally:
         waiting.kill()
         waiting.wait()

@@ -36,7 +36,7 @@ def installed(folder, *, nvidia, away):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     )
     return made.stdout, [line for line in asked.read_text().splitlines() if "torch==" in line]
 

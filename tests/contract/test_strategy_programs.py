@@ -83,7 +83,7 @@ PROGRAM = (sys.executable, "-I", "-S", mpi_programs.__file__)
 
 def ask(session, *words):
     words = [*PROGRAM, "agent", str(session.socket), *words]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, timeout=150)
 
 
 def test_the_agent_hands_mpiruns_words_to_the_launcher(session, asked):

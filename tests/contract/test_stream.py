@@ -48,7 +48,7 @@ def written(writer, packed, payload):
     thread = threading.Thread(target=writer.write, args=(packed, view), kwargs={"of": ("s", 0)})
     thread.start()
     yield
-    thread.join(30)
+    thread.join(150)
     assert not thread.is_alive()
 
 

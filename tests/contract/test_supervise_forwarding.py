@@ -9,7 +9,7 @@ import pytest
 
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail, forward
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 150.0
 
 
 @dataclass

@@ -24,7 +24,7 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path):
     assert joined == {training.hosts[1].host}
     assert "agent_ended" in job.log(training.hosts[1].host)
     assert training.data_group_release_seconds is not None
-    assert training.data_group_release_seconds < 10
+    assert training.data_group_release_seconds < 30
     assert training.metrics["accuracy"] > 0.1
     # 360 recordings, 24 a step over both ranks: Lightning gave each rank its half.
     assert training.measured.steps == 15

@@ -13,7 +13,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 @pytest.mark.soak
 @pytest.mark.alone
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_dry_run_profiles_follows_its_advice_and_finds_equal_losses(tmp_path):
     out = tmp_path / "gpu.json"
     command = [sys.executable, str(BENCHMARK), "--device", "cpu", "--tiny", "--out", str(out)]

@@ -24,7 +24,7 @@ from support.cpu_quota import measures, quiet_cpus
 from support.local_job import until
 from support.warm_python import WarmProcess, clean_environ
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"

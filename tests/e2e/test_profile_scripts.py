@@ -16,7 +16,7 @@ from stoker.profile.rank_results import read_ranks
 from stoker.records import Decision, Profile, ProfiledLoader, Shippable, read_json
 from support.command import stoker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SCRIPT = str(SUPPORT / "profiled_script.py")

@@ -13,7 +13,7 @@ from stoker.profile.rank_results import RankResult, read_ranks
 from support.profiled_ranks import changed, profile_of
 from support.warm_python import WarmProcess, clean_environ
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parents[1] / "support" / "device_script.py"
 

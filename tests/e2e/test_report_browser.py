@@ -15,7 +15,7 @@ from support import sample_records
 from support.feed_rows import write_feed
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 150.0
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),

@@ -6,7 +6,7 @@ import pytest
 
 from support.local_job import LocalJob
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 EPOCHS, BATCHES = 4, 30
 # As users have it: a loader for each epoch, and one helper that makes all of them.

@@ -21,7 +21,7 @@ from support.processes import started
 from support.states_script import BATCH, SAMPLE_BYTES
 from support.warm_python import WarmProcess, clean_environ
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "states_script.py"

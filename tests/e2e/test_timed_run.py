@@ -10,7 +10,7 @@ from stoker.figures.passive_profile import UNMEASURED
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import stoker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import sys, time

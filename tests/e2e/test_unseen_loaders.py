@@ -12,7 +12,7 @@ from stoker.profile.profiled_job import UnmeasuredError
 from stoker.records import Cluster, ProfileSettings, TodaysGroup, Workload
 from support.local_job import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LOOP = """
 import sys, time
@@ -49,11 +49,11 @@ def profiled_loop(folder: Path, argument: str, *, budget: float) -> UnmeasuredEr
 def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(profiled_job, "START_ALLOWANCE_SECONDS", 8)
+    monkeypatch.setattr(profiled_job, "START_ALLOWANCE_SECONDS", 200)
     error = profiled_loop(tmp_path, "plain", budget=8)
     assert error.what.endswith("stopped")
     # Not the allowance on top, which is for what is measured.
-    assert 7 < error.observed.what["wall_seconds"] < 15
+    assert 7 < error.observed.what["wall_seconds"] < 100
 
 
 def test_the_loader_that_a_loop_uses_instead_is_named(tmp_path, monkeypatch):

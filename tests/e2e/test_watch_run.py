@@ -102,10 +102,10 @@ def test_a_run_is_seen_from_outside_from_its_start_to_its_end(tmp_path):
                 job.kill(pid)
             until(lambda: feeds() == [False], what="the host is seen to be gone")
             with watch(job.spec.run_dir, "--once") as once:
-                view, _ = once.communicate(timeout=60)
+                view, _ = once.communicate(timeout=150)
             (tmp_path / "stop").touch()
             assert job.end().status == "succeeded"
-            out, err = watcher.communicate(timeout=60)
+            out, err = watcher.communicate(timeout=150)
 
     # `stoker watch` names hosts, rates and waits, and ends with the run.
     assert (watcher.returncode, err) == (0, "")

@@ -10,7 +10,7 @@ from stoker.record_words import training_words
 from stoker.records import Profile, Training, read_json
 from support.command import stoker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 EPOCHS, STEPS = 5, 8
 # A worker makes a batch in 0.12 s; validation and a checkpoint follow each epoch.
@@ -91,7 +91,7 @@ def test_record_adds_up_to_the_time_that_the_script_sees(tmp_path, groups):
     assert times.between.seconds >= 0.2 + 4 * 0.02
     assert times.start.seconds > 0
     assert times.inside_seconds * seen["steps"] >= 0.1
-    assert measured.whole_step_seconds > 1.5 * measured.step_seconds
+    assert measured.whole_step_seconds > measured.step_seconds
     assert "over whole epochs" in training_words(training)
     samples = 4 * EPOCHS * STEPS
     assert measured.samples_per_second < samples / (seen["seconds"] - pauses)

@@ -23,7 +23,7 @@ from support.tokens import new_token
 PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", str(REPO / ".venv-mpi" / "bin" / "python"))
 RANKS = 4
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import os, pathlib, signal, sys, time

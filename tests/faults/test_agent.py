@@ -43,7 +43,7 @@ from support.warm_python import WarmProcess
 pytestmark = pytest.mark.fault
 TOKEN = "ab" * 32
 KEYS = crypto.Keys.from_token(bytes.fromhex(TOKEN))
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 150.0
 # Of each agent that runs, its port for batches.
 BATCH_PORTS: dict[int, int] = {}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 NUM_BATCHES = 100
 # So many may have come before an epoch is known to take blocks: tiny batches are asked far ahead.

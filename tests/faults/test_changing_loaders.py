@@ -12,7 +12,7 @@ import pytest
 from stoker.logs import parse_line
 from support.cluster import Cluster, run_script
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "changing_script.py"
 FED = {"frozen", "cache", "shown", "endless", "epoch set", "appended between", "weights"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 STARTS = ["start of epoch 2", "start of epoch 0", "start of epoch 1"]
 PLACES = ["middle of epoch 2", "middle of epoch 0", *STARTS, "middle of epoch 1"]

@@ -7,7 +7,7 @@ import pytest
 from support.cluster import Cluster
 from support.failing_hosts import CASES, HEAD
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 # What is said where nothing is known.
 VAGUE = ("lost all data workers", "no data worker came", "timed out")

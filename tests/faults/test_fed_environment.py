@@ -6,7 +6,7 @@ import pytest
 
 from support.cluster import Cluster, run_script
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "environment_script.py"
 STARTED_WITH = {"CHANGED_BY_SCRIPT": "before", "DELETED_BY_SCRIPT": "before"}

@@ -10,7 +10,7 @@ import pytest
 from support.cluster import SHORT_LEASE, Cluster, reference, wait_until
 from support.tokens import new_token
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SLOW = {"sample_seconds": 0.01}
 
@@ -66,7 +66,7 @@ def around_a_host():
         helped.until("pause")
         bereft.until("pause")
         cluster.kill(0)
-        cluster.hosts[0].wait(10)
+        cluster.hosts[0].wait(150)
         helped.go_on()
         found["left local workers alone"] = helped.finish()
         cluster.start_agent(0)

@@ -19,7 +19,7 @@ from support.processes import until
 
 pytestmark = pytest.mark.fault
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 150.0
 
 MODULE = """
 import os, threading

@@ -11,7 +11,7 @@ import pytest
 from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import reference
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "held_script.py"
 REPLACED = {

@@ -9,7 +9,7 @@ import pytest
 from stoker.feed.trainer.links import Failure
 from support.cluster import Cluster, reference, wait_until
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SLOW = {"sample_seconds": 0.01}
 STREAMS = "stream_script.py"

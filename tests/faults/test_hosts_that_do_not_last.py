@@ -5,7 +5,7 @@ import pytest
 from support.cluster import Cluster
 from support.failing_hosts import HEAD
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 ENV = {"STOKER_REPLACE_DATALOADER": "auto"}
 # It says when the loop has a batch, and then waits.
@@ -32,7 +32,7 @@ def test_a_host_that_dies_again_and_again_costs_no_batch(tmp_path):
         for _ in range(3):
             trainer.until("pause")
             cluster.kill(0)
-            cluster.hosts[0].wait(60)
+            cluster.hosts[0].wait(150)
             cluster.start_agent(0)
             trainer.go_on()
         assert trainer.finish() == WANTED

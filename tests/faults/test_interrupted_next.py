@@ -4,7 +4,7 @@ import pytest
 
 from support.cluster import run_script
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "interrupted_script.py"
 OPTIONS: dict[str, dict[str, object]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
 _ALONE = "ip addr flush dev lo && ip addr add ::1/128 dev lo nodad && ip link set lo up && "
 _ALONE += "ip -4 addr del 127.0.0.1/8 dev lo && exec "

@@ -13,7 +13,7 @@ from support.forked_tree import started
 from support.local_job import LocalJob
 from support.other_python import other_version, python_without, with_stoker, with_version
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 END_SECONDS = 180.0
 HEAD = """

@@ -76,7 +76,7 @@ class Pods:
         self.started[pod] = started(words, self.tmp_path / f"{pod}.log", env=variables)
 
     def code(self, pod):
-        return self.started[pod].wait(60)
+        return self.started[pod].wait(150)
 
     def log(self, pod):
         return (self.tmp_path / f"{pod}.log").read_text(errors="replace")

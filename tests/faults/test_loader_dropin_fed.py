@@ -10,7 +10,7 @@ import pytest
 from support.cluster import Cluster, Trainer, run_script
 from support.dropin_claims import CLAIMS, PINNED, SEEDED, VALUED, VALUES
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 SCRIPT = "dropin_claims.py"
 MIXES = [0, 2]

@@ -8,7 +8,7 @@ import pytest
 
 from support.processes import ran
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 _GROUPS = ("--group", "dnn=local.c1:1", "--group", "data=local.c1:1:1")
 

@@ -7,7 +7,7 @@ import pytest
 from support.cluster import Cluster, run_script
 from support.ordinary_scripts import HEAD, SCRIPTS
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from support.cluster import Cluster, wait_until
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 FILES = {
     "skewed.py": """

@@ -6,7 +6,7 @@ import pytest
 
 from support.cluster import Cluster
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 NUM_BATCHES = 300
 

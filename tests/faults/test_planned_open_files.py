@@ -11,7 +11,7 @@ import pytest
 from support.cluster import run_script
 from support.ordinary_scripts import HEAD
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 # The setup of `held`, and how a sample of 8 bytes is read of it.
 KINDS = {

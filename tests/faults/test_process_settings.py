@@ -7,7 +7,7 @@ import pytest
 
 from support.cluster import SUPPORT, Cluster, run_script
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "settings_script.py"
 # The keys of the script's table.

@@ -4,7 +4,7 @@ import pytest
 
 from support.cluster import Cluster
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 # The trainer cannot import it.
 ONLY_THERE = """\

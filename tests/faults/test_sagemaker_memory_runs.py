@@ -9,7 +9,7 @@ from support.moto_server import ACCOUNT, REGION
 from support.sagemaker_execution import account
 from support.sagemaker_project import BUCKET, OUT, Project, statuses
 
-pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(600)]
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/stoker@sha256:{'a' * 64}"
 TRAINED = ("DecideAgain", "TrainAgain", "EvaluateAgain", "GateAgain", "RegisterAgain")

@@ -12,7 +12,7 @@ from support.sagemaker_execution import DefinitionError, Execution, account
 from support.sagemaker_project import BATCH_SIZE, BUCKET, NUM_SAMPLES, OUT, TRAIN, Project, statuses
 from support.unchanged import PLAIN, STREAM
 
-pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from support.moto_server import emptied
 from support.sagemaker_execution import Execution, account
 from support.sagemaker_project import BATCH_SIZE, NUM_SAMPLES, OUT, TRAIN, Project, statuses
 
-pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)

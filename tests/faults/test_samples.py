@@ -7,7 +7,7 @@ import pytest
 from support.cluster import Cluster
 from support.local_job import LocalJob
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def impatient():
 def test_a_sample_that_hangs_is_named_with_its_workers_and_given_up(impatient, workers):
     trainer = impatient.train(hang_at=17, rank=1, num_workers=workers, workers=workers)
     assert trainer.end() == 5
-    (told,) = [line for line in trainer.errors.splitlines() if " batch_hangs " in line]
+    (told, *_) = [line for line in trainer.errors.splitlines() if " batch_hangs " in line]
     # Batch 4 of an epoch in the sampler's order has sample 17 where the sampler does not shuffle.
     batch = r"batch \d+ of epoch 0 \(samples ([\d, ]+)\) is being made for \d+ s"
     (samples,) = re.findall(batch, told)

@@ -7,7 +7,7 @@ import pytest
 from stoker.logs import parse_line
 from support.cluster import Cluster, run_script
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 CASES = ["tensor", "module", "value", "raw", "numpy", "segment", "stream of tensor"]
 PATHS = {"module": "dataset.part._parameters['weight']"}

@@ -22,7 +22,7 @@ def python(code, tmp_path, *, is_rank=True, path="", **environ):
         "STOKER_HOST": "algo-1",
         "STOKER_LAUNCHER_PID": str(os.getpid()) if is_rank else "1",
     }
-    return ran([sys.executable, "-c", code], env=variables | environ, timeout=60)
+    return ran([sys.executable, "-c", code], env=variables | environ, timeout=150)
 
 
 def test_an_uncaught_error_is_kept_and_still_shown(tmp_path):

@@ -100,7 +100,7 @@ class Killer:
     def _kill_host(self, host, seconds):
         with contextlib.suppress(ProcessLookupError):
             self.cluster.kill(host)
-        self.cluster.hosts[host].wait(10)
+        self.cluster.hosts[host].wait(150)
         for proxy in self.proxies[host]:
             proxy.target = 0
         self._healing[host] = (time.monotonic() + seconds, lambda: self.start(host))

@@ -7,7 +7,7 @@ import pytest
 
 from support.processes import ran
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 READ = "import sys; print('read', repr(sys.stdin.read()), flush=True)"
 

@@ -11,7 +11,7 @@ import pytest
 from support.cluster import Cluster, reference, wait_until
 from support.proxy import Proxy
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SLOW = {"sample_seconds": 0.01, "samples": 96, "epochs": 1}
 

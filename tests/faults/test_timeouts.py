@@ -82,5 +82,6 @@ def test_a_batch_that_takes_longer_times_out_in_torchs_words(request, workers):
     assert [line.get("batch") for line in lines] == [*WHOLE[:2], None]
     assert lines[-1]["error"] == "RuntimeError"
     assert lines[-1]["text"] == "DataLoader timed out after 3 seconds"
-    (told,) = [line for line in trainer.errors.splitlines() if " batch_hangs " in line]
-    assert "in __getitem__ (slow_start_script.py:" in told
+    # Again and again until the script's thread has a core to raise it in.
+    events = [line for line in trainer.errors.splitlines() if " batch_hangs " in line]
+    assert any("in __getitem__ (slow_start_script.py:" in event for event in events)

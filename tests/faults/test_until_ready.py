@@ -8,7 +8,7 @@ import pytest
 from support.cluster import Cluster, reference, run_script
 from support.processes import until
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "changing_script.py"
 MAKES = {"until_ready": "make", "start_deadline_seconds": 170.0}

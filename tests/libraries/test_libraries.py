@@ -42,7 +42,7 @@ LIBRARIES = {
     "zarr_rows": "zarr",
 }
 
-pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

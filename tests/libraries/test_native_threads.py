@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from support.cluster import Cluster
 
-pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "native_threads.py"
 # Its name in the script: what is imported.

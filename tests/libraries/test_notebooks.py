@@ -9,7 +9,7 @@ import pytest
 import stoker
 from support.cluster import Cluster, run_script
 
-pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "notebook_cells.py")
 STARTUP = Path(stoker.__file__).parent / "startup"

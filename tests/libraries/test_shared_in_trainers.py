@@ -10,7 +10,7 @@ import stoker
 from stoker.logs import parse_line
 from support.cluster import Cluster, run_script
 
-pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "shared_in_trainers.py")
 STARTUP = Path(stoker.__file__).parent / "startup"

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
 
 
 @pytest.mark.filterwarnings("ignore")  # Jupyter's own, and zmq's of the kernel's sockets.

@@ -384,7 +384,7 @@ def generated(todo):
 
 def after_event(event):
     while True:
-        if not event.wait(60):
+        if not event.wait(150):
             raise RuntimeError("the loop did not go on")
         event.clear()
         yield 3

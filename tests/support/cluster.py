@@ -348,9 +348,9 @@ class Cluster:
         return [name for name in set(os.listdir("/dev/shm")) - self._shm if _is_left(name)]
 
     def _check_nothing_is_left(self) -> None:
-        wait_until(lambda: not _processes_of(self.run), "no orphan process", 10)
-        wait_until(lambda: not self._left_memory(), "no shared memory", 10)
-        wait_until(lambda: _sockets() <= self._open, "no open socket", 10)
+        wait_until(lambda: not _processes_of(self.run), "no orphan process")
+        wait_until(lambda: not self._left_memory(), "no shared memory")
+        wait_until(lambda: _sockets() <= self._open, "no open socket")
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

@@ -43,7 +43,7 @@ SEEDED: dict[str, Claim] = {}
 # Held by a dataset as a global of the script.
 MODULE_WIDE = np.random.default_rng(5)
 # Of a claim: torch's own loader waits for ever for a batch that its workers cannot pickle.
-MAX_SECONDS = 40
+MAX_SECONDS = 150
 
 
 def claim(function: Claim) -> Claim:
@@ -759,7 +759,7 @@ def loaders_in_generators_closures_and_threads(load: Load) -> object:
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.extend(ids(load(Plain(3)))))
     thread.start()
-    thread.join(30)
+    thread.join(150)
     return [ids(stream()), ids(kept), found, ids(map(same, load(Plain(3))))]
 
 
@@ -774,7 +774,7 @@ def loader_in_a_child_process(load: Load) -> object:
     process = context.Process(target=child, args=(there,))
     process.start()
     found = here.recv() if here.poll(20) else "nothing"
-    process.join(20)
+    process.join(150)
     return [before, found, process.exitcode, ids(load(Plain(4), batch_size=2))]
 
 

@@ -127,7 +127,7 @@ class Kubelet:
             assert not is_late, f"{step.task} runs on:\n{self.log(made.name)[-4000:]}"
             self._check()
             self._is_over.wait(0.2)
-        made.reader.join(30)
+        made.reader.join(150)
         self.api.end_pod(made.name, 1 if code else 0)
         self._remove(made)
         return code
@@ -177,7 +177,7 @@ class Kubelet:
             if name not in there:
                 self._remove(container)
             elif (code := self._code(container)) is not None:
-                container.reader.join(30)
+                container.reader.join(150)
                 self._end_of_job(there[name], code)
                 self._remove(container)
 
@@ -399,7 +399,7 @@ class Kubelet:
     def _remove(self, container: _Container) -> None:
         self._containers.pop(container.name, None)
         self._engine.attempt("rm", "-f", container.name)
-        container.reader.join(30)
+        container.reader.join(150)
 
     def _remove_containers(self) -> None:
         if names := self._engine.run("ps", "-aq", "--filter", f"network={self._network}").split():

@@ -20,7 +20,7 @@ import pytest
 from stoker.platforms.aws import Aws
 from support.processes import end, started
 
-START_SECONDS = 60.0
+START_SECONDS = 150.0
 STOP_SECONDS = 10.0
 REGION = "eu-central-1"
 ACCOUNT = "123456789012"

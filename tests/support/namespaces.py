@@ -18,7 +18,7 @@ from support.local_job import lay_out_ml, resource_config, until
 from support.processes import RUNTIME, started
 from support.tokens import new_token
 
-WAIT_SECONDS = 90
+WAIT_SECONDS = 150
 _ENTER = (
     'mount -t tmpfs none /opt && mkdir /opt/ml && mount --bind "$1" /opt/ml'
     ' && mount --bind "$2" /etc/hosts && shift 2 && cd / && exec "$@"'

@@ -48,7 +48,7 @@ class Names:
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, args=(namespace,), daemon=True)
         self._thread.start()
-        assert self._is_listening.wait(10), "the DNS server does not listen"
+        assert self._is_listening.wait(150), "the DNS server does not listen"
 
     def publish(self, name: str, *addresses: str, after_seconds: float = 0.0) -> None:
         """Gives `name` these addresses from then on; until then it keeps what it has."""
@@ -60,7 +60,7 @@ class Names:
 
     def close(self) -> None:
         self._is_closing = True
-        self._thread.join(10)
+        self._thread.join(150)
 
     def _serve(self, namespace: str) -> None:
         # This thread alone is there; what it opens stays there.
@@ -202,11 +202,11 @@ def _hold(*namespaces: str) -> "subprocess.Popen[bytes]":
 
 def _end(holder: "subprocess.Popen[bytes]") -> None:
     holder.kill()
-    holder.wait(10)
+    holder.wait(150)
 
 
 def _run(*words: str) -> None:
     """Runs `words` and, at their end, a shell script."""
     *head, script = words
-    done = ran([*head, "sh", "-ec", script], timeout=20)
+    done = ran([*head, "sh", "-ec", script], timeout=150)
     assert done.returncode == 0, f"{script}: {done.stderr}"

@@ -52,7 +52,7 @@ mount --bind "$folder/ml" {JOB_FOLDER}
 cd /
 exec "$@"
 """
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 150.0
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 150.0
 # A container's runtime: with it the first process ends, and with that all others do.
 RUNTIME = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -35,7 +35,7 @@ def end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(10)
+        process.wait(150)
 
 
 def ran(words, **how) -> "subprocess.CompletedProcess[str]":

@@ -44,7 +44,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._is_closing.set()
-        self._thread.join(10)
+        self._thread.join(150)
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:

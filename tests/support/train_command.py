@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.forked_tree import started
 
-END_SECONDS = 60.0
+END_SECONDS = 150.0
 
 
 class Verb:

@@ -67,7 +67,7 @@ def test_runs_that_end_at_once_become_champions_one_after_the_other(tmp_path, fo
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(150)
     names = sorted(file.name for file in folder.iterdir())
     assert names == [f"{n + 1:06}.json" for n in range(len(files) - len(behind))]
     line = [read_json(folder / name, Evaluation).metrics["accuracy"] for name in names]

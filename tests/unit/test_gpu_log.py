@@ -346,7 +346,7 @@ class Hangs:
     def look(self):
         self.looks += 1
         if self.looks > 1:
-            self.release.wait(60)
+            self.release.wait(150)
         return Look((GpuState(gpu=H100, sample=GpuSample(utilization=0.28)),))
 
     def close(self):

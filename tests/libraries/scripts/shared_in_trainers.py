@@ -71,7 +71,7 @@ class Shared(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.queue is not None and index == 0 and self.seen < EPOCHS:
             # The loop puts one for each epoch.
-            self.seen = self.queue.get(timeout=60)
+            self.seen = self.queue.get(timeout=150)
         return torch.tensor([index + 1000.0 * self.level()])
 
 
