@@ -54,7 +54,7 @@ def explained(api, monkeypatch):
     )
     monkeypatch.setattr(connection, "connect", lambda context, strict_tls: (client, NAMESPACE))
 
-    def found(refused: ServiceError) -> RunStep:
+    def found(refused: ServiceError, failed: RunStep = FAILED) -> RunStep:
         def sent(send: object, **call: object) -> dict[str, Any]:
             raise refused
 
@@ -64,7 +64,7 @@ def explained(api, monkeypatch):
             cluster=lambda: ClusterApi(namespace=NAMESPACE, sleep=lambda seconds: None),
             namespace=lambda: NAMESPACE,
         )
-        return logs.explained(FAILED, SHOWN)
+        return logs.explained(failed, SHOWN)
 
     return found
 
@@ -133,6 +133,39 @@ def test_a_step_that_is_not_stokers_is_found_by_the_path_on_its_pod(path, api, e
         api, "w1-impl-3", "of another", path="mnist-w1.root(0).a-train(0).executor(0)"
     )
     step = explained(NO_ARCHIVE["missing"])
+    assert step.lines == ("a line", CRASH)
+    assert step.log == f"kubectl logs -n {NAMESPACE} w1-impl-1 -c main --tail=-1"
+
+
+IN_TWO_GROUPS = {
+    "beside a group": ("train", "root(0).train", "root(0).inner(0).train"),
+    "in a group": ("inner/train", "root(0).inner(0).train", "root(0).train"),
+    "in a branch": (
+        "condition-1/train",
+        "root(0).condition-1(0).train",
+        "root(0).condition-11(0).train",
+    ),
+    "item of a loop": (
+        "train[1]",
+        "root(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).train",
+        "root(0).for-loop-1(0).iteration-iterations(11:11)(0).iteration-item(0).train",
+    ),
+    "task with a longer name": ("train", "root(0).train", "root(0).train-2"),
+}
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+@pytest.mark.parametrize("steps", IN_TWO_GROUPS.values(), ids=IN_TWO_GROUPS)
+def test_of_two_steps_of_one_name_each_has_its_own_pod(steps, has_label, api, explained):
+    """The newer pod is the other one's."""
+    name, path, of_other = steps
+    for pod, of_pod, line in (("w1-impl-1", path, CRASH), ("w1-impl-2", of_other, "of another")):
+        pod_of_step(api, pod, "a line", line)
+        labels = {"stoker/step": "train" if has_label else None, "stoker/role": None}
+        named = {"workflows.argoproj.io/node-name": f"mnist-w1(0).{of_pod}(0).executor(0)"}
+        api.change("pods", pod, {"metadata": {"labels": labels, "annotations": named}})
+    failed = RunStep(name=name, status="FAILED", path=path)
+    step = explained(NO_ARCHIVE["missing"], failed)
     assert step.lines == ("a line", CRASH)
     assert step.log == f"kubectl logs -n {NAMESPACE} w1-impl-1 -c main --tail=-1"
 

@@ -64,13 +64,33 @@ def condition_in_a_loop() -> None:
 @dsl.pipeline(name="inner")
 def inner(text: str) -> None:
     made = make(of=text)
-    use(text=made.outputs["word"], with_="b")
+    use(text=made.outputs["word"], with_=text)
 
 
 def pipeline_in_a_pipeline() -> None:
     first = make(of="a")
     inner(text=first.outputs["word"])
     step_2_of_3x(text=first.outputs["word"])
+
+
+def a_pipeline_used_twice() -> None:
+    first = inner(text="a")
+    inner(text="b").after(first)
+
+
+def branches() -> None:
+    made = step_2_of_3x(text="a")
+    word = make(of="b").after(made).outputs["word"]
+    with dsl.If(word == "yes", name="big"):
+        inner(text="x")
+    with dsl.If(word == "no", name="small"):
+        inner(text="y")
+
+
+def a_loop_beside_a_group() -> None:
+    with dsl.ParallelFor(["a", "b"]) as text:
+        inner(text=text)
+    inner(text="c")
 
 
 def with_an_exit_task() -> None:
@@ -187,14 +207,52 @@ def test_a_condition_in_a_loop_that_is_not_met_ran_nothing(word, status, state_o
 
 
 def test_the_tasks_of_a_pipeline_that_is_a_component_are_listed_and_it_is_not(state_of):
-    """Two groups have a task of one name: nodes do not say whose they are, so each is told once."""
     state = state_of(pipeline_in_a_pipeline)
     assert sorted(names_and_states(state.steps)) == [
-        "make[0] SUCCEEDED",
-        "make[1] SUCCEEDED",
+        "inner/make SUCCEEDED",
+        "make SUCCEEDED",
         "step-2-of-3x SUCCEEDED",
         "use SUCCEEDED",
     ]
+
+
+def test_of_a_pipeline_used_twice_each_task_is_told_with_its_group(state_of):
+    state = state_of(a_pipeline_used_twice, ends={("use", 1): 1})
+    ended = {step.name: step.status for step in state.steps}
+    failed = [step for step in state.steps if step.status == "FAILED"]
+    assert ended.keys() == {"inner/make", "inner/use", "inner-2/make", "inner-2/use"}
+    assert [step.reason for step in failed] == ["use 1 broke"]
+    first, second = (ended[f"{group}/use"] for group in ("inner", "inner-2"))
+    assert {first, second} == {"SUCCEEDED", "FAILED"}
+
+
+@pytest.mark.parametrize("word", ["yes", "no", "perhaps"])
+def test_of_branches_with_tasks_of_one_name_only_the_one_that_was_taken_ran(word, state_of):
+    state = state_of(branches, words={"word": word})
+    expected = {"condition-1/inner/use": "yes", "condition-2/inner-2/use": "no"}
+    ended = {step.name: step.status for step in state.steps if step.name in expected}
+    assert ended == {
+        name: "SUCCEEDED" if word == taken else "not run" for name, taken in expected.items()
+    }
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_failed_item_of_a_loop_is_not_taken_for_the_task_beside_the_loop(number, state_of):
+    """Calls of `use` in their order: the two items of the loop's group, then the other group's."""
+    state = state_of(a_loop_beside_a_group, ends={("use", number): 1})
+    names = ["for-loop-2/inner/use[0]", "for-loop-2/inner/use[1]", "inner-2/use"]
+    ended = {step.name: step for step in state.steps if step.name in names}
+    assert sorted(ended) == names
+    failed = [step for step in ended.values() if step.status == "FAILED"]
+    assert [step.reason for step in failed] == [f"use {number} broke"]
+    assert len({step.path for step in ended.values()}) == 3
+    assert all(step.path.endswith(".use") for step in ended.values())
+
+
+def test_of_two_tasks_of_one_name_the_cached_one_is_told(state_of):
+    state = state_of(pipeline_in_a_pipeline, runs=2)
+    cached = {step.name for step in state.steps if step.status == "cached"}
+    assert cached == {"make", "inner/make", "use", "step-2-of-3x"}
 
 
 def test_a_task_that_was_tried_again_is_one_step_with_the_time_of_all_tries(state_of):

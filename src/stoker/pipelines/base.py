@@ -59,6 +59,7 @@ class RunStep:
         reason: Why it failed.
         lines: Its own last lines, if it failed.
         log: Command that prints its log; empty if there is none.
+        path: Full name of its node on Kubeflow; empty if that is not known.
     """
 
     name: str
@@ -67,6 +68,7 @@ class RunStep:
     seconds: float | None = None
     lines: tuple[str, ...] = ()
     log: str = ""
+    path: str = ""
 
 
 def log_words(steps: Sequence[RunStep]) -> str:

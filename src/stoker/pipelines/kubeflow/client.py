@@ -306,7 +306,7 @@ class KubeflowClient(PipelineClient):
         if failed and failed.reason:
             reasons.append(f"{failed.name}: {failed.reason}")
         if skipped := skipped_by(state, steps):
-            lines = self._logs.lines_of(document, skipped.name)
+            lines = self._logs.lines_of(document, skipped)
             reasons += [*lines[-1:], _UNCHANGED]
         return RunState(
             run=id,

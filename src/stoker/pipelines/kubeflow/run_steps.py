@@ -6,8 +6,9 @@ and of a node's children their ids. Its own fields for errors are empty in 2.17.
 
 import base64
 import binascii
+import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,7 +27,7 @@ _DRIVER_ERROR = re.compile(r"(?m)^[EF]\d{4} \d\d:\d\d:\d\d\.\d+ .*?\] (.+)$")
 DRIVER_FAILED = "Kubeflow's driver could not begin it"
 _REASON = re.compile(r"(?m)^error: (.+)$")
 _LAST_LINES = 20
-_GATE = re.compile(r"gate(-\d+)?(\[\d+])?")
+_GATE = re.compile(r"gate(-\d+)?")
 # The step of a run that is skipped.
 UNCHANGED = "unchanged"
 _UNCHANGED = re.compile(rf"{UNCHANGED}(-\d+)?")
@@ -93,50 +94,162 @@ def _waits_for(task: Document) -> set[str]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of a run, and what their ids tell of their places.
+
+    A node does not say whose it is; but its children's ids are made of their full names, so a
+    node is known by the id that its first attempt would have. In 2.17 all templates have retries,
+    so each name on a path has the number of its attempt: `root(0).inner(0).make`.
+    """
+
+    details: tuple[Document, ...]
+    workflow: str
+    children: frozenset[str]
+
+    def has(self, path: str) -> bool:
+        """Returns whether a node has that full name, without the Workflow's."""
+        return self.id_of(path) in self.children
+
+    def id_of(self, path: str) -> str:
+        return f"{self.workflow}-{_fnv(f'{self.workflow}(0).{path}')}"
+
+    def at(self, path: str) -> Document | None:
+        """Returns the node of a path, of all its attempts; None: it has made none."""
+        first_attempt = self.id_of(f"{path}(0)")
+        for node in self.details:
+            if any(child.get("pod_name") == first_attempt for child in _children(node)):
+                return node
+        return None
+
+    def named(self, name: str) -> list[Document]:
+        """Returns the nodes shown by a name, in the order in which they began."""
+        nodes = [node for node in self.details if node.get("display_name") == name]
+        return sorted(nodes, key=lambda node: str(node.get("start_time")))
+
+    def places_of(self, task: SpecTask) -> list[str]:
+        """Returns the paths where a task is run: one for each item of the loops around it.
+
+        Empty if a group around it has not begun, or if Argo names nodes in another way.
+        """
+        places = ["root(0)"] if self.has("root(0)") else []
+        for group in task.groups:
+            inner: list[str] = []
+            for place in places:
+                inner += self._items(f"{place}.{group}(0)")
+            places = inner
+        return [f"{place}.{task.name}" for place in places]
+
+    def _items(self, group: str) -> list[str]:
+        items: list[str] = []
+        while self.has(item := f"{group}.iteration-iterations({len(items)}:{len(items)})(0)"):
+            items.append(f"{item}.iteration-item(0)")
+        if items:
+            return items
+        return [group] if self.has(group) else []
+
+
+def _nodes_of(run: Document) -> _Nodes:
+    details = mappings(run, "run_details", "task_details")
+    children: set[str] = set()
+    for node in details:
+        children |= {str(child.get("pod_name")) for child in _children(node)}
+    workflows = {child.rpartition("-")[0] for child in children if "-" in child}
+    # Without one name of a Workflow no id can be computed.
+    workflow = workflows.pop() if len(workflows) == 1 else ""
+    return _Nodes(tuple(details), workflow, frozenset(children))
+
+
+def _children(node: Document) -> Sequence[Document]:
+    return mappings(node, "child_tasks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instance:
+    """A task as it was run once: each item of a loop has one.
+
+    Attributes:
+        node: None if Argo has made none.
+        path: Of its node; empty if it is not known.
+    """
+
+    task: SpecTask
+    label: str
+    node: Document | None = None
+    path: str = ""
+
+
 def steps_of_run(run: Document, tasks: Sequence[SpecTask]) -> tuple[RunStep, ...]:
     """Returns the run's steps in the pipeline's order, each item of a loop by its number.
 
-    A task that has no node is *not run*, or waits while the run continues.
+    Where groups have tasks of one name, each is shown with its groups: `inner/make`. A task that
+    has no node is *not run*, or waits while the run continues.
     """
-    details = mappings(run, "run_details", "task_details")
+    nodes = _nodes_of(run)
     is_over = str(run.get("state")) in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
-    cached = _cached(run, tasks)
+    instances = _instances(nodes, tasks)
+    cached = _cached(nodes, instances)
     steps: list[RunStep] = []
-    for task in _by_name(tasks):
-        nodes = [node for node in details if node.get("display_name") == task.name]
-        nodes.sort(key=lambda node: str(node.get("start_time")))
-        if not nodes:
-            steps.append(RunStep(name=task.name, status="not run" if is_over else "PENDING"))
-        has_failed_driver = _has_failed_driver(details, task, num_nodes=len(nodes))
-        for number, node in enumerate(nodes):
-            label = f"{task.name}[{number}]" if len(nodes) > 1 else task.name
-            status = _status(node, is_over=is_over)
-            if status == "not run" and has_failed_driver:
-                steps.append(RunStep(name=label, status="FAILED", reason=DRIVER_FAILED))
-                continue
-            if status == "SUCCEEDED" and task.name in cached:
-                status = "cached"
-            seconds = _seconds(node) if status not in ("not run", "cached") else None
-            steps.append(RunStep(name=label, status=status, seconds=seconds))
+    for instance in instances:
+        label, node = instance.label, instance.node
+        if node is None:
+            steps.append(RunStep(name=label, status="not run" if is_over else "PENDING"))
+            continue
+        status = _status(node, is_over=is_over)
+        if status == "not run" and _has_failed_driver(nodes, instance):
+            failed = RunStep(name=label, status="FAILED", reason=DRIVER_FAILED, path=instance.path)
+            steps.append(failed)
+            continue
+        if label in cached:
+            status = "cached"
+        seconds = _seconds(node) if status not in ("not run", "cached") else None
+        steps.append(RunStep(name=label, status=status, seconds=seconds, path=instance.path))
     return tuple(steps)
 
 
-def _by_name(tasks: Sequence[SpecTask]) -> Collection[SpecTask]:
-    """Returns the first task of each name: a node does not say whose group it is of."""
-    first: dict[str, SpecTask] = {}
-    for task in tasks:
-        first.setdefault(task.name, task)
-    return first.values()
+def _instances(nodes: _Nodes, tasks: Sequence[SpecTask]) -> list[_Instance]:
+    """Returns what each task was run as, in the order of the tasks."""
+    names = [task.name for task in tasks]
+    left = {name: nodes.named(name) for name in names}
+    places = [nodes.places_of(task) for task in tasks]
+    for path in itertools.chain.from_iterable(places):
+        node = nodes.at(path)
+        name = path.rpartition(".")[2]
+        if node in left[name]:
+            left[name].remove(node)
+    instances: list[_Instance] = []
+    for number, (task, paths) in enumerate(zip(tasks, places, strict=True)):
+        is_last = task.name not in names[number + 1 :]
+        runs = [_run_at(nodes, path, left[task.name]) for path in paths]
+        if is_last:
+            # Nodes whose path is not known: of exit tasks, or where Argo names them otherwise.
+            runs += [("", node) for node in left[task.name]]
+        shown = [run for run in runs if run[1] is not None] or [("", None)]
+        name = task.name
+        if names.count(name) > 1:
+            name = "/".join((*task.groups, name))
+        for item, (path, node) in enumerate(shown):
+            label = f"{name}[{item}]" if len(shown) > 1 else name
+            instances.append(_Instance(task=task, label=label, node=node, path=path))
+    return instances
 
 
-def _has_failed_driver(details: Sequence[Document], task: SpecTask, *, num_nodes: int) -> bool:
+def _run_at(nodes: _Nodes, path: str, left: list[Document]) -> tuple[str, Document | None]:
+    """Returns a path and its node; one that made no attempt is any of those that are `left`."""
+    node = nodes.at(path)
+    if node is None and left:
+        node = left.pop(0)
+    return path, node
+
+
+def _has_failed_driver(nodes: _Nodes, instance: _Instance) -> bool:
     """Returns whether a task did not run because its driver failed.
 
-    For a loop, whether the drivers of all its items failed: a driver does not name its item.
+    Where its path is not known, whether the drivers of all tasks of its name failed.
     """
-    drivers = [node for node in details if node.get("display_name") == driver_of(task.name)]
-    failed = [node for node in drivers if node.get("state") == "FAILED"]
-    return bool(failed) and num_nodes in (1, len(failed))
+    driver = nodes.at(driver_of(instance.path))
+    drivers = [driver] if driver else nodes.named(driver_of(instance.task.name))
+    return bool(drivers) and all(node.get("state") == "FAILED" for node in drivers)
 
 
 def driver_of(task: str) -> str:
@@ -169,43 +282,27 @@ def _seconds(node: Document) -> float | None:
     return max((ended - began).total_seconds(), 0.0) if is_known else None
 
 
-def _cached(run: Document, tasks: Sequence[SpecTask]) -> set[str]:
-    """Returns the tasks whose executor was skipped, as a result of the cache was taken.
+def _cached(nodes: _Nodes, instances: Sequence[_Instance]) -> set[str]:
+    """Returns the labels of tasks whose executor was skipped, as the cache had their result.
 
-    A node does not say whose executor it is; but its children's ids are made of their full names.
-    If no executor is found by its name, Argo names them in another way, and none counts as cached.
+    If no executor is found by its path, Argo names them in another way, and none counts as cached.
     """
-    details = mappings(run, "run_details", "task_details")
-    shown = [str(each.get("display_name")) for each in details]
-    children = {str(child.get("pod_name")) for d in details for child in mappings(d, "child_tasks")}
-    if "root" not in shown:
-        return set()
-    workflows = {child.rpartition("-")[0] for child in children if "-" in child}
-    if len(workflows) != 1:
-        return set()
-    workflow = workflows.pop()
-    succeeded = {
-        str(each.get("display_name")) for each in details if each.get("state") == "SUCCEEDED"
-    }
-    # Loops and exit hooks have other names.
-    plain = [task for task in tasks if not (task.is_exit or "for-loop" in str(task.groups))]
-    ran = {task.name for task in plain if _executor_id(workflow, task) in children}
-    left = {task.name for task in plain if task.name in succeeded} - ran
-    skipped = [
-        each
-        for each in details
-        if each.get("display_name") == "executor" and each.get("state") == "SKIPPED"
-    ]
+    succeeded: set[str] = set()
+    ran: set[str] = set()
+    for instance in instances:
+        node = instance.node
+        # Exit hooks have other names.
+        if node is None or not nodes.has(f"{instance.path}(0)"):
+            continue
+        if nodes.has(f"{instance.path}(0).executor(0)"):
+            ran.add(instance.label)
+        if node.get("state") == "SUCCEEDED":
+            succeeded.add(instance.label)
+    left = succeeded - ran
+    skipped = [node for node in nodes.named("executor") if node.get("state") == "SKIPPED"]
     # Where all came from the cache no name can be compared, but each has an executor that is left.
     are_named_so = bool(ran) or len(skipped) == len(left)
     return left if skipped and are_named_so else set()
-
-
-def _executor_id(workflow: str, task: SpecTask) -> str:
-    """Returns the id of an executor's first attempt: all templates have retries, and so a (0)."""
-    path = [workflow, *("root", *task.groups, task.name)]
-    name = "(0).".join(path) + "(0).executor(0)"
-    return f"{workflow}-{_fnv(name)}"
 
 
 def _fnv(text: str) -> int:
@@ -216,15 +313,31 @@ def _fnv(text: str) -> int:
     return found
 
 
-def node_of(run: Document, name: str) -> str:
-    """Returns the id of a node below a task's, by which its log can be read; empty: none."""
-    plain, _, number = name.removesuffix("]").partition("[")
-    details = mappings(run, "run_details", "task_details")
-    nodes = [each for each in details if each.get("display_name") == plain]
-    nodes.sort(key=lambda each: str(each.get("start_time")))
-    at = int(number or 0)
-    children = mappings(nodes[at], "child_tasks") if at < len(nodes) else []
+def node_of(run: Document, step: RunStep) -> str:
+    """Returns the id of the node of a step's last attempt, by which its log can be read."""
+    return _last_attempt(run, name=step.name, path=step.path)
+
+
+def driver_node_of(run: Document, step: RunStep) -> str:
+    """Returns the id of the node of its driver's last attempt; empty: none."""
+    path = driver_of(step.path) if step.path else ""
+    return _last_attempt(run, name=driver_of(task_of(step.name)), path=path)
+
+
+def _last_attempt(run: Document, *, name: str, path: str) -> str:
+    nodes = _nodes_of(run)
+    node = nodes.at(path) if path else None
+    if node is None:
+        plain, _, number = name.removesuffix("]").partition("[")
+        of_name = nodes.named(task_of(plain))[int(number or 0) :]
+        node = of_name[0] if of_name else None
+    children = _children(node) if node else []
     return str(children[-1].get("pod_name") or "") if children else ""
+
+
+def task_of(step: str) -> str:
+    """Returns a step's task, without the groups and the item of a loop that its name has."""
+    return step.rpartition("/")[2].partition("[")[0]
 
 
 def text_of_artifact(answer: Mapping[str, Json]) -> str:
@@ -258,7 +371,7 @@ def skipped_by(state: str, steps: Sequence[RunStep]) -> RunStep | None:
     if state != "SUCCEEDED":
         return None
     ended = (step for step in steps if step.status in ("SUCCEEDED", "cached"))
-    return next((step for step in ended if _UNCHANGED.fullmatch(step.name)), None)
+    return next((step for step in ended if _UNCHANGED.fullmatch(task_of(step.name))), None)
 
 
 def exit_code_of(state: str, steps: Sequence[RunStep]) -> int:
@@ -266,7 +379,7 @@ def exit_code_of(state: str, steps: Sequence[RunStep]) -> int:
     if state == "SUCCEEDED":
         return 0
     failed = [step for step in steps if step.status == "FAILED"]
-    gates = [step for step in failed if _GATE.fullmatch(step.name)]
+    gates = [step for step in failed if _GATE.fullmatch(task_of(step.name))]
     # A gate also refuses a training run that crashed: only its words tell the two apart.
     words = " ".join(step.reason for step in gates)
     default = GateError.exit_code if gates else PlatformError.exit_code

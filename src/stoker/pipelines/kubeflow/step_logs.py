@@ -17,11 +17,12 @@ from stoker.pipelines.kubeflow.run_steps import (
     DRIVER_FAILED,
     UNCHANGED,
     driver_error,
-    driver_of,
+    driver_node_of,
     has_error,
     node_of,
     own_lines,
     reason_in,
+    task_of,
     text_of_artifact,
 )
 from stoker.platforms.kubernetes.api import PODS, ClusterApi, name_of
@@ -93,49 +94,51 @@ class StepLogs:
         step = dataclasses.replace(step, log=self._log_command(str(run.get("run_id")), step))
         if step.status != "FAILED":
             return step
-        lines = self.lines_of(run, step.name)
+        lines = self.lines_of(run, step)
         reason = reason_in(lines)
         if not has_error(lines):
             # A killed pod's last line says nothing of its end.
-            reason = self._end_of_pod(str(run.get("run_id")), step.name) or reason
+            reason = self._end_of_pod(str(run.get("run_id")), step) or reason
         return dataclasses.replace(step, lines=lines, reason=reason)
 
     def _log_command(self, run_id: str, step: RunStep) -> str:
         """Returns the command that prints a step's log, and no driver's."""
-        task = step.name.partition("[")[0]
-        if step.status in _LOOKED_FOR and (run_id, task) not in self._pods:
-            self._pods[run_id, task] = self._pod_without_label(run_id, task)
-        pod = self._pods.get((run_id, task), "")
+        if step.status in _LOOKED_FOR and (run_id, step.name) not in self._pods:
+            self._pods[run_id, step.name] = self._pod_without_label(run_id, step)
+        pod = self._pods.get((run_id, step.name), "")
         command = f"kubectl logs -n {self._namespace()}"
         if pod:
             return f"{command} {pod} -c main --tail=-1"
-        return f"{command} -l {_selector(run_id, task)} -c main --prefix --tail=-1"
+        return f"{command} -l {_selector(run_id, step)} -c main --prefix --tail=-1"
 
-    def _pod_without_label(self, run_id: str, task: str) -> str:
-        """Returns the newest pod of a step that is not stoker's; empty: it has a label, or none."""
+    def _pod_without_label(self, run_id: str, step: RunStep) -> str:
+        """Returns the newest pod of a step that no label tells from others.
+
+        Empty: it has one, or no pod.
+        """
         with contextlib.suppress(StokerError):
-            for pod in _pods_of_step(self._cluster(), run_id=run_id, step=task)[:1]:
+            cluster = self._cluster()
+            for pod in _pods_of_step(cluster, run_id=run_id, step=step)[:1]:
                 is_labelled = STEP_LABEL in mapping(pod, "metadata", "labels")
-                if is_labelled:
+                if is_labelled and _is_alone(cluster, run_id=run_id, step=step):
                     return ""
                 return name_of(pod)
         return ""
 
     def _with_words_of_driver(self, step: RunStep, run: Document) -> RunStep:
-        task = step.name.partition("[")[0]
-        log = self._archived(str(run.get("run_id")), node_of(run, driver_of(task)))
+        log = self._archived(str(run.get("run_id")), driver_node_of(run, step))
         words = driver_error(log)
         if words:
             return dataclasses.replace(step, reason=f"{step.reason}: {words}")
         return step
 
-    def lines_of(self, run: Document, step: str) -> tuple[str, ...]:
+    def lines_of(self, run: Document, step: RunStep) -> tuple[str, ...]:
         """Returns a step's own last lines; empty if neither service nor cluster has them."""
         id = str(run.get("run_id"))
-        lines = self._lines.get((id, step), ())
+        lines = self._lines.get((id, step.name), ())
         if not lines:
             log = self._archived(id, node_of(run, step)) or self._of_pod(id, step)
-            lines = self._lines[id, step] = own_lines(log)
+            lines = self._lines[id, step.name] = own_lines(log)
         return lines
 
     def _archived(self, run_id: str, node: str) -> str:
@@ -153,7 +156,7 @@ class StepLogs:
             return ""
         return text_of_artifact(answer)
 
-    def _of_pod(self, run_id: str, step: str) -> str:
+    def _of_pod(self, run_id: str, step: RunStep) -> str:
         """Returns the log of a step's newest pod that has one; empty if the cluster shows none."""
         try:
             return _log_of_step(self._cluster(), run_id=run_id, step=step)
@@ -161,7 +164,7 @@ class StepLogs:
             # The status is shown without it.
             return ""
 
-    def _end_of_pod(self, run_id: str, step: str) -> str:
+    def _end_of_pod(self, run_id: str, step: RunStep) -> str:
         """Returns why a step's newest pod was ended or did not start; empty if nothing says so."""
         try:
             pods = _pods_of_step(self._cluster(), run_id=run_id, step=step)
@@ -176,13 +179,14 @@ def words_of_skip(cluster: ClusterApi, *, run_id: str) -> str:
     Raises:
         ServiceError: If the cluster refuses, or does not answer.
     """
-    lines = own_lines(_log_of_step(cluster, run_id=run_id, step=UNCHANGED))
+    step = RunStep(name=UNCHANGED, status="SUCCEEDED")
+    lines = own_lines(_log_of_step(cluster, run_id=run_id, step=step))
     if lines:
         return lines[-1]
     return ""
 
 
-def _log_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> str:
+def _log_of_step(cluster: ClusterApi, *, run_id: str, step: RunStep) -> str:
     for pod in _pods_of_step(cluster, run_id=run_id, step=step):
         # The newest may not have started: an attempt before it has the reason.
         if log := _log_of(cluster, name_of(pod)):
@@ -190,7 +194,7 @@ def _log_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> str:
     return ""
 
 
-def _pods_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> list[Document]:
+def _pods_of_step(cluster: ClusterApi, *, run_id: str, step: RunStep) -> list[Document]:
     """Returns the pods of a step's attempts, the newest first.
 
     By stoker's label; those of other components by the path that Argo writes on each pod.
@@ -198,15 +202,31 @@ def _pods_of_step(cluster: ClusterApi, *, run_id: str, step: str) -> list[Docume
     pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
     if not pods:
         of_run, _ = cluster.list(PODS, query={"labelSelector": f"{_RUN_LABEL}={run_id}"})
-        pods = [pod for pod in of_run if _is_executor(pod, step.partition("[")[0])]
+        pods = [pod for pod in of_run if _is_executor(pod, task_of(step.name))]
+    pods = [pod for pod in pods if _is_at(pod, step.path)]
     return sorted(pods, key=_created_at, reverse=True)
+
+
+def _is_alone(cluster: ClusterApi, *, run_id: str, step: RunStep) -> bool:
+    """Returns whether all pods with a step's label are its own: no group has one of its name."""
+    pods, _ = cluster.list(PODS, query={"labelSelector": _selector(run_id, step)})
+    return all(_is_at(pod, step.path) for pod in pods)
 
 
 def _is_executor(pod: Document, task: str) -> bool:
     """Returns whether a pod runs a task, and is no driver."""
-    path = str(mapping(pod, "metadata", "annotations").get(_NODE_NAME) or "")
     attempt = r"(\([^()]*\))?"
-    return bool(re.search(rf"\.{re.escape(task)}{attempt}\.executor{attempt}$", path))
+    return bool(re.search(rf"\.{re.escape(task)}{attempt}\.executor{attempt}$", _path_of(pod)))
+
+
+def _is_at(pod: Document, path: str) -> bool:
+    """Returns whether a pod is at a path; also where path or pod do not say so."""
+    of_pod = _path_of(pod).partition(".")[2]
+    return not path or not of_pod or of_pod.startswith(f"{path}(")
+
+
+def _path_of(pod: Document) -> str:
+    return str(mapping(pod, "metadata", "annotations").get(_NODE_NAME) or "")
 
 
 def _log_of(cluster: ClusterApi, pod: str) -> str:
@@ -226,8 +246,8 @@ def _log_of(cluster: ClusterApi, pod: str) -> str:
     return "\n".join(lines)
 
 
-def _selector(run_id: str, step: str) -> str:
-    return f"{_RUN_LABEL}={run_id},{STEP_LABEL}={step.partition('[')[0]}"
+def _selector(run_id: str, step: RunStep) -> str:
+    return f"{_RUN_LABEL}={run_id},{STEP_LABEL}={task_of(step.name)}"
 
 
 def _created_at(document: Document) -> str:
