@@ -166,18 +166,28 @@ def host_bytes() -> int:
 
 
 def limit_bytes() -> int | None:
+    """Returns the smallest memory limit of this process's cgroup and those around it.
+
+    None: there is none. Version 1 shows "no limit" as a number of nearly 2**63.
+    """
     lines = _memory_lines("memory.max", "memory.limit_in_bytes")
-    return next((int(line) for line in lines if line.isdigit() and int(line) < 1 << 60), None)
+    limits = [int(line) for line in lines if line.isdigit() and int(line) < 1 << 60]
+    return min(limits, default=None)
 
 
 def memory_groups() -> list[Path]:
-    """Returns folders that may describe this process's memory cgroup, the nearest first."""
-    groups = []
+    """Returns folders that may limit this process's memory: its cgroups, the nearest first.
+
+    In a container the group's name may be the host's: then only the mounted root is known.
+    """
+    groups: list[Path] = []
     for controllers, path in _memberships(MEMBERSHIP):
         if "memory" in controllers:
-            groups.append(CGROUP / "memory" / path.lstrip("/"))
+            groups += _upwards(CGROUP / "memory", path)
         elif controllers == [""]:
-            groups.append(CGROUP / path.lstrip("/"))
+            groups += _upwards(CGROUP, path)
+            # Where both versions are in use, version 2 is mounted below.
+            groups += _upwards(CGROUP / "unified", path)
     return [*groups, CGROUP, CGROUP / "memory"]
 
 
