@@ -1076,7 +1076,6 @@ def _merge(target: Object, change: Mapping[str, Any]) -> None:
 def _handler(api: KubernetesApi) -> type[Handler]:
     class Answering(Handler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
 
         def serve(self, method: str) -> None:
             split = urllib.parse.urlsplit(self.path)
