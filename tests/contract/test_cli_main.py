@@ -254,6 +254,11 @@ TRAIN = ["train", "--group=dnn=1", "--json", "./t.py", "-x"]
         (["train", "--dry-rn", "--", "./t.py"], 2, "", "(Possible options: --dry-run)"),
         (["schema", "training"], 0, '"$schema": "https://json-schema.org/', ""),
         (["schema"], 0, "workload   A training command with its inputs", ""),
+        (["step"], 0, "  stoker step gate      Exit with 3 if an evaluation did not pass", ""),
+        (["step", "--help"], 0, "  stoker step train     Train on the cluster that a pipeline", ""),
+        (["step", "-h"], 0, "  stoker compare        Compare what a pipeline's run", ""),
+        (["step", "gate", "--help"], 0, "Usage: stoker step gate", ""),
+        (["step", "tarin"], 2, "", "error: no such command 'step tarin'"),
     ],
 )
 def test_the_command_line_explains_itself(capsys, arguments, code, out, err):

@@ -62,6 +62,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
 STEP_VERBS: Mapping[str, str] = MappingProxyType(
     {
         "compare": "Compare what a pipeline's run would train with its last run that passed.",
+        "step": "List the verbs of a pipeline's steps.",
         "step train": "Train on the cluster that a pipeline's run has decided on.",
         "step evaluate": "Judge a pipeline's training run, and keep what later runs need.",
         "step gate": "Exit with 3 if an evaluation did not pass; else keep what came of it.",

@@ -144,7 +144,10 @@ def with_step(arguments: list[str]) -> list[str]:
     only pipelines have.
     """
     if arguments[:1] == ["step"]:
-        return [" ".join(arguments[:2]), *arguments[2:]]
+        name = " ".join(arguments[:2])
+        # Alone, or with `--help`, it lists them.
+        is_list = len(arguments) == 1 or arguments[1] in ("--help", "-h")
+        return ["step"] if is_list else [name, *arguments[2:]]
     flags = {word.partition("=")[0] for word in _own(arguments)}
     for verb, named, step in _STEPS:
         if arguments[:1] == [verb] and flags & named:

@@ -355,3 +355,17 @@ def alone_step(
     client_of(target, None, Reach(), run=pipeline)
     refuse_overlap(pipeline, besides)
     print(f"no run of {pipeline} that began earlier is active")
+
+
+def step_verb() -> None:
+    """List the verbs of a pipeline's steps, which its definition runs.
+
+    Examples:
+        stoker step train --help
+    """
+    from stoker.cli.app import STEP_VERBS
+
+    typer.echo(f"Usage: stoker step NAME --help\n\n{STEP_VERBS['step']}\n")
+    for name, line in STEP_VERBS.items():
+        if name != "step":
+            typer.echo(f"  stoker {name:<14} {line}")
