@@ -68,7 +68,7 @@ def code_digests(package: bytes | None) -> Mapping[str, str] | None:
     """Returns a digest of each file of a packed folder; None without one, or if it is broken."""
     if package is None:
         return None
-    found = {}
+    digests = {}
     try:
         for opened, member in archive.members(
             io.BytesIO(package), max_bytes=2 * MAX_CODE_BYTES, max_members=archive.MAX_CODE_FILES
@@ -76,10 +76,10 @@ def code_digests(package: bytes | None) -> Mapping[str, str] | None:
             content = opened.extractfile(member) if member.isfile() else None
             text = content.read() if content else member.linkname.encode(errors="surrogateescape")
             digest = hashlib.sha256(text + f"{member.mode}".encode())
-            found[member.name] = digest.hexdigest()
+            digests[member.name] = digest.hexdigest()
     except (tarfile.TarError, OSError):
         return None
-    return found
+    return digests
 
 
 def inputs_of_definition(document: Json) -> str | None:

@@ -105,8 +105,8 @@ def refusal(
     kind = error_kind(code, message, status=status)
     what, fix = f"{code}: {message}", ""
     if kind == "denied":
-        found = _ACTION.search(message)
-        missing = found.group(1) if found else action
+        named = _ACTION.search(message)
+        missing = named.group(1) if named else action
         what = f"permission {missing} is missing: {message}"
         fix = f"allow {missing} as configs/sagemaker/stoker.yaml does"
     elif kind == "stale":
@@ -380,8 +380,8 @@ def _check_limits(
     if model is None:
         return
     shape = model.operation_model(operation).input_shape
-    found = [*over_limits(parameters, shape), *tag_problems(parameters.get("Tags"))]
-    refused = [each for each in found if not each.is_growing]
+    violations = [*over_limits(parameters, shape), *tag_problems(parameters.get("Tags"))]
+    refused = [each for each in violations if not each.is_growing]
     if refused:
         texts = "; ".join(f"{each.place} {each.what}" for each in refused)
         keys = {_WRITTEN_AS.get(str(each.path[0]), "") for each in refused if each.path}

@@ -138,8 +138,8 @@ class JobSpec:
 
 def tracking_of(workload: Workload) -> TrackingSettings:
     """Returns a workload's tracking settings, with the name of its experiment."""
-    told = workload.tracking
-    return msgspec.structs.replace(told, experiment=told.experiment or workload.name)
+    tracking = workload.tracking
+    return msgspec.structs.replace(tracking, experiment=tracking.experiment or workload.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,9 +405,9 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     # A single group loads the data too, and gets every channel.
     if len(groups) == 1 or not channel.groups:
         return ()
-    found = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
+    matching = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
     # SageMaker wants groups at all channels or at none: a channel for all names none.
-    return () if len(found) == len(groups) else found
+    return () if len(matching) == len(groups) else matching
 
 
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:

@@ -28,12 +28,12 @@ _DYNAMIC = re.compile(rb"\b(importlib|__import__|runpy|exec|eval|hydra|get_class
 
 def files_of(package: bytes) -> dict[str, bytes]:
     """Returns the files of a .tar.gz by their path."""
-    found = {}
+    files = {}
     with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as archive:
         for member in archive:
             if content := archive.extractfile(member):
-                found[posixpath.normpath(member.name)] = content.read()
-    return found
+                files[posixpath.normpath(member.name)] = content.read()
+    return files
 
 
 def code_digest(files: Mapping[str, bytes], command: Sequence[str]) -> str:
@@ -131,15 +131,15 @@ def _script(files: Mapping[str, bytes], command: Sequence[str]) -> str | None:
 
 
 def _imported_from(first: str, files: Mapping[str, bytes]) -> set[str]:
-    found, left = {first}, [first]
+    imported, left = {first}, [first]
     roots = ("", posixpath.dirname(first))
     while left:
         name = left.pop()
         for path in _paths_named_in(name, files[name], roots):
-            if path in files and path not in found:
-                found.add(path)
+            if path in files and path not in imported:
+                imported.add(path)
                 left.append(path)
-    return found
+    return imported
 
 
 def _paths_named_in(name: str, source: bytes, roots: Sequence[str]) -> Iterator[str]:

@@ -291,7 +291,7 @@ def host_variables(
     `ports` are each host's first one, `engine` the addresses of the engine's servers.
     """
     job = request.job
-    told = replace(
+    environment = replace(
         run_environment(job),
         run_id=job.name,
         base_dir=request.base_dir(host),
@@ -314,7 +314,7 @@ def host_variables(
     for name, source in job.secrets.items():
         if not source.is_for(host.role):
             inherited.pop(name, None)
-    return {**inherited, **job.environment, **threads, **told.to_environ()}
+    return {**inherited, **job.environment, **threads, **environment.to_environ()}
 
 
 def check_secrets(job: JobSpec, environ: Mapping[str, str]) -> None:
@@ -332,12 +332,12 @@ def check_secrets(job: JobSpec, environ: Mapping[str, str]) -> None:
 def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
     """Returns each host's engine servers: free ports of loopback, which are added to `taken`."""
     names = sorted(completed(request.job.settings.engine).ports)
-    found = {}
+    hosts_of_engine = {}
     for host in request.hosts if names else ():
         first = free_ports(taken, count=len(names))
         numbers = {name: first + index for index, name in enumerate(names)}
-        found[host.name] = EngineHost(address=loopback(), ports=numbers)
-    return found
+        hosts_of_engine[host.name] = EngineHost(address=loopback(), ports=numbers)
+    return hosts_of_engine
 
 
 class LocalRun(Run):
@@ -685,10 +685,10 @@ class LocalPlatform(Platform[LocalRequest]):
         return LocalRun(request, environ=self._environ)
 
     def _num_cores(self, group: Group, job: JobSpec) -> int:
-        found = _TYPE.match(group.instance_type)
+        match = _TYPE.match(group.instance_type)
         most = len(self._cores)
         where = f"group {group.name}"
-        if found and (number := int(found.group(1))):
+        if match and (number := int(match.group(1))):
             # Times on fewer cores would be wrong for this type; data hosts may share cores.
             if group.role == "dnn" and number > most:
                 what = f"{group.instance_type} asks for {number} cores; this machine has {most}"

@@ -158,18 +158,18 @@ def _names(folder: Path, patterns: IgnorePatterns) -> list[str]:
     """Returns the paths of files and links, relative to `folder`, sorted."""
     listing = git_listing(folder)
     if listing is None:
-        found = _walked(folder, folder, patterns)
+        listed = _walked(folder, folder, patterns)
     elif not listing.problem:
-        found = _of_git(folder, listing.names, patterns)
+        listed = _of_git(folder, listing.names, patterns)
     elif (folder / IGNORE_FILE).is_file():
-        found = _walked(folder, folder, patterns)
+        listed = _walked(folder, folder, patterns)
     else:
         raise UsageError(
             f"git does not say which files of this checkout are ignored: {listing.problem}",
             where=str(folder),
             fix=f"correct that, or write a file {IGNORE_FILE}: it decides alone then",
         )
-    names = [name for name in found if not _is_left_out(name, patterns)]
+    names = [name for name in listed if not _is_left_out(name, patterns)]
     return sorted(_without_environments(names, patterns))
 
 
@@ -281,17 +281,17 @@ def _is_output(name: str, content: bytes | None) -> bool:
 def _refuse_secrets(
     folder: Path, contents: dict[str, bytes | None], patterns: IgnorePatterns
 ) -> None:
-    found = {
+    reasons = {
         name: secret_in(name, content or b"")
         for name, content in contents.items()
         if patterns.decided(name) is not False
     }
-    secrets = [f"{printable(name)} ({why})" for name, why in found.items() if why]
+    secrets = [f"{printable(name)} ({why})" for name, why in reasons.items() if why]
     if not secrets:
         return
     more = len(secrets) - _MAX_NAMED
     named = ", ".join(secrets[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-    first = next(name for name, why in found.items() if why)
+    first = next(name for name, why in reasons.items() if why)
     raise UsageError(
         f"the code seems to contain secrets, which would lie in S3 and on all hosts: {named}",
         where=str(folder),
@@ -343,17 +343,17 @@ def _add(archive: tarfile.TarFile, folder: Path, name: str, content: bytes | Non
 
 def _link(folder: Path, path: Path) -> str:
     """Returns a link's target relative to the link; refuses one outside `folder`."""
-    said, inside = Path(os.readlink(path)), folder.resolve()
+    pointed, inside = Path(os.readlink(path)), folder.resolve()
     try:
         target = path.resolve()
     except RuntimeError:
         target = path
     # Still a link: it leads to itself, for which Python 3.13 raises nothing.
     if target.is_symlink() or not target.is_relative_to(inside):
-        what = f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}"
+        what = f"the link {path.relative_to(folder).as_posix()} leaves the folder: {pointed}"
         fix = f"replace it with a copy of what it points to, or leave it out ({IGNORE_FILE})"
         raise UsageError(what, where=str(folder), fix=fix)
-    if not said.is_absolute():
-        return said.as_posix()
+    if not pointed.is_absolute():
+        return pointed.as_posix()
     # An absolute link into the folder, which has another path on the hosts.
     return Path(os.path.relpath(target, path.parent.resolve())).as_posix()

@@ -110,10 +110,10 @@ def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
 def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path, Json, Json]]:
     """Yields each path of a patch, with the values there of the patch and of its base."""
     if isinstance(patch, Mapping):
-        known = base if isinstance(base, Mapping) else {}
+        below = base if isinstance(base, Mapping) else {}
         for step, value in patch.items():
-            yield (*path, step), value, known.get(step)
-            yield from _walk(value, known.get(step), (*path, step), key)
+            yield (*path, step), value, below.get(step)
+            yield from _walk(value, below.get(step), (*path, step), key)
     elif isinstance(patch, list | tuple) and path and path[-1] in _NAMED:
         named_by, items = _NAMED[path[-1]], _by_name(base, path[-1])
         seen: set[str] = set()

@@ -115,8 +115,8 @@ class KubeflowClient(PipelineClient):
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the latest version, None if there is none, and the compiled one."""
-        found = self._find(compiled.name)
-        spec = spec_of_answer(found[1].get("pipeline_spec")) if found else None
+        pipeline = self._find(compiled.name)
+        spec = spec_of_answer(pipeline[1].get("pipeline_spec")) if pipeline else None
         return spec, spec_of_text(compiled.definition)
 
     def missing_inputs(self, compiled: Compiled) -> list[str]:
@@ -134,13 +134,13 @@ class KubeflowClient(PipelineClient):
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Adds a version to the pipeline, which is created if necessary."""
         name, about = compiled.name, {"description": compiled.description[:_MAX_DESCRIPTION]}
-        found = self._find(name)
-        action = "updated" if found else "created"
-        if found is None:
+        pipeline = self._find(name)
+        action = "updated" if pipeline else "created"
+        if pipeline is None:
             wanted = {"name": name, "display_name": name, "namespace": self.namespace, **about}
-            made = self.call("pipelines", "create_pipeline", pipeline=wanted)
-            found = str(made.get("pipeline_id")), {}
-        id, version = found
+            created = self.call("pipelines", "create_pipeline", pipeline=wanted)
+            pipeline = str(created.get("pipeline_id")), {}
+        id, version = pipeline
         if version and not is_changed:
             action = "unchanged"
         else:
@@ -252,8 +252,10 @@ class KubeflowClient(PipelineClient):
     def run_values(
         self, workload: Workload, parameters: Sequence[str], *, declared: Mapping[str, Kind]
     ) -> dict[str, Json]:
-        told = told_parameters(parameters, workload=workload, declared=declared, target=self.target)
-        return {each.name: typed(each, declared[each.name]) for each in told}
+        values = told_parameters(
+            parameters, workload=workload, declared=declared, target=self.target
+        )
+        return {each.name: typed(each, declared[each.name]) for each in values}
 
     def _uploaded(self, workload: Workload) -> tuple[str, Document]:
         """Returns the pipeline's id and its latest version."""

@@ -215,7 +215,7 @@ def _check_compares(definition: str, *, where: str) -> None:
 
 
 def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Parameter, ...]:
-    known = [
+    standard = [
         dataclasses.replace(p, text=_REUSE) if p.name == "reuse_profile" else p
         for p in parameters_of(workload)
         if p.name not in _NOT_HERE
@@ -230,7 +230,7 @@ def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Paramet
     if control.image:
         text = "Image of the steps, which train nothing themselves."
         mine.append(fixed("control_image", "string", text, control.image))
-    return (*mine[:1], *known, *mine[1:])
+    return (*mine[:1], *standard, *mine[1:])
 
 
 def _champion(workload: Workload) -> str:
@@ -271,8 +271,8 @@ def inputs_of(spec: Json) -> Document:
 
 def readable(pipeline: Document, platforms: Document) -> Json:
     """Returns both documents in one, without kfp's version."""
-    told = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
-    return _plain({"pipeline": told, "platforms": platforms})
+    kept = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
+    return _plain({"pipeline": kept, "platforms": platforms})
 
 
 def _plain(value: Json) -> Json:

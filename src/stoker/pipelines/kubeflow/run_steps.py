@@ -74,24 +74,24 @@ def _ordered(tasks: Document) -> list[str]:
     """Returns tasks after those that they wait for, by what the spec says."""
     waits = {name: _waits_for(mapping(tasks, name)) & tasks.keys() for name in tasks}
     exits = {name for name in tasks if _is_exit(mapping(tasks, name))}
-    found: list[str] = []
-    while len(found) < len(waits):
-        left = [name for name in waits if name not in found]
-        ready = [name for name in left if waits[name] <= set(found)]
+    ordered: list[str] = []
+    while len(ordered) < len(waits):
+        left = [name for name in waits if name not in ordered]
+        ready = [name for name in left if waits[name] <= set(ordered)]
         # A task at the end of all others comes last.
         first = sorted(ready or left, key=lambda name: (name in exits, name))
-        found.append(first[0])
-    return found
+        ordered.append(first[0])
+    return ordered
 
 
 def _waits_for(task: Document) -> set[str]:
     named = task.get("dependentTasks")
-    found = {str(name) for name in named} if isinstance(named, list) else set()
+    producers = {str(name) for name in named} if isinstance(named, list) else set()
     for kind in ("Parameter", "Artifact"):
         for given in mapping(task, "inputs", f"{kind.lower()}s").values():
             producer = mapping(given, f"taskOutput{kind}").get("producerTask")
-            found |= {str(producer)} if producer else set()
-    return found
+            producers |= {str(producer)} if producer else set()
+    return producers
 
 
 @dataclass(frozen=True, slots=True)

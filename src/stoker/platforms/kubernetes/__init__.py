@@ -190,8 +190,8 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         return bool(self._of_workflow(settings, Follower.is_cancelled, meaning))
 
     def has_failed(self, settings: PlatformSettings) -> bool:
-        found = self._of_workflow(settings, Follower.has_failed, "the run counts as failed")
-        return found is None or found
+        has_failed = self._of_workflow(settings, Follower.has_failed, "the run counts as failed")
+        return has_failed is None or has_failed
 
     def _of_workflow(
         self,
@@ -202,10 +202,10 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         """Asks the run's Workflow; `meaning` is logged if it does not answer."""
         log = Log(run=name_of_workload(settings), host=SERVICE)
         with self._explained(settings.kubernetes or KubernetesSettings()) as cluster:
-            found = ask(follower_of(cluster, own_pod(), log=log), cluster)
-        if found is None:
+            answer = ask(follower_of(cluster, own_pod(), log=log), cluster)
+        if answer is None:
             log.event(EventName.WORKFLOW_READ_FAILED, meaning=meaning)
-        return found
+        return answer
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str

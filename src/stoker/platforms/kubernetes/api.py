@@ -243,8 +243,8 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple["Client",
         raise _not_configured(err, context) from None
     except (OSError, KeyError, TypeError, ValueError) as err:
         raise _not_configured(err, context) from err
-    made = cast("Client", client.ApiClient(settings))
-    options = made.rest_client.pool_manager.connection_pool_kw
+    connection = cast("Client", client.ApiClient(settings))
+    options = connection.rest_client.pool_manager.connection_pool_kw
     verified = ssl_.create_urllib3_context(cert_reqs=options["cert_reqs"])
     # Python 3.13 sets it, kubectl does not: cluster authorities are often older than the rule.
     # Chain, name and time are verified in any case.
@@ -252,7 +252,7 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple["Client",
     if strict_tls:
         verified.verify_flags |= ssl.VERIFY_X509_STRICT
     options["ssl_context"] = verified
-    return made, namespace
+    return connection, namespace
 
 
 def _headers_of(client: "Client") -> dict[str, str]:
@@ -367,9 +367,9 @@ class ClusterApi:
 
     def patient(self, tell: Callable[[ServiceError], None]) -> "ClusterApi":
         """Returns the same cluster for calls that matter: repeated for READ_AGAIN_SECONDS."""
-        found = copy.copy(self)
-        found._patience_seconds, found._tell = READ_AGAIN_SECONDS, tell
-        return found
+        api = copy.copy(self)
+        api._patience_seconds, api._tell = READ_AGAIN_SECONDS, tell
+        return api
 
     @property
     def namespace(self) -> str:
@@ -408,18 +408,18 @@ class ClusterApi:
         self, resource: Resource, *, query: Mapping[str, str] | None = None
     ) -> tuple[list[Document], str]:
         """Returns all objects that `query` selects, and the version to watch them from."""
-        found: list[Document] = []
+        items: list[Document] = []
         following = ""
         while True:
-            asked = {**(query or {}), "limit": str(PAGE)}
+            parameters = {**(query or {}), "limit": str(PAGE)}
             if following:
-                asked["continue"] = following
-            page = self._call("list", resource, query=asked, is_repeated=False)
-            found += mappings(page, "items")
+                parameters["continue"] = following
+            page = self._call("list", resource, query=parameters, is_repeated=False)
+            items += mappings(page, "items")
             described = mapping(page, "metadata")
             following = text(described, "continue")
             if not following:
-                return found, text(described, "resourceVersion")
+                return items, text(described, "resourceVersion")
 
     def create(self, resource: Resource, body: Document, *, is_dry_run: bool = False) -> Document:
         """Creates an object, or has it checked; a retry after a lost answer raises `taken`."""
@@ -536,12 +536,12 @@ class ClusterApi:
 
         # Custom resources have no strategic merges, kubectl's default.
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        asked = f"?{urlencode(query)}" if query else ""
+        parameters = f"?{urlencode(query)}" if query else ""
         with explained(action):
             # By the client's own connections: its `call_api` is another one in each of its years.
             response: BaseHTTPResponse = client.rest_client.pool_manager.request(
                 method,
-                f"{client.configuration.host}{path}{asked}",
+                f"{client.configuration.host}{path}{parameters}",
                 body=None if body is None else json.dumps(body),
                 headers={**_headers_of(client), "Content-Type": kind},
                 # Otherwise it is read to the end, which a watch does not have.
@@ -568,6 +568,6 @@ class ClusterApi:
 
     def _connected(self) -> "Client":
         if self._client is None:
-            self._client, found = connect(self._context, strict_tls=self._strict_tls)
-            self._namespace = self._namespace or found
+            self._client, namespace = connect(self._context, strict_tls=self._strict_tls)
+            self._namespace = self._namespace or namespace
         return self._client

@@ -63,8 +63,8 @@ class Happenings:
 
     def last_of(self, kind: str, name: str = "") -> str:
         """Returns reason and message of the latest event for these objects, reported or not."""
-        found = [last for key, last in self._last.items() if key[0] == kind and name in key[1]]
-        return max(found, default=("", ""))[1]
+        latest = [last for key, last in self._last.items() if key[0] == kind and name in key[1]]
+        return max(latest, default=("", ""))[1]
 
     def take(self, event: Document) -> Iterator[Happening]:
         """Yields an event of this run if it is new and important."""

@@ -73,12 +73,12 @@ class Follower:
         """Returns the answer of the Workflow; True if it is gone."""
         if self.workflow is None:
             return None
-        workflow, asked = self.workflow, self.home or cluster
+        workflow, api = self.workflow, self.home or cluster
 
         def look() -> bool:
-            found = asked.find(WORKFLOWS, text(workflow, "name"))
-            is_same = found and text(mapping(found, "metadata"), "uid") == text(workflow, "uid")
-            return not (found and is_same) or answer(found)
+            there = api.find(WORKFLOWS, text(workflow, "name"))
+            is_same = there and text(mapping(there, "metadata"), "uid") == text(workflow, "uid")
+            return not (there and is_same) or answer(there)
 
         # A silent name service or server must not block the process.
         with contextlib.suppress(StokerError, TimeoutError):
@@ -94,20 +94,22 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
     if pod.namespace and pod.namespace != cluster.namespace:
         home = cluster.in_namespace(pod.namespace)
     try:
-        found = (home or cluster).find(PODS, pod.name)
+        shown = (home or cluster).find(PODS, pod.name)
     except ServiceError as err:
         if not (err.kind == "denied" or home):
             raise
         log.event(EventName.OWNER_UNKNOWN, pod=pod.name, why=err.what)
         return Follower(pod=pod)
-    is_same = found is not None and text(mapping(found, "metadata"), "uid") == pod.uid
-    for owner in mappings(found, "metadata", "ownerReferences") if is_same else ():
+    is_same = shown is not None and text(mapping(shown, "metadata"), "uid") == pod.uid
+    for owner in mappings(shown, "metadata", "ownerReferences") if is_same else ():
         group = text(owner, "apiVersion").partition("/")[0]
         if owner.get("controller") is True and (group, owner.get("kind")) == _WORKFLOW:
             reference = {key: text(owner, key) for key in ("apiVersion", "kind", "name", "uid")}
-            labels = mapping(found, "metadata", "labels")
-            told = {key: text(labels, key) for key in (ROLE_LABEL, STEP_LABEL) if key in labels}
-            return Follower(pod=pod, workflow=reference, home=home, labels=told)
+            labels = mapping(shown, "metadata", "labels")
+            own_labels = {
+                key: text(labels, key) for key in (ROLE_LABEL, STEP_LABEL) if key in labels
+            }
+            return Follower(pod=pod, workflow=reference, home=home, labels=own_labels)
     return Follower(pod=pod)
 
 

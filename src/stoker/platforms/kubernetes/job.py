@@ -156,15 +156,15 @@ def conclude(
 
 def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str, float]:
     """Returns the time that nodes ran pods of each group, replaced ones too, if known."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     ended_at = leader.ended.at if leader and leader.ended else ""
     for pod in pods:
         # A pod that was deleted in mid-run may have no end; the others end with the leader.
         end = (pod.ended.at if pod.ended else "") or pod.deleted_at or ended_at
         seconds = seconds_between(pod.placed_at, end)
         if seconds is not None:
-            found[pod.group] = found.get(pod.group, 0.0) + max(0.0, seconds)
-    return found
+            totals[pod.group] = totals.get(pod.group, 0.0) + max(0.0, seconds)
+    return totals
 
 
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
@@ -173,8 +173,8 @@ def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float
         return None
     data = [pod for pod in pods if pod.role == "data" and (pod.ended or pod.is_started)]
     ends = [pod.ended.at if pod.ended else "" for pod in data]
-    known = [s for end in ends if (s := seconds_between(leader.ended.at, end)) is not None]
-    return max(0.0, *known) if known and len(known) == len(ends) else None
+    delays = [s for end in ends if (s := seconds_between(leader.ended.at, end)) is not None]
+    return max(0.0, *delays) if delays and len(delays) == len(ends) else None
 
 
 def _failure(
@@ -288,18 +288,18 @@ class RunPicture:
         self._deleted = {p.uid: self._deleted.get(p.uid, now) for p in pods if p.deleted_at}
         seconds = {uid: now - at for uid, at in self._deleted.items()}
         unfit = self._unfit
-        found = [
+        troubles = [
             *troubles_of(pods, layout, namespace=namespace, deleted_seconds=seconds, unfit=unfit),
             *(refused_pods(self._groups[job], said) for job, said in self._refused.items()),
         ]
         name, state = layout.dnn.group.name, self.state
-        has_reason = any(each.group == name and each.fatal_after is not None for each in found)
+        has_reason = any(each.group == name and each.fatal_after is not None for each in troubles)
         if state is not None and not has_reason:
             pods += [pod for pod in self._gone_pods.values() if pod.has_succeeded]
             events = self._happenings
             wait = idle_wait(pods, layout, state=state, events=events, namespace=namespace)
-            found += filter(None, [wait])
-        return found
+            troubles += filter(None, [wait])
+        return troubles
 
     def take(self, news: ObjectNews) -> Iterator[str]:
         """Takes news; yields messages for the user."""
@@ -399,11 +399,11 @@ class RunPicture:
         """Tells once that the image's tag was pushed again, and hosts run different programs."""
         group = next(g for g in self._layout.groups if g.group.name == pod.group)
         image = group.settings.image or self._layout.image
-        known = self._digests.setdefault(image, [])
-        if pod.image_digest.startswith("sha256:") and pod.image_digest not in known:
-            known.append(pod.image_digest)
-            if len(known) > 1:
-                what = f"{image} is {pod.image_digest} here, and {known[0]} on earlier hosts"
+        digests = self._digests.setdefault(image, [])
+        if pod.image_digest.startswith("sha256:") and pod.image_digest not in digests:
+            digests.append(pod.image_digest)
+            if len(digests) > 1:
+                what = f"{image} is {pod.image_digest} here, and {digests[0]} on earlier hosts"
                 yield self._note(f"{what}: name it by its digest", pod.host)
 
     def _lose_pod(self, pod: PodState) -> Iterator[str]:
@@ -592,23 +592,23 @@ class KubernetesRun(FollowedRun):
 
     def _claims(self) -> dict[str, InputVersion]:
         """Returns the channels in claims that this account may read, with their UIDs."""
-        found = {}
+        versions = {}
         for name, channel in self._layout.job.channels.items():
             claim = urlsplit(channel.uri)
             if claim.scheme == "pvc":
                 with contextlib.suppress(StokerError):
                     uid = text(mapping(self._cluster.get(CLAIMS, claim.netloc), "metadata"), "uid")
-                    found[name] = InputVersion(address=channel.uri, claim_uid=uid)
-        return found
+                    versions[name] = InputVersion(address=channel.uri, claim_uid=uid)
+        return versions
 
     def _without_hosts(self, role: str) -> dict[str, str]:
         """Returns the groups of a role that lacked nodes or quota, with the reasons."""
-        found = self._picture.quota_refusals()
+        refusals = self._picture.quota_refusals()
         for pod in self._picture.all_pods:
             if pod.unschedulable and not lacks_claim(pod.unschedulable):
-                found[pod.group] = " ".join(pod.unschedulable.split())
+                refusals[pod.group] = " ".join(pod.unschedulable.split())
         names = [group.name for group in self._layout.job.groups if group.role == role]
-        return {name: found[name] for name in names if name in found}
+        return {name: refusals[name] for name in names if name in refusals}
 
     def _lacked(self, without: dict[str, str], *, what: str, fix: str = "") -> NoCapacityError:
         """Returns the error for groups without hosts; the next plan is tried at once."""
@@ -686,8 +686,8 @@ class KubernetesRun(FollowedRun):
         self._confirm_at = self._cluster.clock() + CONFIRM_SECONDS
         # Not on what was seen before a control plane went away.
         with contextlib.suppress(ServiceError):
-            found = self._cluster.find(self._resource, self.name)
-            self._take(ObjectNews(self._resource, "all", (found,) if found else ()))
+            shown = self._cluster.find(self._resource, self.name)
+            self._take(ObjectNews(self._resource, "all", (shown,) if shown else ()))
             self._take(self._following.pods_now())
             self._tell_troubles()
             over = self._troubles.over()

@@ -299,9 +299,9 @@ def check_objects(objects: Sequence[Document]) -> None:
     # The server accepts a JobSet whose pods' names are too long: only events of its jobs say so,
     # while the other group is paid for.
     for document in objects:
-        found = list(problems_of(document, among=objects))
-        if found:
-            what = "the cluster would refuse this: " + "; ".join(found[:5])
+        problems = list(problems_of(document, among=objects))
+        if problems:
+            what = "the cluster would refuse this: " + "; ".join(problems[:5])
             where = f"{document.get('kind')} {name_of(document)}"
             raise UsageError(what, where=where, fix="change the workload's kubernetes settings")
 

@@ -210,8 +210,8 @@ class Layout:
     @property
     def labels(self) -> Document:
         labels = mapping(self.settings.jobset.document, "metadata", "labels")
-        own = {key: value for key, value in labels.items() if key != QUEUE_LABEL}
-        return {**own, MANAGED_BY_LABEL: "stoker"}
+        kept = {key: value for key, value in labels.items() if key != QUEUE_LABEL}
+        return {**kept, MANAGED_BY_LABEL: "stoker"}
 
     @property
     def grace_seconds(self) -> int:
@@ -395,9 +395,11 @@ def _checked(
     document = patch.document
     listed = mapping(document, "spec").get("containers")
     if isinstance(listed, list | tuple):
-        own = (None, group.role, group.name)
+        names = (None, group.role, group.name)
         containers: list[Json] = [
-            {**item, "name": job} if isinstance(item, Mapping) and item.get("name") in own else item
+            {**item, "name": job}
+            if isinstance(item, Mapping) and item.get("name") in names
+            else item
             for item in listed
         ]
         document = {**document, "spec": {**mapping(document, "spec"), "containers": containers}}
@@ -413,7 +415,7 @@ def _checked(
 
 def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
     """Returns the paths of a pod that a patch cannot set, with what to do instead."""
-    own = f"spec containers {job}"
+    container = f"spec containers {job}"
     gpus = f"use kubernetes.{role}.gpus" if role == "dnn" else _NO_GPUS
     mounts = (
         *("/dev/shm", JOB_FOLDER, f"{JOB_FOLDER}/input*", f"{TOKEN_FOLDER}*", f"{LEASE_FOLDER}*"),
@@ -424,19 +426,19 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
         **{f"spec {key}": "" for key in ("restartPolicy", "subdomain", "hostname")},
         "spec activeDeadlineSeconds": "use kubernetes.max_run_seconds",
         "spec securityContext runAs*": _BY_RUN_AS,
-        f"{own} securityContext runAs*": _BY_RUN_AS,
+        f"{container} securityContext runAs*": _BY_RUN_AS,
         "spec securityContext fsGroup": _BY_RUN_AS,
         **{f"spec volumes {name}": "choose another name" for name in _VOLUMES},
-        f"{own} image": "use the workload's key image, or kubernetes.data.image",
-        f"{own} command": "use kubernetes.entrypoint",
-        f"{own} args": "use the workload's key command",
-        f"{own} ports": "use feed.port",
-        f"{own} env STOKER_*": "use the workload's keys in place of variables of stoker",
-        f"{own} env JOB_COMPLETION_INDEX": "",
-        f"{own} resources requests cpu": f"use kubernetes.{role}.cpu",
-        f"{own} resources requests memory": f"use kubernetes.{role}.memory",
-        f"{own} resources * {gpu}": gpus,
-        **{f"{own} volumeMounts {path}": "choose another mountPath" for path in mounts},
+        f"{container} image": "use the workload's key image, or kubernetes.data.image",
+        f"{container} command": "use kubernetes.entrypoint",
+        f"{container} args": "use the workload's key command",
+        f"{container} ports": "use feed.port",
+        f"{container} env STOKER_*": "use the workload's keys in place of variables of stoker",
+        f"{container} env JOB_COMPLETION_INDEX": "",
+        f"{container} resources requests cpu": f"use kubernetes.{role}.cpu",
+        f"{container} resources requests memory": f"use kubernetes.{role}.memory",
+        f"{container} resources * {gpu}": gpus,
+        **{f"{container} volumeMounts {path}": "choose another mountPath" for path in mounts},
     }
 
 

@@ -87,14 +87,14 @@ def _volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
         "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
     }
     config: Document = {"name": config_map(layout.name), "items": items}
-    found = [
+    volumes = [
         ("follower", lease, LEASE_FOLDER),
         ("token", {"secret": token}, TOKEN_FOLDER),
         ("config", {"configMap": config}, f"{JOB_FOLDER}/input/config"),
     ]
     return [
         _mounted(name, source, {"mountPath": path, "readOnly": True})
-        for name, source, path in found
+        for name, source, path in volumes
         if name != "follower" or has_lease(layout, group)
     ]
 
@@ -105,11 +105,11 @@ def inputs_key(group: PodGroup) -> str:
 
 def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
     groups = layout.job.groups
-    own = group.group.name
+    name_of_group = group.group.name
     return {
         name: channel
         for name, channel in sorted(layout.job.channels.items())
-        if own in (groups_of_channel(name, channel, groups) or (own,))
+        if name_of_group in (groups_of_channel(name, channel, groups) or (name_of_group,))
     }
 
 
@@ -139,8 +139,8 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
         claim, folder = claim_of(output, where="key kubernetes.output")
         # Filled in by the kubelet: a TrainingRuntime is the same for all runs. A further attempt of
         # a run continues in the run's folder.
-        own = "$(STOKER_RUN_ID)" if layout.job.run is None else layout.run_name
-        parent = posixpath.join(folder.replace("$", "$$"), own)
+        folder_of_job = "$(STOKER_RUN_ID)" if layout.job.run is None else layout.run_name
+        parent = posixpath.join(folder.replace("$", "$$"), folder_of_job)
         # Every host has its own output folder; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in WRITTEN_FOLDERS}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
@@ -218,14 +218,14 @@ def _environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
         is_bounded = settings.max_run_seconds is not None
         ours |= bounds.to_environ("max_fresh_starts", *["max_run_seconds"] * is_bounded)
         of_pod["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
-    found: list[Json] = [
+    variables_of_pod: list[Json] = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in of_pod.items()
     ]
     # Without a limit nothing else in the pod shows how many CPUs it requested.
     of_cpu: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
-    found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
-    return [*found, *_secret_variables(layout, group), *variables({**theirs, **ours})]
+    variables_of_pod.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
+    return [*variables_of_pod, *_secret_variables(layout, group), *variables({**theirs, **ours})]
 
 
 def _secret_variables(layout: Layout, group: PodGroup) -> Iterator[Json]:

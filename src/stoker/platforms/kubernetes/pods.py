@@ -131,8 +131,8 @@ def seconds_between(begin: str, end: str) -> float | None:
 
 
 def _container(status: Document, name: str) -> Document:
-    found = mappings(status, "containerStatuses")
-    return next((c for c in found if text(c, "name") == name), found[0] if found else {})
+    statuses = mappings(status, "containerStatuses")
+    return next((c for c in statuses if text(c, "name") == name), statuses[0] if statuses else {})
 
 
 def _ended(state: Document) -> PodEnd | None:
@@ -149,29 +149,29 @@ def _ended(state: Document) -> PodEnd | None:
 
 
 def _condition(status: Document, kind: str, value: str) -> Document:
-    found = mappings(status, "conditions")
-    return next((c for c in found if (c.get("type"), c.get("status")) == (kind, value)), {})
+    conditions = mappings(status, "conditions")
+    return next((c for c in conditions if (c.get("type"), c.get("status")) == (kind, value)), {})
 
 
 def _unschedulable(status: Document) -> str:
-    found = _condition(status, "PodScheduled", "False")
-    if text(found, "reason") != "Unschedulable":
+    condition = _condition(status, "PodScheduled", "False")
+    if text(condition, "reason") != "Unschedulable":
         return ""
-    return text(found, "message") or "no node can run it"
+    return text(condition, "message") or "no node can run it"
 
 
 def _is_node_unready(status: Document) -> bool:
     # The node controller sets the status alone (MarkPodsNotReady); a kubelet gives a reason, such
     # as ContainersNotReady.
-    found = _condition(status, "Ready", "False")
-    return bool(found) and not text(found, "reason")
+    condition = _condition(status, "Ready", "False")
+    return bool(condition) and not text(condition, "reason")
 
 
 def _lost(status: Document) -> str:
     # Since Kubernetes 1.26; for some causes still in the reason.
-    found = _condition(status, "DisruptionTarget", "True") or status
-    is_other = found is status and text(status, "reason") not in _LOST
-    words = (text(found, "reason"), text(found, "message"))
+    condition = _condition(status, "DisruptionTarget", "True") or status
+    is_other = condition is status and text(status, "reason") not in _LOST
+    words = (text(condition, "reason"), text(condition, "message"))
     return "" if is_other else ": ".join(filter(None, words))
 
 

@@ -33,14 +33,14 @@ def rules(settings: KubernetesSettings) -> list[Json]:
     """Returns the Role's rules; deleting a job deletes what it owns without a further right."""
     # Patched: an attempt that adopts a job adds its Workflow to the owners.
     job = ("create", "get", "list", "watch", "patch", "delete")
-    found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
+    needed = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
     if settings.api == "trainer":
         # Patched: it exists before the TrainJob that owns it. Or only read.
         runtime = ("get",) if settings.runtime else ("create", "get", "patch", "delete")
         trainer = "trainer.kubeflow.org"
-        found = [_rule(trainer, ["trainjobs"], job), _rule(trainer, ["trainingruntimes"], runtime)]
+        needed = [_rule(trainer, ["trainjobs"], job), _rule(trainer, ["trainingruntimes"], runtime)]
     return [
-        *found,
+        *needed,
         # Made after the job, which owns them: a token is never read back.
         _rule("", ["secrets"], ("create",)),
         # Patched: the follower's lease. Read: records, by which a pipeline's last step follows a
@@ -119,7 +119,7 @@ def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[ApiA
 
 def is_allowed(cluster: ClusterApi, action: ApiAction) -> bool:
     resource, _, part = action.resource.partition("/")
-    asked = {
+    attributes = {
         "namespace": action.namespace,
         "verb": action.verb,
         "group": action.group,
@@ -129,7 +129,7 @@ def is_allowed(cluster: ClusterApi, action: ApiAction) -> bool:
     review: Document = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
+        "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
     }
     return mapping(cluster.create(ACCESS_REVIEWS, review), "status").get("allowed") is True
 

@@ -127,8 +127,8 @@ def delete_and_wait(
     """Deletes an object after what it owns; returns whether it was gone in `seconds`."""
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
-    while (found := cluster.find(resource, name)) is not None:
-        if text(mapping(found, "metadata"), "uid") != uid:
+    while (left := cluster.find(resource, name)) is not None:
+        if text(mapping(left, "metadata"), "uid") != uid:
             return True
         if cluster.clock() >= deadline:
             return False
@@ -143,11 +143,11 @@ def jobs_of_run(
 
     With the id of a pipeline's run, which may train others, its jobs of the workload count, too.
     """
-    found: list[Document] = []
+    jobs: list[Document] = []
     # The cluster may not know the kind.
     with Suppressed("missing"):
-        found, _ = cluster.list(resource, query=_OURS)
-    for job in found:
+        jobs, _ = cluster.list(resource, query=_OURS)
+    for job in jobs:
         is_workloads = bool(workload) and _annotation(job, WORKLOAD_NAME_ANNOTATION) == workload
         if (is_workloads and _is_step_of(job, run_id)) or _annotation(job, RUN_ANNOTATION) == run:
             yield job
@@ -158,14 +158,14 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
     deleted, refusals = [], []
     for resource in (JOBSETS, TRAINJOBS):
         try:
-            found, _ = cluster.list(resource, query=_OURS)
+            jobs, _ = cluster.list(resource, query=_OURS)
         except ServiceError as err:
             # A cluster need not have both, nor a Role rights on both.
             if err.kind not in ("missing", "denied"):
                 raise
             refusals.append(err)
             continue
-        for job in found:
+        for job in jobs:
             state, name = job_state(job), name_of(job)
             is_its = _is_step_of(job, run_id) or is_run_of(_annotation(job, RUN_ANNOTATION), run_id)
             if is_its and not (state.has_ended or state.is_deleted):

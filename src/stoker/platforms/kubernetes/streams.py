@@ -86,10 +86,10 @@ class LogPosition:
 
 def split_time(line: str) -> tuple[datetime | None, str]:
     """Returns a line's time (UTC, whole seconds; None if it has none) and text."""
-    if found := _TIME.match(line):
+    if match := _TIME.match(line):
         with contextlib.suppress(ValueError):
-            when = datetime.fromisoformat(found[1] + found[2]).astimezone(UTC)
-            return when, line[found.end() :]
+            when = datetime.fromisoformat(match[1] + match[2]).astimezone(UTC)
+            return when, line[match.end() :]
     return None, line
 
 

@@ -71,26 +71,26 @@ def note_submitted(request: KubernetesRequest, *, uid: str, namespace: str) -> N
 
 def note_ended(run_dir: Path, *, uid: str) -> None:
     """Adds that the job has ended, if it is the last one."""
-    found = _submitted(run_dir)
-    if text(found, "uid") == uid and "ended" not in found:
-        _note(run_dir, {**found, "ended": now_utc()})
+    note = _submitted(run_dir)
+    if text(note, "uid") == uid and "ended" not in note:
+        _note(run_dir, {**note, "ended": now_utc()})
 
 
 def has_submitted(run_dir: Path) -> bool:
     """Whether a job was submitted from this folder whose end was not seen."""
-    found = _submitted(run_dir)
-    return bool(found) and "ended" not in found
+    note = _submitted(run_dir)
+    return bool(note) and "ended" not in note
 
 
 def vanished(cluster: ClusterApi, request: KubernetesRequest) -> str:
     """Returns words on a job of the run's folder that is gone without an end; empty: none is."""
-    found = _submitted(request.job.run_dir)
-    is_left = bool(found) and "ended" not in found and found.get("namespace") == cluster.namespace
-    name = text(found, "job")
+    note = _submitted(request.job.run_dir)
+    is_left = bool(note) and "ended" not in note and note.get("namespace") == cluster.namespace
+    name = text(note, "job")
     if not is_left or cluster.find(resource_of(request.main), name) is not None:
         return ""
     return (
-        f"{text(found, 'kind')} {name} was submitted at {text(found, 'when')} and is gone: it may "
+        f"{text(note, 'kind')} {name} was submitted at {text(note, 'when')} and is gone: it may "
         "have trained to its end, and its record is lost"
     )
 
@@ -116,9 +116,9 @@ def provide_runtime(
     assert wanted is not None
     name, digest = name_of(wanted), _digest(wanted)
     if not request.runtime_is_ours:
-        found = cluster.find(RUNTIMES, name)
-        if _digest(found) != digest:
-            what = "is for another plan or workload" if found else "does not exist"
+        runtime = cluster.find(RUNTIMES, name)
+        if _digest(runtime) != digest:
+            what = "is for another plan or workload" if runtime else "does not exist"
             raise PlatformError(
                 f"TrainingRuntime {name} {what}",
                 where=f"namespace {cluster.namespace}, key kubernetes.runtime",
@@ -131,14 +131,14 @@ def provide_runtime(
         with Suppressed("taken"):
             cluster.create(RUNTIMES, owned(wanted, owners))
             return True
-        found = cluster.find(RUNTIMES, name)
-        if found is None:
+        runtime = cluster.find(RUNTIMES, name)
+        if runtime is None:
             continue
-        if not job_state(found).is_deleted:
-            if _digest(found) == digest:
+        if not job_state(runtime).is_deleted:
+            if _digest(runtime) == digest:
                 return False
             # Without a TrainJob it is an earlier attempt's.
-            if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
+            if any(text(owner, "kind") == "TrainJob" for owner in owners_of(runtime)):
                 _refuse_runtime(name, cluster.namespace)
             log.event(EventName.RUNTIME_REPLACED, runtime=name)
             cluster.delete(RUNTIMES, name)
@@ -154,14 +154,14 @@ def keep_runtime(
 
     Until that exists, `owners` own the runtime.
     """
-    while (found := cluster.find(RUNTIMES, name)) is not None:
-        known = owners_of(found)
-        kept = [owner for owner in known if text(owner, "uid") != job_uid]
+    while (runtime := cluster.find(RUNTIMES, name)) is not None:
+        owners_now = owners_of(runtime)
+        kept = [owner for owner in owners_now if text(owner, "uid") != job_uid]
         if not any(text(owner, "kind") == "TrainJob" for owner in kept):
             kept = _joined(kept, owners)
-        if kept == known:
+        if kept == owners_now:
             return
-        version = text(mapping(found, "metadata"), "resourceVersion")
+        version = text(mapping(runtime, "metadata"), "resourceVersion")
         described: Document = {"ownerReferences": kept, "resourceVersion": version}
         try:
             cluster.patch(RUNTIMES, name, {"metadata": described})
@@ -173,8 +173,8 @@ def keep_runtime(
 
 
 def _joined(owners: list[Document], others: Sequence[Document]) -> list[Document]:
-    known = {text(owner, "uid") for owner in owners}
-    return [*owners, *(other for other in others if text(other, "uid") not in known)]
+    uids = {text(owner, "uid") for owner in owners}
+    return [*owners, *(other for other in others if text(other, "uid") not in uids)]
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
@@ -209,15 +209,15 @@ def adopt(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
     """Adopts the job of an earlier attempt, in any state; raises PlatformError if it is gone."""
-    found = cluster.find(resource_of(request.main), request.name)
-    if found is None:
+    job = cluster.find(resource_of(request.main), request.name)
+    if job is None:
         raise PlatformError(
             f"the job {request.name} is gone", where=_place(request, cluster.namespace)
         )
-    _check_is_ours(found, request, namespace=cluster.namespace)
+    _check_is_ours(job, request, namespace=cluster.namespace)
     log.event(EventName.JOB_RESUMED, job=request.name, namespace=cluster.namespace)
     _guard_follower(cluster, request, follower, log=log)
-    return _started(cluster, request, found, follower, is_adopted=True, log=log)
+    return _started(cluster, request, job, follower, is_adopted=True, log=log)
 
 
 def start(
@@ -300,10 +300,10 @@ def is_going_on(
     cluster: ClusterApi, request: KubernetesRequest, *, or_failed: bool = False
 ) -> bool:
     """Whether a job of this request runs, waits, or has succeeded (or failed, if `or_failed`)."""
-    found = cluster.find(resource_of(request.main), request.name)
-    if found is None or _digest(found) != request.request_sha256:
+    job = cluster.find(resource_of(request.main), request.name)
+    if job is None or _digest(job) != request.request_sha256:
         return False
-    state = job_state(found)
+    state = job_state(job)
     return (or_failed or state.phase != "failed") and not state.is_deleted
 
 
@@ -325,15 +325,15 @@ def _create_or_adopt(
             job = cluster.create(resource, owned(_annotated(request, run_id), owners))
             log.event(EventName.JOB_CREATED, job=request.name, namespace=cluster.namespace)
             return job
-        found = cluster.find(resource, request.name)
-        if found is None:  # deleted between the two calls
+        existing = cluster.find(resource, request.name)
+        if existing is None:  # deleted between the two calls
             continue
-        state = job_state(found)
-        _check_is_ours(found, request, namespace=cluster.namespace)
+        state = job_state(existing)
+        _check_is_ours(existing, request, namespace=cluster.namespace)
         if state.phase != "failed" and not state.is_deleted:
             attempt.is_adopted = True
-            _adopt(cluster, found, state, owners, log)
-            return found
+            _adopt(cluster, existing, state, owners, log)
+            return existing
         if request.runtime is not None and request.runtime_is_ours:
             keep_runtime(cluster, name_of(request.runtime), owners, job_uid=state.uid)
             attempt.runtime_is_made = True
@@ -378,9 +378,9 @@ def _adopt(
 ) -> None:
     name = name_of(found)
     log.event(EventName.JOB_RESUMED, job=name, namespace=cluster.namespace, phase=state.phase)
-    known = owners_of(found)
-    all_owners = _joined(known, owners)
-    if all_owners == known or state.has_ended:
+    present_owners = owners_of(found)
+    all_owners = _joined(present_owners, owners)
+    if all_owners == present_owners or state.has_ended:
         return
     # With an earlier attempt's owner: the job goes with the last of them.
     references: Document = {"metadata": {"ownerReferences": all_owners}}
@@ -467,9 +467,9 @@ def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt,
     try:
         if attempt.has_asked:
             resource = resource_of(request.main)
-            found = cluster.find(resource, request.name)
-            is_ours = _digest(found) == request.request_sha256
-            if found and is_ours and not (state := job_state(found)).has_ended:
+            job = cluster.find(resource, request.name)
+            is_ours = _digest(job) == request.request_sha256
+            if job and is_ours and not (state := job_state(job)).has_ended:
                 cluster.delete(resource, request.name, uid=state.uid)
                 log.event(EventName.JOB_DELETED, job=request.name)
         if attempt.runtime_is_made and request.runtime:

@@ -144,9 +144,9 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
 
 def exceeds(message: str, *, times: int) -> bool:
     """Returns whether a quota's whole limit is below `times` the request that it refused."""
-    found = _QUOTA.search(message)
+    match = _QUOTA.search(message)
     requested, limited = (
-        dict(part.partition("=")[::2] for part in (found[key].split(",") if found else ()))
+        dict(part.partition("=")[::2] for part in (match[key].split(",") if match else ()))
         for key in ("requested", "limited")
     )
     try:
@@ -176,8 +176,8 @@ def short_of(message: str) -> list[str]:
 
 def has_no_group(message: str) -> bool:
     """Returns whether the autoscaler says of all its groups that their nodes never fit the pod."""
-    said = message.partition("scale-up")[2].strip(" :().")
-    return bool(said) and not _UNFIT.sub("", said).strip(", ")
+    reason = message.partition("scale-up")[2].strip(" :().")
+    return bool(reason) and not _UNFIT.sub("", reason).strip(", ")
 
 
 def _unschedulable_troubles(
@@ -188,15 +188,15 @@ def _unschedulable_troubles(
     if not without:
         return
     # The second half explains why preemption does not help, node by node.
-    said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
+    reason = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
     # Several plugins report the same: `persistentvolumeclaim "a" not found. not found`.
-    said = _TWICE.sub(r"\1", said).rstrip(".; ")
-    if lacks_claim(said):
+    reason = _TWICE.sub(r"\1", reason).rstrip(".; ")
+    if lacks_claim(reason):
         fix = "make the claim that channels, volumes or kubernetes.output name, or see why it is "
         fix += "not bound: kubectl describe pvc"
-        yield _waiting("claim", without, group, f"a claim of volumes: {said}", fix, CLAIM_SECONDS)
+        yield _waiting("claim", without, group, f"a claim of volumes: {reason}", fix, CLAIM_SECONDS)
         return
-    missing = short_of(said)
+    missing = short_of(reason)
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
@@ -206,7 +206,7 @@ def _unschedulable_troubles(
     if job.next_best:
         fix += f"{'; ' if fix else ''}the next best plan: {job.next_best}"
     # The scheduler's words where no node has the labels that are asked for.
-    if not missing and "didn't match" in said:
+    if not missing and "didn't match" in reason:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
         fix = f"is there a node with {labels}? kubernetes.pools.{pool}.pod has its nodeSelector"
@@ -216,7 +216,7 @@ def _unschedulable_troubles(
     yield Trouble(
         key=f"{'unfit' if why else 'unschedulable'} {group.group.name}",
         group=group.group.name,
-        what=f"{words}: {'; '.join(filter(None, (said, why)))}",
+        what=f"{words}: {'; '.join(filter(None, (reason, why)))}",
         hosts=len(without),
         fix=fix,
         fix_after=fix_after,
@@ -233,11 +233,11 @@ def _container_troubles(pods: Sequence[PodState], group: PodGroup, image: str) -
         ("image", f"the image {group.settings.image or image}", image_seconds, image_fix),
         ("container", "their containers", dict.fromkeys(_CONTAINER, CONTAINER_SECONDS), fix),
     ):
-        found = [pod for pod in pods if pod.waits_for in seconds]
-        if found:
-            why = f"({found[0].waits_for}): {found[0].waits_because or 'no reason is given'}"
-            wait = seconds[found[0].waits_for]
-            yield _waiting(kind, found, group, f"{what} {why}", advice, wait)
+        waiting = [pod for pod in pods if pod.waits_for in seconds]
+        if waiting:
+            why = f"({waiting[0].waits_for}): {waiting[0].waits_because or 'no reason is given'}"
+            wait = seconds[waiting[0].waits_for]
+            yield _waiting(kind, waiting, group, f"{what} {why}", advice, wait)
 
 
 def _waiting(
@@ -255,18 +255,18 @@ def _waiting(
 
 def _crashes(pods: Sequence[PodState], group: PodGroup, bill: str) -> Iterator[Trouble]:
     """Yields the data hosts that crash at each start: they cost as much as others."""
-    found = [pod for pod in pods if pod.restarts >= CRASHES and not pod.is_running]
-    if not found:
+    crashing = [pod for pod in pods if pod.restarts >= CRASHES and not pod.is_running]
+    if not crashing:
         return
-    most = max(pod.restarts for pod in found)
+    most = max(pod.restarts for pod in crashing)
     name = group.group.name
     yield Trouble(
         key=f"crashes {name}",
         group=name,
-        what=f"{len(found)} of {group.group.count} {name} hosts crash at each start, up to {most} "
-        f"times{bill}: {found[0].waits_for}",
-        hosts=len(found),
-        fix=f"see the last lines of {found[0].host}; the training does not wait for them if it "
+        what=f"{len(crashing)} of {group.group.count} {name} hosts crash at each start, up to "
+        f"{most} times{bill}: {crashing[0].waits_for}",
+        hosts=len(crashing),
+        fix=f"see the last lines of {crashing[0].host}; the training does not wait for them if it "
         "loads samples itself",
     )
 
@@ -435,8 +435,8 @@ def _bill(pods: Sequence[PodState], layout: Layout, other: str = "") -> str:
     if not billed:
         return ""
     words = f", and {len(billed)} {other}host{'s are' if len(billed) > 1 else ' is'} billed"
-    known = [layout.job.prices[name] for name in billed if name in layout.job.prices]
-    return words + (f", {usd(sum(known))} an hour" if len(known) == len(billed) else "")
+    prices = [layout.job.prices[name] for name in billed if name in layout.job.prices]
+    return words + (f", {usd(sum(prices))} an hour" if len(prices) == len(billed) else "")
 
 
 def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:

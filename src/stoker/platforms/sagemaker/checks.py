@@ -171,14 +171,14 @@ def _check_channel(name: str, channel: Channel) -> None:
 
 def file_system(uri: str) -> dict[str, Json] | None:
     """Returns a read-only FileSystemDataSource for an efs:// or fsx:// address, else None."""
-    found = _FILE_SYSTEM.fullmatch(uri)
-    if not found:
+    match = _FILE_SYSTEM.fullmatch(uri)
+    if not match:
         return None
     return {
-        "FileSystemId": found.group(2),
+        "FileSystemId": match.group(2),
         "FileSystemAccessMode": "ro",
-        "FileSystemType": "EFS" if found.group(1) == "efs" else "FSxLustre",
-        "DirectoryPath": found.group(3),
+        "FileSystemType": "EFS" if match.group(1) == "efs" else "FSxLustre",
+        "DirectoryPath": match.group(3),
     }
 
 
@@ -257,32 +257,32 @@ def key_of(path: RequestPath, body: Body) -> str:
 
 def notes(body: Body) -> list[str]:
     """Returns conditions that cannot be checked in advance, as sentences for `--dry-run`."""
-    found = []
+    lines = []
     if body.get("VpcConfig"):
-        found.append("the security groups must let the hosts reach each other by any TCP port")
-        found.append("the subnets need a route to S3, for example a gateway endpoint")
+        lines.append("the security groups must let the hosts reach each other by any TCP port")
+        lines.append("the subnets need a route to S3, for example a gateway endpoint")
         if body.get("EnableInterContainerTrafficEncryption"):
-            found += ["for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"]
+            lines += ["for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"]
     if body.get("EnableNetworkIsolation"):
-        found.append("the containers reach only each other: all data comes through channels")
+        lines.append("the containers reach only each other: all data comes through channels")
     for name, channel in channels_of(body):
         if s3_source(channel).get("S3DataDistributionType") == "ShardedByS3Key":
-            found.append(
+            lines.append(
                 f"channel {name}: each host gets only a part of the objects; a sampler must not "
                 "choose samples of other hosts"
             )
         if mode_of(body, channel) == "Pipe":
-            found.append(f"channel {name}: only one process can read a pipe, once per epoch")
-    known = _known_types()
+            lines.append(f"channel {name}: only one process can read a pipe, once per epoch")
+    types = _known_types()
     for _, name in instance_types(body):
-        if name not in known:
-            found.append(
+        if name not in types:
+            lines.append(
                 f"the installed botocore knows no training type {name}: perhaps it is newer "
-                f"(pip install -U botocore); {nearest(name, known)}"
+                f"(pip install -U botocore); {nearest(name, types)}"
             )
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
-        found.append("without sagemaker.checkpoint_uri an interrupted job starts from scratch")
-    return found
+        lines.append("without sagemaker.checkpoint_uri an interrupted job starts from scratch")
+    return lines
 
 
 def _group_rules(body: Body) -> Iterator[UsageError]:
@@ -360,12 +360,12 @@ def _may_be_newer(name: str, known: Sequence[str]) -> bool:
 
 
 def _type_rules(body: Body) -> Iterator[UsageError]:
-    known = _known_types()
+    types = _known_types()
     for where, name in instance_types(body):
-        if name in known or _may_be_newer(name, known):
+        if name in types or _may_be_newer(name, types):
             continue
         what = f"SageMaker has no instance type {name}"
-        fix = nearest(name, known)
+        fix = nearest(name, types)
         # In SageMaker's SDK, `local` and `local_gpu` are the types of local mode.
         if bare_type(name).startswith("local"):
             what = f"{name} is a type of local mode, not of training jobs"

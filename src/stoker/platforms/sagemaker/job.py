@@ -145,19 +145,19 @@ def _copy_model(
     Returns:
         The copy's address; None: there is none.
     """
-    known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
+    asked_uri = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
-        aws.repeated(lambda: aws.copy_object(uri, known))
+        aws.repeated(lambda: aws.copy_object(uri, asked_uri))
     except ServiceError as err:
-        log.event(EventName.MODEL_COPY_FAILED, object=known, why=err.what)
+        log.event(EventName.MODEL_COPY_FAILED, object=asked_uri, why=err.what)
         # A script may save no model.
         if is_step and err.kind != "missing":
             what = f"the model {uri} could not be copied to where it is registered: {err.what}"
-            fix = f"aws s3 cp {uri} {known}, or the same command with --name {asked_name}"
-            raise PlatformError(what, where=known, fix=fix) from err
+            fix = f"aws s3 cp {uri} {asked_uri}, or the same command with --name {asked_name}"
+            raise PlatformError(what, where=asked_uri, fix=fix) from err
         return None
-    log.event(EventName.MODEL_COPIED, object=known)
-    return known
+    log.event(EventName.MODEL_COPIED, object=asked_uri)
+    return asked_uri
 
 
 def _verdict(

@@ -49,10 +49,10 @@ def tags_of(facts: Mapping[str, str]) -> list[Json]:
 def kept_lineage(aws: Aws, arn: str) -> Lineage:
     """Returns a job's ARN and the facts in its tags, which this account may not be able to read."""
 
-    asked = {"items": "Tags", "ResourceArn": arn}
+    parameters = {"items": "Tags", "ResourceArn": arn}
     tags = []
     with contextlib.suppress(StokerError):
-        tags = aws.repeated(lambda: list(aws.pages("sagemaker", "ListTags", **asked)))
+        tags = aws.repeated(lambda: list(aws.pages("sagemaker", "ListTags", **parameters)))
     pairs = {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}
     return lineage_in(pairs, job_id=arn)
 
@@ -82,17 +82,17 @@ def is_in_ecr(image: str) -> bool:
 def image_digest(aws: Aws, image: str) -> str:
     """Returns the digest of an image, as its name or ECR has it; empty: not known."""
     name, _, digest = image.partition("@")
-    found = _ECR.fullmatch(name)
-    if digest or not found:
+    match = _ECR.fullmatch(name)
+    if digest or not match:
         return digest
     try:
         (described,) = aws.pages(
             "ecr",
             "DescribeImages",
             items="imageDetails",
-            registryId=found["account"],
-            repositoryName=found["repository"],
-            imageIds=[{"imageTag": found["tag"] or "latest"}],
+            registryId=match["account"],
+            repositoryName=match["repository"],
+            imageIds=[{"imageTag": match["tag"] or "latest"}],
         )
     except (StokerError, ValueError):
         return ""

@@ -76,8 +76,8 @@ def read_utilisation(
     # A training run may be shorter than one point.
     times = {"StartTime": begin, "EndTime": max(end, begin + timedelta(seconds=period))}
     for first in range(0, len(hosts), most):
-        asked = metric_queries(job_name, hosts[first : first + most], period_seconds=period)
-        call = {"MetricDataQueries": asked, **times}
+        queries = metric_queries(job_name, hosts[first : first + most], period_seconds=period)
+        call = {"MetricDataQueries": queries, **times}
         results += aws.pages("cloudwatch", "GetMetricData", items="MetricDataResults", **call)
     return loads_in(results, roster=roster, types=types, sizes=sizes)
 
@@ -138,11 +138,11 @@ def loads_in(
 
 def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple[GroupLoad, ...]:
     """Returns the mean of each group's hosts, in the order of `types`."""
-    found = []
+    loads_of_groups = []
     for group, kind in types.items():
         hosts = [load for load in loads if load.group == group]
         if hosts:
-            found.append(
+            loads_of_groups.append(
                 GroupLoad(
                     group=group,
                     instance_type=kind,
@@ -152,7 +152,7 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
                     memory=_mean([load.memory for load in hosts]),
                 )
             )
-    return tuple(found)
+    return tuple(loads_of_groups)
 
 
 def utilisation_words(groups: Sequence[GroupLoad]) -> str:
@@ -185,9 +185,9 @@ def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    if known:
-        return sum(known) / len(known)
+    numbers = [value for value in values if value is not None]
+    if numbers:
+        return sum(numbers) / len(numbers)
     return None
 
 

@@ -65,10 +65,12 @@ class JobLogs:
         is_complete = len(hosts) >= self._num_hosts
         if is_complete and self._found_at is not None and now < self._found_at + FIND_SECONDS:
             return
-        asked = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
+        parameters = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
         # An account's first job creates the log group, a host's first line the stream.
         with Suppressed("missing"):
-            for item in self._aws.pages("logs", "DescribeLogStreams", items="logStreams", **asked):
+            for item in self._aws.pages(
+                "logs", "DescribeLogStreams", items="logStreams", **parameters
+            ):
                 name = item.get("logStreamName")
                 if isinstance(name, str) and name not in self._streams:
                     self._streams[name] = _Stream(self._aws, name)
@@ -79,8 +81,8 @@ class _Stream:
     """Reader of one log stream."""
 
     def __init__(self, aws: Aws, name: str) -> None:
-        found = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)
-        self.host = found.group(1) if found else name.rpartition("/")[2]
+        match = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)
+        self.host = match.group(1) if match else name.rpartition("/")[2]
         self.is_behind = False
         self._aws = aws
         self._name = name
@@ -102,20 +104,20 @@ class _Stream:
         self.is_behind = True
 
     def _page(self) -> tuple[list[Document], str | None]:
-        asked: dict[str, object] = {"nextToken": self._token} if self._token else {}
-        known = 0
+        parameters: dict[str, object] = {"nextToken": self._token} if self._token else {}
+        num_read = 0
         try:
-            answer = self._get(**asked)
+            answer = self._get(**parameters)
         except ServiceError as err:
             if err.kind == "missing":
                 return [], None
             if not self._token or not err.code.startswith("InvalidParameter"):
                 raise
             # Tokens expire after a day. The start is inclusive: known events are skipped below.
-            self._token, known = None, self._num_at_last
+            self._token, num_read = None, self._num_at_last
             answer = self._get(startTime=self._last_millis)
         token = answer.get("nextForwardToken")
-        return mappings(answer, "events")[known:], token if isinstance(token, str) else None
+        return mappings(answer, "events")[num_read:], token if isinstance(token, str) else None
 
     def _get(self, **asked: object) -> Document:
         return self._aws.call(

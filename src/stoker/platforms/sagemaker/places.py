@@ -173,24 +173,24 @@ def _own(settings: SageMakerSettings, named: list[NamedPlace]) -> NamedPlace:
 
 
 def _check_bucket_name(key: str, address: str) -> None:
-    found = _BUCKET.match(address)
+    match = _BUCKET.match(address)
     # An access point stands where a bucket does.
-    if found is None or found[1].startswith("arn:") or _BUCKET_NAME.fullmatch(found[1]):
+    if match is None or match[1].startswith("arn:") or _BUCKET_NAME.fullmatch(match[1]):
         return
     raise UsageError(
-        f"{found[1]} is not a valid bucket name",
+        f"{match[1]} is not a valid bucket name",
         where=f"key {key}",
         fix="3 to 63 small letters, digits, dots and dashes",
     )
 
 
 def _check_region(own: NamedPlace) -> None:
-    known = _known_regions()
-    if own.region not in known:
+    regions = _known_regions()
+    if own.region not in regions:
         raise UsageError(
             f"SageMaker has no region {own.region}",
             where=f"key {own.key}",
-            fix=f"{nearest(own.region, known)}; a newer one: pip install -U botocore",
+            fix=f"{nearest(own.region, regions)}; a newer one: pip install -U botocore",
         )
     partition = next(
         (name for start, name in _PARTITIONS.items() if own.region.startswith(f"{start}-")), "aws"
@@ -208,10 +208,10 @@ def _known_regions() -> tuple[str, ...]:
     import botocore.session
 
     session = botocore.session.get_session()
-    known: list[str] = []
+    regions: list[str] = []
     for partition in session.get_available_partitions():
-        known += session.get_available_regions("sagemaker", partition_name=partition)
-    return tuple(known)
+        regions += session.get_available_regions("sagemaker", partition_name=partition)
+    return tuple(regions)
 
 
 def _check_account(place: NamedPlace, own: NamedPlace, settings: SageMakerSettings) -> None:

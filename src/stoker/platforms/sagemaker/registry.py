@@ -27,8 +27,8 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
     if not models:
         return None
     name = text(models[0], "ModelPackageArn")
-    found = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
-    uri = text(mapping(found, "ModelMetrics", "ModelQuality", "Statistics"), "S3Uri")
+    package = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
+    uri = text(mapping(package, "ModelMetrics", "ModelQuality", "Statistics"), "S3Uri")
     if not uri:
         what = f"the approved model {name} has no metrics to compare with"
         fix = "approve a model that stoker's pipeline registered, or write numbers into the gate"
@@ -47,8 +47,8 @@ def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
     """Tags a group of models, and creates it if needed; its models inherit the tags."""
     listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
     named = {"ModelPackageGroupName": group}
-    if found := aws.find("sagemaker", "DescribeModelPackageGroup", **named):
-        aws.call("sagemaker", "AddTags", ResourceArn=found["ModelPackageGroupArn"], Tags=listed)
+    if existing := aws.find("sagemaker", "DescribeModelPackageGroup", **named):
+        aws.call("sagemaker", "AddTags", ResourceArn=existing["ModelPackageGroupArn"], Tags=listed)
     else:
         aws.call("sagemaker", "CreateModelPackageGroup", **named, Tags=listed)
 
@@ -124,11 +124,13 @@ def keep_registered(aws: Aws, group: str, *, below: str, now: datetime | None = 
 
 
 def _registered_models(aws: Aws, group: str, *, since: datetime) -> Iterator[str]:
-    asked = {"items": "ModelPackageSummaryList", "ModelPackageGroupName": group}
-    for package in aws.pages("sagemaker", "ListModelPackages", **asked, CreationTimeAfter=since):
+    parameters = {"items": "ModelPackageSummaryList", "ModelPackageGroupName": group}
+    for package in aws.pages(
+        "sagemaker", "ListModelPackages", **parameters, CreationTimeAfter=since
+    ):
         arn = package["ModelPackageArn"]
-        found = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=arn)
-        for container in mappings(found, "InferenceSpecification", "Containers"):
+        described = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=arn)
+        for container in mappings(described, "InferenceSpecification", "Containers"):
             uri = text(container, "ModelDataUrl")
             if uri.startswith("s3://"):
                 yield uri

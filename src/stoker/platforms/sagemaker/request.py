@@ -143,7 +143,7 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
 
 def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
     """Returns the Environment of `job`: STOKER_* and the user's own."""
-    told = run_environment(job)
+    environment = run_environment(job)
     code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
     # The service allows 100 variables: roles are left out if the launcher finds them by the names,
     # and so is the run's id, which is the job's name.
@@ -152,24 +152,24 @@ def environment_of(job: JobSpec, *, code_uri: str | None) -> dict[str, Json]:
     settings = job.platform_settings.sagemaker
     is_queued = settings is not None and settings.queue is not None
     ours = replace(
-        told,
+        environment,
         # Batch names the training job.
-        run_id=job.name if is_queued else told.run_id,
+        run_id=job.name if is_queued else environment.run_id,
         requirements=settings.requirements if settings and code else "auto",
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
         code_file=code,
-        profile_file=Path(PROFILE_FOLDER, "profile.json") if told.profile else None,
+        profile_file=Path(PROFILE_FOLDER, "profile.json") if environment.profile else None,
         tensorboard=Path(_HOME, TENSORBOARD) if job.tracking.tensorboard else None,
-        roles={} if are_known else told.roles,
+        roles={} if are_known else environment.roles,
     ).to_environ()
     return {**_managed_mlflow(job), **job.environment, **fetch_variables(job.secrets), **ours}
 
 
 def _managed_mlflow(job: JobSpec) -> dict[str, str]:
     """Returns the variables with which `mlflow.log_metric` finds the managed MLflow."""
-    told = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
+    variables = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
     is_used = job.tracking.is_managed and not job.settings.profile
-    return {name: value for name, value in told.items() if value and is_used}
+    return {name: value for name, value in variables.items() if value and is_used}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,14 +340,14 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
 
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
-    told = job.tracking
+    tracking = job.tracking
     is_profile = job.settings.profile is not None
     if is_profile:
         # Not the training's checkpoints, which a profile must not touch.
         checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
     managed: dict[str, Json] = {
-        "MlflowResourceArn": told.mlflow,
-        "MlflowExperimentName": told.experiment,
+        "MlflowResourceArn": tracking.mlflow,
+        "MlflowExperimentName": tracking.experiment,
         # Shared by all attempts of the run.
         "MlflowRunName": job.run_name,
     }
@@ -356,7 +356,9 @@ def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict
         {
             "HyperParameters": encoded(job.hyperparameters) or None,
             "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
-            "MlflowConfig": without_none(managed) if told.is_managed and not is_profile else None,
-            "TensorBoardOutputConfig": board if told.tensorboard and not is_profile else None,
+            "MlflowConfig": without_none(managed)
+            if tracking.is_managed and not is_profile
+            else None,
+            "TensorBoardOutputConfig": board if tracking.tensorboard and not is_profile else None,
         }
     )

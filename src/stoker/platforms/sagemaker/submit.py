@@ -137,9 +137,9 @@ class TrainingJobState:
         """The training command's exit code, if the reason contains it."""
         if self.status == "Completed":
             return 0
-        found = _EXIT_CODE.search(self.reason)
-        if found:
-            return int(found.group(1))
+        match = _EXIT_CODE.search(self.reason)
+        if match:
+            return int(match.group(1))
         return None
 
     @property
@@ -216,13 +216,13 @@ def no_quota(
     message: str, groups: Sequence[Group], *, where: str, next_best: str
 ) -> NoCapacityError:
     """Returns the error for a job above the account's quota."""
-    found = _QUOTA.search(message)
-    limit = f"the quota '{found['quota']}' is {found['limit']}" if found else "a quota is too small"
+    match = _QUOTA.search(message)
+    limit = f"the quota '{match['quota']}' is {match['limit']}" if match else "a quota is too small"
     what = f"{limit}, asked for: {_asked(message, groups)}: {message}"
     fix = "raise it in Service Quotas (SageMaker, training job usage)"
     error = _lacking(what, message, where, fix, next_best)
     # Other jobs use up the rest of a quota, and end; a request above all of it never fits.
-    error.may_pass = found is None or 0 < float(found["limit"]) >= float(found["asked"] or 0)
+    error.may_pass = match is None or 0 < float(match["limit"]) >= float(match["asked"] or 0)
     return error
 
 
@@ -286,13 +286,13 @@ def start(
     num_taken = 0
     for candidate in named_requests(request, rename):
         name = candidate.job.name
-        found = find_job(aws, name)
-        if found is None:
+        job = find_job(aws, name)
+        if job is None:
             if _create(aws, candidate, packed=packed, log=log):
                 return candidate
-            found = await_found(aws, name)
-        state = job_state(found)
-        is_ours = _is_ours(aws, found, candidate, packed=packed)
+            job = await_found(aws, name)
+        state = job_state(job)
+        is_ours = _is_ours(aws, job, candidate, packed=packed)
         if is_ours and state.status in _USABLE:
             log.event(EventName.JOB_RESUMED, job=name, status=state.status, url=state.url)
             return candidate
@@ -302,7 +302,7 @@ def start(
             raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event(EventName.JOB_NAME_CONFLICT, job=name, why=why)
-        _forget_token(aws, found, candidate, log=log)
+        _forget_token(aws, job, candidate, log=log)
         num_taken += not lacks_capacity(state.reason)
         if num_taken == MAX_NAMES:
             break
@@ -327,11 +327,11 @@ def find_own(
     """Returns the name of this request's job if it runs or has completed, else None."""
     packed = packed_code(request)
     for candidate in named_requests(request, rename):
-        found = find_job(aws, candidate.job.name)
-        if found is None:
+        job = find_job(aws, candidate.job.name)
+        if job is None:
             return None
-        is_usable = job_state(found).status in _USABLE
-        if is_usable and _is_ours(aws, found, candidate, packed=packed):
+        is_usable = job_state(job).status in _USABLE
+        if is_usable and _is_ours(aws, job, candidate, packed=packed):
             return candidate.job.name
     return None
 
@@ -359,7 +359,7 @@ def find_job(aws: Aws, name: str) -> Document | None:
 def await_found(aws: Aws, name: str) -> Document:
     """Returns a new job as described; raises PlatformError after EVENTUAL_SECONDS."""
     deadline = aws.clock() + EVENTUAL_SECONDS
-    while (found := find_job(aws, name)) is None:
+    while (job := find_job(aws, name)) is None:
         if aws.clock() >= deadline:
             what = (
                 f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s"
@@ -367,7 +367,7 @@ def await_found(aws: Aws, name: str) -> Document:
             where = f"job {name}, sagemaker:DescribeTrainingJob"
             raise PlatformError(what, where=where, fix="check region and account")
         aws.sleep(POLL_SECONDS)
-    return found
+    return job
 
 
 def is_cancelled(aws: Aws) -> bool:
@@ -399,8 +399,8 @@ def stop_job(aws: Aws, name: str) -> None:
         if err.kind in ("denied", "stale", "away"):
             raise
         # The job may have ended by now.
-        found = find_job(aws, name)
-        if found is not None and job_state(found).status not in (*FINAL, "Stopping"):
+        job = find_job(aws, name)
+        if job is not None and job_state(job).status not in (*FINAL, "Stopping"):
             raise
 
 
@@ -515,8 +515,8 @@ def _tag_of(aws: Aws, arn: str) -> str | None:
 
 
 def _tag(tags: Json) -> str | None:
-    found = (str(tag.get("Value")) for tag in mappings(tags) if tag.get("Key") == REQUEST_TAG)
-    return next(found, None)
+    values = (str(tag.get("Value")) for tag in mappings(tags) if tag.get("Key") == REQUEST_TAG)
+    return next(values, None)
 
 
 def has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
