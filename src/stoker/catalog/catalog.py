@@ -231,11 +231,11 @@ class Catalog:
         for spelling in (name, bare_type(name), f"ml.{name}"):
             if spelling in self._by_type:
                 return self._by_type[spelling]
-        if self._make and (made := self._make(name)):
-            return made
-        known = tuple(self._by_type)
+        if self._make and (instance := self._make(name)):
+            return instance
+        names = tuple(self._by_type)
         # Both spellings: without its prefix a short name is too far from SageMaker's names.
-        close = close_match(f"ml.{name.removeprefix('ml.')}", known) or close_match(name, known)
+        close = close_match(f"ml.{name.removeprefix('ml.')}", names) or close_match(name, names)
         fix = f"did you mean {close}?" if close else "See: stoker catalog."
         raise UsageError(
             f"the catalog of platform {self.platform} has no instance type {name!r}",
@@ -271,13 +271,13 @@ class Catalog:
 
     def estimates(self, groups: Iterable[Group]) -> dict[str, str]:
         """Returns how the prices of these hosts were estimated, by type; {}: none was."""
-        found: dict[str, str] = {}
+        estimates: dict[str, str] = {}
         for group in groups:
             with contextlib.suppress(UsageError):
                 instance = self.get(group.instance_type)
                 if instance.usd_per_hour is not None and instance.estimate:
-                    found[instance.type] = instance.estimate
-        return found
+                    estimates[instance.type] = instance.estimate
+        return estimates
 
     def table(self) -> str:
         """Returns all types as text, at most 88 columns wide."""
@@ -325,11 +325,11 @@ class Catalog:
 
     def prices(self, used: Iterable[Instance], *, today: date) -> Prices:
         """Returns where the prices of these types come from, with the oldest date."""
-        known = [instance for instance in used if instance.usd_per_hour is not None]
-        dates = [instance.priced_on for instance in known]
+        priced = [instance for instance in used if instance.usd_per_hour is not None]
+        dates = [instance.priced_on for instance in priced]
         oldest = min((d for d in dates if d is not None), default=None)
         return Prices(
-            estimated={i.type: i.estimate for i in known if i.estimate} or None,
+            estimated={i.type: i.estimate for i in priced if i.estimate} or None,
             hosts_region=self.hosts_region,
             # With one price without a date, the date of all is unknown.
             date=oldest.isoformat() if oldest is not None and None not in dates else None,
@@ -688,10 +688,10 @@ def local_instance(instance_type: str) -> Instance | None:
 
 def _local(platform: PlatformName, cores: int | None) -> Catalog:
     available = cores if cores is not None else num_cpus()
-    made = (local_instance(f"local.c{number}") for number in range(1, available + 1))
+    instances = (local_instance(f"local.c{number}") for number in range(1, available + 1))
     return Catalog(
         platform=platform,
-        instances=[instance for instance in made if instance is not None],
+        instances=[instance for instance in instances if instance is not None],
         source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ per core and hour, not billed",
         purchase=NOMINAL,
         max_total_vcpus=available,

@@ -69,13 +69,13 @@ def catalog_of(
     table = _table(settings)
     catalog = _with(load_catalog(workload.platform), table)
     catalog = _priced(catalog, workload, prices=prices, region=region)
-    known = {instance.type: instance for instance in catalog.instances}
+    by_type = {instance.type: instance for instance in catalog.instances}
     names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
     names += [_bare(name) for name in settings.pools]
     merged = with_pools(workload).kubernetes or settings
     today = _bare(workload.cluster.dnn.instance_type) if workload.cluster else ""
     pools = {_bare(name): pool for name, pool in settings.pools.items()}
-    listed = (_instance(name, known.get(name), pools.get(name)) for name in dict.fromkeys(names))
+    listed = (_instance(name, by_type.get(name), pools.get(name)) for name in dict.fromkeys(names))
     has_prices = bool(prices or workload.constraints.prices_file)
     # A column of plain prices does not say of which region they are.
     is_plain = table is not None and table.price_column is not None and table.region is None
@@ -86,7 +86,7 @@ def catalog_of(
         region=None if is_plain and not has_prices else catalog.region,
         purchase=catalog.purchase,
         # Not proposed, but today's hosts need a price and a speed to be compared with.
-        make=lambda name: known.get(name) if _bare(name) == today else None,
+        make=lambda name: by_type.get(name) if _bare(name) == today else None,
         added_by="kubernetes.pools_file",
         has_pools=True,
     )
@@ -227,5 +227,5 @@ def _tolerations(row: Row) -> Iterator[Document]:
         key, equals, value = label.partition("=")
         if not key or effect not in _EFFECTS:
             raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
-        asked = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
-        yield {"key": key, **asked, "effect": effect}
+        condition = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+        yield {"key": key, **condition, "effect": effect}

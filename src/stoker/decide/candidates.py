@@ -330,10 +330,10 @@ def _candidate(
     problem: str = "",
 ) -> Candidate:
     """Returns the candidate; `made` is its estimate, with the workers of `most`."""
-    own = None
+    own_storage = None
     if not problem:
         made = made or estimate(site.work, shape)
-        own = estimate(site.own_storage, most or shape) if site.own_storage else None
+        own_storage = estimate(site.own_storage, most or shape) if site.own_storage else None
     dnn = Group(
         name="dnn",
         role="dnn",
@@ -358,7 +358,7 @@ def _candidate(
         groups=(dnn, *data),
         estimate=made,
         problem=problem,
-        own_storage=own,
+        own_storage=own_storage,
     )
 
 

@@ -165,9 +165,9 @@ def _table(decision: Decision) -> list[str]:
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
     lines += _footnotes(decision, rows, heads=heads)
     better = "faster and cheaper" if is_billed else "faster and takes less CPU time"
-    asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
+    note_of_asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     probable = " ~ probable." if decision.probable else ""
-    lines.append(f". no other plan is both {better} (the Pareto front).{asked}{probable}")
+    lines.append(f". no other plan is both {better} (the Pareto front).{note_of_asked}{probable}")
     return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
 
 

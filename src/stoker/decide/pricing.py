@@ -122,23 +122,29 @@ def predicted(
     work: Work, candidate: Candidate, *, today: ClusterShape, rules: Rules
 ) -> Predicted | None:
     """Returns time and cost of a candidate; None where there is no estimate, or a price lacks."""
-    made, price, today_usd = candidate.estimate, usd_per_hour(candidate.shape), usd_per_hour(today)
+    estimated, price, today_usd = (
+        candidate.estimate,
+        usd_per_hour(candidate.shape),
+        usd_per_hour(today),
+    )
     is_billed = rules.ranking.is_billed
-    if made is None or (is_billed and None in (price, today_usd)):
+    if estimated is None or (is_billed and None in (price, today_usd)):
         return None
-    width = band(work, candidate.shape, made)
-    step = made.step_seconds
+    width = band(work, candidate.shape, estimated)
+    step = estimated.step_seconds
     low = step * (1 - width)
-    own = candidate.own_storage
+    with_storage = candidate.own_storage
     own_speedup = None
-    if own is not None and own.step_seconds < _OWN_STORAGE * step:
+    if with_storage is not None and with_storage.step_seconds < _OWN_STORAGE * step:
         own_work = replace(work, storage="per_host")
-        low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
-        own_speedup = work.step_seconds / own.step_seconds
+        low = min(
+            low, with_storage.step_seconds * (1 - band(own_work, candidate.shape, with_storage))
+        )
+        own_speedup = work.step_seconds / with_storage.step_seconds
     times = planned_epochs(work, candidate.shape)
     todays = of_whole_epochs(Bounds.exactly(work.step_seconds), planned_epochs(work, today))
     outcome = _priced(
-        made,
+        estimated,
         shape=candidate.shape,
         step=Bounds(step, low, step * (1 + width)),
         times=times,
@@ -156,8 +162,8 @@ def predicted(
 
 def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
     """Returns today's cluster with its measured step; None where its price lacks."""
-    made, today_usd = kept.estimate, usd_per_hour(kept.shape)
-    if made is None or (rules.ranking.is_billed and today_usd is None):
+    estimated, today_usd = kept.estimate, usd_per_hour(kept.shape)
+    if estimated is None or (rules.ranking.is_billed and today_usd is None):
         return None
     step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
@@ -169,7 +175,7 @@ def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Pre
     times = planned_epochs(work, kept.shape)
     todays = of_whole_epochs(Bounds.exactly(step), times)
     return _priced(
-        made,
+        estimated,
         shape=kept.shape,
         # A spread may begin at 0; the field is a PositiveFloat.
         step=Bounds(step, min(low, step) or step, max(high, step)),
@@ -289,7 +295,7 @@ def plan_of(
     candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int | None
 ) -> Plan:
     """Returns the candidate as a record; global_batch_size: today's."""
-    made = candidate.estimate
+    estimated = candidate.estimate
     replicas = candidate.shape.replicas
     wider = None
     if global_batch_size is not None and replicas != 1 and not candidate.problem:
@@ -300,7 +306,7 @@ def plan_of(
     return Plan(
         action=candidate.action,
         groups=candidate.groups,
-        remote_share=made.remote_share if made else 0.0,
+        remote_share=estimated.remote_share if estimated else 0.0,
         predicted=outcome,
         feasible=not problem,
         reason=reason,
@@ -346,8 +352,8 @@ def with_profiled(profile: Profile, catalog: Catalog) -> Catalog:
         except UsageError:
             if not vcpus or catalog.info.is_this_machine or local_instance(name):
                 raise
-            found = unknown_instance(name, platform=catalog.platform, vcpus=vcpus)
-            catalog = catalog.with_type(found)
+            instance = unknown_instance(name, platform=catalog.platform, vcpus=vcpus)
+            catalog = catalog.with_type(instance)
     return catalog
 
 

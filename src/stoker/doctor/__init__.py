@@ -98,12 +98,12 @@ def vcpus_check() -> Finding:
 
 
 def memory_check() -> Finding:
-    found = psutil.virtual_memory()
+    memory = psutil.virtual_memory()
     limit = machine.limit_bytes()
     # psutil sees the whole machine, of which a container may use its limit.
-    usable = min(found.available, limit or found.available)
-    text = f"{_gib(found.available)} free of {_gib(found.total)}"
-    if limit and limit < found.total:
+    usable = min(memory.available, limit or memory.available)
+    text = f"{_gib(memory.available)} free of {_gib(memory.total)}"
+    if limit and limit < memory.total:
         text += f", limit {_gib(limit)}"
     if usable < MIN_MEMORY_BYTES:
         return Finding("memory", "warn", text, "a larger host or limit")
@@ -147,16 +147,16 @@ def gpu_load_checks(reader: Callable[[], GpuReader], *, has_gpus: bool) -> Itera
     Blocks for some seconds at most, unless the driver hangs.
     """
     try:
-        found = reader()
+        load_reader = reader()
     except GpusUnreadError as err:
         if err.is_news or has_gpus:
             yield Finding("gpu load", "warn", str(err), "profile and report then lack it")
         return
-    with contextlib.closing(found):
-        if found.left_out:
-            yield Finding("gpu load", "warn", found.left_out)
+    with contextlib.closing(load_reader):
+        if load_reader.left_out:
+            yield Finding("gpu load", "warn", load_reader.left_out)
         began, cpu = time.monotonic(), time.thread_time()
-        look = found.look()
+        look = load_reader.look()
         wall_ms = 1000 * (time.monotonic() - began)
         cpu_ms = 1000 * (time.thread_time() - cpu)
     refused = f"; not known: {', '.join(look.refused)}" if look.refused else ""
@@ -306,7 +306,7 @@ def names_check(topology: Topology) -> Finding:
     # In parallel: each unknown name may take RESOLVE_SECONDS.
     with ThreadPoolExecutor(len(others)) as pool:
         are_known = list(pool.map(_is_known, others))
-    unknown = [host for host, known in zip(others, are_known, strict=True) if not known]
+    unknown = [host for host, is_known in zip(others, are_known, strict=True) if not is_known]
     if unknown:
         text = f"{len(unknown)} of {len(others)} unknown: {', '.join(unknown[:5])}"
         fix = "hosts that start later get their names later: retry in a minute; else check the DNS"
@@ -329,8 +329,10 @@ def token_check(topology: Topology, token_file: Path | None) -> Finding:
 
 def _resolved(host: str) -> str:
     # Raises OSError for an unknown name, TimeoutError after RESOLVE_SECONDS.
-    found = within(RESOLVE_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
-    return str(found[0][4][0])
+    addresses = within(
+        RESOLVE_SECONDS, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    )
+    return str(addresses[0][4][0])
 
 
 def _is_known(host: str) -> bool:

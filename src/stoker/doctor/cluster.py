@@ -57,8 +57,8 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
             yield Finding("cluster", "fail", err.what, err.fix)
             return
         version = {}
-    said = text(version, "gitVersion") or "of unknown version (no permission)"
-    yield Finding("cluster", "ok", f"Kubernetes {said}, namespace {cluster.namespace}")
+    version_text = text(version, "gitVersion") or "of unknown version (no permission)"
+    yield Finding("cluster", "ok", f"Kubernetes {version_text}, namespace {cluster.namespace}")
     for resource in [api.TRAINJOBS, api.RUNTIMES] if settings.api == "trainer" else [api.JOBSETS]:
         yield _check("api", partial(api_finding, cluster, resource))
     yield _check("rights", partial(rights_finding, cluster, settings))
@@ -171,12 +171,12 @@ def claims_of(workload: Workload) -> Iterator[ClaimUse]:
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
-    found = cluster.find(api.CLAIMS, use.claim)
-    if found is None:
+    claim = cluster.find(api.CLAIMS, use.claim)
+    if claim is None:
         words = f"claim {use.claim} not found in namespace {cluster.namespace} ({use.what})"
         fix = "make it (docs/kubeflow.md, Storage), or correct its name"
         return Finding("claim", "fail", words, fix)
-    spec, phase = mapping(found, "spec"), text(mapping(found, "status"), "phase")
+    spec, phase = mapping(claim, "spec"), text(mapping(claim, "status"), "phase")
     modes, storage = texts(spec, "accessModes"), text(spec, "storageClassName")
     line = f"{use.claim} ({use.what}): {', '.join(modes)}, {storage or 'no storage class'}, {phase}"
     many = {"ReadWriteMany"} if use.is_written else {"ReadWriteMany", "ReadOnlyMany"}
@@ -205,16 +205,16 @@ def kubeflow_finding(workload: Workload) -> Finding:
         return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)
     least = "pipelines need 2.14 or later"
     # Custom builds have no version.
-    found = re.match(r"v?(\d+)\.(\d+)", str(tag or ""))
-    if found is None:
+    match = re.match(r"v?(\d+)\.(\d+)", str(tag or ""))
+    if match is None:
         return Finding("kubeflow", "warn", f"Kubeflow Pipelines of unknown version: {least}")
-    version = int(found[1]), int(found[2])
-    said = f"Kubeflow Pipelines {version[0]}.{version[1]}"
+    version = int(match[1]), int(match[2])
+    words = f"Kubeflow Pipelines {version[0]}.{version[1]}"
     if version < LEAST_SERVER:
-        return Finding("kubeflow", "fail", said, least)
+        return Finding("kubeflow", "fail", words, least)
     lacks = [why for since, why in _LATER.items() if version < since]
     fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines" if lacks else ""
-    return Finding("kubeflow", "warn" if lacks else "ok", "; ".join([said, *lacks]), fix)
+    return Finding("kubeflow", "warn" if lacks else "ok", "; ".join([words, *lacks]), fix)
 
 
 def argo_finding(kubeflow: ClusterApi) -> Finding:
@@ -222,10 +222,10 @@ def argo_finding(kubeflow: ClusterApi) -> Finding:
     if kubeflow.discover(f"/apis/{api.WORKFLOWS.group}") is None:
         return Finding("argo", "ok", "none here: pipelines run elsewhere, or never")
     where = f"ConfigMap {ARGO_SETTINGS} of namespace {KUBEFLOW_NAMESPACE}"
-    found = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
-    if found is None:
+    settings = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
+    if settings is None:
         return Finding("argo", "warn", f"{where} not found", "check the controller's own ConfigMap")
-    defaults = yaml.safe_load(text(mapping(found, "data"), "workflowDefaults"))
+    defaults = yaml.safe_load(text(mapping(settings, "data"), "workflowDefaults"))
     strategy = mapping({"of": defaults}, "of", "spec", "templateDefaults", "retryStrategy")
     expression = text(strategy, "expression")
     # As Argo has it: RetryPolicyActual in its workflow_types.go.

@@ -106,8 +106,8 @@ class GpuRow:
     @property
     def is_whole(self) -> bool:
         """Whether the row can be of a gpu.csv: finite, and of some time."""
-        known = [getattr(self, name) for name in (*_FIGURES, *_THROTTLED)]
-        figures = [self.start_seconds, *(figure for figure in known if figure is not None)]
+        values = [getattr(self, name) for name in (*_FIGURES, *_THROTTLED)]
+        figures = [self.start_seconds, *(figure for figure in values if figure is not None)]
         shares = [self.utilization, *(getattr(self, name) for name in _THROTTLED)]
         is_share = all(share is None or share <= 1 for share in shares)
         is_finite = all(0 <= figure < math.inf for figure in figures)
@@ -120,11 +120,11 @@ def row_of(
     """Returns the means of one GPU's samples, of which there is at least one."""
     means: dict[str, float | None] = {}
     for name in _FIGURES:
-        known = [value for one in samples if (value := getattr(one, name)) is not None]
-        means[name] = fmean(known) if known else None
-    told = [one.throttled for one in samples if one.throttled is not None]
+        values = [value for one in samples if (value := getattr(one, name)) is not None]
+        means[name] = fmean(values) if values else None
+    throttled = [one.throttled for one in samples if one.throttled is not None]
     for reason in THROTTLE_REASONS:
-        share = fmean(reason in reasons for reasons in told) if told else None
+        share = fmean(reason in reasons for reasons in throttled) if throttled else None
         means[f"throttled_{reason}"] = share
     return GpuRow(
         start_seconds=start_seconds, seconds=seconds, samples=len(samples), gpu=gpu, **means
@@ -255,16 +255,16 @@ def _load(rows: Sequence[GpuRow], gpu: Gpu, *, host: str, spans: StepSpans) -> G
 
 
 def _figure(rows: Sequence[GpuRow], name: str) -> GpuFigure | None:
-    known = [(value, row.seconds) for row in rows if (value := getattr(row, name)) is not None]
-    whole = sum(seconds for _, seconds in known)
-    if not known:
+    weighted = [(value, row.seconds) for row in rows if (value := getattr(row, name)) is not None]
+    whole = sum(seconds for _, seconds in weighted)
+    if not weighted:
         return None
-    known.sort()
+    weighted.sort()
     return GpuFigure(
-        mean=sum(value * seconds for value, seconds in known) / whole,
-        low=_quantile(known, 0.25 * whole),
-        median=_quantile(known, 0.5 * whole),
-        high=_quantile(known, 0.75 * whole),
+        mean=sum(value * seconds for value, seconds in weighted) / whole,
+        low=_quantile(weighted, 0.25 * whole),
+        median=_quantile(weighted, 0.5 * whole),
+        high=_quantile(weighted, 0.75 * whole),
     )
 
 

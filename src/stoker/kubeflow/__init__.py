@@ -79,41 +79,41 @@ _PERIOD = (
 
 def _component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component of a function; kfp calls it once, with a placeholder for each argument."""
-    own = inspect.signature(function)
+    signature = inspect.signature(function)
     # To kfp `str | None` is the name of an artifact, and Optional[str] what it means.
     read = [
         each.replace(annotation=Union[each.annotation.__args__])  # noqa: UP007
         if isinstance(each.annotation, UnionType)
         else each
-        for each in own.parameters.values()
+        for each in signature.parameters.values()
     ]
-    vars(function)["__signature__"] = own.replace(parameters=read)
-    made: Component = dsl.container_component(function)
-    vars(function)["__signature__"] = own
+    vars(function)["__signature__"] = signature.replace(parameters=read)
+    component: Component = dsl.container_component(function)
+    vars(function)["__signature__"] = signature
     # For notebooks and editors: kfp's own object shows neither docstring nor inputs.
     inputs = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in own.parameters.items()
-        if name in (made.component_spec.inputs or {})
+        for name, parameter in signature.parameters.items()
+        if name in (component.component_spec.inputs or {})
         and parameter.annotation is not PipelineTaskFinalStatus
     ]
-    made.__doc__ = function.__doc__
-    made.__signature__ = inspect.Signature(inputs, return_annotation=Task)
-    return made
+    component.__doc__ = function.__doc__
+    component.__signature__ = inspect.Signature(inputs, return_annotation=Task)
+    return component
 
 
 def _training_component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component with hyperparameters: `profile(..., hyperparameters={...})`."""
     plain = _component(function)
-    made = TrainingComponent(plain.component_spec, function)
+    component = TrainingComponent(plain.component_spec, function)
     shown = plain.__signature__
     changed = shown.parameters["hyperparameters"].replace(
         annotation=Mapping[str, object] | str | None
     )
-    made.__doc__ = plain.__doc__
+    component.__doc__ = plain.__doc__
     parameters = {**shown.parameters, "hyperparameters": changed}
-    made.__signature__ = shown.replace(parameters=list(parameters.values()))
-    return made
+    component.__signature__ = shown.replace(parameters=list(parameters.values()))
+    return component
 
 
 def _container(image: str, verb: str, *words: str) -> ContainerSpec:
@@ -124,9 +124,11 @@ def _container(image: str, verb: str, *words: str) -> ContainerSpec:
         verb: One word or two.
         words: Its flags, and paths of artifacts.
     """
-    told = ("--executor-input", dsl.PIPELINE_TASK_EXECUTOR_INPUT_PLACEHOLDER)
+    inputs_and_outputs = ("--executor-input", dsl.PIPELINE_TASK_EXECUTOR_INPUT_PLACEHOLDER)
     # kfp takes a placeholder as an image only inside a text.
-    return ContainerSpec(image=f"{image}", command=["stoker", *verb.split()], args=[*words, *told])
+    return ContainerSpec(
+        image=f"{image}", command=["stoker", *verb.split()], args=[*words, *inputs_and_outputs]
+    )
 
 
 @_component

@@ -83,24 +83,24 @@ class TrainingComponent(ContainerComponent):  # type: ignore[misc]
         )
         if texts:
             given[BRANCH_INPUT] = "-".join(texts)
-        made: Task = ContainerComponent(spec, self.pipeline_func)(**inputs, **given)
-        _refuse_same_job(made)
-        return made
+        task: Task = ContainerComponent(spec, self.pipeline_func)(**inputs, **given)
+        _refuse_same_job(task)
+        return task
 
 
 def _values_of(parts: Sequence[object]) -> list[PipelineChannel]:
     """Returns the values in a branch: its own, and the items of the loops around the step."""
     # By name: `==` of two of kfp's values is a condition of a pipeline.
-    found = {part.full_name: part for part in parts if isinstance(part, PipelineChannel)}
+    channels = {part.full_name: part for part in parts if isinstance(part, PipelineChannel)}
     pipeline = Pipeline.get_default_pipeline()
     for group in pipeline.groups if pipeline else ():
         item = getattr(group, "loop_argument", None)
-        if isinstance(item, PipelineArtifactChannel) and not found:
+        if isinstance(item, PipelineArtifactChannel) and not channels:
             what = "the jobs of a loop over artifacts would have one name"
             raise UsageError(what, where=_BODY, fix="run.branch(VALUE), with a value of the item")
         if isinstance(item, PipelineChannel) and not isinstance(item, PipelineArtifactChannel):
-            found[item.full_name] = item
-    return list(found.values())
+            channels[item.full_name] = item
+    return list(channels.values())
 
 
 def _typed(value: object) -> object:
@@ -114,9 +114,9 @@ def _typed(value: object) -> object:
     if kinds == {int, float}:
         kinds = {float}
     kind = kinds.pop() if len(kinds) == 1 else str
-    made = LoopArgumentVariable(value.loop_argument, value.subvar_name)
-    made.channel_type = _INPUT_TYPES.get(kind, "String")
-    return made
+    variable = LoopArgumentVariable(value.loop_argument, value.subvar_name)
+    variable.channel_type = _INPUT_TYPES.get(kind, "String")
+    return variable
 
 
 def _type_of(value: object) -> str:

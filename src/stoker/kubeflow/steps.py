@@ -160,16 +160,16 @@ class PipelineRun:
         if self.comparison is not None:
             shared["comparison"] = self.comparison
         named = component.component_spec.inputs or {}
-        known = {name: self.value(name) for name in named if name in self._known}
+        values = {name: self.value(name) for name in named if name in self._known}
         if isinstance(component, TrainingComponent):
             changes = [name for name, each in self._known.items() if each.hyperparameter]
             if component.component_spec.name == _PROFILE:
                 # What Kubeflow compares: `follower` gives the pod the whole workload.
-                known["workload"] = self.request.profiled
+                values["workload"] = self.request.profiled
                 changes = [name for name in changes if not self._is_same_cost(name)]
-            known["hyperparameters"] = {name: self.value(name) for name in changes}
-            known[BRANCH_INPUT] = self.branches
-        return {**known, **{n: v for n, v in shared.items() if n in named}, **own}
+            values["hyperparameters"] = {name: self.value(name) for name in changes}
+            values[BRANCH_INPUT] = self.branches
+        return {**values, **{n: v for n, v in shared.items() if n in named}, **own}
 
     def _is_same_cost(self, name: str) -> bool:
         hyperparameter = self._known[name].hyperparameter
@@ -315,13 +315,13 @@ def pipeline(
             types and defaults, become parameters of the pipeline.
         description: Description that Kubeflow shows.
     """
-    own = list(inspect.signature(body).parameters.values())[1:]
+    body_parameters = list(inspect.signature(body).parameters.values())[1:]
     names = [parameter.name for parameter in request.parameters]
 
     def graph(*values: object) -> None:
-        given = dict(zip((*names, *(each.name for each in own)), values, strict=True))
-        known = {name: given.pop(name) for name in names}
-        body(PipelineRun(request=request, parameters=known), **given)
+        given = dict(zip((*names, *(each.name for each in body_parameters)), values, strict=True))
+        parameters = {name: given.pop(name) for name in names}
+        body(PipelineRun(request=request, parameters=parameters), **given)
 
     signature = [
         inspect.Parameter(
@@ -332,7 +332,7 @@ def pipeline(
         )
         for parameter in request.parameters
     ]
-    signature += own
+    signature += body_parameters
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     # Kubeflow's console shows a parameter's description next to its field.
     texts = [f"{parameter.name}: {parameter.text}" for parameter in request.parameters]
@@ -352,8 +352,8 @@ def compiled(component: object) -> str:
 def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
     """Returns the lines on arguments of a function's docstring, without the first argument's."""
     _, _, lines = (inspect.getdoc(body) or "").partition("Args:\n")
-    found = [line.strip() for line in lines.partition("\n\n")[0].splitlines()]
-    return [line for line in found if not line.startswith("run:")]
+    texts = [line.strip() for line in lines.partition("\n\n")[0].splitlines()]
+    return [line for line in texts if not line.startswith("run:")]
 
 
 def _secrets(task: Task, run: PipelineRun) -> None:

@@ -561,11 +561,11 @@ def _threads(own: Signs) -> str:
     wall = own.alone.wall_seconds.median
     if 1 / MIN_THREADS_RATIO <= wait / max(wall, 1e-9) <= MIN_THREADS_RATIO:
         return ""
-    said = f"; a worker, which gives torch's operations one thread, takes {ms(wall)} for it"
+    compared = f"; a worker, which gives torch's operations one thread, takes {ms(wall)} for it"
     if wait < wall:
-        return said
+        return compared
     return (
-        f"{said}: the many threads of the main process wait for each other "
+        f"{compared}: the many threads of the main process wait for each other "
         "(torch.set_num_threads(1) shows it)"
     )
 

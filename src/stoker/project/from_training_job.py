@@ -187,7 +187,7 @@ def _uri(channel: Document) -> str:
 
 
 def _channels(job: Document, roles: dict[str, str], source: Json, notes: list[str]) -> Document:
-    found: dict[str, Json] = {}
+    channels: dict[str, Json] = {}
     default = _at(job, "AlgorithmSpecification.TrainingInputMode")
     for channel in mappings(job, "InputDataConfig"):
         name, uri = text(channel, "ChannelName"), _uri(channel)
@@ -201,16 +201,16 @@ def _channels(job: Document, roles: dict[str, str], source: Json, notes: list[st
         values["mode"] = None if uri[:3] in ("efs", "fsx") else values["mode"] or default
         values["groups"] = sorted(named)
         kept = {key: value for key, value in values.items() if value and value not in _DEFAULTS}
-        found[name] = {"uri": uri, **kept}
-    return found
+        channels[name] = {"uri": uri, **kept}
+    return channels
 
 
 def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> dict[str, Json]:
     """Returns the rest of the request, as it is."""
     model = getattr(aws.client("sagemaker"), "meta").service_model  # noqa: B009
     settable = model.operation_model("CreateTrainingJob").input_shape.members
-    asked = {key: value for key, value in job.items() if key in settable}
-    request = mapping_of({}, mapping(unreserved(asked, _RESERVED)))
+    settings = {key: value for key, value in job.items() if key in settable}
+    request = mapping_of({}, mapping(unreserved(settings, _RESERVED)))
     configs = mappings(request, "InputDataConfig")
     others = [c for c in configs if text(c, "ChannelName") in channels and len(c) > 1]
     try:
@@ -227,7 +227,7 @@ def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> 
             f"Not taken, as jobs with data hosts cannot have it: {', '.join(left)}. Add it under "
             "sagemaker.request for a job without them."
         )
-    if left := sorted({"MlflowConfig", "TensorBoardOutputConfig"} & asked.keys()):
+    if left := sorted({"MlflowConfig", "TensorBoardOutputConfig"} & settings.keys()):
         notes.append(f"Not taken: {', '.join(left)}. The key tracking has it.")
     return {key: value for key, value in request.items() if value}
 

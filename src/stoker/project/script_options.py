@@ -386,18 +386,18 @@ def _typed(
         is_several: Whether it takes several words.
         is_required: Whether the script ends without it.
     """
-    known: OptionType | None = "str" if kind is None else _SIMPLE_TYPES.get(_name_of(kind))
+    simple_type: OptionType | None = "str" if kind is None else _SIMPLE_TYPES.get(_name_of(kind))
     value = _value(reader, default)
-    found = _value(reader, choices)
-    listed = tuple(found) if isinstance(found, list) else ()
-    kept, why = _passed(value, known, is_several=is_several)
+    listed_choices = _value(reader, choices)
+    listed = tuple(listed_choices) if isinstance(listed_choices, list) else ()
+    kept, why = _passed(value, simple_type, is_several=is_several)
     if kept is not None and listed and not is_several and kept not in listed:
         kept, why = None, "its default is not among its choices"
     if _name_of(kind) == "bool":
         kept, why = None, "type=bool takes every text for true"
     return FoundOption(
         name=name,
-        type="words" if is_several else known or "str",
+        type="words" if is_several else simple_type or "str",
         default=kept,
         help=text,
         choices=listed,
@@ -577,16 +577,21 @@ def _add_typer(reader: _Reader, argument: ast.arg, default: ast.expr | None) -> 
     named = [each for each in (_value(reader, arg) for arg in (call.args if call else ())) if each]
     name = _option_name([each for each in named if isinstance(each, str)])
     name = name or argument.arg.replace("_", "-")
-    told = _keywords(call) if call else {}
+    keywords = _keywords(call) if call else {}
     value = _value(reader, default)
     if _name_of(kind) == "bool":
         kept = value if isinstance(value, bool) else None
-        found = FoundOption(name=name, type="switch", default=kept, help=_help(reader, told))
-        reader.add(found)
+        switch = FoundOption(name=name, type="switch", default=kept, help=_help(reader, keywords))
+        reader.add(switch)
         return
     reader.add(
         _typed(
-            reader, name, kind=_inner(kind), default=default, choices=None, text=_help(reader, told)
+            reader,
+            name,
+            kind=_inner(kind),
+            default=default,
+            choices=None,
+            text=_help(reader, keywords),
         )
     )
 

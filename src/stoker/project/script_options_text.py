@@ -28,9 +28,9 @@ def options_text(found: ScriptOptions) -> str:
     values = "".join(
         f"  {_key(each.name)}: {_scalar(each.default)}{_remark(each)}\n" for each in found.options
     )
-    told = "".join(f"  {_key(each.name)}: {_facts(each)}\n" for each in found.options)
+    facts = "".join(f"  {_key(each.name)}: {_facts(each)}\n" for each in found.options)
     left = "".join(f"# {line}\n" for line in lines)
-    return f"{_HEAD}{values}options:\n{told}{left}"
+    return f"{_HEAD}{values}options:\n{facts}{left}"
 
 
 def _comments(found: ScriptOptions) -> Iterator[str]:

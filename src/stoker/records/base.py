@@ -116,9 +116,9 @@ class Place:
         option = self._option_of(path)
         if option is not None:
             return f"--set {option}=..., key {path}"
-        for file, known in reversed(self._overlays):
-            if path in known:
-                return f"{file}:{known[path]}, key {path}"
+        for file, lines in reversed(self._overlays):
+            if path in lines:
+                return f"{file}:{lines[path]}, key {path}"
         probe = path
         # A missing key has no line, but the mapping that lacks it has.
         while probe and probe not in self._lines:
@@ -381,15 +381,15 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
         kind_found = "nothing" if document is None else type(document).__name__
         raise UsageError(f"expected a mapping ({expected}), found {kind_found}", where=place.at(""))
     # Optional in workloads only, which are written by hand.
-    found = document.get("schema", expected if kind.__name__ == "Workload" else None)
-    if found != expected:
-        match = _SCHEMA.match(str(found))
+    schema = document.get("schema", expected if kind.__name__ == "Workload" else None)
+    if schema != expected:
+        match = _SCHEMA.match(str(schema))
         wanted = kind.__name__.lower()
         fix = "write it again with this version of stoker"
         if match and match[1] != wanted:
             fix = f"this is a {match[1]}: give a {wanted} here"
         raise UsageError(
-            f"wrong file: expected {expected}, found {found!r}",
+            f"wrong file: expected {expected}, found {schema!r}",
             where=place.at("schema"),
             fix=fix,
         )

@@ -181,9 +181,9 @@ class EnginePlace:
 
 def places_in(text: str) -> Iterator[EnginePlace]:
     """Yields the places in a text, known or not."""
-    for found in _PLACE.finditer(text):
-        if not found[1]:
-            yield EnginePlace(found[4], found[5] or "")
+    for place in _PLACE.finditer(text):
+        if not place[1]:
+            yield EnginePlace(place[4], place[5] or "")
 
 
 def fill(text: str, value_of: Callable[[EnginePlace], str]) -> str:
@@ -362,7 +362,7 @@ def _check_variable(key: str, name: str, text: str, engine: EngineSettings, plac
 def _check_text(key: str, text: str, engine: EngineSettings, place: Place) -> None:
     for named in places_in(text):
         if wrong := _mistake(named, engine.ports):
-            what, word, known = wrong
-            fix = nearest(word, known) if known else "set engine.ports: names and numbers"
+            what, word, choices = wrong
+            fix = nearest(word, choices) if choices else "set engine.ports: names and numbers"
             fix += "; for literal braces: {" + str(named) + "}"
             raise UsageError(what, where=place.at(key), fix=fix)

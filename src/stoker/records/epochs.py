@@ -57,12 +57,12 @@ class EpochTimes(Record, frozen=True, kw_only=True):
     @property
     def figures(self) -> dict[str, float]:
         """The known figures by name, for metrics."""
-        found = {} if self.steps is None else {"epoch_steps": self.steps}
+        figures = {} if self.steps is None else {"epoch_steps": self.steps}
         if self.start is not None:
-            found["epoch_start_seconds"] = self.start.seconds
+            figures["epoch_start_seconds"] = self.start.seconds
         if self.between is not None:
-            found["between_epochs_seconds"] = self.between.seconds
-        return found
+            figures["between_epochs_seconds"] = self.between.seconds
+        return figures
 
     def pause_seconds(self) -> float:
         """Returns the seconds of an epoch's known pauses."""

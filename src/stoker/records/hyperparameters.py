@@ -213,9 +213,9 @@ def check_options(options: Mapping[str, ScriptOption], values: Document, place: 
             what = f"{name} is a number ({option.type}), and {shown(value)} is not a number"
             raise UsageError(what, where=at, fix="write a number")
         if option.choices is not None and option.type != "words" and value not in option.choices:
-            known = ", ".join(shown(choice) for choice in option.choices)
+            choices = ", ".join(shown(choice) for choice in option.choices)
             raise UsageError(
-                f"{name}: {shown(value)} is not possible", where=at, fix=f"use {known}"
+                f"{name}: {shown(value)} is not possible", where=at, fix=f"use {choices}"
             )
 
 

@@ -41,7 +41,7 @@ def notices_of(
         today: Day on which the profile's age counts. None: its age is not told.
         waits_in: Group of the registry in which the model waits for approval; empty: it does not.
     """
-    told: dict[NoticeKind, list[str]] = {
+    texts: dict[NoticeKind, list[str]] = {
         "prediction_outside": _outside(performance),
         "data_group_idle": [*_idle(training.spending)],
         "decision_changed": _changed(decision),
@@ -49,7 +49,7 @@ def notices_of(
         "profile_old": _old(profile, today),
         "approval_pending": _waiting(waits_in),
     }
-    return tuple(Notice(kind=kind, text=text) for kind in KINDS for text in told[kind])
+    return tuple(Notice(kind=kind, text=text) for kind in KINDS for text in texts[kind])
 
 
 def notice_figures(notices: Sequence[Notice]) -> dict[str, float]:

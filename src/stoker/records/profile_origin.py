@@ -120,14 +120,14 @@ def compared(then: ProfileOrigin, *, today: ProfileOrigin, now: datetime) -> Reu
     parts = [*_image_parts(then, today), *_code_parts(then, today), *_data_parts(then, today)]
     same = [name for name, words in parts if not words]
     changes = [words for _, words in parts if words]
-    said = [f"{' and '.join(same)} the same"] if same else []
+    phrases = [f"{' and '.join(same)} the same"] if same else []
     warnings = [f"{each}: measure again, stoker profile" for each in changes]
     days = _days(then.measured_at, now=now)
     if days is not None and days > MAX_PROFILE_DAYS:
         text = f"the profile is {days:.0f} days old, more than {MAX_PROFILE_DAYS}"
         warnings.append(f"{text}: measure again, stoker profile")
         age = f"OLD: {age}"
-    words = ", ".join([f"profile of {age}", *said])
+    words = ", ".join([f"profile of {age}", *phrases])
     return ReusedProfile(words="; ".join([words, *changes]), warnings=tuple(warnings))
 
 

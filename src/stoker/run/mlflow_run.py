@@ -31,8 +31,8 @@ def start_tracking(job: JobSpec, *, platform: str, quiet: bool) -> JobSpec:
         job.tracking, run=job.run_name, tags=_tags(job.settings.workload_sha256), environ=os.environ
     )
     _say(tracked, without="the run continues without it", quiet=quiet)
-    told = handed(job.tracking, tracked, is_this_machine=info.is_this_machine)
-    return replace(job, environment={**told, **job.environment})
+    variables = handed(job.tracking, tracked, is_this_machine=info.is_this_machine)
+    return replace(job, environment={**variables, **job.environment})
 
 
 def keep_tracked(
@@ -83,8 +83,8 @@ def keep_tracked(
 def _tags(workload_sha256: str | None) -> dict[str, str]:
     from stoker import __version__
 
-    told = {"stoker_version": __version__, "stoker_workload_sha256": workload_sha256}
-    return {name: value for name, value in told.items() if value}
+    tags = {"stoker_version": __version__, "stoker_workload_sha256": workload_sha256}
+    return {name: value for name, value in tags.items() if value}
 
 
 def _say(tracked: TrackedRun, *, without: str, quiet: bool) -> None:

@@ -95,7 +95,7 @@ class ExecutorInput:
 
     def address_of(self, kind: str) -> str:
         """Returns the URI of the first artifact of a type; empty: none."""
-        return next((uri for found, uri in self.artifacts.values() if found == kind), "")
+        return next((uri for of_kind, uri in self.artifacts.values() if of_kind == kind), "")
 
 
 def read_executor_input(text: str) -> ExecutorInput:
@@ -110,9 +110,9 @@ def read_executor_input(text: str) -> ExecutorInput:
         raise _wrong("it names no outputs.outputFile")
     artifacts = {}
     for name, described in mapping(outputs.get("artifacts")).items():
-        found = mapping(described).get("artifacts")
+        listed = mapping(described).get("artifacts")
         # A list of one: our steps have no lists of artifacts.
-        first = mapping(found[0]) if isinstance(found, list) and found else {}
+        first = mapping(listed[0]) if isinstance(listed, list) and listed else {}
         kind = mapping(first.get("type")).get("schemaTitle")
         artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
     values = mapping(document, "inputs", "parameterValues")
@@ -179,14 +179,14 @@ def step_inputs(files: ComponentFiles) -> StepInputs:
         given.pop(name, None)
     if "job_image" in given:
         given["image"] = given.pop("job_image")
-    told = given.pop("workload", None)
-    if not step_workload() and PARTIAL_SCHEMA in (told or ""):
+    workload = given.pop("workload", None)
+    if not step_workload() and PARTIAL_SCHEMA in (workload or ""):
         what = "this step's pod does not have the workload, only what its cache is looked up by"
         fix = "in the pipeline: follower(profile(**run.inputs(profile)), run, name='Profile')"
         raise UsageError(what, where=_WHERE, fix=fix)
     given |= _hyperparameters_of(given.pop(HYPERPARAMETERS_INPUT, ""))
     return StepInputs(
-        workload=step_workload() or told,
+        workload=step_workload() or workload,
         run_id=given.pop("run_id", None),
         branch=_branch_of(given),
         cache_key=given.pop("cache_key", None),
@@ -390,8 +390,8 @@ def told_of_comparison(record: Comparison) -> Told:
 def told_of_decision(record: Decision) -> Told:
     promise = record.plan.predicted
     names = promise.__struct_fields__ if promise else ()
-    told = {"action": record.action, "verdict": record.kind}
-    return Told(parameters=told, metrics=_values(promise, names))
+    parameters = {"action": record.action, "verdict": record.kind}
+    return Told(parameters=parameters, metrics=_values(promise, names))
 
 
 def told_of_training(record: Training) -> Told:
@@ -436,8 +436,8 @@ def _epochs(times: EpochTimes | None) -> dict[str, float]:
 
 def _values(record: Record | None, names: Sequence[str]) -> dict[str, float]:
     """Returns those fields of a record that are known numbers."""
-    found: dict[str, object] = {name: getattr(record, name, None) for name in names}
-    return {name: value for name, value in found.items() if isinstance(value, float | int)}
+    figures: dict[str, object] = {name: getattr(record, name, None) for name in names}
+    return {name: value for name, value in figures.items() if isinstance(value, float | int)}
 
 
 def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:

@@ -61,9 +61,9 @@ class FollowedProfile:
             return
         rank = int(rank_text)
         if "wait_share" in event.values:
-            known = self._waits.setdefault(event.event, {})
-            known[rank] = event.values
-            if len(known) >= int(event.values.get("ranks", "1")):
+            waits = self._waits.setdefault(event.event, {})
+            waits[rank] = event.values
+            if len(waits) >= int(event.values.get("ranks", "1")):
                 self._say_waits()
         elif rank == 0:
             # A rank whose log is not seen: stop waiting for it.
@@ -84,11 +84,11 @@ class FollowedProfile:
         from stoker.feed.timeline import waits_longest
 
         if self._waits:
-            name, known = self._waits.popitem()
+            name, waits = self._waits.popitem()
             self._waits.clear()
-            shares = {rank: float(values["wait_share"]) for rank, values in known.items()}
+            shares = {rank: float(values["wait_share"]) for rank, values in waits.items()}
             rank = waits_longest(shares)
-            self._say(name, {**known[rank], "least": str(min(shares.values()))})
+            self._say(name, {**waits[rank], "least": str(min(shares.values()))})
 
     def _say(self, name: str, values: Mapping[str, str]) -> None:
         words = _WORDS.get(name)

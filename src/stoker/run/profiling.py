@@ -23,8 +23,8 @@ from stoker.terminal import (
 
 
 def deliver_profile(record: Profile, *, outputs: Outputs, as_json: bool) -> None:
-    told = told_of_profile(record)
-    deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
+    summary = told_of_profile(record)
+    deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=summary)
 
 
 def tell_earlier(

@@ -74,12 +74,12 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     """
     begin = f"{workload.name}-"
     # Runs of this name first, as a workload may have been renamed; then the newest.
-    found = sorted(
+    files = sorted(
         RUNS.glob("*/workload.json"),
         key=lambda file: (not file.parent.name.startswith(begin), -file.stat().st_mtime),
     )
     foreign: UsageError | None = None
-    for file in found:
+    for file in files:
         if not all((file.parent / name).is_file() for name in needs):
             continue
         try:

@@ -185,18 +185,20 @@ class LostJobs:
 
     def _follow_training(self, records: Mapping[str, str], *, run: str) -> str:
         # As Train had it, with the parameters of the run.
-        asked = read_json(records["workload.json"], Workload)
+        workload = read_json(records["workload.json"], Workload)
         decided = read_json(records["decision.json"], Decision)
         run_dir = named_run_dir(run)
         for name, text in records.items():
             if name.endswith(".json"):
                 write_text(run_dir / name, text)
-        job = prepare(workload=asked, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
+        job = prepare(
+            workload=workload, groups=decided.plan.groups, run_dir=run_dir, decision=decided
+        )
         life = FollowedTraining(
             job=replace(job, records=records),
-            workload=asked,
+            workload=workload,
             platform=self.platform.adopting(),
-            catalog=with_plan_price(catalog_of(asked, None), asked, quiet=True),
+            catalog=with_plan_price(catalog_of(workload, None), workload, quiet=True),
             decision=decided,
             quiet=self.quiet,
         )
@@ -209,7 +211,7 @@ class LostJobs:
             gates = tuple(gate for gate in self.workload.gate if not gate.needs_champion)
             training = self.outputs.record.out or run_dir / "training.json"
             judgement = Judgement(
-                workload=msgspec.structs.replace(asked, gate=gates),
+                workload=msgspec.structs.replace(workload, gate=gates),
                 profile=run_dir / "profile.json",
                 decision=run_dir / "decision.json",
                 training=str(training),

@@ -115,15 +115,15 @@ def _changed(workload: Workload, before: Lineage) -> str:
 
 def _of_channel(name: str, workload: Workload, before: Lineage) -> str:
     """Returns how the files of a channel differ, or that they are not known."""
-    known = before.inputs.get(name)
+    last = before.inputs.get(name)
     try:
         folder = channel_folder(name, workload.channels[name].uri)
         version = None if has_linked_folders(folder) else listing_version(folder)
     except (StokerError, OSError):
         version = None
-    if version is None or known is None or known.version is None:
+    if version is None or last is None or last.version is None:
         return f"channel {name} could not be read whole"
-    if version == known.version:
+    if version == last.version:
         return ""
     return f"the files of channel {name}"
 

@@ -699,16 +699,16 @@ def _job_request(run: PipelineRun, request: Document, *, image: Text | None) -> 
 
 def _channels(run: PipelineRun, request: Document) -> list[StepRequest]:
     """Returns the channels with the parameter for input data, without the token of one job."""
-    main, has_address, found = main_channel(run.workload), _has_address(run), []
+    main, has_address, channels = main_channel(run.workload), _has_address(run), []
     for channel in mappings(request, "InputDataConfig"):
-        made: StepRequest = dict(channel)
+        copied: StepRequest = dict(channel)
         if channel["ChannelName"] == main and has_address:
             source = mapping(channel, "DataSource", "S3DataSource")
             uri = text(run.value("input_data"))
-            made["DataSource"] = {"S3DataSource": {**source, "S3Uri": uri}}
+            copied["DataSource"] = {"S3DataSource": {**source, "S3Uri": uri}}
         if channel["ChannelName"] != TOKEN_CHANNEL:
-            found.append(made)
-    return found
+            channels.append(copied)
+    return channels
 
 
 def _has_address(run: PipelineRun) -> bool:
@@ -717,8 +717,8 @@ def _has_address(run: PipelineRun) -> bool:
 
 def _hyperparameters(run: PipelineRun, request: Document) -> StepRequest:
     """Returns the request's hyperparameters, with parameters for those that a run can change."""
-    known = {p.hyperparameter: _as_json(run, p) for p in _measured(run)}
-    return {**mapping(request.get("HyperParameters") or {}), **known}
+    measured = {p.hyperparameter: _as_json(run, p) for p in _measured(run)}
+    return {**mapping(request.get("HyperParameters") or {}), **measured}
 
 
 def _as_json(run: PipelineRun, parameter: Parameter) -> Text:
@@ -740,9 +740,9 @@ def _literals(run: PipelineRun, names: Collection[str]) -> dict[str, str]:
         if p.kind == "string" and not isinstance(run.value(p.name), str | int | float)
     }
     places = tuple(place for place, name in enumerate(sorted(names)) if name in texts)
-    told = RunEnvironment(literal_hyperparameters=places)
+    variables = RunEnvironment(literal_hyperparameters=places)
     if places:
-        return told.to_environ("literal_hyperparameters")
+        return variables.to_environ("literal_hyperparameters")
     return {}
 
 

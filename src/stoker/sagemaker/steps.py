@@ -275,8 +275,8 @@ def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariabl
     files = [each for each in step.property_files if file in ("", each.name)]
     if not files:
         raise ValueError(f"step {step.name} has no property file that {path} could be in")
-    found: PipelineVariable = JsonGet(step_name=step.name, property_file=files[0], json_path=path)
-    return found
+    value: PipelineVariable = JsonGet(step_name=step.name, property_file=files[0], json_path=path)
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,8 +407,8 @@ class SageMakerPipelineRun:
         names = (*self.request.passed, *more)
         words = [w for n in names for w in ("--param", text(f"{n}=", self.value(n)))]
         if has_hyperparameters:
-            known = self.request.hyperparameters
-            words += [text(argument_of(each, ""), self.value(each.name)) for each in known]
+            options = self.request.hyperparameters
+            words += [text(argument_of(each, ""), self.value(each.name)) for each in options]
         return words
 
     @property
@@ -420,11 +420,11 @@ class SageMakerPipelineRun:
         return {}
 
     def _known(self, name: str) -> Parameter:
-        known = {parameter.name: parameter for parameter in self.request.parameters}
-        if name not in known:
+        parameters = {parameter.name: parameter for parameter in self.request.parameters}
+        if name not in parameters:
             what = f"a run of {self.workload.name} has no parameter {name}"
-            raise UsageError(what, fix=nearest(name, list(known)))
-        return known[name]
+            raise UsageError(what, fix=nearest(name, list(parameters)))
+        return parameters[name]
 
 
 def control_step(
@@ -531,11 +531,13 @@ def _check_command(command: Sequence[Text], *, name: str) -> None:
     for word in command:
         parts = word.values if isinstance(word, Join) else (word,)
         # When the pipeline is compiled, only a parameter's default is known.
-        told = [p if isinstance(p, str) else getattr(p, "default_value", None) or "" for p in parts]
-        length = sum(len(str(part)) for part in told)
+        texts = [
+            p if isinstance(p, str) else getattr(p, "default_value", None) or "" for p in parts
+        ]
+        length = sum(len(str(part)) for part in texts)
         if length > MAX_ARGUMENT:
             what = f"a word of the command has {length} characters, at most {MAX_ARGUMENT}"
-            begin = "".join(map(str, told))[:40]
+            begin = "".join(map(str, texts))[:40]
             raise UsageError(f"{what}: {begin}...", where=where, fix=f"shorten it, or {fix}")
 
 
@@ -560,27 +562,27 @@ def pipeline(
             fix = "rename the argument; run.value gives the workload's parameters"
             raise UsageError(what, where=_BODY, fix=fix)
         taken.add(argument.name)
-    own = {argument.name: _variable_of(argument) for argument in arguments}
+    variables = {argument.name: _variable_of(argument) for argument in arguments}
     named: dict[str, PipelineVariable] = {
         each.name: _variable(each, default=each.default(request.workload))
         for each in request.parameters
     }
     run = SageMakerPipelineRun(request=request, parameters=named)
-    bound = inspect.signature(body).bind(run, **own)
+    bound = inspect.signature(body).bind(run, **variables)
     steps = list(body(*bound.args, **bound.kwargs))
     _check_owners(steps)
     # Pipeline only takes clients from the session, for calls that are not made here.
     clients = SimpleNamespace(client=lambda service: None)
     session = SimpleNamespace(boto_session=clients, local_mode=False)
-    made = Pipeline(
+    compiled = Pipeline(
         name=request.workload.name,
-        parameters=[*named.values(), *own.values()],
+        parameters=[*named.values(), *variables.values()],
         steps=steps,
         sagemaker_session=session,
         pipeline_experiment_config=None,
     )
     with offline():
-        document = json.loads(made.definition())
+        document = json.loads(compiled.definition())
     # The SDK writes nulls for unused parts: MLflow, experiments.
     return json.dumps(_without_absent(document), indent=1, sort_keys=True) + "\n"
 
@@ -644,8 +646,8 @@ def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVa
     more = {"enum_values": list(parameter.choices) or None} if kind is str else {}
     # A boolean is a text with two choices: AWS does not document how it is spelt in a text.
     value = kind(_word(default) if kind is str else default)
-    made: PipelineVariable = _PARAMETERS[kind](name=parameter.name, default_value=value, **more)
-    return made
+    variable: PipelineVariable = _PARAMETERS[kind](name=parameter.name, default_value=value, **more)
+    return variable
 
 
 def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
@@ -653,11 +655,11 @@ def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
         what = f"argument {argument.name} of the steps is no parameter of a pipeline"
         raise UsageError(what, where=_BODY, fix=f"{argument.name}: str, int, float or bool")
     kind, default = argument.annotation, argument.default
-    made: PipelineVariable = _PARAMETERS[kind](
+    variable: PipelineVariable = _PARAMETERS[kind](
         name=argument.name,
         default_value=None if default is inspect.Parameter.empty else kind(default),
     )
-    return made
+    return variable
 
 
 def _without_absent(request: Mapping[str, object]) -> StepRequest:
