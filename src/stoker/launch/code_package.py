@@ -39,11 +39,11 @@ def unpack(package: Path, folder: Path) -> Path:
     try:
         fresh.mkdir(parents=True)
         with package.open("rb") as packed:
-            for found, member in archive.members(
+            for file, member in archive.members(
                 packed, max_bytes=MAX_UNPACKED_BYTES, max_members=MAX_CODE_FILES
             ):
-                found.extraction_filter = getattr(tarfile, "data_filter", None)
-                found.extract(member, fresh)
+                file.extraction_filter = getattr(tarfile, "data_filter", None)
+                file.extract(member, fresh)
         entries = sorted(fresh.iterdir())
         if not entries:
             raise UsageError("the code package is empty", where=str(package), fix=_FIX)

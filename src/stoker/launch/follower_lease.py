@@ -103,7 +103,7 @@ class FollowerLease:
             threading.Thread(
                 target=lambda: self._answers.put(self._ask()), name=ASKING, daemon=True
             ).start()
-        found = []
+        answers = []
         while not self._answers.empty():
-            found.append(self._answers.get())
-        return not all(found)
+            answers.append(self._answers.get())
+        return not all(answers)

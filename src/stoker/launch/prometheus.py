@@ -255,8 +255,8 @@ class Metrics:
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         run = self.run_id
-        told = self.coordinator.progress if self.coordinator else {}
-        for number, report in sorted(told.items()):
+        reports = self.coordinator.progress if self.coordinator else {}
+        for number, report in sorted(reports.items()):
             rank = str(number)
             yield report, (run, rank)
             if report.feed is None:

@@ -82,8 +82,8 @@ def _pythons(
 ) -> tuple[str, ...]:
     """Returns this Python, in which data workers run, and the command's, if it is another one."""
     program = resolve_program(command, environ, folder=folder)
-    own = interpreter_of(program)[:1] if program else ()
-    return tuple(dict.fromkeys((sys.executable, *own)))
+    interpreter = interpreter_of(program)[:1] if program else ()
+    return tuple(dict.fromkeys((sys.executable, *interpreter)))
 
 
 def _install(

@@ -146,7 +146,7 @@ def _cluster(topology: Topology, config: Document) -> dict[str, Json]:
         "current_host": topology.host,
         "current_instance_type": topology.group.instance_type,
     }
-    known: dict[str, Json] = {
+    cluster: dict[str, Json] = {
         **current,
         "current_group_name": topology.group.name,
         "hosts": [host for group in topology.groups for host in group.hosts],
@@ -155,7 +155,7 @@ def _cluster(topology: Topology, config: Document) -> dict[str, Json]:
     }
     return {
         **current,
-        "hosts": config.get("hosts") or known["hosts"],
+        "hosts": config.get("hosts") or cluster["hosts"],
         "current_instance_group": topology.group.name,
         "current_instance_group_hosts": list(topology.group.hosts),
         "instance_groups": list(groups),
@@ -163,7 +163,7 @@ def _cluster(topology: Topology, config: Document) -> dict[str, Json]:
         "distribution_instance_groups": [topology.dnn.name],
         "is_hetero": len(topology.groups) > 1,
         "network_interface_name": topology.network_interface or "eth0",
-        "resource_config": config or known,
+        "resource_config": config or cluster,
     }
 
 

@@ -108,8 +108,8 @@ def _of_key(content: str, key: str, where: str) -> str:
         what = f"the secret has a key {key} only if it is a JSON object, and this secret is not one"
         raise UsageError(what, where=where, fix="leave json_key out")
     if key not in document:
-        known = ", ".join(sorted(document)[:_SHOWN_KEYS]) or "none"
-        what = f"the secret has no key {key}; its keys: {known}"
+        keys = ", ".join(sorted(document)[:_SHOWN_KEYS]) or "none"
+        what = f"the secret has no key {key}; its keys: {keys}"
         raise UsageError(what, where=where, fix="correct json_key")
     value = document[key]
     if isinstance(value, str):

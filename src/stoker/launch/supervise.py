@@ -311,9 +311,9 @@ def resolve_program(
         return (sys.executable, *command[1:])
     if os.path.dirname(program):
         program = os.path.join(folder or "", program)
-    found = shutil.which(program, path=environ.get("PATH"))
-    if found:
-        return (found, *command[1:])
+    path = shutil.which(program, path=environ.get("PATH"))
+    if path:
+        return (path, *command[1:])
     return None
 
 
