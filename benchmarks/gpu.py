@@ -4,11 +4,11 @@
     python benchmarks/gpu.py --device cpu --tiny      a dry run, on any machine
     python benchmarks/gpu.py --markdown               only prints FILE's tables
 
-Groups: honesty, ingest, losses, decoding, neighbours, to_device; more trainings of honesty, such as
-accumulation, run only if --case names them. One CUDA GPU, torchvision and eight cores or more; a
-case that misses a package or time is left out, and said. Each case runs in processes of its own,
-with a time limit, and FILE is written after each. Rows of earlier runs stay until they are measured
-again; benchmarks/README.md says what each figure means.
+Groups: honesty, ingest, losses, decoding, neighbours, to_device, shows; more trainings of honesty,
+such as accumulation, run only if --case names them. One CUDA GPU, torchvision and eight cores or
+more; a case that misses a package or time is left out, and said. Each case runs in processes of its
+own, with a time limit, and FILE is written after each. Rows of earlier runs stay until they are
+measured again; benchmarks/README.md says what each figure means.
 """
 
 import argparse
@@ -27,7 +27,8 @@ from datetime import datetime
 from pathlib import Path
 
 import gpu_honesty
-from gpu_figures import FIGURES, Figure
+import shows
+from gpu_figures import FIGURES, Figure, Maker
 from gpu_honesty import CASES, Judged
 from gpu_machine import Bench, NoTimeError, python_path
 from measuring import environment, version_of
@@ -35,7 +36,11 @@ from measuring import environment, version_of
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "gpu.json"
 SCHEMA = "stoker.gpu-benchmark/v1"
-GROUPS = ("honesty", *FIGURES)
+MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
+    **FIGURES,
+    "shows": (shows.figures, tuple(show.name for show in shows.SHOWS)),
+}
+GROUPS = ("honesty", *MAKERS)
 # Of a whole run: about twenty minutes with one H100 and 16 cores.
 SECONDS = 1400.0
 BUDGET_SECONDS, TINY_BUDGET_SECONDS = 45.0, 10.0
@@ -47,7 +52,7 @@ Row = Judged | Figure
 
 def cases_of(group: str) -> tuple[str, ...]:
     """Returns the names of a group's cases."""
-    return tuple(case.name for case in CASES) if group == "honesty" else FIGURES[group][1]
+    return tuple(case.name for case in CASES) if group == "honesty" else MAKERS[group][1]
 
 
 def is_wanted(case: str, named: Sequence[str] | None) -> bool:
@@ -62,7 +67,7 @@ def rows_of(group: str, name: str, bench: Bench) -> Iterator[Row]:
         case = next(case for case in CASES if case.name == name)
         yield gpu_honesty.judge(case, bench)
         return
-    yield from FIGURES[group][0](bench, name)
+    yield from MAKERS[group][0](bench, name)
 
 
 def said(row: Row) -> str:
