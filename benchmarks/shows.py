@@ -49,9 +49,9 @@ class Show:
         module: Python package that it needs besides torch, NumPy and Pillow.
         length: Option that says how long it trains.
         cpu: Options on a CPU; the others are the script's defaults.
-        cpu_length: Of a training that is measured there.
+        cpu_length: Of a training run that is measured there.
         gpu: Options on a GPU.
-        gpu_length: Of a training that is measured there.
+        gpu_length: Of a training run that is measured there.
         tiny: Options of a dry run.
         tiny_length: Of its trainings.
     """
