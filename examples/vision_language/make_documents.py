@@ -31,17 +31,17 @@ def make_documents(folder: Path, *, count: int) -> None:
 def make_document(folder: Path, number: int) -> dict[str, object]:
     """Writes a document's pictures; returns its line."""
     random = np.random.default_rng(number)
-    names, told = [], []
+    names, phrases = [], []
     for place in range(PICTURES_EACH):
         colour = str(random.choice(list(COLOURS)))
         shape = str(random.choice(SHAPES))
         name = f"{number:05}-{place}.jpg"
         draw(random, COLOURS[colour], shape).save(folder / name, quality=QUALITY)
         names.append(name)
-        told.append(f"a {colour} {shape}")
+        phrases.append(f"a {colour} {shape}")
     # Answers of different lengths: their batches are padded.
     details = " on a table" * int(random.integers(0, 12))
-    answer = " and ".join(told) + details
+    answer = " and ".join(phrases) + details
     return {"pictures": names, "question": "What do the pictures show?", "answer": answer}
 
 

@@ -105,22 +105,19 @@ class _Nodes:
 
     details: tuple[Document, ...]
     workflow: str
-    children: frozenset[str]
+    # Of an attempt's id, the node of all its attempts: no other node is before it.
+    parents: Mapping[str, Document]
 
     def has(self, path: str) -> bool:
         """Returns whether a node has that full name, without the Workflow's."""
-        return self.id_of(path) in self.children
+        return self.id_of(path) in self.parents
 
     def id_of(self, path: str) -> str:
         return f"{self.workflow}-{_fnv(f'{self.workflow}(0).{path}')}"
 
     def at(self, path: str) -> Document | None:
         """Returns the node of a path, of all its attempts; None: it has made none."""
-        first_attempt = self.id_of(f"{path}(0)")
-        for node in self.details:
-            if any(child.get("pod_name") == first_attempt for child in _children(node)):
-                return node
-        return None
+        return self.parents.get(self.id_of(f"{path}(0)"))
 
     def named(self, name: str) -> list[Document]:
         """Returns the nodes shown by a name, in the order in which they began."""
@@ -151,13 +148,14 @@ class _Nodes:
 
 def _nodes_of(run: Document) -> _Nodes:
     details = mappings(run, "run_details", "task_details")
-    children: set[str] = set()
+    parents: dict[str, Document] = {}
     for node in details:
-        children |= {str(child.get("pod_name")) for child in _children(node)}
-    workflows = {child.rpartition("-")[0] for child in children if "-" in child}
+        for child in _children(node):
+            parents.setdefault(str(child.get("pod_name")), node)
+    workflows = {child.rpartition("-")[0] for child in parents if "-" in child}
     # Without one name of a Workflow no id can be computed.
     workflow = workflows.pop() if len(workflows) == 1 else ""
-    return _Nodes(tuple(details), workflow, frozenset(children))
+    return _Nodes(tuple(details), workflow, parents)
 
 
 def _children(node: Document) -> Sequence[Document]:
