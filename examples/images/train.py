@@ -116,8 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     random.seed(options.seed)
     torch.manual_seed(options.seed)
     device = torch.device(options.device)
+    dataset = read_pictures(folder, side=options.side)
+    if len(dataset) < options.batch_size:
+        least = f"--batch-size {options.batch_size}"
+        raise SystemExit(f"{folder} has {len(dataset)} pictures: fewer than {least}")
     batches = DataLoader(
-        read_pictures(folder, side=options.side),
+        dataset,
         batch_size=options.batch_size,
         shuffle=True,
         drop_last=True,

@@ -126,8 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(options.seed)
     device = torch.device(options.device)
     cameras = CAMERAS[: options.cameras]
+    dataset = Episodes(folder, cameras=cameras, chunk=CHUNK)
+    if len(dataset) < options.batch_size:
+        least = f"--batch-size {options.batch_size}"
+        raise SystemExit(f"{folder} has {len(dataset)} frames: fewer than {least}")
     loader = DataLoader(
-        Episodes(folder, cameras=cameras, chunk=CHUNK),
+        dataset,
         batch_size=options.batch_size,
         shuffle=True,
         drop_last=True,

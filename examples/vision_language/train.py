@@ -106,8 +106,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     make_documents(folder, count=options.documents)
     torch.manual_seed(options.seed)
     device = torch.device(options.device)
+    dataset = Documents(folder)
+    if len(dataset) < options.batch_size:
+        least = f"--batch-size {options.batch_size}"
+        raise SystemExit(f"{folder} has {len(dataset)} documents: fewer than {least}")
     batches = DataLoader(
-        Documents(folder),
+        dataset,
         batch_size=options.batch_size,
         shuffle=True,
         drop_last=True,
