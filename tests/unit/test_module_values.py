@@ -1,6 +1,7 @@
 """Which values of modules a script has set, as its text shows, and what of them can be sent."""
 
 import functools
+import json
 import logging
 import re
 import sys
@@ -92,6 +93,27 @@ def test_values_change_between_epochs_and_are_set_where_they_are_not(project):
     # What is not there is passed over.
     set_plain_values([("cfg_of_test", ["nothing", "a"], False, "1")])
     assert (cfg_of_test.options.depth, cfg_of_test.TABLE) == ((1, "a"), {"a": {2}})
+
+
+def test_a_value_that_is_there_stays_the_same_object_and_none_is_set_where_nothing_is(project):
+    import cfg_of_test
+
+    project("import cfg_of_test")
+    held = vars(cfg_of_test)["SIZE"] = [1, 2]
+    set_plain_values([("cfg_of_test", ["SIZE"], False, "[1, 2]")])
+    set_plain_values([("cfg_of_test", ["FRESH"], False, "None")])
+    set_plain_values([("cfg_of_test", ["TABLE", "b"], True, "None")])
+    assert cfg_of_test.SIZE is held
+    assert (cfg_of_test.FRESH, cfg_of_test.TABLE) == (None, {"a": 1, "b": None})
+
+
+def test_a_data_host_reads_no_texts_to_set_values_in_modules(project, monkeypatch):
+    import cfg_of_test
+
+    monkeypatch.setattr(module_values, "script_files", lambda: pytest.fail("texts are read"))
+    shared = json.dumps({"values in modules": [["cfg_of_test", ["SIZE"], False, "7"]]})
+    InheritedSettings(shared=shared).set()
+    assert cfg_of_test.SIZE == 7
 
 
 @pytest.mark.parametrize(

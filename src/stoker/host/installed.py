@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from types import ModuleType
 
@@ -46,12 +46,13 @@ def users_folders() -> tuple[str, ...]:
     return front_of([INSTALLED if is_installed(path) else path for path in absolute])
 
 
-def modules_in(folders: Iterable[str], names: Iterable[str]) -> set[str]:
+def modules_in(folders: Iterable[str], names: Container[str]) -> set[str]:
     """Returns those of the names that are modules in one of the folders."""
-    wanted = frozenset(names)
     modules: set[str] = set()
     for folder in folders:
-        shared = _names_in(folder) & wanted
+        # Of the folder's names, which are few: those of all modules would be read in each process
+        # that is forked, which copies their memory (2.5 ms).
+        shared = [name for name in _names_in(folder) if name in names]
         modules.update(name for name in shared if _has_module(folder, name))
     return modules
 

@@ -110,7 +110,7 @@ def forget_hidden(*, kept: Iterable[str] = ()) -> None:
 
 def _shared_names(folders: Sequence[str]) -> set[str]:
     """Returns imported names of which one of the folders has a module, too."""
-    return modules_in(folders, {name.partition(".")[0] for name in list(sys.modules)})
+    return modules_in(folders, sys.modules)
 
 
 def _is_hidden(name: str) -> bool:

@@ -21,6 +21,7 @@ class InheritedSetting:
         write: Sets what the value's JSON says.
         default: Its value in a fresh process.
         differs_by_rank: Ranks of one script often have different values.
+        is_compared: Written only where the value here is another one; False: `read` takes long.
     """
 
     name: str
@@ -29,6 +30,7 @@ class InheritedSetting:
     write: Callable[[str], None]
     default: object = UNKNOWN
     differs_by_rank: bool = False
+    is_compared: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ def setting(
     module: str = "sys",
     default: object = UNKNOWN,
     differs_by_rank: bool = False,
+    is_compared: bool = True,
 ) -> InheritedSetting:
     """Returns a setting whose `write` takes the value itself; see InheritedSetting.
 
@@ -70,4 +73,5 @@ def setting(
         write=write_json,
         default=default,
         differs_by_rank=differs_by_rank,
+        is_compared=is_compared,
     )

@@ -48,6 +48,7 @@ _MAX_FILE_BYTES = 1 << 20
 _MAX_VALUE_BYTES = 64 << 10
 _MAX_OBJECT_BYTES = 1 << 20
 _SMALL = (FunctionType, type, PurePath, re.Pattern, functools.partial)
+_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +230,9 @@ def _literal(value: object) -> str | None:
 
 
 def set_plain_values(values: list[tuple[str, list[str], bool, str]]) -> None:
+    """Sets values that `plain_values` has read; one that is there already stays the same object."""
     for module, path, is_key, text in values:
-        _set(module, path, is_key=is_key, value=ast.literal_eval(text))
+        _set(module, path, is_key=is_key, value=ast.literal_eval(text), text=text)
 
 
 def object_values() -> list[tuple[str, tuple[str, ...], bool, object]]:
@@ -294,16 +296,28 @@ def _is_original(each: SetValue) -> bool:
     return getattr(each.value, "__module__", None) == each.module
 
 
-def _set(module: str, path: "list[str] | tuple[str, ...]", *, is_key: bool, value: object) -> None:
+def _set(
+    module: str,
+    path: "list[str] | tuple[str, ...]",
+    *,
+    is_key: bool,
+    value: object,
+    text: str | None = None,
+) -> None:
+    """Sets a value, now or once its module is imported; one of the same `text` stays."""
+
     def write() -> None:
         # An attribute on the way may be made by the script.
         with contextlib.suppress(AttributeError, KeyError, TypeError):
             owner: object = sys.modules[module]
             for part in path[:-1]:
                 owner = getattr(owner, part)
+            last = path[-1]
             if is_key:
-                cast("dict[str, object]", owner)[path[-1]] = value
-            else:
-                setattr(owner, path[-1], value)
+                entries = cast("dict[str, object]", owner)
+                if text is None or _literal(entries.get(last, _MISSING)) != text:
+                    entries[last] = value
+            elif text is None or _literal(getattr(owner, last, _MISSING)) != text:
+                setattr(owner, last, value)
 
     when_imported(module, ".".join(path), write)

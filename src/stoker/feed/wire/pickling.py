@@ -89,10 +89,12 @@ def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
         return
     # Datasets may refer to each other in a circle.
     held = getattr(dataset, "__dict__", {}) if depth else {}
-    several = held.get("datasets")
-    parts = several.values() if isinstance(several, dict) else several
     if "dataset" in held:
         yield from factories_in(held["dataset"], depth - 1)
+    if "datasets" not in held:
+        return
+    several = held["datasets"]
+    parts = several.values() if isinstance(several, dict) else several
     for part in parts if isinstance(parts, Iterable) else ():
         yield from factories_in(part, depth - 1)
 

@@ -40,7 +40,7 @@ SETTINGS: tuple[InheritedSetting, ...] = (
     *PYTHON_SETTINGS,
     *TORCH_SETTINGS,
     *LIBRARY_SETTINGS,
-    setting("values in modules", plain_values, set_plain_values, default=[]),
+    setting("values in modules", plain_values, set_plain_values, default=[], is_compared=False),
 )
 REGISTERS: tuple[InheritedObjects, ...] = (
     *PYTHON_OBJECTS,
@@ -139,7 +139,7 @@ def _write(each: InheritedSetting, value: object, *, is_given: bool) -> None:
 
     def write() -> None:
         try:
-            if _as_json(_read(each)) != value:
+            if not each.is_compared or _as_json(_read(each)) != value:
                 each.write(json.dumps(value))
         except Exception as err:
             _say_once(f"{each.name} is not as in the script: {type(err).__name__}: {err}")
