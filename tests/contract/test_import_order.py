@@ -37,7 +37,7 @@ from importlib import metadata
 from stoker.feed.agent.forkserver import import_ahead
 from stoker.feed.wire.imported_code import ImportedCode
 import_ahead()
-metadata.version = None
+metadata.distribution = None
 print(sorted(ImportedCode().facts(["torch", "numpy", "PIL"]).versions))
 """
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

@@ -2,12 +2,14 @@ import importlib
 import sys
 import types
 import zipfile
+from importlib import metadata
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 
 import pytest
 import torch
 
-from stoker.feed.wire.imported_code import CodeFacts, ImportedCode
+from stoker.feed.wire import imported_code
+from stoker.feed.wire.imported_code import CodeFacts, ImportedCode, installed_version
 
 
 @pytest.fixture
@@ -98,3 +100,19 @@ def test_only_what_both_have_can_differ_imported_or_not(write):
     assert told.endswith("; and 1 more")
     versions = code.differences(CodeFacts({}, {"torch": "0.9"}))
     assert versions.endswith("on the data host, 0.9 in the trainer")
+
+
+@pytest.mark.parametrize(
+    "package", ["torch", "numpy", "cloudpickle", "zmq", "pyzmq", "nothing-such"]
+)
+def test_an_installed_version_is_the_one_that_the_metadata_package_reads(package):
+    try:
+        version = metadata.version(package).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        version = str(getattr(sys.modules.get(package), "__version__", ""))
+    assert installed_version(package) == version
+
+
+def test_no_file_of_an_installed_package_is_read(monkeypatch):
+    monkeypatch.setattr(imported_code, "_digest", lambda spec: pytest.fail(spec.name))
+    assert ImportedCode().facts(["torch.utils.data", "numpy"]).files == {}

@@ -27,6 +27,7 @@ INSTALLED = re.compile(
 )
 _NOT_COMPARED = sys.stdlib_module_names | {"__main__", "stoker", "cloudpickle"}
 _MAX_SHOWN = 3
+_VERSION = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +106,16 @@ class ImportedCode:
         return f"its code differs from the trainer's: {what}" if what else ""
 
     def _of_user(self, name: str) -> _Imported | None:
-        imported = self._module(name)
-        if imported is None or not imported.digest or INSTALLED.search(imported.spec.origin or ""):
+        _, spec = _module_and_spec(name)
+        # First: the files of installed packages are large.
+        if spec is None or INSTALLED.search(spec.origin or ""):
             return None
-        return imported
+        imported = self._module(name)
+        return imported if imported is not None and imported.digest else None
 
     def _module(self, name: str) -> _Imported | None:
-        module = sys.modules.get(name)
-        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
-        if not isinstance(module, ModuleType) or not isinstance(spec, ModuleSpec):
+        module, spec = _module_and_spec(name)
+        if module is None or spec is None:
             return None
         imported = self._modules.get(name)
         if imported is None or imported.spec is not spec:
@@ -127,6 +129,14 @@ class ImportedCode:
 def imported_code() -> ImportedCode:
     """Returns this process's imported code; a forked child begins with its parent's."""
     return ImportedCode()
+
+
+def _module_and_spec(name: str) -> tuple[ModuleType | None, ModuleSpec | None]:
+    module = sys.modules.get(name)
+    spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+    if not isinstance(module, ModuleType) or not isinstance(spec, ModuleSpec):
+        return None, None
+    return module, spec
 
 
 def _on_disk(name: str) -> _Imported | None:
@@ -168,7 +178,13 @@ def _used_by(module: ModuleType) -> set[str]:
 def installed_version(package: str) -> str:
     """Returns a package's version without the build (+cpu, +cu124); empty: unknown."""
     try:
-        version: object = metadata.version(package)
+        version: object = _version_in_metadata(metadata.distribution(package))
     except (metadata.PackageNotFoundError, ValueError):
         version = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
     return str(version or "").partition("+")[0]
+
+
+def _version_in_metadata(distribution: metadata.Distribution) -> str:
+    # The package that reads it all takes 1 ms for torch's, most of which is a description.
+    match = _VERSION.search(distribution.read_text("METADATA") or "")
+    return distribution.version if match is None else match[1]
