@@ -8,6 +8,7 @@ import heapq
 import io
 import itertools
 import os
+import queue
 import random
 from types import SimpleNamespace
 
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.feed.changes import Watch
+from stoker.feed import changes
+from stoker.feed.changes import Watch, path_of_waiting
 
 LEVEL = 0
 STRENGTH = contextvars.ContextVar("STRENGTH", default=0)
@@ -147,7 +149,16 @@ def test_what_a_loop_changes_near_the_dataset_is_seen(kind, depth):
 
 @pytest.mark.parametrize("kind", OPAQUE)
 def test_an_iterator_that_does_not_show_its_position_may_wait_for_the_loop(kind):
-    assert Watch({"dataset": Samples(OPAQUE[kind]())}).waits == "dataset.held"
+    roots = {"dataset": Samples(OPAQUE[kind]())}
+    assert Watch(roots).waits == path_of_waiting(roots) == "dataset.held"
+
+
+def test_what_may_wait_is_found_without_a_look_at_contents(monkeypatch):
+    monkeypatch.setattr(changes, "_content", lambda value: pytest.fail("contents are read"))
+    line = queue.Queue()
+    roots = {"dataset": Samples([np.zeros(10), line])}
+    assert path_of_waiting(roots) == "dataset.held[1]"
+    assert path_of_waiting(roots, apart=(line,)) == ""
 
 
 @pytest.mark.parametrize("kind", FAR)

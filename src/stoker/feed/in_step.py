@@ -14,7 +14,7 @@ from typing import Literal
 from torch.utils.data import DataLoader
 
 from stoker.feed.bookkeeping import LoaderBooks
-from stoker.feed.changes import Depth, Watch, forget, making
+from stoker.feed.changes import Depth, Watch, forget, making, path_of_waiting
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.iterators import TrainerMaker
 from stoker.feed.seeding import Numbered, Seeding
@@ -198,5 +198,4 @@ def what_waits(loader: "DataLoader[object]") -> str:
     parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     roots = {"sampler": loader._index_sampler}
     # A sampler knows the dataset, too, by a longer path.
-    sampler = Watch(roots, apart=tuple(parts.values()))
-    return sampler.waits or Watch(parts).waits
+    return path_of_waiting(roots, apart=tuple(parts.values())) or path_of_waiting(parts)

@@ -90,13 +90,14 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._in_step: InStep | None = None
         # The script does not wait for data hosts until the first one is ready.
         self._makes_meanwhile = False
+        self._begin()
+        # After it: data hosts get the spec meanwhile, and nothing is asked for before `next`.
         if stay_here is not None:
             self._in_step = InStep(loader, books, seeding=self._seeding, say=stay_here)
             self._in_step.begin(is_stream=self._spec.is_iterable)
             # Those of a stream follow from each other: one process makes them.
             may_make = self._in_step.may_make_meanwhile(process.settings.feed)
             self._makes_meanwhile = may_make and not self._spec.is_iterable
-        self._begin()
 
     def _new_schedule(self, max_bytes: int) -> Scheduler:
         return BatchScheduler(max_bytes=max_bytes)
