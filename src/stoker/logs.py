@@ -115,6 +115,7 @@ class EventName(StrEnum):
     LEASE_RENEW_FAILED = auto()  # The job's lease could not be renewed.
     LEASE_RENEWED = auto()  # The job's lease was renewed.
     LOADER_MADE_HERE = auto()  # The trainer's host makes a DataLoader's batches; the text says why.
+    LOADER_NOT_BALANCED = auto()  # Samples are not dealt to ranks by cost; the text says why.
     LOADER_NOT_SHIPPABLE = auto()  # A DataLoader cannot be sent; its batches are made locally.
     LOADERS_TOO_SHORT = auto()  # A data host costs more than it saves; batches are made locally.
     LOCAL_BATCH_OVERDUE = auto()  # A batch made locally takes much longer than others.

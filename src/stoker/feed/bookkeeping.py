@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
@@ -29,6 +29,8 @@ from stoker.logs import EventName, Log
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+    from stoker.feed.balance import CostsState, SampleCosts
 
 _MAX_FORMER = 100
 _MAX_REASONS = 3
@@ -87,6 +89,8 @@ class LoaderState(TypedDict):
     keeps_seed: bool
     begun: EpochBeginning | None
     now: SamplerSnapshot
+    # With `feed.balance: cost`.
+    costs: NotRequired["CostsState"]
 
 
 class Rewind:
@@ -236,6 +240,7 @@ class LoaderBooks:
         num_tried: Without workers: batches that were made one by one while the script changed
             nothing.
         num_changes: Epochs in which it did, later.
+        costs: What samples cost, if they are dealt to the ranks by it.
     """
 
     number: int
@@ -248,6 +253,7 @@ class LoaderBooks:
     placement: Placement = Placement()
     num_tried: int = 0
     num_changes: int = 0
+    costs: "SampleCosts | None" = None
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def next_epoch(self) -> int:
@@ -391,6 +397,8 @@ class TrainerProcess:
     said_seeding: bool = False
     said_pinning: bool = False
     said_unsent: bool = False
+    # Numbers of loaders whose samples are not dealt by cost.
+    said_unbalanced: set[int] = field(default_factory=set)
     # Why data hosts did not help: of loaders that were placed here, and of hosts.
     made_here: list[str] = field(default_factory=list)
     # Of these, the reasons of loaders that cannot be sent.
@@ -449,6 +457,22 @@ class TrainerProcess:
 
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
         return self._books.get(id(loader))
+
+    def say_unbalanced(self, loader: "DataLoader[object]", *, why: str) -> None:
+        """Says once why the samples of a loader are not dealt to the ranks by their cost."""
+        number = self.books(loader).number
+        if self.settings.rank or number in self.said_unbalanced:
+            return
+        self.said_unbalanced.add(number)
+        making = making_of(loader)
+        which = "a loader"
+        if making is not None and making.lines:
+            file, line = making.lines[0]
+            which = f"the loader of {os.path.basename(file)}:{line}"
+        Log(run=self.settings.run_id, host=self.settings.host).event(
+            EventName.LOADER_NOT_BALANCED,
+            text=f"feed.balance: the samples of {which} are not dealt by cost: {why}",
+        )
 
     def share(self, workers_of_host: int) -> int:
         share, rest = divmod(workers_of_host, self.settings.local_world_size)

@@ -75,6 +75,8 @@ class Epoch:
         self.number = self.order.position.epoch
         self._next_batch_number = self.order.position.first
         self._sizes: deque[int] = deque()
+        # Of batches on their way, where costs of samples are measured.
+        self._indices: deque[object] = deque()
         self.steps: Steps = self._process.timeline.epoch(
             loader=self._books.number,
             # Batches are seeded by the loader's own epoch; the timeline counts on over loaders.
@@ -85,6 +87,8 @@ class Epoch:
 
     def numbered(self, base_seed: int, index: object) -> Numbered:
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
+        if self._books.costs is not None:
+            self._indices.append(index)
         seed_words: tuple[int, ...] = (
             base_seed,
             self._replica,
@@ -123,7 +127,15 @@ class Epoch:
     def end_in_finalizer(self) -> None:
         self.steps.end_in_finalizer()
 
+    def measured(self, sizes: bytes) -> None:
+        """Notes what the samples of the next batch cost, before the script gets it."""
+        costs = self._books.costs
+        if costs is not None and self._indices:
+            costs.note(cast("Iterable[object]", self._indices[0]), sizes)
+
     def _next_size(self) -> int:
+        if self._indices:
+            self._indices.popleft()
         return self._sizes.popleft() if self._sizes else 0
 
 

@@ -224,6 +224,8 @@ def state_of(
     if loaded is not None:
         return _not_begun(loaded, now)
     state = _state(loader, process, parts, books, now)
+    if books.costs is not None:
+        state["costs"] = books.costs.state()
     if position is not None and (is_under_way or not position.is_over):
         if position.rewind is not None:
             position.rewind.show_drawn(parts.generators, now)

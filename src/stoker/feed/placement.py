@@ -125,6 +125,9 @@ def place_here(
 
 def _is_too_short(loader: AnyLoader, process: TrainerProcess) -> bool:
     """Returns whether a loader's start on data hosts costs more than its batches give."""
+    if process.settings.feed.balance is not None:
+        # Ranks exchange costs at each iter(): none may go its own way.
+        return False
     line, life = process.line_of(loader), process.books(loader).life
     place = line.place_of(life, length=_length_of(loader))
     if place == "here" and next(factories_in(loader.dataset), None) is not None:
@@ -235,6 +238,8 @@ def _planned_iterator(
     loader: AnyLoader, process: TrainerProcess
 ) -> TorchIterator | PlannedIterator:
     """Returns an iterator over torch's workers, as many as a plan or else the script says."""
+    if process.settings.feed.balance is not None and process.settings.world_size > 1:
+        process.say_unbalanced(loader, why="there are no data hosts")
     count = _decided_workers(loader, process)
     is_stream = loader._dataset_kind == _DatasetKind.Iterable
     if not count or count == loader.num_workers or is_stream:

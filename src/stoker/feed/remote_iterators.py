@@ -1,7 +1,7 @@
 """Iterators of a loader under a data group, for map-style and iterable datasets."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from itertools import chain, repeat
 from typing import cast
@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import (
 )
 
 from stoker.errors import ShippingError
+from stoker.feed.balance import MeasuringCollate, SampleCosts, why_unbalanced
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, start_method_of, worker_init_of
@@ -66,7 +67,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         """
         self._loader = loader
         self._process = process
-        self._spec = _spec_of(loader, num_shards=process.settings.feed.shards or 0)
+        self._spec = _spec_of(loader, process)
         # A stream is seeded once, as one of torch's workers is; batches follow from it.
         self._seeding: Seeding = (
             "torch" if self._spec.is_iterable else process.settings.feed.seeding
@@ -208,6 +209,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _fed_data(self) -> object:
         outcome = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
+        if outcome.sizes:
+            self._epoch.measured(outcome.sizes)
         if self._may_pin:
             device = self._unasked_pinning()
             if device is not None:
@@ -294,7 +297,11 @@ def _raising(error: BaseException | None) -> Iterator[Numbered]:
     yield from ()
 
 
-def _spec_of(loader: "DataLoader[object]", *, num_shards: int) -> DatasetSpec:
+def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSpec:
+    num_shards = process.settings.feed.shards or 0
+    collate_fn = cast("Callable[[object], object]", loader.collate_fn)
+    if _begins_balance(loader, process):
+        collate_fn = MeasuringCollate(collate_fn)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     shown_workers = loader.num_workers
     if is_iterable:
@@ -310,7 +317,7 @@ def _spec_of(loader: "DataLoader[object]", *, num_shards: int) -> DatasetSpec:
     return DatasetSpec(
         start_method=start_method_of(loader),
         dataset=loader.dataset,
-        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        collate_fn=collate_fn,
         worker_init_fn=init,
         auto_collation=loader._auto_collation,
         num_workers=shown_workers,
@@ -319,6 +326,21 @@ def _spec_of(loader: "DataLoader[object]", *, num_shards: int) -> DatasetSpec:
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
     )
+
+
+def _begins_balance(loader: "DataLoader[object]", process: TrainerProcess) -> bool:
+    """Returns whether the loader's samples are dealt to the ranks by cost; says once if not."""
+    settings, books = process.settings, process.books(loader)
+    if settings.feed.balance is None or settings.world_size < 2:
+        return False
+    if books.costs is not None:
+        return True
+    why = why_unbalanced(loader, world_size=settings.world_size, rank=settings.rank)
+    if not why:
+        books.costs = SampleCosts(len(cast("Sized", loader.dataset)))
+        return True
+    process.say_unbalanced(loader, why=why)
+    return False
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:

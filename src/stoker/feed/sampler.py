@@ -3,14 +3,15 @@
 import copy
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import cast
 
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
-from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
+from stoker.feed.balance import SampleCosts, balanced
+from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.loader_state import (
     Stateful,
@@ -30,7 +31,10 @@ class SamplerOrder:
     ) -> None:
         self._books = books
         self._is_inline = is_inline
-        self._sampler = loader._index_sampler
+        self._costs = books.costs if is_fed else None
+        self._sampler: Iterable[object] = loader._index_sampler
+        if self._costs is not None:
+            self._sampler = balanced(loader, self._costs)
         self._generator = loader.generator
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
@@ -60,6 +64,8 @@ class SamplerOrder:
         if state is not None and state["begun"] is not None and not can_resume:
             raise stream_error(self._dataset)
         books.loaded = None
+        if self._costs is not None:
+            _begin_costs(self._costs, state)
         self._draws_seed = False
         # With workers torch makes an iterator of the sampler twice, unless one is used again.
         self._iters_left = 2 if self._has_workers and not again else 1
@@ -200,6 +206,14 @@ class SamplerOrder:
 
     def _seeding_state(self) -> torch.Tensor:
         return torch.get_rng_state() if self._generator is None else self._generator.get_state()
+
+
+def _begin_costs(costs: SampleCosts, state: LoaderState | None) -> None:
+    """Takes the costs by which the epoch is dealt: those of its state, or those of all ranks."""
+    if state is not None and "costs" in state:
+        costs.load(state["costs"])
+    if state is None or state["begun"] is None:
+        costs.exchange()
 
 
 class _Draws:

@@ -226,6 +226,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         seeding: What seeds the random state of a batch. `batch`: epoch and batch number, so that
             any worker makes the same bytes; `sample`: epoch and sample, also with another batch
             size or number of ranks; `torch`: the worker.
+        balance: Which rank gets which samples of a global batch. cost: as many as before, dealt so
+            that all ranks have about the same bytes to train on, where samples differ in length;
+            for loaders with workers and a DistributedSampler. None: as the script's sampler does.
         model_parallel_size: Ranks per replica of the model, which get the same batches.
         replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
@@ -271,6 +274,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_bytes: PositiveInt | None = None
     accept_pickles: bool = True
     seeding: Literal["batch", "sample", "torch"] = "batch"
+    balance: Literal["cost"] | None = None
     model_parallel_size: PositiveInt = 1
     replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 60.0

@@ -270,6 +270,7 @@ class Outbox:
                 worker=result.worker,
                 digest=result.digest,
                 state=result.state,
+                sizes=result.sizes,
             )
             self._send_batch(request, batch, result)
 

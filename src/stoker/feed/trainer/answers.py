@@ -232,6 +232,7 @@ class Answers:
             allow_pickle=self._accepts_pickles,
             keeps_block=session.keeps_blocks,
         )
+        outcome.sizes = made.sizes
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
         with self._shared.lock:
             if session.epoch_id != made.epoch_id or not session.is_busy:
@@ -463,6 +464,7 @@ class LocalAnswers:
                 allow_pickle=True,
                 keeps_block=session.keeps_blocks,
             )
+            outcome.sizes = result.sizes
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
                 session.deliver(batch_number, outcome, is_final=result.is_final)

@@ -199,11 +199,13 @@ class BatchOutcome(msgspec.Struct):
     Attributes:
         value: The batch; a BlockBatch, if the session keeps blocks.
         is_pinned: Pinned memory has all of it, as torch would pin it.
+        sizes: Bytes of its samples, as `balance.sizes_of` packs them; empty: not measured.
     """
 
     value: object = None
     error: BaseException | None = None
     is_pinned: bool = False
+    sizes: bytes = b""
 
 
 class BatchBuffers:

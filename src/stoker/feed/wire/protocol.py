@@ -36,7 +36,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -67,6 +67,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 # Random states of a stream: 5 kB, and 16 to 3,000 bytes for each further generator.
 States = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+# 8 bytes for each sample of a batch.
+Sizes = Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
@@ -440,7 +442,7 @@ class Made(OfBatch, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     `digest` is of all batches of its stream in this epoch, `state` the random states at its
-    beginning.
+    beginning. `sizes` are the bytes of its samples (balance.sizes_of), if the session balances.
     """
 
     tree: bytes
@@ -450,6 +452,7 @@ class Made(OfBatch, frozen=True, kw_only=True):
     generation: Count = 0
     digest: Count = 0
     state: States = b""
+    sizes: Sizes = b""
 
 
 class Ended(OfBatch, frozen=True, kw_only=True):

@@ -62,7 +62,7 @@ class SlotClosed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """A batch, in that slot (-1: it has no payload)."""
+    """A batch, in that slot (-1: it has no payload); `sizes` as in `protocol.Made`."""
 
     slot: int
     tree: bytes
@@ -71,6 +71,7 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     wall_seconds: float
     digest: int = 0
     state: bytes = b""
+    sizes: bytes = b""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):

@@ -115,6 +115,7 @@ class Result:
         digest, state: Of a shard, as in `protocol.Made`.
         is_end: The shard has no batch there.
         is_final: The shard raised and cannot continue.
+        sizes: As in `protocol.Made`.
     """
 
     job: WorkerJob
@@ -130,6 +131,7 @@ class Result:
     state: bytes = b""
     is_end: bool = False
     is_final: bool = False
+    sizes: bytes = b""
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
@@ -226,6 +228,7 @@ class WorkerEnd:
         result = self._finish()
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
+        result.sizes = batch.sizes
         # Errors do not reset it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:

@@ -184,6 +184,10 @@ class ShardSource:
         self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
         return self.digest, self._state
 
+    def sizes(self) -> bytes:
+        # Ranks have streams of their own.
+        return b""
+
     def failed(self, err: Exception) -> Error:
         self._note_error(err)
         words = f"{type(err).__name__} in {self._stream.name}"

@@ -21,6 +21,7 @@ from torch.utils.data._utils import collate as torch_collate
 
 from stoker.errors import ShippingError
 from stoker.feed import seeding, why_unfed
+from stoker.feed.balance import MeasuringCollate
 from stoker.feed.data_worker import become_data_worker, hide_worker
 from stoker.feed.seeding import Seeder
 from stoker.feed.why_unfed import Side
@@ -182,9 +183,16 @@ def answer(order: Make, slots: Slots, source: "Source") -> Batch | Error | End:
         slots.close_batch()
     # Outside of `try`: an error here is not the dataset's.
     digest, state = source.made(encoded, slot)
-    cpu_seconds = time.process_time() - cpu
-    wall_seconds = time.monotonic() - wall
-    return Batch(slot, encoded.tree, encoded.nbytes, cpu_seconds, wall_seconds, digest, state)
+    return Batch(
+        slot,
+        encoded.tree,
+        encoded.nbytes,
+        cpu_seconds=time.process_time() - cpu,
+        wall_seconds=time.monotonic() - wall,
+        digest=digest,
+        state=state,
+        sizes=source.sizes(),
+    )
 
 
 class Source(Protocol):
@@ -195,6 +203,9 @@ class Source(Protocol):
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
         """Returns digest and states of a batch, where it is of a shard."""
+
+    def sizes(self) -> bytes:
+        """Returns the bytes of the last batch's samples, where they are measured."""
 
     def failed(self, err: Exception) -> Error:
         """Returns the answer for what `make` raised."""
@@ -212,6 +223,9 @@ class BrokenSource:
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
         return 0, b""
+
+    def sizes(self) -> bytes:
+        return b""
 
     def failed(self, err: Exception) -> Error:
         return self._error
@@ -287,6 +301,10 @@ class IndexedSource:
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
         # Only shards have a digest and states.
         return 0, b""
+
+    def sizes(self) -> bytes:
+        collate_fn = self._spec.collate_fn
+        return collate_fn.sizes if isinstance(collate_fn, MeasuringCollate) else b""
 
     def failed(self, err: Exception) -> Error:
         where = "" if self._at is None else f"index {self._at!r} of "

@@ -1,0 +1,327 @@
+"""Balanced ranks: the samples of a global batch are dealt to the ranks by what they cost.
+
+With lengths that vary, the rank with the longest samples keeps all others waiting in each step. The
+*global batch* is what all ranks train on in one step. Its samples stay the same, and each rank gets
+as many as before; which rank gets which is decided by their measured cost: the bytes of a sample as
+the dataset returns it, before it is collated and padded.
+
+Each rank measures the samples that it gets. At the begin of an epoch the ranks exchange what is new
+by a group of torch.distributed of their own (Gloo, on the CPU), so that all deal alike. Until a
+sample has been measured, it counts as the median of those that are known; in the first epoch none
+is known, and each rank has the samples of torch's own order. All sums are of whole numbers: ranks
+on different CPUs come to the same deal.
+"""
+
+import copy
+import heapq
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TypedDict, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from stoker.errors import FeedError
+
+# Classes of cost for each doubling of the bytes: one is 1.1 % more than the one before.
+_CLASSES_PER_DOUBLING = 64
+_DOUBLINGS = 40
+_MAX_CLASS = 1 + _CLASSES_PER_DOUBLING * _DOUBLINGS
+# Exchanges after the deal, which takes the longest samples first.
+_MAX_EXCHANGES = 64
+# The other ranks begin their epoch at the same time, or never.
+_EXCHANGE_SECONDS = 300.0
+# Parts of a sample that are looked at; those behind them count as the ones before.
+_MAX_PARTS = 1000
+
+Classes = npt.NDArray[np.uint16]
+
+
+class CostsState(TypedDict):
+    """Costs in a loader's state: of all samples, and those that this rank measured since.
+
+    Attributes:
+        table: Classes of all samples (uint16, 0: unknown), compressed; as they were dealt by.
+        fresh: Index to class, of the current epoch.
+    """
+
+    table: bytes
+    fresh: dict[int, int]
+
+
+def sample_bytes(sample: object) -> int:
+    """Returns the bytes of a sample's arrays, tensors and texts; of other values 8 each.
+
+    Looks at 1,000 parts at most: a longer list counts as its first parts say.
+    """
+    left = [_MAX_PARTS]
+    return _bytes_of(sample, left)
+
+
+def _bytes_of(value: object, left: list[int]) -> int:
+    left[0] -= 1
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return len(value)
+    if isinstance(value, Mapping):
+        return _bytes_of_many(tuple(value.values()), left)
+    if isinstance(value, list | tuple | set | frozenset):
+        return _bytes_of_many(tuple(value), left)
+    size = getattr(value, "size", None)
+    if isinstance(size, tuple) and hasattr(value, "getbands"):
+        # An image of Pillow.
+        return int(math.prod(size)) * len(value.getbands())
+    fields = getattr(value, "__dict__", None)
+    return _bytes_of_many(tuple(fields.values()), left) if fields else 8
+
+
+def _bytes_of_many(parts: Sequence[object], left: list[int]) -> int:
+    total = num_seen = 0
+    for part in parts:
+        if left[0] <= 0:
+            break
+        total += _bytes_of(part, left)
+        num_seen += 1
+    return total * len(parts) // num_seen if num_seen else 0
+
+
+def class_of(nbytes: int) -> int:
+    """Returns the class of a cost, 1 to 65,535; 64 to a doubling."""
+    return min(1 + round(_CLASSES_PER_DOUBLING * math.log2(max(1, nbytes))), _MAX_CLASS)
+
+
+def cost_of(cost_class: int) -> int:
+    """Returns the cost of a class in 1/1024 bytes, rounded down: the same on any CPU."""
+    doublings, part = divmod(cost_class - 1, _CLASSES_PER_DOUBLING)
+    return _PARTS[part] << doublings
+
+
+def _parts() -> tuple[int, ...]:
+    """Returns 1024 times the powers of 2 ** (1/64) below 2, by square roots of whole numbers."""
+    one = 1 << 64
+    step = 2 * one
+    for _ in range(_CLASSES_PER_DOUBLING.bit_length() - 1):
+        step = math.isqrt(step * one)
+    powers = itertools.accumulate(
+        range(_CLASSES_PER_DOUBLING - 1), lambda power, _: power * step >> 64, initial=one
+    )
+    return tuple(power >> 54 for power in powers)
+
+
+_PARTS = _parts()
+
+
+def deal(costs: Sequence[int], *, num_ranks: int) -> list[list[int]]:
+    """Deals the samples of a global batch to the ranks, as many to each, by their cost.
+
+    The longest sample goes first, each to the rank that has the least (LPT, Graham 1969) among
+    those with room; then the most loaded rank exchanges samples with others as long as it helps.
+
+    Args:
+        costs: Of each sample, more than 0; a multiple of `num_ranks` of them.
+
+    Returns:
+        For each rank the places of its samples in the global batch, in ascending order.
+    """
+    room = len(costs) // num_ranks
+    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    # Of equal ones the first: all ranks deal alike.
+    for place in sorted(range(len(costs)), key=lambda place: (-costs[place], place)):
+        load, rank = heapq.heappop(loads)
+        hands[rank].append(place)
+        if len(hands[rank]) < room:
+            heapq.heappush(loads, (load + costs[place], rank))
+    _exchange(hands, costs)
+    return [sorted(hand) for hand in hands]
+
+
+def _exchange(hands: list[list[int]], costs: Sequence[int]) -> None:
+    """Exchanges samples of the most and the least loaded rank, as long as that helps."""
+    loads = [sum(map(costs.__getitem__, hand)) for hand in hands]
+    for _ in range(_MAX_EXCHANGES):
+        most, least = loads.index(max(loads)), loads.index(min(loads))
+        longer = np.array([costs[place] for place in hands[most]])
+        shorter = np.array([costs[place] for place in hands[least]])
+        # What the higher of the two would have after each possible exchange.
+        moved = longer[:, None] - shorter[None, :]
+        higher = np.maximum(loads[most] - moved, loads[least] + moved)
+        ours, theirs = divmod(int(higher.argmin()), len(shorter))
+        if higher[ours, theirs] >= loads[most]:
+            return
+        hands[most][ours], hands[least][theirs] = hands[least][theirs], hands[most][ours]
+        loads[most] -= int(moved[ours, theirs])
+        loads[least] += int(moved[ours, theirs])
+
+
+class SampleCosts:
+    """What the samples of a dataset cost, as far as ranks have measured it; one for each loader.
+
+    Args:
+        num_samples: Of the dataset.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self._table: Classes = np.zeros(num_samples, dtype=np.uint16)
+        self._fresh: dict[int, int] = {}
+        # The median class of those known; 0: to be looked up.
+        self._usual = 0
+        self._group: dist.ProcessGroup | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any sample's cost is known."""
+        return bool(self._table.any())
+
+    def note(self, indices: Iterable[object], sizes: bytes) -> None:
+        """Notes the bytes of a batch's samples, as `sizes_of` packs them."""
+        for index, nbytes in zip(indices, np.frombuffer(sizes, dtype="<u8"), strict=False):
+            self._fresh[int(cast("int", index))] = class_of(int(nbytes))
+
+    def costs_of(self, indices: Sequence[int]) -> list[int]:
+        """Returns the costs of these samples; of unknown ones the median of all that are known."""
+        classes: list[int] = self._table[np.asarray(indices, dtype=np.int64)].tolist()
+        if self._usual == 0:
+            measured = np.sort(self._table[self._table > 0])
+            self._usual = int(measured[measured.size // 2]) if measured.size else 1
+        return [cost_of(cost_class or self._usual) for cost_class in classes]
+
+    def exchange(self) -> None:
+        """Exchanges with all ranks what each has measured since the last time.
+
+        Blocks until all ranks of torch.distributed have called it, 300 s at most.
+
+        Raises:
+            FeedError: If a rank did not come.
+        """
+        merged: list[dict[int, int]] = [{} for _ in range(dist.get_world_size())]
+        try:
+            if self._group is None:
+                seconds = timedelta(seconds=_EXCHANGE_SECONDS)
+                self._group = dist.new_group(backend="gloo", timeout=seconds)
+            dist.all_gather_object(merged, self._fresh, group=self._group)
+        except RuntimeError as err:
+            raise FeedError(
+                f"the ranks could not exchange what samples cost: {err}",
+                where="feed.balance: cost, at the begin of an epoch",
+                fix="let all ranks iterate over this loader, or set feed.balance: false",
+            ) from err
+        for fresh in merged:
+            for index, cost in fresh.items():
+                self._table[index] = cost
+        self._fresh = {}
+        self._usual = 0
+
+    def state(self) -> CostsState:
+        """Returns what `load` takes."""
+        return CostsState(table=zlib.compress(self._table.tobytes(), 1), fresh=dict(self._fresh))
+
+    def load(self, state: CostsState) -> None:
+        """Goes on from a saved state, whose epoch was dealt by its table."""
+        table = np.frombuffer(zlib.decompress(state["table"]), dtype=np.uint16)
+        self._table = table.copy()
+        self._usual = 0
+        self._fresh = dict(state["fresh"])
+
+
+def sizes_of(samples: Iterable[object]) -> bytes:
+    """Returns the bytes of each sample, packed for `SampleCosts.note` (8 bytes each)."""
+    return np.array([sample_bytes(sample) for sample in samples], dtype="<u8").tobytes()
+
+
+class MeasuringCollate:
+    """A collate function that notes the bytes of its samples; sent in the place of the loader's.
+
+    Attributes:
+        sizes: Of the last batch's samples, as `sizes_of` packs them.
+    """
+
+    def __init__(self, collate_fn: Callable[[object], object]) -> None:
+        self.collate_fn = collate_fn
+        self.sizes = b""
+
+    def __call__(self, samples: object) -> object:
+        self.sizes = sizes_of(cast("Iterable[object]", samples))
+        return self.collate_fn(samples)
+
+
+class BalancedSampler:
+    """A loader's batch sampler whose batches are dealt to the ranks by cost.
+
+    Args:
+        num_replicas: Ranks that get different batches.
+        replica: Which of them this one is.
+    """
+
+    def __init__(
+        self, sampler: BatchSampler, costs: SampleCosts, *, num_replicas: int, replica: int
+    ) -> None:
+        self._sampler = sampler
+        self._costs = costs
+        self._num_replicas = num_replicas
+        self._replica = replica
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        of_all = _of_all_ranks(cast("DistributedSampler[object]", self._sampler.sampler))
+        size = self._sampler.batch_size * self._num_replicas
+        for start in range(0, len(of_all), size):
+            batch = of_all[start : start + size]
+            if len(batch) < size and self._sampler.drop_last:
+                return
+            yield self._part(batch)
+
+    def _part(self, batch: list[int]) -> list[int]:
+        if not self._costs.is_known:
+            # As DistributedSampler deals.
+            return batch[self._replica :: self._num_replicas]
+        hands = deal(self._costs.costs_of(batch), num_ranks=self._num_replicas)
+        return [batch[place] for place in hands[self._replica]]
+
+
+def _of_all_ranks(sampler: "DistributedSampler[object]") -> list[int]:
+    """Returns what the samplers of all ranks give in this epoch, one rank after the other."""
+    whole = copy.copy(sampler)
+    whole.num_replicas, whole.rank = 1, 0
+    whole.num_samples = sampler.total_size
+    return list(cast("Iterator[int]", iter(whole)))
+
+
+def balanced(loader: "DataLoader[object]", costs: SampleCosts) -> BalancedSampler:
+    """Returns the sampler of a loader for which `why_unbalanced` was empty."""
+    batches = cast("BatchSampler", loader.batch_sampler)
+    of_rank = cast("DistributedSampler[object]", batches.sampler)
+    return BalancedSampler(batches, costs, num_replicas=of_rank.num_replicas, replica=of_rank.rank)
+
+
+def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) -> str:
+    """Returns why this loader's batches cannot be dealt by cost; empty: they can be."""
+    sampler = cast("BatchSampler | None", loader.batch_sampler)
+    if sampler is None:
+        return "it has no batches of its own (batch_size=None)"
+    if type(sampler).__iter__ is not BatchSampler.__iter__:
+        return f"its {type(sampler).__name__} is not torch's BatchSampler"
+    of_rank = sampler.sampler
+    if type(of_rank).__iter__ is not DistributedSampler.__iter__:
+        name = type(of_rank).__name__
+        return f"its {name} is not torch's DistributedSampler: what other ranks get is not known"
+    of_all = cast("DistributedSampler[object]", of_rank)
+    if (of_all.num_replicas, of_all.rank) != (world_size, rank):
+        its = f"rank {of_all.rank} of {of_all.num_replicas}"
+        return f"its DistributedSampler is for {its}, and this is rank {rank} of {world_size}"
+    if loader.num_workers == 0:
+        return "it has no workers (num_workers=0)"
+    if not (dist.is_available() and dist.is_initialized()):
+        return "torch.distributed is not initialised"
+    return ""
