@@ -189,7 +189,7 @@ class Seeder:
         """Returns what `make` returns, called again if the dataset has made a new generator."""
         self._set_info(seed_words)
         for _ in range(_MAX_TIMES - 1):
-            self._seed_batch(seed_words)
+            self.seed_batch(seed_words)
             try:
                 batch = make()
             except Exception:
@@ -202,7 +202,7 @@ class Seeder:
             # First, because a worker gives up a slot with a live view (see Slots.reuse).
             del batch
         # It makes a new generator each time, which cannot be seeded before its first draw.
-        self._seed_batch(seed_words)
+        self.seed_batch(seed_words)
         return make()
 
     def place(self, seed_words: Sequence[int], index: object, place: int) -> None:
@@ -219,7 +219,7 @@ class Seeder:
             self.place(seed_words, index, place)
             yield index
         # The collate function's draws belong to the batch.
-        self._seed_batch(seed_words)
+        self.seed_batch(seed_words)
 
     def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
@@ -234,7 +234,8 @@ class Seeder:
         finally:
             put_back(states)
 
-    def _seed_batch(self, seed_words: Sequence[int]) -> None:
+    def seed_batch(self, seed_words: Sequence[int]) -> None:
+        """Sets all states to those that the batch begins with."""
         digest = seed_batch(seed_words[:BATCH_WORDS])
         if self._held.found:
             self._held.seed(digest)

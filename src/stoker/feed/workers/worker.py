@@ -11,16 +11,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator
-from typing import BinaryIO, Protocol, cast
+from collections.abc import Iterator
+from typing import BinaryIO, Protocol
 
 import msgspec
 import torch
-from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import collate as torch_collate
 
 from stoker.errors import ShippingError
-from stoker.feed import seeding, why_unfed
+from stoker.feed import why_unfed
 from stoker.feed.balance import MeasuringCollate
 from stoker.feed.data_worker import become_data_worker, hide_worker
 from stoker.feed.seeding import Seeder
@@ -31,8 +30,9 @@ from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, 
 from stoker.feed.wire.host_errors import place_of, words_of_error
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import stacks
-from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
+from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.pipe import Batch, End, Error, LastWords, Pipe, Reuse, Up, pack, to_worker
+from stoker.feed.workers.samples import SampleMaker
 from stoker.feed.workers.shards import ShardSource, ShardStream
 from stoker.feed.workers.slots import Slots
 from stoker.host.spawn import end_with_parent
@@ -259,34 +259,29 @@ class IndexedSource:
         self._host = host
         self._init_error: Error | None = None
         self._seeder: Seeder | None = None
-        self._makes_many = False
-        self._at: object = None
         try:
-            self._fetcher = self._begin()
+            self._maker = self._begin()
         except Exception as err:
             self._init_error = Error(self._pack(err, "worker_init_fn of "), "worker_init_fn raised")
 
-    def _begin(self) -> WorkerFetcher:
+    def _begin(self) -> SampleMaker:
         self._spec = built(self._spec)
         self._seed_as_torch(self._base_seed)
         if self._spec.worker_init_fn is not None:
             self._spec.worker_init_fn(self._id)
         if not self._spec.num_workers:
             hide_worker()
-        dataset = self._spec.dataset
         if self._seeding != "torch":
-            roots = {"dataset": dataset, "collate_fn": self._spec.collate_fn}
+            roots = {"dataset": self._spec.dataset, "collate_fn": self._spec.collate_fn}
             self._seeder = Seeder(roots, num_workers=self._spec.num_workers or None)
-        self._makes_many = seeding.makes_many(dataset)
-        if self._seeding == "sample" and self._spec.auto_collation and not self._makes_many:
-            dataset = seeding.OneByOne(dataset)
-        return fetcher_of(self._spec, dataset, _DatasetKind.Map, drop_last=False)
+        is_seeded_each = self._seeding == "sample"
+        return SampleMaker(self._spec, seeder=self._seeder, is_seeded_each=is_seeded_each)
 
     def make(self, order: Make) -> object:
         """Returns the batch of the order's indices, seeded, or the error of worker_init_fn."""
         if self._init_error is not None:
             return self._init_error
-        self._at = None
+        self._maker.at = None
         index = codec.unpack_value(order.index, allow_pickle=True)
         if self._seeder is not None:
             return self._seeder.make(order.seed_words, lambda: self._fetch(order, index))
@@ -307,34 +302,14 @@ class IndexedSource:
         return collate_fn.sizes if isinstance(collate_fn, MeasuringCollate) else b""
 
     def failed(self, err: Exception) -> Error:
-        where = "" if self._at is None else f"index {self._at!r} of "
+        at = self._maker.at
+        where = "" if at is None else f"index {at!r} of "
         return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
 
     def _fetch(self, order: Make, index: object) -> object:
         # Called again if the Seeder makes a batch twice.
         self._slots.begin()
-        per_sample = self._seeder if self._seeding == "sample" else None
-        if not self._spec.auto_collation:
-            self._at = index
-            if per_sample is not None:
-                per_sample.place(order.seed_words, index, 0)
-            return self._fetcher.fetch(index)
-        if self._makes_many or (
-            per_sample is None and getattr(self._spec.dataset, "__getitems__", None)
-        ):
-            return self._fetcher.fetch(index)
-        indices = cast("Iterable[object]", index)
-        if per_sample is not None:
-            indices = per_sample.each(order.seed_words, indices)
-        return self._fetcher.fetch(self._watched(indices))
-
-    def _watched(self, indices: Iterable[object]) -> Iterator[object]:
-        # As the fetcher uses them, to know which one raised.
-        for index in indices:
-            self._at = index
-            yield index
-        # All samples are made: collate_fn may raise now, and no index is at fault.
-        self._at = None
+        return self._maker.batch(order, index)
 
     def _seed_as_torch(self, base_seed: int) -> None:
         seed_as_torch(

@@ -1,0 +1,86 @@
+"""The samples of a batch, made one by one, and their collation: torch's map fetcher, in parts.
+
+Torch's fetcher makes all samples of a batch and collates them in one call. Here both are calls of
+their own, so that a worker may make some samples of a batch, and knows which one it is at.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
+
+from stoker.feed import seeding
+from stoker.feed.seeding import Seeder
+from stoker.feed.wire.dataset import DatasetSpec
+from stoker.feed.wire.protocol import Make
+
+
+class _ManySamples(Protocol):
+    """A dataset that makes all samples of a batch in one call."""
+
+    def __getitems__(self, indices: object, /) -> object: ...
+
+
+class SampleMaker:
+    """Makes samples and batches of a map-style dataset.
+
+    Attributes:
+        at: The index whose sample is made now; None: no single one is at fault.
+    """
+
+    def __init__(self, spec: DatasetSpec, *, seeder: Seeder | None, is_seeded_each: bool) -> None:
+        """Args: is_seeded_each: Whether each sample has a seed (`sample` seeding)."""
+        self._dataset = spec.dataset
+        self._collate_fn = spec.collate_fn
+        self._is_batched = spec.auto_collation
+        self._each = seeder if is_seeded_each else None
+        # `Subset` has `__getitems__`, and asks its dataset one by one where that has none.
+        self._is_one_call = seeding.makes_many(spec.dataset) or (
+            self._each is None and bool(getattr(spec.dataset, "__getitems__", None))
+        )
+        self.at: object = None
+
+    def batch(self, order: Make, index: object) -> object:
+        """Returns the whole batch of an order; `index` is what the sampler gave."""
+        if not self._is_batched:
+            return self.collate(self._lone_sample(order, index), order)
+        if self._is_one_call:
+            dataset = cast("_ManySamples", self._dataset)
+            return self.collate(dataset.__getitems__(index), order)
+        indices = list(cast("Iterable[object]", index))
+        return self.collate(self.samples(order, indices, 0, len(indices)), order)
+
+    def samples(
+        self, order: Make, indices: Sequence[object], first: int, last: int
+    ) -> list[object]:
+        """Returns the samples of a part of a batch, made one by one.
+
+        Args:
+            indices: Of the whole batch.
+            first: Place of the part's first sample in the batch.
+            last: Place behind its last one.
+        """
+        samples: list[object] = []
+        for place in range(first, last):
+            self.at = index = indices[place]
+            if self._each is not None:
+                self._each.place(order.seed_words, index, place)
+            samples.append(self._sample(index))
+        self.at = None
+        return samples
+
+    def collate(self, samples: object, order: Make) -> object:
+        """Returns what collate_fn makes of all samples of a batch, in order."""
+        if self._each is not None and self._is_batched and not self._is_one_call:
+            # Its draws belong to the batch.
+            self._each.seed_batch(order.seed_words)
+        return self._collate_fn(samples)
+
+    def _lone_sample(self, order: Make, index: object) -> object:
+        # With `batch_size=None` an index is one sample, and still at fault in collate_fn.
+        self.at = index
+        if self._each is not None:
+            self._each.place(order.seed_words, index, 0)
+        return self._sample(index)
+
+    def _sample(self, index: object) -> object:
+        sample: object = self._dataset[index]  # type: ignore[index]
+        return sample
