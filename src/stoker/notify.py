@@ -131,8 +131,12 @@ def _attempt(url: str, content: bytes, *, timeout: float) -> None:
         err.close()
         pause = _pause(err.headers.get("Retry-After", ""))
         kind = "away" if err.code == 429 or err.code >= 500 else "refused"
-        what = f"the webhook answered with {err.code}"
-        raise ServiceError(what, kind=kind, status=err.code, retry_after_seconds=pause) from None
+        raise ServiceError(
+            f"the webhook answered with {err.code}",
+            kind=kind,
+            status=err.code,
+            retry_after_seconds=pause,
+        ) from None
     except TimeoutError:
         why = f"no answer within {timeout:g} s"
     except (OSError, http.client.HTTPException) as err:

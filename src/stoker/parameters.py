@@ -100,8 +100,9 @@ class Parameter:
                     f"{{{self.hyperparameter}: {{type: float}}}}, and upload it"
                 )
             if number is not None and text.startswith("-") and not self.hyperparameter:
-                what = f"{self.name}={text}: a negative number is not possible"
-                raise UsageError(what, fix=explained)
+                raise UsageError(
+                    f"{self.name}={text}: a negative number is not possible", fix=explained
+                )
             if number is None:
                 raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
             text = number

@@ -310,8 +310,10 @@ def _train_once(
     try:
         record = write_training(facts, file=file)
     except UsageError as err:
-        what = f"the training {facts.status}, but its record is lost: {err.what}"
-        raise UsageError(what, fix="free some space, or use another disk") from None
+        raise UsageError(
+            f"the training {facts.status}, but its record is lost: {err.what}",
+            fix="free some space, or use another disk",
+        ) from None
     # A later attempt reads what this one could not.
     if not record.is_unknown:
         run.clean_up()

@@ -204,8 +204,11 @@ def _with_pools_text(workload: Workload, place: Place) -> Workload:
     try:
         text = read_text(kubernetes.pools_file).rstrip("\n") + "\n"
     except UsageError as err:
-        where = f"{place.at('kubernetes.pools_file')}, folder {Path.cwd()}"
-        raise UsageError(err.what, where=where, fix="run stoker in the project's folder") from None
+        raise UsageError(
+            err.what,
+            where=f"{place.at('kubernetes.pools_file')}, folder {Path.cwd()}",
+            fix="run stoker in the project's folder",
+        ) from None
     return replace(workload, kubernetes=replace(kubernetes, pools_file=text))
 
 
@@ -251,8 +254,9 @@ def _check_workload(workload: Workload, place: Place) -> None:
         if gate.min is None and gate.max is None and not gate.needs_champion:
             raise UsageError(f"gate {gate.metric} has neither min nor max", where=where)
         if gate.min is not None and gate.max is not None and gate.min > gate.max:
-            what = f"gate {gate.metric}: min {gate.min} is above max {gate.max}"
-            raise UsageError(what, where=where)
+            raise UsageError(
+                f"gate {gate.metric}: min {gate.min} is above max {gate.max}", where=where
+            )
     _check_patterns(workload, place)
     check_hyperparameters(values_of(workload.hyperparameters), place)
     check_options(workload.options, values_of(workload.hyperparameters), place)
@@ -278,19 +282,30 @@ def _check_patterns(workload: Workload, place: Place) -> None:
         try:
             groups = re.compile(gate.regex).groups
         except (re.error, RecursionError, OverflowError) as err:
-            what = f"gate {gate.metric}: {gate.regex!r} is no pattern of Python: {err}"
-            raise UsageError(what, where=where, fix=example) from None
+            raise UsageError(
+                f"gate {gate.metric}: {gate.regex!r} is no pattern of Python: {err}",
+                where=where,
+                fix=example,
+            ) from None
         if groups != 1:
-            what = f"gate {gate.metric}: {gate.regex!r} has {groups} groups, and one is the value"
-            fix = f"put the number into ( ), others into (?: ); {example}"
-            raise UsageError(what, where=where, fix=fix)
+            raise UsageError(
+                f"gate {gate.metric}: {gate.regex!r} has {groups} groups, and one is the value",
+                where=where,
+                fix=f"put the number into ( ), others into (?: ); {example}",
+            )
         if workload.metric_patterns[gate.metric] != gate.regex:
-            what = f"two gates have different patterns for {gate.metric}"
-            raise UsageError(what, where=where, fix="one metric has one pattern")
+            raise UsageError(
+                f"two gates have different patterns for {gate.metric}",
+                where=where,
+                fix="one metric has one pattern",
+            )
     # A variable of a job on SageMaker.
     if len(json.dumps(workload.metric_patterns)) > _MAX_PATTERNS:
-        what = f"the gates' patterns have more than {_MAX_PATTERNS} characters together"
-        raise UsageError(what, where=place.at("gate"), fix="shorten them")
+        raise UsageError(
+            f"the gates' patterns have more than {_MAX_PATTERNS} characters together",
+            where=place.at("gate"),
+            fix="shorten them",
+        )
 
 
 def _check_mlflow(address: str, place: Place) -> None:

@@ -38,8 +38,11 @@ def checked_branch(name: object) -> object:
         return name
     text = str(name)
     if not _BRANCH.fullmatch(text):
-        what = f"the name of a job cannot contain {text!r}"
-        raise UsageError(what, where="run.branch", fix="letters, digits and single dashes")
+        raise UsageError(
+            f"the name of a job cannot contain {text!r}",
+            where="run.branch",
+            fix="letters, digits and single dashes",
+        )
     return text.lower()
 
 
@@ -96,8 +99,11 @@ def _values_of(parts: Sequence[object]) -> list[PipelineChannel]:
     for group in pipeline.groups if pipeline else ():
         item = getattr(group, "loop_argument", None)
         if isinstance(item, PipelineArtifactChannel) and not channels:
-            what = "the jobs of a loop over artifacts would have one name"
-            raise UsageError(what, where=_BODY, fix="run.branch(VALUE), with a value of the item")
+            raise UsageError(
+                "the jobs of a loop over artifacts would have one name",
+                where=_BODY,
+                fix="run.branch(VALUE), with a value of the item",
+            )
         if isinstance(item, PipelineChannel) and not isinstance(item, PipelineArtifactChannel):
             channels[item.full_name] = item
     return list(channels.values())

@@ -110,8 +110,10 @@ class PipelineRun:
             UsageError: If a run has no such parameter.
         """
         if unknown := next((name for name in parameters if name not in self._known), None):
-            what = f"a run of {self.request.workload.name} has no parameter {unknown}"
-            raise UsageError(what, fix=nearest(unknown, list(self._known)))
+            raise UsageError(
+                f"a run of {self.request.workload.name} has no parameter {unknown}",
+                fix=nearest(unknown, list(self._known)),
+            )
         return dataclasses.replace(self, parameters={**self.parameters, **parameters})
 
     def branch(self, name: object) -> "PipelineRun":

@@ -61,8 +61,11 @@ def install_requirements(
     if not name:
         return
     if not (folder / name).is_file():
-        what = f"the file {name} is not in the code package"
-        raise UsageError(what, where="key sagemaker.requirements", fix="pack it, or write none")
+        raise UsageError(
+            f"the file {name} is not in the code package",
+            where="key sagemaker.requirements",
+            fix="pack it, or write none",
+        )
     for python in _pythons(command, folder=folder, environ=environ):
         began = time.monotonic()
         _install(python, name, folder=folder, environ=environ, inbox=inbox)

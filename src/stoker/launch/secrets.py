@@ -54,12 +54,18 @@ def value_of(name: str, source: SecretSource, aws: Aws) -> str:
     except ServiceError as err:
         raise _refusal(name, err, where) from None
     if content is None:
-        what = f"the secret {name} is binary, and a variable holds text"
-        raise UsageError(what, where=where, fix="keep it as text, in base64 if need be")
+        raise UsageError(
+            f"the secret {name} is binary, and a variable holds text",
+            where=where,
+            fix="keep it as text, in base64 if need be",
+        )
     value = _of_key(content, source.json_key, where) if source.json_key else content
     if "\0" in value:
-        what = f"the secret {name} contains a zero byte, which a variable cannot hold"
-        raise UsageError(what, where=where, fix="keep it in base64")
+        raise UsageError(
+            f"the secret {name} contains a zero byte, which a variable cannot hold",
+            where=where,
+            fix="keep it in base64",
+        )
     return value
 
 
@@ -105,12 +111,16 @@ def _of_key(content: str, key: str, where: str) -> str:
     except ValueError:
         document = None
     if not isinstance(document, Mapping):
-        what = f"the secret has a key {key} only if it is a JSON object, and this secret is not one"
-        raise UsageError(what, where=where, fix="leave json_key out")
+        raise UsageError(
+            f"the secret has a key {key} only if it is a JSON object, and this secret is not one",
+            where=where,
+            fix="leave json_key out",
+        )
     if key not in document:
         keys = ", ".join(sorted(document)[:_SHOWN_KEYS]) or "none"
-        what = f"the secret has no key {key}; its keys: {keys}"
-        raise UsageError(what, where=where, fix="correct json_key")
+        raise UsageError(
+            f"the secret has no key {key}; its keys: {keys}", where=where, fix="correct json_key"
+        )
     value = document[key]
     if isinstance(value, str):
         return value

@@ -234,9 +234,11 @@ class PipelineClient(ABC):
         if there is not None and not asked.is_whole:
             before = spelt_parameters(there, declared)
         if lost := next((name for name in before if name not in declared), None):
-            what = f"the schedule sets {lost}, which the uploaded pipeline no longer has"
-            fix = "--fresh, with all parameters that the schedule should have"
-            raise UsageError(what, where=f"schedule {asked.name}", fix=fix)
+            raise UsageError(
+                f"the schedule sets {lost}, which the uploaded pipeline no longer has",
+                where=f"schedule {asked.name}",
+                fix="--fresh, with all parameters that the schedule should have",
+            )
         return planned(
             asked,
             there=there,
@@ -262,9 +264,11 @@ class PipelineClient(ABC):
         deadline = self.clock() + self.stop_seconds
         while not (state := look()).has_ended:
             if self.clock() >= deadline:
-                what = f"{state.run} is {state.status} after {self.stop_seconds:.0f} s"
-                fix = f"it was asked to stop; see stoker status {self.target} {state.run}"
-                raise PlatformError(what, where=state.note, fix=fix)
+                raise PlatformError(
+                    f"{state.run} is {state.status} after {self.stop_seconds:.0f} s",
+                    where=state.note,
+                    fix=f"it was asked to stop; see stoker status {self.target} {state.run}",
+                )
             self.sleep(STOP_POLL_SECONDS)
         return state
 
@@ -279,16 +283,21 @@ def check_complete(workload: Workload, *, image: str, instance_type: str) -> Non
     """Refuses a workload without image or cluster, or with what only this machine can do."""
     where = f"workload {workload.name}, key"
     if workload.tracking.is_local:
-        what = "the steps of a pipeline do not share a folder of this machine"
-        fix = "the address of a tracking server"
-        raise UsageError(what, where=f"{where} tracking.mlflow", fix=fix)
+        raise UsageError(
+            "the steps of a pipeline do not share a folder of this machine",
+            where=f"{where} tracking.mlflow",
+            fix="the address of a tracking server",
+        )
     for key, found, example in (
         ("image", workload.image, f"image: {image}"),
         ("cluster", workload.cluster, f"cluster: {{dnn: {{instance_type: {instance_type}}}}}"),
     ):
         if found is None:
-            what = f"the pipeline needs the workload's {key}"
-            raise UsageError(what, where=f"{where} {key}", fix=f"add {example}")
+            raise UsageError(
+                f"the pipeline needs the workload's {key}",
+                where=f"{where} {key}",
+                fix=f"add {example}",
+            )
 
 
 def platform_of(target: str) -> PlatformName:
@@ -325,8 +334,9 @@ def check_run_decidable(
     try:
         check_decidable(run, platform=platform)
     except UsageError as err:
-        where = " ".join(f"--param {text}" for text in parameters)
-        raise UsageError(err.what, where=where, fix=err.fix) from None
+        raise UsageError(
+            err.what, where=" ".join(f"--param {text}" for text in parameters), fix=err.fix
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,8 +387,11 @@ def sagemaker_of(workload: Workload) -> SageMakerSettings:
     if workload.sagemaker is None:
         what = "the workload has no settings for SageMaker"
         where = f"workload {workload.name}"
-        fix = "add sagemaker: {role: ARN, output_uri: s3://...}"
-        raise UsageError(what, where=f"{where}, key sagemaker", fix=fix)
+        raise UsageError(
+            what,
+            where=f"{where}, key sagemaker",
+            fix="add sagemaker: {role: ARN, output_uri: s3://...}",
+        )
     return workload.sagemaker
 
 
@@ -404,8 +417,11 @@ def project_pipeline(
     path = f"pipelines/{target}.py"
     root = next((root for root in (folder, *carried) if (root / path).is_file()), None)
     if root is None:
-        fix = f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder"
-        raise UsageError(f"{path} not found", where=f"folder {folder}", fix=fix)
+        raise UsageError(
+            f"{path} not found",
+            where=f"folder {folder}",
+            fix=f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder",
+        )
     before = _unloaded()
     sys.path.insert(0, str(root.resolve()))
     try:
@@ -428,13 +444,16 @@ def _imported(name: str, *, file: Path) -> ModuleType:
     except ImportError as err:
         missing = (err.name or "").partition(".")[0]
         if missing in _EXTRAS:
-            what = f"the library {missing} is not installed, or too old: {err}"
-            raise UsageError(what, fix=install_command(_EXTRAS[missing])) from err
+            raise UsageError(
+                f"the library {missing} is not installed, or too old: {err}",
+                fix=install_command(_EXTRAS[missing]),
+            ) from err
         if missing in ("stoker", "pipelines"):
-            what = f"the pipeline cannot be imported: {err}"
-            where = f"{file} and what it imports"
-            fix = f"correct the import, or add the file (docs/{file.stem}.md has an example)"
-            raise UsageError(what, where=where, fix=fix) from err
+            raise UsageError(
+                f"the pipeline cannot be imported: {err}",
+                where=f"{file} and what it imports",
+                fix=f"correct the import, or add the file (docs/{file.stem}.md has an example)",
+            ) from err
         raise
     except SyntaxError as err:
         raise UsageError(

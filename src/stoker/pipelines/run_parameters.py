@@ -70,8 +70,11 @@ def told_parameters(
         own = parameter_named(typed, workload=workload)
         name = spelt_as(own.name if own else typed.strip(), declared)
         if name not in declared:
-            fix = f"{nearest(name, sorted(declared))}; a new one: stoker upload {target} WORKLOAD"
-            raise UsageError(f"the uploaded pipeline has no parameter {name}", fix=fix)
+            raise UsageError(
+                f"the uploaded pipeline has no parameter {name}",
+                fix=nearest(name, sorted(declared))
+                + f"; a new one: stoker upload {target} WORKLOAD",
+            )
         value = parse([text], workload=workload)[own.name] if own else value.strip()
         value = _of_kind(name, value, declared[name], own=own)
         _check_value(own.name if own else name, value, target=target, shown=name)

@@ -212,8 +212,11 @@ def planned(
     old = there if there and not asked.is_whole else None
     cron, zone = asked.cron or (old.cron if old else ""), asked.time_zone
     if not cron:
-        what = f"there is no schedule {asked.name} yet: it needs an expression"
-        raise UsageError(what, where="--cron", fix="stoker schedule --help has examples")
+        raise UsageError(
+            f"there is no schedule {asked.name} yet: it needs an expression",
+            where="--cron",
+            fix="stoker schedule --help has examples",
+        )
     wanted = Schedule(
         name=asked.name,
         cron=cron,

@@ -95,12 +95,16 @@ def version_named(
         if word in version.names:
             return version
     known = [name for version in versions for name in version.names]
-    what = f"pipeline {pipeline} has no version {word}"
-    raise UsageError(what, where=option, fix=nearest(word, known))
+    raise UsageError(
+        f"pipeline {pipeline} has no version {word}", where=option, fix=nearest(word, known)
+    )
 
 
 def check_alias(alias: str) -> None:
     """Raises UsageError for an alias that SageMaker would refuse."""
     if not _ALIAS.fullmatch(alias) or alias.isdigit():
-        fix = "up to 128 letters, digits, dots, dashes and underscores, and not digits alone"
-        raise UsageError(f"not an alias: {alias}", where="--alias", fix=fix)
+        raise UsageError(
+            f"not an alias: {alias}",
+            where="--alias",
+            fix="up to 128 letters, digits, dots, dashes and underscores, and not digits alone",
+        )

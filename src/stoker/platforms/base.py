@@ -280,8 +280,11 @@ def leave_or_stop(
             if words not in err.fix:
                 err.fix = "; ".join(filter(None, (err.fix, words)))
         case _:
-            what = f"stoker cannot follow the job any more: {type(err).__name__}: {err}"
-            raise PlatformError(what, where=run.name, fix=words) from err
+            raise PlatformError(
+                f"stoker cannot follow the job any more: {type(err).__name__}: {err}",
+                where=run.name,
+                fix=words,
+            ) from err
 
 
 class Platform(ABC, Generic[RequestT]):
@@ -345,8 +348,10 @@ class Platform(ABC, Generic[RequestT]):
         Raises:
             PlatformError: If they cannot be read; by default only the job's follower can.
         """
-        what = f"the outputs of the job could not be read: {address}"
-        raise PlatformError(what, fix="the same `stoker train` with the --name of the run")
+        raise PlatformError(
+            f"the outputs of the job could not be read: {address}",
+            fix="the same `stoker train` with the --name of the run",
+        )
 
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
         """Deletes what is left of a run's jobs; returns what that was, empty without any.
@@ -399,9 +404,11 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     names = [group.name for group in groups]
     for named in channel.groups or ():
         if named not in names and named not in _ROLES:
-            what = f"unknown instance group {named}"
-            fix = nearest(named, [*names, *_ROLES])
-            raise UsageError(what, where=f"key channels.{name}.groups", fix=fix)
+            raise UsageError(
+                f"unknown instance group {named}",
+                where=f"key channels.{name}.groups",
+                fix=nearest(named, [*names, *_ROLES]),
+            )
     # A single group loads the data too, and gets every channel.
     if len(groups) == 1 or not channel.groups:
         return ()
@@ -413,29 +420,39 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
     """Refuses a job that no container can run; `key` names the platform's settings."""
     if not job.image:
-        what = f"no image: {platform} runs only images"
-        where = f"job {job.name}, key image"
-        fix = "build one with make image, push it, and set image to its address"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            f"no image: {platform} runs only images",
+            where=f"job {job.name}, key image",
+            fix="build one with make image, push it, and set image to its address",
+        )
     # Without it the launcher would parse options of the user's command.
     if entrypoint[-1] != "--":
-        what = "the entry point must end with --: " + " ".join(entrypoint)
-        raise UsageError(what, where=f"key {key}.entrypoint", fix="add -- as its last word")
+        raise UsageError(
+            "the entry point must end with --: " + " ".join(entrypoint),
+            where=f"key {key}.entrypoint",
+            fix="add -- as its last word",
+        )
 
 
 def check_run_name(name: str, *, most: int | None = None) -> None:
     """Raises a UsageError for an invalid run name, or one longer than `most` characters."""
     if not _RUN_NAME.fullmatch(name) or (most is not None and len(name) > most):
-        fix = "use letters, digits and dashes" + (f", {most} at most" if most else "")
-        raise UsageError(f"invalid run name {name!r}", where="option --name, or key name", fix=fix)
+        raise UsageError(
+            f"invalid run name {name!r}",
+            where="option --name, or key name",
+            fix="use letters, digits and dashes" + (f", {most} at most" if most else ""),
+        )
 
 
 def check_job(job: JobSpec) -> None:
     """Raises UsageError for a job that no platform runs: its names, command, groups, strategy."""
     check_run_name(job.name)
     if not job.command:
-        fix = "name the command in the workload, or after --: -- python train.py"
-        raise UsageError("no command to run", where=f"job {job.name}, key command", fix=fix)
+        raise UsageError(
+            "no command to run",
+            where=f"job {job.name}, key command",
+            fix="name the command in the workload, or after --: -- python train.py",
+        )
     _check_groups(job)
     for channel in job.channels:
         _check_name(channel, what="channel", where=f"key channels.{channel}")
@@ -446,14 +463,18 @@ def _check_groups(job: JobSpec) -> None:
     # All platforms take the first group's first host for the leader.
     if [group.role for group in job.groups].count("dnn") != 1 or job.groups[0].role != "dnn":
         found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
-        what = f"a job needs exactly one dnn group, as its first group; found {found}"
-        raise UsageError(what, where=where, fix="for example --group dnn=1 --group data=2")
+        raise UsageError(
+            f"a job needs exactly one dnn group, as its first group; found {found}",
+            where=where,
+            fix="for example --group dnn=1 --group data=2",
+        )
     names = [group.name for group in job.groups]
     for name in names:
         _check_name(name, what="group", where=where)
         if names.count(name) > 1:
-            what = f"duplicate group name {name}"
-            raise UsageError(what, where=where, fix="give each group a unique name")
+            raise UsageError(
+                f"duplicate group name {name}", where=where, fix="give each group a unique name"
+            )
     dnn = job.groups[0]
     strategy = job.settings.strategy
     processes = dnn.processes_per_host or 1
@@ -464,8 +485,11 @@ def _check_groups(job: JobSpec) -> None:
 
 def _check_name(name: str, *, what: str, where: str) -> None:
     if not _NAME.fullmatch(name):
-        fix = "use letters, digits, dots, dashes and underscores"
-        raise UsageError(f"invalid {what} name {name!r}", where=where, fix=fix)
+        raise UsageError(
+            f"invalid {what} name {name!r}",
+            where=where,
+            fix="use letters, digits, dots, dashes and underscores",
+        )
 
 
 def run_environment(job: JobSpec) -> RunEnvironment:

@@ -123,9 +123,11 @@ class FollowedRun(Run):
         if failing_seconds >= self._patience_seconds:
             self._is_left = True
             self._close_files()
-            what = f"{error.what}, for {failing_seconds / 60:.0f} minutes"
-            fix = "; ".join(filter(None, (error.fix, self._words_of_leaving)))
-            raise PlatformError(what, where=error.where, fix=fix) from error
+            raise PlatformError(
+                f"{error.what}, for {failing_seconds / 60:.0f} minutes",
+                where=error.where,
+                fix="; ".join(filter(None, (error.fix, self._words_of_leaving))),
+            ) from error
         reason: tuple[str, ...] = (error.what,)
         # Texts of services have ids that differ each time, but a missing right is named.
         if isinstance(error, ServiceError) and error.kind != "denied":

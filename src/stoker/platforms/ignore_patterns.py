@@ -59,8 +59,9 @@ def read_patterns(folder: Path) -> IgnorePatterns:
     except FileNotFoundError:
         return IgnorePatterns(())
     except OSError as err:
-        what = f"cannot read {file}: {err.strerror}"
-        raise UsageError(what, fix="check its permissions") from err
+        raise UsageError(
+            f"cannot read {file}: {err.strerror}", fix="check its permissions"
+        ) from err
     return parse_patterns(text)
 
 
@@ -85,8 +86,7 @@ def _patterns(lines: Sequence[str]) -> Iterator[IgnorePattern]:
         try:
             compiled = re.compile(expression, re.DOTALL)
         except re.error as err:
-            what = f"not a pattern: {line}"
-            raise UsageError(what, where=IGNORE_FILE, fix=str(err)) from None
+            raise UsageError(f"not a pattern: {line}", where=IGNORE_FILE, fix=str(err)) from None
         yield IgnorePattern(path=compiled, is_negated=is_negated, is_of_folders=is_of_folders)
 
 

@@ -200,9 +200,11 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
     written = (folder / "hosts", folder / "logs", *folder.glob("hosts/*"), *folder.glob("logs/*"))
     link = next((path for path in written if path.is_symlink()), None)
     if link is not None:
-        what = f"{link} is a link, which a run does not follow"
-        fix = "remove the link, or choose another --name"
-        raise PlatformError(what, where=f"folder {folder}", fix=fix)
+        raise PlatformError(
+            f"{link} is a link, which a run does not follow",
+            where=f"folder {folder}",
+            fix="remove the link, or choose another --name",
+        )
     lock = os.open(folder, os.O_RDONLY)
     try:
         # Launchers inherit the open folder: the lock holds until all have ended, even if this
@@ -210,9 +212,11 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        what = f"run {run} is still running on this machine"
-        fix = "wait for its end, stop it, or choose another --name"
-        raise PlatformError(what, where=f"folder {folder}", fix=fix) from None
+        raise PlatformError(
+            f"run {run} is still running on this machine",
+            where=f"folder {folder}",
+            fix="wait for its end, stop it, or choose another --name",
+        ) from None
     except OSError:
         pass  # this file system has no locks
     return lock
@@ -691,8 +695,11 @@ class LocalPlatform(Platform[LocalRequest]):
         if match and (number := int(match.group(1))):
             # Times on fewer cores would be wrong for this type; data hosts may share cores.
             if group.role == "dnn" and number > most:
-                what = f"{group.instance_type} asks for {number} cores; this machine has {most}"
-                raise UsageError(what, where=where, fix=f"use local.c{most}, or fewer cores")
+                raise UsageError(
+                    f"{group.instance_type} asks for {number} cores; this machine has {most}",
+                    where=where,
+                    fix=f"use local.c{most}, or fewer cores",
+                )
             return number
         is_of_cloud = not group.instance_type.startswith(("local.", "ml.local."))
         if is_of_cloud and sum(each.count for each in job.groups) == 1:
@@ -700,8 +707,9 @@ class LocalPlatform(Platform[LocalRequest]):
         fix = "start it by --platform sagemaker or kubernetes; here " if is_of_cloud else ""
         fix += "use local.c1 for one core, local.c2 for two, ...; a job of one host may name the "
         fix += "type that this machine is"
-        what = f"the local platform has no instance type {group.instance_type}"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            f"the local platform has no instance type {group.instance_type}", where=where, fix=fix
+        )
 
     def _slice(self, offset: int, size: int) -> tuple[int, ...]:
         count = len(self._cores)

@@ -115,8 +115,11 @@ def check_requirements(settings: SageMakerSettings, package: SourcePackage) -> N
     where = "key sagemaker.requirements"
     if name and name not in package.sizes:
         kept = [each for each in package.sizes if each.endswith(".txt")]
-        what = f"the file {name} is not in the packed code"
-        raise UsageError(what, where=where, fix=nearest(name, [*kept, "auto", "none"]))
+        raise UsageError(
+            f"the file {name} is not in the packed code",
+            where=where,
+            fix=nearest(name, [*kept, "auto", "none"]),
+        )
     if name and settings.network_isolation and settings.requirements == "auto":
         raise UsageError(
             f"the hosts have no network (EnableNetworkIsolation) to install {name}",
@@ -215,8 +218,9 @@ def _walked(top: Path, folder: Path, patterns: IgnorePatterns) -> Iterator[str]:
 
 
 def _refuse(err: OSError) -> None:
-    what = f"cannot read {err.filename}: {err.strerror}"
-    raise UsageError(what, fix="check its permissions") from err
+    raise UsageError(
+        f"cannot read {err.filename}: {err.strerror}", fix="check its permissions"
+    ) from err
 
 
 def _is_pruned(folder: Path, patterns: IgnorePatterns) -> bool:
@@ -253,13 +257,16 @@ def _content(folder: Path, name: str) -> bytes | None:
         if stat.S_ISLNK(mode):
             return None
         if not stat.S_ISREG(mode):
-            what = f"{printable(name)} is not a file, folder or link"
-            raise UsageError(what, where=str(folder), fix="move it")
+            raise UsageError(
+                f"{printable(name)} is not a file, folder or link", where=str(folder), fix="move it"
+            )
         return path.read_bytes()
     except OSError as err:
-        what = f"cannot read {printable(name)}: {err.strerror}"
-        fix = f"check its permissions, or leave it out with a line in {IGNORE_FILE}"
-        raise UsageError(what, where=str(folder), fix=fix) from err
+        raise UsageError(
+            f"cannot read {printable(name)}: {err.strerror}",
+            where=str(folder),
+            fix=f"check its permissions, or leave it out with a line in {IGNORE_FILE}",
+        ) from err
 
 
 def _is_output(name: str, content: bytes | None) -> bool:
@@ -314,9 +321,11 @@ def _check_size(folder: Path, names: Sequence[str], max_bytes: int) -> None:
     sizes = {name: (folder / name).lstat().st_size for name in names}
     total = sum(sizes.values())
     if total > max_bytes:
-        what = f"the code is too large to pack: {size(total)}, at most {size(max_bytes)}"
-        fix = f"keep data out of the code's folder ({IGNORE_FILE}), and pass it as a channel"
-        raise UsageError(what, where=f"{folder}, {_largest(sizes)}", fix=fix)
+        raise UsageError(
+            f"the code is too large to pack: {size(total)}, at most {size(max_bytes)}",
+            where=f"{folder}, {_largest(sizes)}",
+            fix=f"keep data out of the code's folder ({IGNORE_FILE}), and pass it as a channel",
+        )
 
 
 def _largest(sizes: dict[str, int]) -> str:
@@ -350,9 +359,11 @@ def _link(folder: Path, path: Path) -> str:
         target = path
     # Still a link: it leads to itself, for which Python 3.13 raises nothing.
     if target.is_symlink() or not target.is_relative_to(inside):
-        what = f"the link {path.relative_to(folder).as_posix()} leaves the folder: {pointed}"
-        fix = f"replace it with a copy of what it points to, or leave it out ({IGNORE_FILE})"
-        raise UsageError(what, where=str(folder), fix=fix)
+        raise UsageError(
+            f"the link {path.relative_to(folder).as_posix()} leaves the folder: {pointed}",
+            where=str(folder),
+            fix=f"replace it with a copy of what it points to, or leave it out ({IGNORE_FILE})",
+        )
     if not pointed.is_absolute():
         return pointed.as_posix()
     # An absolute link into the folder, which has another path on the hosts.

@@ -73,12 +73,15 @@ def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[
         for pattern, fix in reserved.items():
             # Null also removes what is below the path.
             if _is_at(path, pattern, or_above=value is None):
-                what = f"{_shown(path)} is set by stoker"
-                raise UsageError(what, where=where, fix=fix or "leave it out")
+                raise UsageError(
+                    f"{_shown(path)} is set by stoker", where=where, fix=fix or "leave it out"
+                )
         if None not in (old, value) and _kind(old) != _kind(value):
-            what = f"{_shown(path)} must be {_kind(old)}, found {_kind(value)}"
-            fix = "write it as the service's reference shows it"
-            raise UsageError(what, where=where, fix=fix)
+            raise UsageError(
+                f"{_shown(path)} must be {_kind(old)}, found {_kind(value)}",
+                where=where,
+                fix="write it as the service's reference shows it",
+            )
 
 
 def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:

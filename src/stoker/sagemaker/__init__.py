@@ -235,8 +235,11 @@ def compare_step(
         UsageError: If the workload does not say `skip_unchanged`: then nothing is compared.
     """
     if not run.workload.skip_unchanged:
-        what = "a comparison of a run whose workload does not ask for it"
-        raise UsageError(what, where=f"step {name}", fix="skip_unchanged: true in the workload")
+        raise UsageError(
+            "a comparison of a run whose workload does not ask for it",
+            where=f"step {name}",
+            fix="skip_unchanged: true in the workload",
+        )
     code = run.request.package_digest
     return control_step(
         run,
@@ -604,13 +607,17 @@ def _longest_training(run: PipelineRun) -> int:
     where = "key sagemaker.max_run_seconds"
     control = "sagemaker.control.max_run_seconds"
     if longest > _MAX_STEP_SECONDS:
-        what = f"{training} is longer than a step of a pipeline may last, 9 days"
-        fix = "lower it, and continue from checkpoints in the next run"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            f"{training} is longer than a step of a pipeline may last, 9 days",
+            where=where,
+            fix="lower it, and continue from checkpoints in the next run",
+        )
     if given is not None and given < longest:
-        what = f"a step of {duration(given)} cannot outlast {training}"
-        fix = f"leave it out, or set it to {needed} or more"
-        raise UsageError(what, where=f"key {control}", fix=fix)
+        raise UsageError(
+            f"a step of {duration(given)} cannot outlast {training}",
+            where=f"key {control}",
+            fix=f"leave it out, or set it to {needed} or more",
+        )
     if given is None and needed > _STEP_SECONDS:
         raise UsageError(
             f"the step that follows the training may need {duration(needed)}, more than the "
@@ -638,8 +645,11 @@ def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
     if length > _MAX_URI:
         what = f"the address of a cached profile has {length} characters, at most {_MAX_URI}: it "
         what += "contains image, input data and hyperparameters"
-        fix = "sagemaker.cache_days: 0, or shorten hyperparameters"
-        raise UsageError(what, where="key sagemaker.cache_days", fix=fix)
+        raise UsageError(
+            what,
+            where="key sagemaker.cache_days",
+            fix="sagemaker.cache_days: 0, or shorten hyperparameters",
+        )
     return text(f"{folder}{key}/", *_profiled(run, image=image))
 
 

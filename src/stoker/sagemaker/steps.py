@@ -340,9 +340,11 @@ class SageMakerPipelineRun:
         room = MAX_NAME_LENGTH - _LONGEST_ENDS - len(self.workload.name)
         if not _BRANCH.fullmatch(suffix) or len(variant) > room:
             name = f"{self.workload.name}{NAME_END}EXECUTION{variant}"
-            what = f"a training job cannot be named {name}"
-            fix = f"letters, digits and single dashes, with the dash {room} characters at most"
-            raise UsageError(what, where=f"branch({suffix!r})", fix=fix)
+            raise UsageError(
+                f"a training job cannot be named {name}",
+                where=f"branch({suffix!r})",
+                fix=f"letters, digits and single dashes, with the dash {room} characters at most",
+            )
         return dataclasses.replace(self, suffix=self.suffix + suffix, variant=variant)
 
     def alternative(self, suffix: str) -> "SageMakerPipelineRun":
@@ -422,8 +424,10 @@ class SageMakerPipelineRun:
     def _known(self, name: str) -> Parameter:
         parameters = {parameter.name: parameter for parameter in self.request.parameters}
         if name not in parameters:
-            what = f"a run of {self.workload.name} has no parameter {name}"
-            raise UsageError(what, fix=nearest(name, list(parameters)))
+            raise UsageError(
+                f"a run of {self.workload.name} has no parameter {name}",
+                fix=nearest(name, list(parameters)),
+            )
         return parameters[name]
 
 
@@ -526,8 +530,11 @@ def _check_command(command: Sequence[Text], *, name: str) -> None:
     where = f"step {name}"
     fix = "pass a file: an input of the step"
     if len(command) - 1 > _MAX_ARGUMENTS:
-        what = f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}",
+            where=where,
+            fix=fix,
+        )
     for word in command:
         parts = word.values if isinstance(word, Join) else (word,)
         # When the pipeline is compiled, only a parameter's default is known.
@@ -558,9 +565,11 @@ def pipeline(
     taken = {parameter.name for parameter in request.parameters}
     for argument in arguments:
         if (name := spelt_as(argument.name, taken)) in taken:
-            what = f"argument {argument.name} of the steps has the name of the parameter {name}"
-            fix = "rename the argument; run.value gives the workload's parameters"
-            raise UsageError(what, where=_BODY, fix=fix)
+            raise UsageError(
+                f"argument {argument.name} of the steps has the name of the parameter {name}",
+                where=_BODY,
+                fix="rename the argument; run.value gives the workload's parameters",
+            )
         taken.add(argument.name)
     variables = {argument.name: _variable_of(argument) for argument in arguments}
     named: dict[str, PipelineVariable] = {
@@ -652,8 +661,11 @@ def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVa
 
 def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
     if argument.annotation not in _PARAMETERS:
-        what = f"argument {argument.name} of the steps is no parameter of a pipeline"
-        raise UsageError(what, where=_BODY, fix=f"{argument.name}: str, int, float or bool")
+        raise UsageError(
+            f"argument {argument.name} of the steps is no parameter of a pipeline",
+            where=_BODY,
+            fix=f"{argument.name}: str, int, float or bool",
+        )
     kind, default = argument.annotation, argument.default
     variable: PipelineVariable = _PARAMETERS[kind](
         name=argument.name,

@@ -109,9 +109,11 @@ class KubeflowClient(PipelineClient):
             if is_multi_user:
                 return self._namespace
             return None
-        what = "this Kubeflow has many users, each with a namespace"
-        fix = "name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload"
-        raise UsageError(what, where=self._place, fix=fix)
+        raise UsageError(
+            "this Kubeflow has many users, each with a namespace",
+            where=self._place,
+            fix="name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload",
+        )
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the latest version, None if there is none, and the compiled one."""
@@ -217,8 +219,11 @@ class KubeflowClient(PipelineClient):
             for item in self._all("run", "list_runs", "runs", sort_by="created_at desc"):
                 if _pipeline_of(item) == pipeline[0]:
                     return self.status(str(item.get("run_id")))
-        fix = "RUN is a run's id, the address of its page, or the name of a pipeline that ran"
-        raise UsageError(f"pipeline run {run} not found", where=self._place, fix=fix)
+        raise UsageError(
+            f"pipeline run {run} not found",
+            where=self._place,
+            fix="RUN is a run's id, the address of its page, or the name of a pipeline that ran",
+        )
 
     def stop(self, run: str) -> RunState:
         """Terminates a run, deletes the jobs of its steps, and waits until it has ended."""

@@ -150,9 +150,11 @@ def component_files() -> dict[str, str]:
         files = {name: root / "components" / file for name, file in COMPONENTS.items()}
         if all(file.is_file() for file in files.values()):
             return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
-    what = "this installation of stoker has no compiled components"
-    fix = "install stoker from its wheel, or run it in its checkout"
-    raise UsageError(what, where=" and ".join(map(str, CARRIED)), fix=fix)
+    raise UsageError(
+        "this installation of stoker has no compiled components",
+        where=" and ".join(map(str, CARRIED)),
+        fix="install stoker from its wheel, or run it in its checkout",
+    )
 
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
@@ -177,15 +179,19 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     parameters = kubeflow_parameters(placed, cache_days=days)
     where = f"workload {workload.name}"
     if not _champion(placed) and any(gate.needs_champion for gate in workload.gate):
-        what = "a gate compares with the champion, but no champion is configured"
-        fix = "kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker"
-        raise UsageError(what, where=f"{where}, key gate", fix=fix)
+        raise UsageError(
+            "a gate compares with the champion, but no champion is configured",
+            where=f"{where}, key gate",
+            fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
+        )
     _check_can_skip(placed, settings)
     size = len(workload_text(placed).encode())
     if size > MAX_WORKLOAD_BYTES:
-        what = f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}"
-        fix = "shorten it; a pools file needs only the pools that plans may have"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            f"the workload's document has {size} bytes, at most {MAX_WORKLOAD_BYTES}",
+            where=where,
+            fix="shorten it; a pools file needs only the pools that plans may have",
+        )
     return KubeflowRequest(workload=placed, parameters=parameters, settings=settings)
 
 
@@ -194,13 +200,17 @@ def _check_can_skip(workload: Workload, settings: KubernetesSettings) -> None:
     where = f"workload {workload.name}, key skip_unchanged"
     has_memory = settings.memory or (settings.champion or "").startswith("pvc://")
     if workload.skip_unchanged and not has_memory:
-        what = "the pipeline has no place where it remembers its runs, so it would always train"
-        fix = "kubernetes.memory: pvc://CLAIM/FOLDER, of a ReadWriteMany claim"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            "the pipeline has no place where it remembers its runs, so it would always train",
+            where=where,
+            fix="kubernetes.memory: pvc://CLAIM/FOLDER, of a ReadWriteMany claim",
+        )
     if workload.skip_unchanged and not workload.channels:
-        what = "the workload names no channels, so that new data would not be seen"
-        fix = "channels: {train: {uri: pvc://CLAIM/FOLDER}}, or leave skip_unchanged out"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            "the workload names no channels, so that new data would not be seen",
+            where=where,
+            fix="channels: {train: {uri: pvc://CLAIM/FOLDER}}, or leave skip_unchanged out",
+        )
 
 
 def _check_compares(definition: str, *, where: str) -> None:

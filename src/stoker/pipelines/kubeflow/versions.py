@@ -106,8 +106,11 @@ class KubeflowVersions(VersionHistory):
         return {**told_version(newest), "action": action, "id": self._id, "url": ""}
 
     def move_alias(self, alias: str) -> dict[str, Json]:
-        what = "Kubeflow's versions have no aliases"
-        raise UsageError(what, where=f"alias {alias}", fix="a version's name does the same")
+        raise UsageError(
+            "Kubeflow's versions have no aliases",
+            where=f"alias {alias}",
+            fix="a version's name does the same",
+        )
 
 
 def _uploaded(found: Document, *, is_latest: bool) -> UploadedVersion:

@@ -187,10 +187,11 @@ class SageMakerClient(PipelineClient):
         if found is None:
             if not id and (job := find_job(self._aws, name)):
                 return _state(name, job["TrainingJobStatus"], job.get("FailureReason"))
-            what = f"no pipeline or training job {name} found"
-            where = f"region {self._aws.region}"
-            fix = "RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these"
-            raise UsageError(what, where=where, fix=fix)
+            raise UsageError(
+                f"no pipeline or training job {name} found",
+                where=f"region {self._aws.region}",
+                fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
+            )
         if id is None:
             asked = {"PipelineName": name, "SortBy": "CreationTime", "SortOrder": "Descending"}
             listed = self._aws.call("sagemaker", "ListPipelineExecutions", **asked, MaxResults=1)
@@ -267,8 +268,10 @@ class SageMakerClient(PipelineClient):
             own, value = each.own, each.value
             if own and (excess := len(argument_of(own, value)) - MAX_ARGUMENT) > 0:
                 words = f"{len(value)} characters, at most {len(value) - excess}"
-                fix = "set a longer value in the workload and upload that"
-                raise UsageError(f"--param {each.name}: its value has {words}", fix=fix)
+                raise UsageError(
+                    f"--param {each.name}: its value has {words}",
+                    fix="set a longer value in the workload and upload that",
+                )
         return values
 
     def _uploaded(self, workload: Workload) -> dict[str, Json]:

@@ -135,9 +135,11 @@ def _refuse_queue(settings: SageMakerSettings) -> None:
     """Raises UsageError for a queue of AWS Batch: a TrainingStep starts its job at once."""
     if settings.queue is None:
         return
-    what = "the steps of a pipeline start their jobs at once, not through a queue of AWS Batch"
-    fix = "--set sagemaker.queue=null for the pipeline; stoker train and run take the queue"
-    raise UsageError(what, where="key sagemaker.queue", fix=fix)
+    raise UsageError(
+        "the steps of a pipeline start their jobs at once, not through a queue of AWS Batch",
+        where="key sagemaker.queue",
+        fix="--set sagemaker.queue=null for the pipeline; stoker train and run take the queue",
+    )
 
 
 def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequest:
@@ -233,18 +235,25 @@ def check_comparable(workload: Workload) -> None:
         return
     where = f"workload {workload.name}, key"
     if not workload.channels:
-        what = "skip_unchanged compares the files of channels, and the workload names none"
-        raise UsageError(what, where=f"{where} channels", fix="name them, or leave it out")
+        raise UsageError(
+            "skip_unchanged compares the files of channels, and the workload names none",
+            where=f"{where} channels",
+            fix="name them, or leave it out",
+        )
     for name, channel in workload.channels.items():
         if not channel.uri.startswith("s3://") or channel.data_type != "S3Prefix":
-            what = f"no step can tell whether the files of channel {name} are the same"
-            fix = "a folder in S3 (data_type: S3Prefix), or leave skip_unchanged out"
-            raise UsageError(what, where=f"{where} channels.{name}", fix=fix)
+            raise UsageError(
+                f"no step can tell whether the files of channel {name} are the same",
+                where=f"{where} channels.{name}",
+                fix="a folder in S3 (data_type: S3Prefix), or leave skip_unchanged out",
+            )
     image = workload.image or ""
     if "@sha256:" not in image and not is_in_ecr(image):
-        what = f"no step can tell whether the image {image} is the same"
-        fix = "name it by its digest, or leave skip_unchanged out"
-        raise UsageError(what, where=f"{where} image", fix=fix)
+        raise UsageError(
+            f"no step can tell whether the image {image} is the same",
+            where=f"{where} image",
+            fix="name it by its digest, or leave skip_unchanged out",
+        )
 
 
 def _package_digest(inputs: Inputs) -> str:

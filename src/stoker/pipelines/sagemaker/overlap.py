@@ -15,9 +15,11 @@ _LONGEST_RUN = timedelta(days=30)
 def refuse_overlap(pipeline: str, execution: str) -> None:
     """Raises PlatformError if a run has to give way to another one."""
     if others := active_before(pipeline, execution):
-        what = f"another run of {pipeline} is active: {', '.join(others)}"
-        fix = f"start again when it has ended, or: stoker stop sagemaker {others[0]}"
-        raise PlatformError(what, where="the workload says overlap: refuse", fix=fix)
+        raise PlatformError(
+            f"another run of {pipeline} is active: {', '.join(others)}",
+            where="the workload says overlap: refuse",
+            fix=f"start again when it has ended, or: stoker stop sagemaker {others[0]}",
+        )
 
 
 def active_before(

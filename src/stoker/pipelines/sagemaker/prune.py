@@ -82,9 +82,8 @@ def delete_folder(aws: Aws, folder: LeftFolder) -> None:
         asked = {"Objects": objects, "Quiet": True}
         answer = aws.call("s3", "DeleteObjects", Bucket=bucket, Delete=asked)
         for error in mappings(answer, "Errors"):
-            what = f"{error.get('Code')}: {error.get('Message')}"
             raise ServiceError(
-                what,
+                f"{error.get('Code')}: {error.get('Message')}",
                 where=f"s3://{bucket}/{error.get('Key')}",
                 code=str(error.get("Code")),
                 action="s3:DeleteObject",

@@ -77,8 +77,11 @@ def schedule_of(found: Document, *, name: str, pipeline: str) -> Schedule:
     """Returns a schedule as GetSchedule gives it; raises UsageError if it starts something else."""
     target = mapping(found, "Target")
     if not str(target.get("Arn")).endswith(f":pipeline/{pipeline}"):
-        what = f"schedule {name} exists and starts something else"
-        raise UsageError(what, where=str(target.get("Arn")), fix="choose another --name")
+        raise UsageError(
+            f"schedule {name} exists and starts something else",
+            where=str(target.get("Arn")),
+            fix="choose another --name",
+        )
     values = mapping(target, "SageMakerPipelineParameters")
     return Schedule(
         name=name,
@@ -100,10 +103,11 @@ def schedule_of(found: Document, *, name: str, pipeline: str) -> Schedule:
 def facts_of_settings(settings: SageMakerSettings, *, pipeline: str) -> dict[str, str]:
     """Returns a schedule's facts; raises UsageError if the workload names no role for it."""
     if settings.schedule_role is None:
-        what = "there is no role with which the scheduler may start the pipeline"
-        where = f"workload {pipeline}, key sagemaker.schedule_role"
-        fix = "name one; configs/sagemaker/stoker.yaml makes it"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            "there is no role with which the scheduler may start the pipeline",
+            where=f"workload {pipeline}, key sagemaker.schedule_role",
+            fix="name one; configs/sagemaker/stoker.yaml makes it",
+        )
     return schedule_facts(role=settings.schedule_role, queue=settings.dead_letter_queue)
 
 

@@ -73,9 +73,11 @@ class SageMakerVersions(VersionHistory):
         has_code = f"{folder}/{CODE}" in json.dumps(document) + workload.decode(errors="replace")
         for name in (WORKLOAD, CODE) if has_code else (WORKLOAD,):
             if not self._aws.has_object(f"{folder}/{name}"):
-                what = f"version {version.name} cannot run: {folder}/{name} is gone"
-                fix = "git checkout COMMIT; stoker upload sagemaker WORKLOAD"
-                raise UsageError(what, where="--back-to", fix=fix)
+                raise UsageError(
+                    f"version {version.name} cannot run: {folder}/{name} is gone",
+                    where="--back-to",
+                    fix="git checkout COMMIT; stoker upload sagemaker WORKLOAD",
+                )
 
     def declared(self, version: UploadedVersion) -> Mapping[str, Kind]:
         return declared_in(self._definition(version))

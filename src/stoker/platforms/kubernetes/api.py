@@ -283,12 +283,16 @@ def explained(action: ApiAction) -> Iterator[None]:
     except exceptions.SSLError as err:
         raise _unsafe(err, action) from err
     except (exceptions.HTTPError, OSError) as err:
-        fix = "check with kubectl get pods: VPN, proxy, the context's server"
-        what = f"the cluster does not answer: {_words(err)}"
-        raise failed(what, action, kind="away", fix=fix) from err
+        raise failed(
+            f"the cluster does not answer: {_words(err)}",
+            action,
+            kind="away",
+            fix="check with kubectl get pods: VPN, proxy, the context's server",
+        ) from err
     except ValueError as err:
-        what = f"the cluster's answer is not JSON: {_words(err)}"
-        raise failed(what, action, kind="away") from err
+        raise failed(
+            f"the cluster's answer is not JSON: {_words(err)}", action, kind="away"
+        ) from err
 
 
 def _unsafe(err: object, action: ApiAction) -> PlatformError:

@@ -629,9 +629,11 @@ class KubernetesRun(FollowedRun):
             return
         limit = self._layout.settings.max_run_seconds
         minutes = self._layout.job.platform_settings.on_no_capacity.wait_minutes
-        what = f"no dnn host began within kubernetes.max_run_seconds, {limit} s"
-        fix = f"raise max_run_seconds above on_no_capacity.wait_minutes, {60 * minutes} s"
-        raise self._lacked(without, what=what, fix=fix)
+        raise self._lacked(
+            without,
+            what=f"no dnn host began within kubernetes.max_run_seconds, {limit} s",
+            fix=f"raise max_run_seconds above on_no_capacity.wait_minutes, {60 * minutes} s",
+        )
 
     def _refuse_to_train_without_data_hosts(self, failure: str) -> None:
         """Raises NoCapacityError if trainers waited for data hosts that got no nodes."""
@@ -648,8 +650,9 @@ class KubernetesRun(FollowedRun):
                 FeedLostError.__name__ in failure + end.message
                 or (seconds_between(end.began_at, end.at) or 0.0) >= limit
             ):
-                what = "the training failed without data hosts, which got no nodes"
-                raise self._lacked(without, what=what)
+                raise self._lacked(
+                    without, what="the training failed without data hosts, which got no nodes"
+                )
 
     def _look(self) -> None:
         """Takes one piece of news, or waits for it."""
@@ -709,8 +712,9 @@ class KubernetesRun(FollowedRun):
             return
         if over.is_capacity:
             raise self._no_capacity(over)
-        what = f"{over.what} (for {over.fatal_after or 0:.0f} s)"
-        raise JobStoppedError(what, where=self._place, fix=over.fix)
+        raise JobStoppedError(
+            f"{over.what} (for {over.fatal_after or 0:.0f} s)", where=self._place, fix=over.fix
+        )
 
     def _no_capacity(self, trouble: Trouble) -> NoCapacityError:
         """Returns the error for missing hosts; only a quota is worth a retry."""

@@ -301,9 +301,11 @@ def check_objects(objects: Sequence[Document]) -> None:
     for document in objects:
         problems = list(problems_of(document, among=objects))
         if problems:
-            what = "the cluster would refuse this: " + "; ".join(problems[:5])
-            where = f"{document.get('kind')} {name_of(document)}"
-            raise UsageError(what, where=where, fix="change the workload's kubernetes settings")
+            raise UsageError(
+                "the cluster would refuse this: " + "; ".join(problems[:5]),
+                where=f"{document.get('kind')} {name_of(document)}",
+                fix="change the workload's kubernetes settings",
+            )
 
 
 def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:

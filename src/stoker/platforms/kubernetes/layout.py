@@ -235,16 +235,19 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
     settings = job.platform_settings.kubernetes or KubernetesSettings()
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
-        what = "only Kubeflow Trainer has TrainingRuntimes"
-        where = "key kubernetes.runtime"
-        fix = "set kubernetes.api to trainer, or leave runtime out"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            "only Kubeflow Trainer has TrainingRuntimes",
+            where="key kubernetes.runtime",
+            fix="set kubernetes.api to trainer, or leave runtime out",
+        )
     if settings.data.gpus:
         raise UsageError(_NO_GPUS, where="key kubernetes.data.gpus", fix="leave it out")
     if settings.dnn.image:
-        what = "kubernetes.dnn.image cannot be set: the dnn group uses the key image"
-        fix = "set image, and another one for data hosts in kubernetes.data.image"
-        raise UsageError(what, where="key kubernetes.dnn.image", fix=fix)
+        raise UsageError(
+            "kubernetes.dnn.image cannot be set: the dnn group uses the key image",
+            where="key kubernetes.dnn.image",
+            fix="set image, and another one for data hosts in kubernetes.data.image",
+        )
     if 0 < (settings.follower_lease_minutes or 0) < MIN_LEASE_MINUTES:
         raise UsageError(
             f"follower_lease_minutes must be 0 or at least {MIN_LEASE_MINUTES}: a renewal takes "
@@ -312,9 +315,11 @@ def _job_name(group: Group, settings: KubernetesSettings) -> str:
     is_trainer = group.role == "dnn" and settings.api == "trainer"
     job = TRAINER_JOB if is_trainer else group.name.lower()
     if not is_dns_label(job):
-        what = f"{group.name} cannot be part of a host's name"
-        fix = "use letters, digits and dashes, a letter first"
-        raise UsageError(what, where="the plan's groups", fix=fix)
+        raise UsageError(
+            f"{group.name} cannot be part of a host's name",
+            where="the plan's groups",
+            fix="use letters, digits and dashes, a letter first",
+        )
     return job
 
 
@@ -449,10 +454,11 @@ def _check_memory(group: Group, resources: Document) -> None:
     except ArithmeticError:
         is_enough = False
     if not is_enough:
-        what = f"the memory limit is below the request, or not a quantity: {limit} < {request}"
-        where = f"key kubernetes.{group.role}.pod.spec.containers"
-        fix = "raise resources.limits.memory, or leave it out"
-        raise UsageError(what, where=where, fix=fix)
+        raise UsageError(
+            f"the memory limit is below the request, or not a quantity: {limit} < {request}",
+            where=f"key kubernetes.{group.role}.pod.spec.containers",
+            fix="raise resources.limits.memory, or leave it out",
+        )
 
 
 def _unknown(group: Group, what: str) -> UsageError:

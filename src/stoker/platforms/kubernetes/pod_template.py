@@ -154,12 +154,15 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
     for index, (name, channel) in enumerate(channels_of(layout, group).items()):
         key = f"key channels.{name}"
         if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
-            what = "manifests and sharding by key exist on SageMaker only"
-            fix = "leave data_type and distribution out: every host sees the whole folder"
-            raise UsageError(what, where=key, fix=fix)
+            raise UsageError(
+                "manifests and sharding by key exist on SageMaker only",
+                where=key,
+                fix="leave data_type and distribution out: every host sees the whole folder",
+            )
         if channel.mode == "Pipe":
-            what = "mode Pipe exists on SageMaker only"
-            raise UsageError(what, where=f"{key}.mode", fix="use File")
+            raise UsageError(
+                "mode Pipe exists on SageMaker only", where=f"{key}.mode", fix="use File"
+            )
         claim, folder = claim_of(channel.uri, where=f"{key}.uri")
         mount: Document = {"mountPath": f"{JOB_FOLDER}/input/data/{name}", "readOnly": True}
         part: Document = {"subPath": folder} if folder else {}

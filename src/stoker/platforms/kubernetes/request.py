@@ -101,9 +101,11 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     """Returns the objects for `job`, without files or calls; raises UsageError for wrong ones."""
     layout = lay_out(job)
     if layout.settings.runtime and job.run is not None:
-        what = f"the TrainingRuntime {layout.settings.runtime} fits the run's first plan only"
-        fix = "leave it out: one is made for each plan"
-        raise UsageError(what, where="key kubernetes.runtime", fix=fix)
+        raise UsageError(
+            f"the TrainingRuntime {layout.settings.runtime} fits the run's first plan only",
+            where="key kubernetes.runtime",
+            fix="leave it out: one is made for each plan",
+        )
     pods = pods_of(layout)
     files = files_of_run(layout)
     main, runtime = job_of(layout, pods, files=files)

@@ -178,8 +178,11 @@ def _joined(owners: list[Document], others: Sequence[Document]) -> list[Document
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
-    what = f"another TrainingRuntime has the name {name}, and a TrainJob uses it"
-    raise PlatformError(what, where=f"namespace {namespace}", fix="choose another --name")
+    raise PlatformError(
+        f"another TrainingRuntime has the name {name}, and a TrainJob uses it",
+        where=f"namespace {namespace}",
+        fix="choose another --name",
+    )
 
 
 def _digest(document: Document | None) -> str:
@@ -344,9 +347,11 @@ def _create_or_adopt(
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
         if request.runtime is not None:
             provide_runtime(cluster, request, owners, log=log)
-    what = f"the previous {request.main['kind']} was not deleted within {2 * seconds:g} s"
-    fix = "check what keeps it: kubectl get pods; or choose another --name"
-    raise PlatformError(what, where=_place(request, cluster.namespace), fix=fix)
+    raise PlatformError(
+        f"the previous {request.main['kind']} was not deleted within {2 * seconds:g} s",
+        where=_place(request, cluster.namespace),
+        fix="check what keeps it: kubectl get pods; or choose another --name",
+    )
 
 
 def _annotated(request: KubernetesRequest, run_id: str) -> Document:
@@ -456,9 +461,9 @@ def _create_part(
                 namespace = cluster.namespace
                 what = f"the {document['kind']} {name} exists and is not this run's"
                 fix = f"kubectl delete {resource.plural} {name} -n {namespace}, or choose another"
-                where = f"namespace {namespace}"
-                fix = f"{fix} --name"
-                raise PlatformError(what, where=where, fix=fix) from err
+                raise PlatformError(
+                    what, where=f"namespace {namespace}", fix=f"{fix} --name"
+                ) from err
         cluster.sleep(POLL_SECONDS)
 
 

@@ -168,8 +168,11 @@ def _check_request(submission: Document) -> None:
         f"{problem.place} {problem.what}" for problem in over_limits(submission, shape)
     )
     if wrong or over:
-        what = f"SubmitServiceJob would refuse this: {wrong or over}"
-        raise UsageError(what, where=KEY, fix="see the API reference of SubmitServiceJob")
+        raise UsageError(
+            f"SubmitServiceJob would refuse this: {wrong or over}",
+            where=KEY,
+            fix="see the API reference of SubmitServiceJob",
+        )
 
 
 def submission_token(submission: Document) -> str:

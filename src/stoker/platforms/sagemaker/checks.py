@@ -111,23 +111,29 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
     settings = job.platform_settings.sagemaker
     if settings is None:
-        what = "the workload has no settings for SageMaker"
-        fix = "add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}"
-        raise UsageError(what, where=f"job {job.name}, key sagemaker", fix=fix)
+        raise UsageError(
+            "the workload has no settings for SageMaker",
+            where=f"job {job.name}, key sagemaker",
+            fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
+        )
     check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
     check_job(job)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
         if file_system(channel.uri) and not settings.vpc:
-            what = f"channel {name} is a file system, which is reached through a VPC"
-            fix = "name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)"
-            raise UsageError(what, where="key sagemaker.request.VpcConfig", fix=fix)
+            raise UsageError(
+                f"channel {name} is a file system, which is reached through a VPC",
+                where="key sagemaker.request.VpcConfig",
+                fix="name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)",
+            )
     check_places(job, settings)
     source = settings.source or ""
     if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
-        what = f"code comes from a folder or a .tar.gz in S3, not from {source}"
-        fix = "name a folder: stoker packs and uploads it"
-        raise UsageError(what, where="key sagemaker.source", fix=fix)
+        raise UsageError(
+            f"code comes from a folder or a .tar.gz in S3, not from {source}",
+            where="key sagemaker.source",
+            fix="name a folder: stoker packs and uploads it",
+        )
     return settings
 
 
@@ -136,16 +142,23 @@ def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Document
     for name, source in job.secrets.items():
         where = f"key secrets.{name}"
         if source.arn is None:
-            what = f"on SageMaker the secret {name} needs an ARN"
-            fix = "add arn, of Secrets Manager or of a parameter in SSM"
-            raise UsageError(what, where=where, fix=fix)
+            raise UsageError(
+                f"on SageMaker the secret {name} needs an ARN",
+                where=where,
+                fix="add arn, of Secrets Manager or of a parameter in SSM",
+            )
         if name in variables:
-            what = f"sagemaker.request.Environment sets the secret {name}"
-            raise UsageError(what, where=where, fix="leave it out there: it is plain text")
+            raise UsageError(
+                f"sagemaker.request.Environment sets the secret {name}",
+                where=where,
+                fix="leave it out there: it is plain text",
+            )
         if settings.network_isolation:
-            what = f"with EnableNetworkIsolation hosts cannot read the secret {name}"
-            fix = "leave EnableNetworkIsolation out, or pass what it opens as a channel"
-            raise UsageError(what, where=where, fix=fix)
+            raise UsageError(
+                f"with EnableNetworkIsolation hosts cannot read the secret {name}",
+                where=where,
+                fix="leave EnableNetworkIsolation out, or pass what it opens as a channel",
+            )
 
 
 def _check_channel(name: str, channel: Channel) -> None:
@@ -157,9 +170,11 @@ def _check_channel(name: str, channel: Channel) -> None:
         )
     if file_system(channel.uri):
         if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:
-            what = f"channel {name} is a file system: mode, data_type and groups are for S3"
-            fix = "leave them out: all groups mount it"
-            raise UsageError(what, where=f"key channels.{name}", fix=fix)
+            raise UsageError(
+                f"channel {name} is a file system: mode, data_type and groups are for S3",
+                where=f"key channels.{name}",
+                fix="leave them out: all groups mount it",
+            )
     elif not channel.uri.startswith("s3://"):
         raise UsageError(
             f"SageMaker reads S3, EFS and FSx for Lustre, not {channel.uri}",

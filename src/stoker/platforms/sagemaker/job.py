@@ -152,9 +152,11 @@ def _copy_model(
         log.event(EventName.MODEL_COPY_FAILED, object=asked_uri, why=err.what)
         # A script may save no model.
         if is_step and err.kind != "missing":
-            what = f"the model {uri} could not be copied to where it is registered: {err.what}"
-            fix = f"aws s3 cp {uri} {asked_uri}, or the same command with --name {asked_name}"
-            raise PlatformError(what, where=asked_uri, fix=fix) from err
+            raise PlatformError(
+                f"the model {uri} could not be copied to where it is registered: {err.what}",
+                where=asked_uri,
+                fix=f"aws s3 cp {uri} {asked_uri}, or the same command with --name {asked_name}",
+            ) from err
         return None
     log.event(EventName.MODEL_COPIED, object=asked_uri)
     return asked_uri

@@ -41,15 +41,19 @@ def describe_job(aws: Aws, name: str) -> TrainingJobState:
     """Returns the state of a job that has begun to train; raises PlatformError if it has not."""
     answer = find_job(aws, name)
     if answer is None:
-        where = f"region {aws.region}, sagemaker:DescribeTrainingJob"
-        fix = "check its name, and name its region with --region"
-        raise PlatformError(f"training job {name} does not exist", where=where, fix=fix)
+        raise PlatformError(
+            f"training job {name} does not exist",
+            where=f"region {aws.region}, sagemaker:DescribeTrainingJob",
+            fix="check its name, and name its region with --region",
+        )
     state = job_state(answer)
     if state.began_at is None or not state.groups:
         reason = f": {state.reason}" if state.reason else ""
-        what = f"{name} has not trained: it is {state.secondary or state.status}{reason}"
-        fix = "name a job that trained for some minutes"
-        raise PlatformError(what, where="sagemaker:DescribeTrainingJob", fix=fix)
+        raise PlatformError(
+            f"{name} has not trained: it is {state.secondary or state.status}{reason}",
+            where="sagemaker:DescribeTrainingJob",
+            fix="name a job that trained for some minutes",
+        )
     return state
 
 

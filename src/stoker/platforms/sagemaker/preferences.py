@@ -31,9 +31,11 @@ def choices_of(job: JobSpec) -> tuple[tuple[Group, ...], ...]:
         return (job.groups,)
     group, *others = job.groups
     if others:
-        what = f"instance groups have one type each: the plan has {len(job.groups)} groups"
-        fix = "leave it out, or set constraints.max_data_hosts: 0"
-        raise UsageError(what, where=KEY, fix=fix)
+        raise UsageError(
+            f"instance groups have one type each: the plan has {len(job.groups)} groups",
+            where=KEY,
+            fix="leave it out, or set constraints.max_data_hosts: 0",
+        )
     types = {bare_type(name): None for name in (group.instance_type, *further)}
     return tuple((_of_type(group, name),) for name in types)
 

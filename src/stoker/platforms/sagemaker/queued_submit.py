@@ -84,9 +84,11 @@ def start_queued(
         num_taken += not lacks_capacity(newest.reason)
         if num_taken == MAX_NAMES:
             break
-    what = f"the jobs {request.job.name} to {newest.name} exist already, and none can be continued"
-    fix = "check why they ended, then choose another --name"
-    raise PlatformError(what, where=_WHERE, fix=fix)
+    raise PlatformError(
+        f"the jobs {request.job.name} to {newest.name} exist already, and none can be continued",
+        where=_WHERE,
+        fix="check why they ended, then choose another --name",
+    )
 
 
 def _tell_resumed(job: ServiceJob, *, log: Log) -> None:
@@ -113,9 +115,11 @@ def _earlier(aws: Aws, request: SageMakerRequest) -> list[ServiceJob]:
     except ServiceError as err:
         if err.kind != "missing":
             raise
-        what = f"there is no queue {queue.job_queue} in {aws.region}: {err.what}"
-        fix = "create it (type SAGEMAKER_TRAINING), or correct the key"
-        raise UsageError(what, where=f"{KEY}.job_queue", fix=fix) from err
+        raise UsageError(
+            f"there is no queue {queue.job_queue} in {aws.region}: {err.what}",
+            where=f"{KEY}.job_queue",
+            fix="create it (type SAGEMAKER_TRAINING), or correct the key",
+        ) from err
 
 
 def _own_among(

@@ -30,9 +30,11 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
     package = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
     uri = text(mapping(package, "ModelMetrics", "ModelQuality", "Statistics"), "S3Uri")
     if not uri:
-        what = f"the approved model {name} has no metrics to compare with"
-        fix = "approve a model that stoker's pipeline registered, or write numbers into the gate"
-        raise PlatformError(what, where=f"model package group {group}", fix=fix)
+        raise PlatformError(
+            f"the approved model {name} has no metrics to compare with",
+            where=f"model package group {group}",
+            fix="approve a model that stoker's pipeline registered, or write numbers into the gate",
+        )
     quality: dict[str, float] = {}
     for kind, part in mapping(json.loads(aws.read_object(uri))).items():
         metrics = part if kind.endswith("_metrics") and isinstance(part, Mapping) else {}

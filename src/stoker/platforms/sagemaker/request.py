@@ -210,9 +210,11 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     for channel in mappings(body, "InputDataConfig"):
         if "DataSource" not in channel:
             name = str(channel["ChannelName"])
-            where = f"key sagemaker.request.InputDataConfig[{name}]"
-            fix = nearest(name, list(job.channels))
-            raise UsageError(f"unknown channel {name}", where=where, fix=fix)
+            raise UsageError(
+                f"unknown channel {name}",
+                where=f"key sagemaker.request.InputDataConfig[{name}]",
+                fix=nearest(name, list(job.channels)),
+            )
     check_secrets(job, settings, mapping(body, "Environment"))
     body["Environment"] = dict(sorted(mapping(body, "Environment").items()))
     body["Tags"] = _tags(body, job)

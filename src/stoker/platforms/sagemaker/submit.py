@@ -297,18 +297,22 @@ def start(
             log.event(EventName.JOB_RESUMED, job=name, status=state.status, url=state.url)
             return candidate
         if pipeline_execution() and not is_ours and state.status in _USABLE:
-            what = f"the job {name} is another training run of this pipeline's run"
-            fix = "make one of the two steps from run.branch('Second'), and upload the pipeline"
-            raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
+            raise PlatformError(
+                f"the job {name} is another training run of this pipeline's run",
+                where="sagemaker:CreateTrainingJob",
+                fix="make one of the two steps from run.branch('Second'), and upload the pipeline",
+            )
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event(EventName.JOB_NAME_CONFLICT, job=name, why=why)
         _forget_token(aws, job, candidate, log=log)
         num_taken += not lacks_capacity(state.reason)
         if num_taken == MAX_NAMES:
             break
-    what = f"the jobs {request.job.name} to {name} exist already, and none can be continued"
-    fix = "check why they ended, then choose another --name"
-    raise PlatformError(what, where="sagemaker:CreateTrainingJob", fix=fix)
+    raise PlatformError(
+        f"the jobs {request.job.name} to {name} exist already, and none can be continued",
+        where="sagemaker:CreateTrainingJob",
+        fix="check why they ended, then choose another --name",
+    )
 
 
 def packed_code(request: SageMakerRequest) -> bytes | None:
@@ -361,11 +365,11 @@ def await_found(aws: Aws, name: str) -> Document:
     deadline = aws.clock() + EVENTUAL_SECONDS
     while (job := find_job(aws, name)) is None:
         if aws.clock() >= deadline:
-            what = (
-                f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s"
+            raise PlatformError(
+                f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s",
+                where=f"job {name}, sagemaker:DescribeTrainingJob",
+                fix="check region and account",
             )
-            where = f"job {name}, sagemaker:DescribeTrainingJob"
-            raise PlatformError(what, where=where, fix="check region and account")
         aws.sleep(POLL_SECONDS)
     return job
 

@@ -58,12 +58,18 @@ def plan_of(answer: Document) -> TrainingPlan:
     """Returns the plan in an answer of DescribeTrainingPlan; raises UsageError for one in vain."""
     name, status = str(answer.get("TrainingPlanName")), str(answer.get("Status"))
     if status not in _USABLE:
-        what = f"the training plan {name} is {status}: no job can have its hosts"
-        raise UsageError(what, where=KEY, fix="name another plan, or leave it out")
+        raise UsageError(
+            f"the training plan {name} is {status}: no job can have its hosts",
+            where=KEY,
+            fix="name another plan, or leave it out",
+        )
     targets = answer.get("TargetResources")
     if isinstance(targets, list) and targets and "training-job" not in targets:
-        what = f"the training plan {name} is for {', '.join(map(str, targets))}, not for jobs"
-        raise UsageError(what, where=KEY, fix="name a plan for training-job, or leave it out")
+        raise UsageError(
+            f"the training plan {name} is for {', '.join(map(str, targets))}, not for jobs",
+            where=KEY,
+            fix="name a plan for training-job, or leave it out",
+        )
     reserved = mappings(answer, "ReservedCapacitySummaries")
     types = tuple(dict.fromkeys(str(each["InstanceType"]) for each in reserved))
     hours = sum(
