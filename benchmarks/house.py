@@ -6,11 +6,14 @@
 `--source` is the folder that holds the package (default: this checkout's `src`); `--count` is
 another project's package, counted by the same rules (tests/support/house_counts.py). `--ways`
 walks for real: a training run of a few batches on one core with one data host, and a plan for each
-platform, while every function that is called is noted (`sys.setprofile`). `--hold` lowers what
-tests/unit/test_house.py allows to what there is now, and raises nothing.
+platform, while every function that is called is noted (`sys.setprofile`). A plan's *stays* are
+functions in a row of one module, in the order of their first calls within `Platform.plan`; a
+*return* is a stay in a module that the plan had left. Properties are part of a value, and no call.
+`--hold` lowers what tests/unit/test_house.py allows to what there is now, and raises nothing.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -37,14 +40,24 @@ COMPARED = json.loads((ROOT / "benchmarks" / "results" / "house.json").read_text
 GOALS: Column = COMPARED["goal"]
 ANCHORS: dict[str, Column] = COMPARED["anchors"]
 ROWS = list(ANCHORS["httpx"])
-# Notes each (file, class) of the package whose function is called, in all processes and threads.
+# Notes each function of the package that is called, in the order of first calls, in all processes
+# and threads. HOUSE_WITHIN names a function: only what it calls, then, and no properties.
 WALKER = """
-import os, sys, threading
+import inspect, os, sys, threading
 _file, _root = os.environ["HOUSE_FILE"], os.environ["HOUSE_ROOT"]
-_seen = {}
+_within = os.environ["HOUSE_WITHIN"]
+_seen, _depth = {}, [0]
+def _is_property(frame):
+    owner = type(frame.f_locals.get("self"))
+    member = inspect.getattr_static(owner, frame.f_code.co_name, None)
+    return isinstance(member, property)
 def _note(frame, event, argument):
     code = frame.f_code
-    if event == "call" and code not in _seen:
+    if code.co_qualname == _within and event in ("call", "return"):
+        _depth[0] += 1 if event == "call" else -1
+    elif event == "call" and code not in _seen:
+        if _within and (not _depth[0] or _is_property(frame)):
+            return
         _seen[code] = True
         if code.co_flags & 1 and code.co_filename.startswith(_root):  # a function
             descriptor = os.open(_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -90,10 +103,22 @@ PLANS = {
         *("--group", "dnn=gpu:1", "--group", "data=cpu:2"),
     ],
 }
+PLANNERS = {
+    "local": "LocalPlatform",
+    "sagemaker": "SageMakerPlatform",
+    "kubernetes": "KubernetesPlatform",
+}
 
 
-def walked(source: Path, *arguments: str, folder: Path) -> list[tuple[str, str]]:
-    """Runs `stoker ARGUMENTS`; returns file and name of each of its functions that was called."""
+def walked(source: Path, *arguments: str, folder: Path, within: str = "") -> list[tuple[str, str]]:
+    """Runs `stoker ARGUMENTS`; returns file and name of the functions that were called, in order.
+
+    Args:
+        source: The folder that holds the package.
+        arguments: Words of the command line.
+        folder: For files of the walk.
+        within: Name of a function: only what it calls counts, and no property.
+    """
     site, notes = folder / "site", folder / "notes"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(WALKER)
@@ -103,6 +128,7 @@ def walked(source: Path, *arguments: str, folder: Path) -> list[tuple[str, str]]
         "PYTHONPATH": os.pathsep.join([str(site), str(source)]),
         "HOUSE_FILE": str(notes),
         "HOUSE_ROOT": str(source),
+        "HOUSE_WITHIN": within,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-m", "stoker.cli", *arguments]
@@ -111,7 +137,16 @@ def walked(source: Path, *arguments: str, folder: Path) -> list[tuple[str, str]]
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
-    return sorted({tuple(line.split(" ", 1)) for line in notes.read_text().splitlines()})  # type: ignore[misc]
+    lines = [line.partition(" ") for line in notes.read_text().splitlines()]
+    return [(file, name) for file, _, name in lines]
+
+
+def returns_of(calls: list[tuple[str, str]]) -> int:
+    """Counts the stays in modules that had been left."""
+    # A comprehension is read with its function.
+    modules = [module for module, name in calls if not name.endswith(">")]
+    stays = [module for module, _ in itertools.groupby(modules)]
+    return len(stays) - len(set(stays))
 
 
 def ways(source: Path) -> Column:
@@ -130,8 +165,12 @@ def ways(source: Path) -> Column:
         counts["classes of feed on a batch's way"] = len(classes)
         for platform, plan in PLANS.items():
             plan_out = ("--out", str(folder / platform))
-            calls = walked(source, "train", *plan, "--dry-run", *plan_out, folder=folder)
+            arguments = ("train", *plan, "--dry-run", *plan_out)
+            calls = walked(source, *arguments, folder=folder)
             counts[f"modules of a plan: {platform}"] = len({module for module, _ in calls})
+            within = f"{PLANNERS[platform]}.plan"
+            calls = walked(source, *arguments, folder=folder, within=within)
+            counts[f"returns of a plan: {platform}"] = returns_of(calls)
     return counts
 
 

@@ -15,6 +15,7 @@ from stoker.errors import UsageError
 from stoker.launch.topology import from_resourceconfig
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes.checks import checked_job
 from stoker.platforms.kubernetes.jobset import check_objects
 from stoker.platforms.kubernetes.layout import (
     MAX_NAME,
@@ -416,7 +417,7 @@ def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api):
 )
 def test_pods_request_the_disk_that_their_volumes_may_take(settings, sizes):
     gib = [str(size << 30) if size else None for size in sizes]
-    groups = lay_out(job(settings=settings)).groups
+    groups = lay_out(checked_job(job(settings=settings))).groups
     assert [group.requests.get("ephemeral-storage") for group in groups] == gib
     assert not any("ephemeral-storage" in group.limits for group in groups)
 
@@ -425,7 +426,7 @@ def test_volumes_of_patches_are_requested_of_the_disk_unless_they_are_memory():
     folders = [{"sizeLimit": "2Gi"}, {"sizeLimit": "4Gi", "medium": "Memory"}, {}]
     volumes = [{"name": f"v{i}", "emptyDir": folder} for i, folder in enumerate(folders)]
     dnn = {"pod": {"spec": {"volumes": volumes}}}
-    (group, _) = lay_out(job(settings={"dnn": dnn})).groups
+    (group, _) = lay_out(checked_job(job(settings={"dnn": dnn}))).groups
     assert group.requests["ephemeral-storage"] == str(3 << 30)
 
 

@@ -11,6 +11,7 @@ import pytest
 from stoker.environment import OwnPod, own_pod
 from stoker.logs import Log
 from stoker.platforms.kubernetes.api import ApiAction, refusal
+from stoker.platforms.kubernetes.checks import checked_job
 from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.layout import COMPLETION_INDEX, REPLICATED_JOB_LABEL, lay_out
@@ -39,7 +40,7 @@ from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
 
 RUN = "mnist-1"
-LAYOUT = lay_out(job(name=RUN))
+LAYOUT = lay_out(checked_job(job(name=RUN)))
 BEGIN = "2026-11-20T09:00:00Z"
 CREATE = ApiAction(verb="create", group="jobset.x-k8s.io", resource="jobsets", namespace="team-a")
 
@@ -260,7 +261,7 @@ def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -
 def troubles(*pods, seconds=0.0, unfit="", **settings):
     """Returns the troubles, for deleted pods `seconds` after their deletion was seen."""
     made = job(name=RUN, image="image:1", settings=settings, on_no_capacity={"wait_minutes": 60})
-    layout = lay_out(dataclasses.replace(made, next_best="another", prices=PRICES))
+    layout = lay_out(checked_job(dataclasses.replace(made, next_best="another", prices=PRICES)))
     more = {"namespace": "team-a", "unfit": {pod.name: unfit for pod in pods if unfit}}
     return [*troubles_of(pods, layout, deleted_seconds={p.uid: seconds for p in pods}, **more)]
 
@@ -616,7 +617,7 @@ def end(phase, *pods, record=None, layout=LAYOUT, is_stopped=False, is_whole=Fal
     ],
 )
 def test_a_succeeded_run_whose_leader_s_log_is_gone_is_unknown(tmp_path, settings, unfetched):
-    layout = lay_out(job(name=RUN, settings=settings))
+    layout = lay_out(checked_job(job(name=RUN, settings=settings)))
     found = end("succeeded", pod(ended=ended(5)), layout=layout)
     assert (found.status, found.unfetched) == ("succeeded", unfetched)
     assert end("failed", pod(ended=ended(5, 1)), layout=layout).unfetched is None

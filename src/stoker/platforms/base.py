@@ -417,6 +417,15 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
     return () if len(matching) == len(groups) else matching
 
 
+def channels_by_group(job: JobSpec) -> dict[str, dict[str, Channel]]:
+    """Returns each group's channels, by name, by the group's name."""
+    channels: dict[str, dict[str, Channel]] = {group.name: {} for group in job.groups}
+    for name, channel in sorted(job.channels.items()):
+        for group in groups_of_channel(name, channel, job.groups) or tuple(channels):
+            channels[group][name] = channel
+    return channels
+
+
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
     """Refuses a job that no container can run; `key` names the platform's settings."""
     if not job.image:

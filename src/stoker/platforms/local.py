@@ -46,6 +46,7 @@ from stoker.platforms.base import (
     LogLine,
     Platform,
     Run,
+    channels_by_group,
     check_job,
     groups_of_channel,
     leader_record,
@@ -150,9 +151,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "code"):
         (base / folder).mkdir(parents=True)
     channels: dict[str, Json] = {}
-    for name, channel in sorted(job.channels.items()):
-        if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
-            continue
+    for name, channel in channels_by_group(job)[host.group].items():
         data = channel_folder(name, channel.uri)
         fix = "check the channel's uri"
         if not data.is_dir():

@@ -24,6 +24,7 @@ from stoker.pipelines.base import (
 )
 from stoker.pipelines.schedules import check_own
 from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.checks import checked_job
 from stoker.platforms.kubernetes.layout import lay_out
 from stoker.platforms.kubernetes.pod_template import claim_of
 from stoker.records import Group, Json, KubeflowSettings, KubernetesSettings, Workload, to_document
@@ -173,8 +174,15 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     )
     assert placed.cluster
     today = Group.of_today(placed.cluster.dnn)
+    # Which groups get a channel is known once a plan has them.
+    channels = {
+        name: msgspec.structs.replace(channel, groups=None)
+        for name, channel in placed.channels.items()
+    }
+    todays = msgspec.structs.replace(with_pools(placed), channels=channels)
     # Refuses today's pods if the cluster would, before the run does.
-    lay_out(JobSpec.of(with_pools(placed), groups=[today], run_dir=Path("runs"), name=placed.name))
+    job = JobSpec.of(todays, groups=[today], run_dir=Path("runs"), name=placed.name)
+    lay_out(checked_job(job))
     days = (settings.kubeflow or KubeflowSettings()).cache_days
     parameters = kubeflow_parameters(placed, cache_days=days)
     where = f"workload {workload.name}"

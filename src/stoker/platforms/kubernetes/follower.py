@@ -18,7 +18,7 @@ from stoker.environment import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ClusterApi, text
-from stoker.platforms.kubernetes.layout import ROLE_LABEL, STEP_LABEL, lease_map
+from stoker.platforms.kubernetes.layout import ROLE_LABEL, STEP_LABEL, ObjectNames
 from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 from stoker.repeat import within
@@ -144,7 +144,7 @@ class LeaseKeeper(threading.Thread):
         """Renews the lease once; returns False if there is none, or no right to change it."""
         data = {LEASE_RENEWED_FILE: now_utc(), LEASE_MINUTES_FILE: str(self.minutes)}
         try:
-            self._cluster.patch(CONFIG_MAPS, lease_map(self._job), {"data": dict(data)})
+            self._cluster.patch(CONFIG_MAPS, ObjectNames(self._job).lease, {"data": dict(data)})
         except StokerError as err:
             kind = err.kind if isinstance(err, ServiceError) else ""
             if kind == "missing":

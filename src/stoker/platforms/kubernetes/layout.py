@@ -3,18 +3,18 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
-from stoker.platforms.base import (
-    JobSpec,
-    check_container,
-    check_job,
-)
+from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import number, text
+from stoker.platforms.kubernetes.checks import CheckedJob
+from stoker.platforms.kubernetes.group_settings import NO_GPUS, GroupSettings
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import (
+    Channel,
     Group,
     Json,
     KubernetesSettings,
@@ -24,7 +24,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.base import Document, mapping, mappings
-from stoker.records.platforms import NodePool, ObjectPatch, amount, lacks_arm_image
+from stoker.records.platforms import amount
 
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
 # characters and 100000 hosts.
@@ -60,7 +60,6 @@ TRAINER_JOB = "node"
 JOB_FOLDER = "/opt/ml"
 TOKEN_FOLDER = "/var/run/secrets/stoker"
 LEASE_FOLDER = "/var/run/stoker/follower"
-MIN_LEASE_MINUTES = 5
 TOKEN_KEY = "token"
 HYPERPARAMETERS_KEY = "hyperparameters.json"
 # Folders in the job folder that are written to.
@@ -82,7 +81,6 @@ _CONTAINER_OUTLINE: Document = {
     **{key: [] for key in ("env", "envFrom", "volumeMounts")},
 }
 _BY_RUN_AS = "use kubernetes.run_as"
-_NO_GPUS = "the data group has no GPUs: it makes batches for the dnn group"
 _VOLUMES = ("job", "shm", "token", "config", "follower", "channel-*")
 # Of labels and annotations by which stoker and the controllers know their objects.
 _PREFIXES = ("stoker/", "jobset.sigs.k8s.io/", "batch.kubernetes.io/")
@@ -112,20 +110,31 @@ def object_name(run: str) -> str:
     return f"{plain[: MAX_NAME - _DIGEST - 1].rstrip('-')}-{digest}"
 
 
-def token_secret(name: str) -> str:
-    return f"{name}-token"
+@dataclass(frozen=True, slots=True)
+class ObjectNames:
+    """Names of the objects that a job owns."""
 
+    job: str
 
-def config_map(name: str) -> str:
-    return f"{name}-config"
+    @property
+    def token(self) -> str:
+        """The Secret with the run's token."""
+        return f"{self.job}-token"
 
+    @property
+    def config(self) -> str:
+        """The ConfigMap that launchers read."""
+        return f"{self.job}-config"
 
-def lease_map(name: str) -> str:
-    return f"{name}-follower"
+    @property
+    def lease(self) -> str:
+        """The ConfigMap that the job's follower renews."""
+        return f"{self.job}-follower"
 
-
-def records_map(name: str) -> str:
-    return f"{name}-records"
+    @property
+    def records(self) -> str:
+        """The ConfigMap for a later follower."""
+        return f"{self.job}-records"
 
 
 def finished_map(workload: str) -> str:
@@ -179,15 +188,23 @@ class Layout:
     """A job on pods, made by a JobSet or a TrainJob.
 
     Attributes:
+        names: Names of what the job owns.
         groups: The dnn group first.
         image: Image of pods whose role has none.
+        environment: The launchers' settings, without paths and names.
+        hyperparameters: As launchers read them.
+        channels: Each group's channels by name, by the group's name.
     """
 
     job: JobSpec
     name: str
+    names: ObjectNames
     settings: KubernetesSettings
     groups: tuple[PodGroup, ...]
     image: str
+    environment: RunEnvironment
+    hyperparameters: Document
+    channels: Mapping[str, Mapping[str, Channel]]
 
     @property
     def run_name(self) -> str:
@@ -218,69 +235,41 @@ class Layout:
         return max(group.grace_seconds for group in self.groups)
 
 
-def lay_out(job: JobSpec) -> Layout:
-    """Plans the pods of `job`; raises UsageError if the workload lacks what Kubernetes needs."""
-    settings = settings_of(job)
-    name = object_name(job.name)
-    groups = tuple(_pod_group(group, name=name, settings=settings) for group in job.groups)
+def lay_out(checked: CheckedJob) -> Layout:
+    """Plans a job's pods; raises UsageError if the workload lacks what Kubernetes needs."""
+    settings = checked.settings
+    name = object_name(checked.job.name)
+    for of_group in checked.groups:
+        if of_group.group.role == "data":
+            _check_data_nodes(of_group)
+    groups = tuple(_pod_group(group, name=name, settings=settings) for group in checked.groups)
     (job_name, count), *_ = Counter(group.job for group in groups).most_common()
     if count > 1:
         raise UsageError(f"two groups are called {job_name}", where="the plan's groups")
-    assert job.image
-    return Layout(job=job, name=name, settings=settings, groups=groups, image=job.image)
+    return Layout(
+        job=checked.job,
+        name=name,
+        names=ObjectNames(name),
+        settings=settings,
+        groups=groups,
+        image=checked.image,
+        environment=checked.environment,
+        hyperparameters=checked.hyperparameters,
+        channels=checked.channels,
+    )
 
 
-def settings_of(job: JobSpec) -> KubernetesSettings:
-    """Returns the job's settings for Kubernetes; raises UsageError if they make no pods."""
-    settings = job.platform_settings.kubernetes or KubernetesSettings()
-    check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
-    if settings.runtime and settings.api != "trainer":
-        raise UsageError(
-            "only Kubeflow Trainer has TrainingRuntimes",
-            where="key kubernetes.runtime",
-            fix="set kubernetes.api to trainer, or leave runtime out",
-        )
-    if settings.data.gpus:
-        raise UsageError(_NO_GPUS, where="key kubernetes.data.gpus", fix="leave it out")
-    if settings.dnn.image:
-        raise UsageError(
-            "kubernetes.dnn.image cannot be set: the dnn group uses the key image",
-            where="key kubernetes.dnn.image",
-            fix="set image, and another one for data hosts in kubernetes.data.image",
-        )
-    if 0 < (settings.follower_lease_minutes or 0) < MIN_LEASE_MINUTES:
-        raise UsageError(
-            f"follower_lease_minutes must be 0 or at least {MIN_LEASE_MINUTES}: a renewal takes "
-            "two minutes to reach the pods",
-            where="key kubernetes.follower_lease_minutes",
-            fix=f"use {MIN_LEASE_MINUTES} or more, or 0 for no lease",
-        )
-    for name, source in job.secrets.items():
-        if source.secret is None:
-            raise UsageError(
-                f"on Kubernetes the secret {name} needs a Secret of the job's namespace",
-                where=f"key secrets.{name}",
-                fix=f"kubectl create secret generic NAME --from-file={name}=FILE, and secret: NAME",
-            )
-    check_job(job)
-    return settings
-
-
-def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodGroup:
+def _pod_group(of_group: GroupSettings, *, name: str, settings: KubernetesSettings) -> PodGroup:
+    group, pool = of_group.group, of_group.pool
     job = _job_name(group, settings)
-    pods = settings.dnn if group.role == "dnn" else settings.data
-    pool_name, pool = settings.pool_of(group.instance_type)
-    gpus = _gpus_of_pod(group, pods, pool)
-    if group.role == "data":
-        _check_data_nodes(group, pool, settings)
-    given = {
-        f"kubernetes.pools.{pool_name}.pod": pool.pod,
-        f"kubernetes.{group.role}.pod": pods.pod,
-    }
-    patches = tuple(_checked(patch, key, group, job, settings) for key, patch in given.items())
+    hosts = host_pattern(name, job)
+    gpus = _gpus_of_pod(of_group)
+    resources = _resources(of_group, settings, gpus=gpus)
+    patches = tuple(
+        _checked(patch, key, group, job, settings) for key, patch in of_group.patches.items()
+    )
     # Clouds label nodes with their type; pools of other clusters have other labels.
-    of_type: Document = {INSTANCE_TYPE_LABEL: bare_type(group.instance_type)}
-    resources = _resources(group, pool, settings, gpus=gpus, patches=patches)
+    of_type: Document = {INSTANCE_TYPE_LABEL: of_group.node_type}
     spec: dict[str, Json] = {
         "nodeSelector": of_type if pool.node_selector is None else {},
         "tolerations": [],
@@ -299,8 +288,8 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     return PodGroup(
         group=group,
         job=job,
-        hosts=host_pattern(name, job),
-        settings=pods,
+        hosts=hosts,
+        settings=of_group.pods,
         patches=patches,
         node_selector=mapping(spec, "nodeSelector"),
         tolerations=tuple(tolerations),
@@ -323,26 +312,29 @@ def _job_name(group: Group, settings: KubernetesSettings) -> str:
     return job
 
 
-def _gpus_of_pod(group: Group, pods: PodSettings, pool: NodePool) -> int:
+def _gpus_of_pod(of_group: GroupSettings) -> int:
     """Returns the GPUs of one pod; pods of the data group have none."""
-    if group.role == "data":
+    if of_group.group.role == "data":
         return 0
-    gpus = pool.gpus if pods.gpus is None else pods.gpus
+    gpus = of_group.pods.gpus
     if gpus is None:
-        raise _unknown(group, "how many GPUs a pod gets (0: training on CPUs)")
+        gpus = of_group.pool.gpus
+    if gpus is None:
+        raise _unknown(of_group.group, "how many GPUs a pod gets (0: training on CPUs)")
     return gpus
 
 
-def _check_data_nodes(group: Group, pool: NodePool, settings: KubernetesSettings) -> None:
+def _check_data_nodes(of_group: GroupSettings) -> None:
     """Raises UsageError for nodes on which pods of the data group do not run."""
-    if pool.gpus:
+    group = of_group.group
+    if of_group.pool.gpus:
         raise UsageError(
             f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
             "tolerate GPU nodes",
             where=f"group {group.name}",
             fix="plan data hosts of a type without GPUs",
         )
-    if lacks_arm_image(settings, group.instance_type):
+    if of_group.lacks_arm_image:
         raise UsageError(
             f"the nodes of {group.instance_type} are arm64, and the workload's image may be for "
             "the dnn hosts' processor only",
@@ -352,25 +344,19 @@ def _check_data_nodes(group: Group, pool: NodePool, settings: KubernetesSettings
         )
 
 
-def _resources(
-    group: Group,
-    pool: NodePool,
-    settings: KubernetesSettings,
-    *,
-    gpus: int,
-    patches: Iterable[Document],
-) -> Document:
+def _resources(of_group: GroupSettings, settings: KubernetesSettings, *, gpus: int) -> Document:
     """Returns what a pod requests of its node, and its limits, before patches."""
-    is_dnn = group.role == "dnn"
-    pods = settings.dnn if is_dnn else settings.data
+    pods, pool = of_group.pods, of_group.pool
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
-        raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
+        raise _unknown(
+            of_group.group, "what a pod requests of its node, which daemons use as well,"
+        )
     requests: dict[str, Json] = {"cpu": str(cpu), "memory": str(memory)}
-    if storage := _storage_bytes(settings, patches, is_dnn=is_dnn):
+    if of_group.disk_bytes is not None:
         # A node short of disk evicts first what uses more than it requests. No limit: logs and the
         # image's own folders count, too, and an eviction restarts the run.
-        requests["ephemeral-storage"] = str(storage)
+        requests["ephemeral-storage"] = str(of_group.disk_bytes + _LOGS_BYTES)
     limits: dict[str, Json] = {"memory": str(memory)}
     if settings.cpu_limit:
         # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
@@ -380,24 +366,10 @@ def _resources(
     return {"requests": requests, "limits": limits}
 
 
-def _storage_bytes(
-    settings: KubernetesSettings, patches: Iterable[Document], *, is_dnn: bool
-) -> int:
-    """Returns what a pod's volumes may take of its node's disk, and its logs; 0 if unknown."""
-    on_node: list[Json] = [] if settings.output and is_dnn else [settings.scratch]
-    for patch in patches:
-        for volume in mappings(patch, "spec", "volumes"):
-            folder = mapping(volume, "emptyDir")
-            on_node += [folder.get("sizeLimit")] if folder.get("medium") != "Memory" else []
-    sizes = [amount(str(size)) for size in on_node if size is not None]
-    return int(sum(sizes)) + _LOGS_BYTES if sizes else 0
-
-
 def _checked(
-    patch: ObjectPatch, key: str, group: Group, job: str, settings: KubernetesSettings
+    document: Document, key: str, group: Group, job: str, settings: KubernetesSettings
 ) -> Document:
     """Returns a patch of a group's pods, checked, with the name of the group's container."""
-    document = patch.document
     listed = mapping(document, "spec").get("containers")
     if isinstance(listed, list | tuple):
         names = (None, group.role, group.name)
@@ -421,7 +393,7 @@ def _checked(
 def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
     """Returns the paths of a pod that a patch cannot set, with what to do instead."""
     container = f"spec containers {job}"
-    gpus = f"use kubernetes.{role}.gpus" if role == "dnn" else _NO_GPUS
+    gpus = f"use kubernetes.{role}.gpus" if role == "dnn" else NO_GPUS
     mounts = (
         *("/dev/shm", JOB_FOLDER, f"{JOB_FOLDER}/input*", f"{TOKEN_FOLDER}*", f"{LEASE_FOLDER}*"),
         *(f"{JOB_FOLDER}/{name}" for name in WRITTEN_FOLDERS),

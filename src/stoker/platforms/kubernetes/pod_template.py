@@ -14,8 +14,6 @@ from stoker.platforms.base import (
     MLFLOW_VARIABLES,
     PLAIN_CHANNEL,
     TENSORBOARD,
-    groups_of_channel,
-    run_environment,
 )
 from stoker.platforms.kubernetes.api import text
 from stoker.platforms.kubernetes.layout import (
@@ -30,17 +28,10 @@ from stoker.platforms.kubernetes.layout import (
     WRITTEN_FOLDERS,
     Layout,
     PodGroup,
-    config_map,
-    lease_map,
-    token_secret,
 )
 from stoker.platforms.patch import mapping_of
-from stoker.records import (
-    Channel,
-    Json,
-)
+from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
-from stoker.records.hyperparameters import encoded
 
 RESTARTS_ANNOTATION = "jobset.sigs.k8s.io/restart-attempt"
 ZONE_LABEL = "topology.kubernetes.io/zone"
@@ -77,16 +68,16 @@ def _volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes of this run only: its token, and what its launchers read."""
     items: list[Json] = [
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
-        {"key": inputs_key(group), "path": "inputdataconfig.json"},
+        {"key": _inputs_key(group), "path": "inputdataconfig.json"},
     ]
     # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
-    lease: Document = {"configMap": {"name": lease_map(layout.name), "optional": True}}
+    lease: Document = {"configMap": {"name": layout.names.lease, "optional": True}}
     token: Document = {
-        "secretName": token_secret(layout.name),
+        "secretName": layout.names.token,
         "defaultMode": _TOKEN_MODE,
         "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
     }
-    config: Document = {"name": config_map(layout.name), "items": items}
+    config: Document = {"name": layout.names.config, "items": items}
     volumes = [
         ("follower", lease, LEASE_FOLDER),
         ("token", {"secret": token}, TOKEN_FOLDER),
@@ -99,18 +90,8 @@ def _volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
     ]
 
 
-def inputs_key(group: PodGroup) -> str:
+def _inputs_key(group: PodGroup) -> str:
     return f"inputdataconfig.{group.job}.json"
-
-
-def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
-    groups = layout.job.groups
-    name_of_group = group.group.name
-    return {
-        name: channel
-        for name, channel in sorted(layout.job.channels.items())
-        if name_of_group in (groups_of_channel(name, channel, groups) or (name_of_group,))
-    }
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
@@ -151,7 +132,7 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
 
 
 def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
-    for index, (name, channel) in enumerate(channels_of(layout, group).items()):
+    for index, (name, channel) in enumerate(layout.channels[group.group.name].items()):
         key = f"key channels.{name}"
         if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
             raise UsageError(
@@ -241,13 +222,12 @@ def _secret_variables(layout: Layout, group: PodGroup) -> Iterator[Json]:
 
 def _environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables of this run only."""
-    common = run_environment(layout.job)
     settings = replace(
-        common,
+        layout.environment,
         token_file=Path(TOKEN_FOLDER, TOKEN_KEY),
         group=group.group.name,
         pod_groups=tuple(map(_run_group, layout.groups)),
-        profile_file=Path(PROFILE_FILE) if common.profile else None,
+        profile_file=Path(PROFILE_FILE) if layout.environment.profile else None,
         follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
         tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
     )
@@ -414,7 +394,8 @@ def _spec_of_run(layout: Layout, group: PodGroup) -> Document:
 
 def files_of_run(layout: Layout) -> dict[str, str]:
     """Returns what launchers read, by its key in the run's ConfigMap: JSON."""
-    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: encoded(layout.job.hyperparameters)}
+    documents: dict[str, Json] = {HYPERPARAMETERS_KEY: layout.hyperparameters}
     for group in layout.groups:
-        documents[inputs_key(group)] = dict.fromkeys(channels_of(layout, group), PLAIN_CHANNEL)
+        channels = layout.channels[group.group.name]
+        documents[_inputs_key(group)] = dict.fromkeys(channels, PLAIN_CHANNEL)
     return {k: json.dumps(v, indent=2, sort_keys=True) + "\n" for k, v in documents.items()}

@@ -24,9 +24,9 @@ from stoker.platforms.kubernetes.layout import (
     PIPELINE_RUN_ANNOTATION,
     RUN_ANNOTATION,
     WORKLOAD_NAME_ANNOTATION,
+    ObjectNames,
     finished_map,
     profiles_map,
-    records_map,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.records import Json, is_run_of
@@ -196,7 +196,7 @@ def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
 
 def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
     """Returns the records that were kept with a job, by name."""
-    data = mapping(cluster.find(CONFIG_MAPS, records_map(job)), "data")
+    data = mapping(cluster.find(CONFIG_MAPS, ObjectNames(job).records), "data")
     return {name: text(data, name) for name in data}
 
 

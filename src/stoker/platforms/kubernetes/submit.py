@@ -33,10 +33,10 @@ from stoker.platforms.kubernetes.layout import (
     RUN_ANNOTATION,
     TOKEN_KEY,
     WORKLOAD_NAME_ANNOTATION,
-    lease_map,
     name_of_workload,
 )
-from stoker.platforms.kubernetes.request import KubernetesRequest, follower_budget
+from stoker.platforms.kubernetes.owned import follower_budget
+from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.platforms.kubernetes.state import (
     POLL_SECONDS,
     ObjectState,
@@ -288,7 +288,7 @@ def _lease(
     document: Document = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(request.layout, name=lease_map(request.name)),
+        "metadata": metadata(request.layout, name=request.layout.names.lease),
         "data": {LEASE_RENEWED_FILE: "", LEASE_MINUTES_FILE: "0"},
     }
     try:
