@@ -56,11 +56,15 @@ class Host:
         (self.folder / f"{self.name}.py").write_text(MODULE.format(value=value, **given) + more)
         return importlib.import_module(self.name)
 
-    def hold(self, module, salt):
+    def hold(self, module, salt, *, first_bytes=0, meanwhile=lambda: None):
         spec = DatasetSpec(dataset=module.Items(salt), collate_fn=default_collate)
         data = pack_spec(spec, max_bytes=1 << 30).data
         memory = os.memfd_create("spec")
-        os.write(memory, data)
+        if first_bytes:
+            os.write(memory, data[:first_bytes])
+            self.fork_server.preload(memory)
+            meanwhile()
+        os.write(memory, data[first_bytes:])
         dataset_process = self.fork_server.start_dataset(salt, memory)
         os.close(memory)
         self.held.append(dataset_process)
@@ -127,6 +131,50 @@ def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host):
         (host.folder / "held").write_text("")
 
 
+def test_the_modules_of_a_spec_are_imported_once_its_beginning_is_there(host):
+    module = host.write()
+    dataset_process = host.hold(
+        module,
+        "train",
+        first_bytes=-100,
+        meanwhile=lambda: until(lambda: len(host.imported()) == 1, "its module is imported"),
+    )
+    assert not dataset_process.loaded.error
+    assert [told[0] for told in host.told()] == ["train"]
+    assert len(host.imported()) == 1
+
+
+@pytest.mark.parametrize("num_bytes", [1, 9000, 25_000])
+def test_a_beginning_that_names_no_modules_yet_is_passed_over(host, num_bytes):
+    module = host.write()
+    assert not host.hold(module, "train", first_bytes=num_bytes).loaded.error
+
+
+ENDS = {
+    "as it is imported": ("import os; os._exit(3)\n", 3),
+    "by a signal": ("import os; os.kill(os.getpid(), 9)\n", -9),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_module_that_ends_the_process_before_its_spec_is_there_is_named(host, kind):
+    module = host.write()
+    text, status = ENDS[kind]
+    (host.folder / f"{host.name}.py").write_text(text)
+    dataset_process = host.hold(module, "bad", first_bytes=-1)
+    dataset_process.handle()
+    ended = dataset_process.ended
+    assert (ended.status, ended.doing) == (status, f"it imported {host.name}")
+
+
+def test_threads_of_modules_that_are_imported_before_their_spec_is_there_are_known(host):
+    waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    module = host.write(more=waiting)
+    for _ in range(2):
+        dataset_process = host.hold(module, "train", first_bytes=-1)
+        assert dataset_process.loaded.copied.startswith("a thread runs once its modules are")
+
+
 def test_a_dataset_that_hangs_as_it_is_unpickled_shows_where(host):
     hangs = "def hang(items, state):\n    threading.Event().wait()\nItems.__setstate__ = hang\n"
     module = host.write(more=hangs)
@@ -145,15 +193,21 @@ def test_a_dataset_that_hangs_as_it_is_unpickled_shows_where(host):
     until(lambda: words().startswith(f"in hang ({host.name}.py:"), "it hangs")
 
 
-def test_a_module_whose_import_hangs_shows_where(host):
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_module_whose_import_hangs_shows_where(host, is_ahead):
     module = host.write()
-    hangs = f"import os, threading\nif os.getpid() != {os.getpid()}: threading.Event().wait()\n"
+    marks = f"open({str(host.folder / 'imported')!r}, 'a').write('0\\n')"
+    hangs = f"import os, threading; {marks}\n"
+    hangs += f"if os.getpid() != {os.getpid()}: threading.Event().wait()\n"
     (host.folder / f"{host.name}.py").write_text(hangs)
     memory = os.memfd_create("spec")
     spec = DatasetSpec(dataset=module.Items("train"), collate_fn=default_collate)
     os.write(memory, pack_spec(spec, max_bytes=1 << 30).data)
     # Its own: what comes after that import would wait for it.
     with contextlib.closing(ForkServer(host="data-2")) as fork_server:
+        if is_ahead:
+            fork_server.preload(memory)
+            until(lambda: host.imported(), "it is imported")
         dataset_process = fork_server.start_dataset("train", memory)
         os.close(memory)
 

@@ -155,7 +155,7 @@ def test_an_iterator_that_does_not_show_its_position_may_wait_for_the_loop(kind)
 
 def test_what_may_wait_is_found_without_a_look_at_contents(monkeypatch):
     monkeypatch.setattr(changes, "_content", lambda value: pytest.fail("contents are read"))
-    line = queue.Queue()
+    line: queue.Queue[int] = queue.Queue()
     roots = {"dataset": Samples([np.zeros(10), line])}
     assert path_of_waiting(roots) == "dataset.held[1]"
     assert path_of_waiting(roots, apart=(line,)) == ""

@@ -203,6 +203,8 @@ class Service:
             self._announce(hosted)
             return
         if not is_complete:
+            if message.offset == 0:
+                self._specs.preload(hosted)
             return
         self._log.event(EventName.SPEC_RECEIVED, spec=hosted.digest, bytes=hosted.nbytes)
         # It unpickles while the digest, against mistakes, is computed here (0.8 ms per MB).

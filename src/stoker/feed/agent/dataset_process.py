@@ -45,6 +45,13 @@ class StartDataset(msgspec.Struct, frozen=True, tag=True):
     refuses_other_code: bool
 
 
+class Preload(msgspec.Struct, frozen=True, tag=True):
+    """Order to import the modules of a spec whose beginning has arrived; it has no answer.
+
+    The spec is passed as a file descriptor: the only one, while StartDataset has two.
+    """
+
+
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """Order to a dataset process to fork a worker, whose channel is passed as a file descriptor."""
 
@@ -213,20 +220,27 @@ class ForkServer:
         ours, theirs = channel_pair()
         try:
             order = StartDataset(spec, self._host, self._refuses_other_code)
-            self.channel.send(pack(order), [memory, theirs.fileno()])
-            # It has to be sent before its descriptors are closed, here and by the caller.
-            deadline = time.monotonic() + STOP_SECONDS
-            while self.channel.wants_write and (left := deadline - time.monotonic()) > 0:
-                _wait(self.channel, select.POLLOUT, left)
-                self.channel.flush()
-            if self.channel.wants_write or self.channel.is_closed:
-                raise FeedLostError("the fork server does not respond", where=f"host {self._host}")
+            self._send(pack(order), [memory, theirs.fileno()])
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         return DatasetProcess(Pipe(ours, blocking=False))
+
+    def preload(self, memory: int) -> None:
+        """Has the modules imported of a spec whose beginning is in `memory`, while it arrives."""
+        self._send(pack(Preload()), [memory])
+
+    def _send(self, data: bytes, descriptors: list[int]) -> None:
+        self.channel.send(data, descriptors)
+        # It has to be sent before its descriptors are closed by the callers.
+        deadline = time.monotonic() + STOP_SECONDS
+        while self.channel.wants_write and (left := deadline - time.monotonic()) > 0:
+            _wait(self.channel, select.POLLOUT, left)
+            self.channel.flush()
+        if self.channel.wants_write or self.channel.is_closed:
+            raise FeedLostError("the fork server does not respond", where=f"host {self._host}")
 
     def close(self) -> None:
         """Ends it and all it forked, in 5 s at most; may be called twice, never raises."""
@@ -410,6 +424,11 @@ class Specs:
 
     def overdue(self, before: float) -> list[HostedSpec]:
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
+
+    def preload(self, spec: HostedSpec) -> None:
+        """Has the modules of a spec imported, of which the first piece is there."""
+        if spec.arrival is not None:
+            self._fork_server.preload(spec.arrival.descriptor)
 
     def load(self, spec: HostedSpec) -> None:
         assert spec.arrival is not None

@@ -4,7 +4,8 @@ A clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has 
 zmq sockets or locks, so that its children are safe. It forks a *template*, which imports the
 modules that specs name, once for all of them, and forks a dataset process for each spec, in advance
 where there is time. If one of these dies, so do all after it: agent → fork server → template →
-dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels).
+dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels). The modules are
+imported while the spec arrives: they are named in its first piece.
 
 Nothing is forked that has threads: a child would not have them, and would wait for their locks. A
 dataset that starts threads as it is unpickled is unpickled by each worker, which the template's
@@ -69,8 +70,8 @@ _known: set[str] = set()
 # is to begin alone; likewise, and a new template gets the next order: this one's modules have
 # started threads, whose number follows.
 _TAKEN, _REFUSED, _ALONE, _SPOILT = b"taken", b"refused", b"alone", b"spoilt "
-# Before that: the module that it imports next.
-_IMPORTS = b"imports "
+# Before that: the module that it imports next. First of all: its descriptor of its stacks.
+_IMPORTS, _STACKS = b"imports ", b"stacks "
 
 
 def main() -> None:
@@ -101,8 +102,17 @@ def main() -> None:
         if template.pid in ended:
             template.tell_end(ended[template.pid])
             template.close()
-        waiting.extend(channel.receive())
+        for order in channel.receive():
+            if _is_preload(order):
+                template.preload(order, waiting)
+            else:
+                waiting.append(order)
     children.stop()
+
+
+def _is_preload(order: Received) -> bool:
+    _, descriptors = order
+    return len(descriptors) == 1
 
 
 def _serve_as_template(sock: socket.socket) -> None:
@@ -111,19 +121,17 @@ def _serve_as_template(sock: socket.socket) -> None:
     modules = _Modules()
     # Where an import hangs, the agent reads these. Its children register their own.
     stacks_file = stacks.write_on_signal()
+    orders.send(_STACKS + str(stacks_file).encode())
     # Of dataset processes that have threads, and so cannot fork.
     ours, theirs = channel_pair()
     returned = Pipe(ours, blocking=False)
     serve_next = functools.partial(_serve_next_dataset, returns=theirs)
-
-    def say_import(name: str) -> None:
-        orders.send(_IMPORTS + name.encode())
-
     # The first one at once: its first batch waits for this.
     spare = _ForkedAhead(children, orders, serve_next)
     # Replaced by a new template, its dataset processes still serve, and would die with it.
     while children.pids or not orders.is_closed:
-        seconds = None if spare.is_there or orders.is_closed else SPARE_SECONDS
+        has_spare = spare.is_there or modules.are_spoilt
+        seconds = None if has_spare or orders.is_closed else SPARE_SECONDS
         inputs = [children.fileno(), returned.fileno()]
         inputs += [] if orders.is_closed else [orders.fileno()]
         ready, _, _ = select.select(inputs, [], [], seconds)
@@ -141,19 +149,45 @@ def _serve_as_template(sock: socket.socket) -> None:
             pid = _fork(children, orders, orders_back, spare.not_in(run))
             children.tell_end_of(pid, channel)
             _close(memory, channel)
-        for data, (memory, channel) in [] if orders.is_closed else orders.receive():
+        arrived = deque([] if orders.is_closed else orders.receive())
+        while arrived and not orders.is_closed:
+            order = arrived.popleft()
+            if _is_preload(order):
+                _preload(order, orders, modules, spare, waiting=arrived)
+                continue
+            data, (memory, channel) = order
             _tell_once(channel, Up(os.getpid(), stacks_file, is_ready=False))
-            reply = _answer(modules.prepare(memory, say_import), modules, spare)
+            reply = _answer(modules.prepare(memory, orders), modules, spare)
             if reply == _TAKEN:
                 run = functools.partial(_serve_dataset, data, memory, channel, returns=theirs)
-                spare.start((data, (memory, channel)), otherwise=run)
+                spare.start(order, otherwise=run)
             orders.send(reply)
             _close(memory, channel)
             if reply.startswith(_SPOILT):
                 orders.close()
-                break
         if orders.is_closed:
             spare.close()
+
+
+def _preload(
+    order: Received,
+    orders: Pipe,
+    modules: "_Modules",
+    spare: "_ForkedAhead",
+    *,
+    waiting: Iterable[Received],
+) -> None:
+    """Imports the modules of a spec that arrives; the order for it finds the same again."""
+    _, (memory,) = order
+    readiness = modules.prepare(memory, orders)
+    os.close(memory)
+    # It imports nothing any more.
+    orders.send(_IMPORTS)
+    if modules.are_news:
+        spare.close()
+    if modules.are_news and readiness == "ready":
+        # At once: the order comes in milliseconds.
+        spare.fork(waiting)
 
 
 def _answer(found: str, modules: "_Modules", spare: "_ForkedAhead") -> bytes:
@@ -181,16 +215,16 @@ def _serve_next_dataset(sock: socket.socket, *, returns: socket.socket) -> None:
 class _Modules:
     def __init__(self) -> None:
         self.are_news = False
+        # They have started threads, or an accelerator: nothing may be forked any more.
+        self.are_spoilt = False
         self.num_threads = 0
         self._files: dict[str, tuple[int, int]] = {}
         self._changes: tuple[tuple[str, str | None], ...] | None = None
 
-    def prepare(
-        self, memory: int, on_import: Callable[[str], None]
-    ) -> Literal["ready", "stale", "started", "alone"]:
+    def prepare(self, memory: int, orders: Pipe) -> Literal["ready", "stale", "started", "alone"]:
         """Imports the modules of the spec in `memory`, before it is unpickled.
 
-        Calls `on_import` with the name of each before: it may end this process.
+        Sends the name of each to `orders` before: it may end this process.
 
         Returns "stale" if a file of an imported module, or the script's environment, has changed;
         "started" if a module has started threads, of Python or not (`num_threads`), or uses an
@@ -198,14 +232,15 @@ class _Modules:
         script's start method is not fork.
         """
         self.are_news = False
+        if self.are_spoilt:
+            return "started"
         if any(_version_of(file) != version for file, version in self._files.items()):
             return "stale"
         try:
-            os.lseek(memory, 0, os.SEEK_SET)
-            with open(memory, "rb", closefd=False) as file:
+            with reopened_spec(memory) as file:
                 place = read_place(file)
         except Exception:
-            # The dataset process meets the same error, and reports it.
+            # The dataset process meets the same error, and reports it; or more is to arrive.
             return "ready"
         if place.start_method != "fork":
             return "alone"
@@ -220,11 +255,22 @@ class _Modules:
         missing = [name for name in place.modules if name not in sys.modules]
         if not missing:
             return "ready"
-        self.are_news = True
         before = num_threads()
+        self._import(missing, orders)
+        is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
+        self.num_threads = num_lasting_threads(before)
+        self.are_spoilt = self.num_threads > 0 or is_on_accelerator
+        if self.are_spoilt:
+            return "started"
+        gc.collect()
+        gc.freeze()
+        return "ready"
+
+    def _import(self, missing: Iterable[str], orders: Pipe) -> None:
+        self.are_news = True
         for name in missing:
+            orders.send(_IMPORTS + name.encode())
             # Unpickling raises the error again.
-            on_import(name)
             with contextlib.suppress(BaseException):
                 importlib.import_module(name)
         news = sys.modules.keys() - _known
@@ -235,13 +281,6 @@ class _Modules:
                 self._files[path] = _version_of(path)
         imported_code().note(news)
         _known.update(news)
-        is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
-        self.num_threads = num_lasting_threads(before)
-        if self.num_threads or is_on_accelerator:
-            return "started"
-        gc.collect()
-        gc.freeze()
-        return "ready"
 
 
 def _version_of(file: str) -> tuple[int, int]:
@@ -348,6 +387,7 @@ class _ForkedAhead:
         # The unanswered order, and the module that is imported for it.
         self._given: Received | None = None
         self._imports = ""
+        self._stacks_file = -1
         self.pid = -1
         self.fork()
 
@@ -367,7 +407,7 @@ class _ForkedAhead:
 
         self.pid = _fork(self._children, self._channel, waiting, run)
         theirs.close()
-        self._orders = Pipe(ours, blocking=False)
+        self._orders, self._stacks_file = Pipe(ours, blocking=False), -1
 
     def give(self, order: Received) -> bool:
         """Returns False if it does not run, or does not take the order."""
@@ -375,6 +415,13 @@ class _ForkedAhead:
             return False
         self._orders.send(*order)
         return not (self._orders.wants_write or self._orders.is_closed)
+
+    def preload(self, order: Received, waiting: Iterable[Received]) -> None:
+        """Gives it an order without an answer, unless it has another one."""
+        _, descriptors = order
+        if self._given is None:
+            self._give_surely(order, (order, *waiting))
+        _close(*descriptors)
 
     def start(self, order: Received, *, otherwise: Callable[[], None]) -> None:
         """Gives it an order for a dataset, or forks another child that does as `otherwise`."""
@@ -387,16 +434,27 @@ class _ForkedAhead:
 
     def work_on(self, waiting: deque[Received]) -> None:
         while waiting and self._given is None:
-            if not (self.is_there and self.give(waiting[0])):
-                self.close()
-                self.fork(waiting)
-                self.give(waiting[0])
+            if self._stacks_file >= 0:
+                # An import for a spec that arrives may hang: then it takes no order.
+                _, (_, channel) = waiting[0]
+                _tell_once(channel, Up(self.pid, self._stacks_file, is_ready=False))
+            self._give_surely(waiting[0], waiting)
             self._given = waiting.popleft()
+
+    def _give_surely(self, order: Received, waiting: Iterable[Received]) -> None:
+        """Gives an order to it, or to another process that is forked for it."""
+        if not self.give(order):
+            self.close()
+            self.fork(waiting)
+            self.give(order)
 
     def take_reply(self, waiting: Iterable[Received]) -> None:
         for reply, _ in self._orders.receive() if self._orders is not None else ():
             if reply.startswith(_IMPORTS):
                 self._imports = reply.removeprefix(_IMPORTS).decode()
+                continue
+            if reply.startswith(_STACKS):
+                self._stacks_file = int(reply.removeprefix(_STACKS))
                 continue
             if reply == _REFUSED and self._given is not None:
                 # For the next template. `close` would close its descriptors.
