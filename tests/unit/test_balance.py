@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from PIL import Image
 from torch.utils.data import (
     BatchSampler,
@@ -82,7 +83,7 @@ def test_global_batches_are_those_of_torch(num_samples, shuffle, drop_last):
         costs.note(range(num_samples), sizes.tobytes())
         costs._table[:] = [costs._fresh[index] for index in range(num_samples)]
         torchs.append(list(batches))
-        ours.append(list(BalancedSampler(batches, costs, num_replicas=4, replica=rank)))
+        ours.append(list(BalancedSampler(batches, costs, num_ranks=4, rank=rank)))
         assert len(ours[-1]) == len(torchs[-1])
     for of_torch, of_us in zip(zip(*torchs, strict=True), zip(*ours, strict=True), strict=True):
         assert sorted(itertools.chain(*of_torch)) == sorted(itertools.chain(*of_us))
@@ -90,10 +91,41 @@ def test_global_batches_are_those_of_torch(num_samples, shuffle, drop_last):
     assert ours != torchs or num_samples < 8
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"even_batches": False}, {"split_batches": True}],
+    ids=["even", "not even", "split"],
+)
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("num_samples", [64, 61, 7, 100])
+def test_global_batches_are_those_of_accelerate(num_samples, drop_last, options):
+    sizes = np.array(pareto(num_samples, seed=1), dtype="<u8").tobytes()
+    ours, accelerates = [], []
+    for rank in range(4):
+        drawn = torch.Generator()
+        drawn.manual_seed(5)
+        order = RandomSampler(TensorDataset(torch.arange(num_samples)), generator=drawn)
+        batches = BatchSampler(order, batch_size=8, drop_last=drop_last)
+        shard = BatchSamplerShard(batches, 4, rank, **options)
+        drawn.manual_seed(5)
+        accelerates.append([list(batch) for batch in shard])
+        costs = SampleCosts(num_samples)
+        costs.note(range(num_samples), sizes)
+        costs._table[:] = [costs._fresh[index] for index in range(num_samples)]
+        drawn.manual_seed(5)
+        ours.append(list(BalancedSampler(shard, costs, num_ranks=4, rank=rank)))
+    assert [len(rank) for rank in ours] == [len(rank) for rank in accelerates]
+    for step in range(max(map(len, ours))):
+        assert sorted(itertools.chain(*(rank[step] for rank in ours if len(rank) > step))) == (
+            sorted(itertools.chain(*(rank[step] for rank in accelerates if len(rank) > step)))
+        )
+    assert ours != accelerates or num_samples < 32
+
+
 def test_until_something_is_measured_each_rank_has_torchs_own_batches():
     batches = sampler_of(100, rank=2, shuffle=True, drop_last=False)
     batches.sampler.set_epoch(3)
-    balanced = BalancedSampler(batches, SampleCosts(100), num_replicas=4, replica=2)
+    balanced = BalancedSampler(batches, SampleCosts(100), num_ranks=4, rank=2)
     assert list(balanced) == list(batches)
 
 
@@ -158,8 +190,8 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        (loader_of(RandomSampler(NINE)), "its RandomSampler is not torch's DistributedSampler"),
-        (loader_of(Own(NINE, num_replicas=4, rank=1)), "its Own is not torch's Distributed"),
+        (loader_of(RandomSampler(NINE)), "its RandomSampler is no DistributedSampler"),
+        (loader_of(Own(NINE, num_replicas=4, rank=1)), "its Own is no Distributed"),
         (loader_of(batch_size=None), r"no batches of its own \(batch_size=None\)"),
         (
             DataLoader(NINE, batch_sampler=OwnBatches(range(9), 3, False), num_workers=1),
@@ -167,7 +199,7 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
         ),
         (
             loader_of(DistributedSampler(NINE, num_replicas=2, rank=0)),
-            "its DistributedSampler is for rank 0 of 2, and this is rank 1 of 4",
+            "its sampler is for rank 0 of 2, and this is rank 1 of 4",
         ),
         (loader_of(num_workers=0), "it has no workers"),
         (loader_of(), "torch.distributed is not initialised"),

@@ -19,7 +19,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TypedDict, cast
+from typing import Protocol, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -258,51 +258,107 @@ class BalancedSampler:
     """A loader's batch sampler whose batches are dealt to the ranks by cost.
 
     Args:
-        num_replicas: Ranks that get different batches.
-        replica: Which of them this one is.
+        sampler: Of torch over a DistributedSampler, or of Accelerate.
+        num_ranks: Ranks that get different batches.
+        rank: Which of them this one is.
     """
 
     def __init__(
-        self, sampler: BatchSampler, costs: SampleCosts, *, num_replicas: int, replica: int
+        self, sampler: BatchSampler, costs: SampleCosts, *, num_ranks: int, rank: int
     ) -> None:
         self._sampler = sampler
         self._costs = costs
-        self._num_replicas = num_replicas
-        self._replica = replica
+        self._num_ranks = num_ranks
+        self._rank = rank
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
-        of_all = _of_all_ranks(cast("DistributedSampler[object]", self._sampler.sampler))
-        size = self._sampler.batch_size * self._num_replicas
-        for start in range(0, len(of_all), size):
-            batch = of_all[start : start + size]
-            if len(batch) < size and self._sampler.drop_last:
+        if _is_accelerates(self._sampler):
+            steps = _steps_of_accelerate(self._sampler, num_ranks=self._num_ranks)
+        else:
+            steps = _steps_of_torch(self._sampler, num_ranks=self._num_ranks)
+        for step in steps:
+            if not step[self._rank]:
                 return
-            yield self._part(batch)
+            yield self._dealt(step)
 
-    def _part(self, batch: list[int]) -> list[int]:
-        if not self._costs.is_known:
-            # As DistributedSampler deals.
-            return batch[self._replica :: self._num_replicas]
-        hands = deal(self._costs.costs_of(batch), num_ranks=self._num_replicas)
-        return [batch[place] for place in hands[self._replica]]
+    def _dealt(self, step: Sequence[list[int]]) -> list[int]:
+        is_even = len({len(batch) for batch in step}) == 1
+        if not (is_even and self._costs.is_known):
+            return step[self._rank]
+        batch = list(itertools.chain.from_iterable(step))
+        hands = deal(self._costs.costs_of(batch), num_ranks=self._num_ranks)
+        return [batch[place] for place in hands[self._rank]]
 
 
-def _of_all_ranks(sampler: "DistributedSampler[object]") -> list[int]:
-    """Returns what the samplers of all ranks give in this epoch, one rank after the other."""
-    whole = copy.copy(sampler)
-    whole.num_replicas, whole.rank = 1, 0
-    whole.num_samples = sampler.total_size
-    return list(cast("Iterator[int]", iter(whole)))
+def _steps_of_torch(sampler: BatchSampler, *, num_ranks: int) -> Iterator[list[list[int]]]:
+    """Yields for each step the batches of all ranks, as torch's samplers give them."""
+    whole = copy.copy(cast("DistributedSampler[object]", sampler.sampler))
+    # Of one rank, which has the samples of all in turn.
+    whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
+    indices = list(cast("Iterator[int]", iter(whole)))
+    size = sampler.batch_size * num_ranks
+    for start in range(0, len(indices), size):
+        batch = indices[start : start + size]
+        if len(batch) == size or not sampler.drop_last:
+            yield [batch[rank::num_ranks] for rank in range(num_ranks)]
+
+
+class _AcceleratesShard(Protocol):
+    """Accelerate's BatchSamplerShard: every rank draws all batches, and takes its own."""
+
+    batch_sampler: Iterable[list[int]]
+    batch_size: int | None
+    num_processes: int
+    process_index: int
+
+
+class _DrawnBatches:
+    """A batch sampler of batches that are drawn once for all ranks."""
+
+    def __init__(self, batches: Iterable[list[int]], batch_size: int | None) -> None:
+        self._batches = batches
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Accelerate completes the last batch in place.
+        return map(list, self._batches)
+
+
+def _is_accelerates(sampler: object) -> bool:
+    kind = type(sampler)
+    return (kind.__module__, kind.__qualname__) == ("accelerate.data_loader", "BatchSamplerShard")
+
+
+def _steps_of_accelerate(sampler: object, *, num_ranks: int) -> Iterator[list[list[int]]]:
+    """Yields for each step the batches of all ranks; empty: that rank has none."""
+    shard = cast("_AcceleratesShard", sampler)
+    of_ranks: list[Iterator[list[int]]] = []
+    for rank, batches in enumerate(itertools.tee(shard.batch_sampler, num_ranks)):
+        other = copy.copy(shard)
+        other.process_index = rank
+        other.batch_sampler = _DrawnBatches(batches, shard.batch_size)
+        of_ranks.append(iter(cast("Iterable[list[int]]", other)))
+    for step in itertools.zip_longest(*of_ranks, fillvalue=[]):
+        yield list(step)
 
 
 def balanced(loader: "DataLoader[object]", costs: SampleCosts) -> BalancedSampler:
     """Returns the sampler of a loader for which `why_unbalanced` was empty."""
     batches = cast("BatchSampler", loader.batch_sampler)
-    of_rank = cast("DistributedSampler[object]", batches.sampler)
-    return BalancedSampler(batches, costs, num_replicas=of_rank.num_replicas, replica=of_rank.rank)
+    num_ranks, rank = _place_of(batches)
+    return BalancedSampler(batches, costs, num_ranks=num_ranks, rank=rank)
+
+
+def _place_of(sampler: object) -> tuple[int, int]:
+    """Returns for how many ranks a sampler is, and for which of them."""
+    if _is_accelerates(sampler):
+        shard = cast("_AcceleratesShard", sampler)
+        return shard.num_processes, shard.process_index
+    of_rank = cast("DistributedSampler[object]", cast("BatchSampler", sampler).sampler)
+    return of_rank.num_replicas, of_rank.rank
 
 
 def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) -> str:
@@ -310,16 +366,17 @@ def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) 
     sampler = cast("BatchSampler | None", loader.batch_sampler)
     if sampler is None:
         return "it has no batches of its own (batch_size=None)"
-    if type(sampler).__iter__ is not BatchSampler.__iter__:
-        return f"its {type(sampler).__name__} is not torch's BatchSampler"
-    of_rank = sampler.sampler
-    if type(of_rank).__iter__ is not DistributedSampler.__iter__:
-        name = type(of_rank).__name__
-        return f"its {name} is not torch's DistributedSampler: what other ranks get is not known"
-    of_all = cast("DistributedSampler[object]", of_rank)
-    if (of_all.num_replicas, of_all.rank) != (world_size, rank):
-        its = f"rank {of_all.rank} of {of_all.num_replicas}"
-        return f"its DistributedSampler is for {its}, and this is rank {rank} of {world_size}"
+    if not _is_accelerates(sampler):
+        if type(sampler).__iter__ is not BatchSampler.__iter__:
+            return f"its {type(sampler).__name__} is not torch's BatchSampler"
+        of_rank = type(sampler.sampler)
+        if of_rank.__iter__ is not DistributedSampler.__iter__:
+            name = of_rank.__name__
+            return f"its {name} is no DistributedSampler: what other ranks get is not known"
+    place = _place_of(sampler)
+    if place != (world_size, rank):
+        its = f"rank {place[1]} of {place[0]}"
+        return f"its sampler is for {its}, and this is rank {rank} of {world_size}"
     if loader.num_workers == 0:
         return "it has no workers (num_workers=0)"
     if not (dist.is_available() and dist.is_initialized()):

@@ -228,7 +228,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             size or number of ranks; `torch`: the worker.
         balance: Which rank gets which samples of a global batch. cost: as many as before, dealt so
             that all ranks have about the same bytes to train on, where samples differ in length;
-            for loaders with workers and a DistributedSampler. None: as the script's sampler does.
+            for loaders with workers and a sampler that all ranks can see. None: as the script's
+            sampler does.
         model_parallel_size: Ranks per replica of the model, which get the same batches.
         replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
