@@ -415,6 +415,10 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             where=place.at(path),
             fix=nearest(wrong, choices),
         )
+    if choices and isinstance(value, bool | int | float):
+        # A text in quotes would be no choice either.
+        what = f"{json.dumps(value)} is not one of {', '.join(choices)}"
+        return UsageError(what, where=place.at(path), fix=_see(kind))
     return _wrong_value(what, value, path=path, kind=kind, place=place)
 
 
