@@ -49,6 +49,7 @@ class EventName(StrEnum):
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
     BATCHES_LOST = auto()  # The connection that carries a data host's batches broke.
     BATCHES_PINNED = auto()  # Batches are in pinned memory although the script did not ask for it.
+    BATCHES_SEEDED_AS_BEFORE = auto()  # A resumed run is seeded as by an earlier version.
     BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
     BUDGET_NEARLY_SPENT = auto()  # 80 % of constraints.max_usd has been spent.
     BUDGET_SPENT = auto()  # constraints.max_usd has been spent; the script may save before it ends.

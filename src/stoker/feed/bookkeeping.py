@@ -89,6 +89,8 @@ class LoaderState(TypedDict):
     keeps_seed: bool
     begun: EpochBeginning | None
     now: SamplerSnapshot
+    # What random states follow from; an earlier version had none, and seeded batches.
+    seeding: NotRequired[str]
     # With `feed.balance: cost`.
     costs: NotRequired["CostsState"]
 
@@ -241,6 +243,7 @@ class LoaderBooks:
             nothing.
         num_changes: Epochs in which it did, later.
         costs: What samples cost, if they are dealt to the ranks by it.
+        seeding: Of the run whose state was loaded; None: none was.
     """
 
     number: int
@@ -254,6 +257,7 @@ class LoaderBooks:
     num_tried: int = 0
     num_changes: int = 0
     costs: "SampleCosts | None" = None
+    seeding: str | None = None
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def next_epoch(self) -> int:

@@ -24,6 +24,7 @@ from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
+from stoker.feed.loader_state import seeding_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
@@ -231,7 +232,7 @@ class TrainerMaker:
         )
         if seeding != "torch":
             roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-            fetcher = PreservingFetcher(fetcher, seeding, Seeder(roots, num_workers=None))
+            fetcher = PreservingFetcher(fetcher, Seeder(roots, num_workers=None, seeding=seeding))
         self._fetcher = fetcher
 
     def make(self, numbered: Numbered) -> object:
@@ -257,11 +258,10 @@ class Fetcher(Protocol):
 class SeededFetcher:
     """Fetcher that seeds first; indices without seed words (of other loaders) pass unchanged."""
 
-    def __init__(self, fetcher: Fetcher, seeding: Seeding, seeder: Seeder) -> None:
+    def __init__(self, fetcher: Fetcher, seeder: Seeder) -> None:
         self._fetcher = fetcher
-        self._seeding = seeding
         self._seeder = seeder
-        if seeding == "sample" and fetcher.auto_collation and not makes_many(fetcher.dataset):
+        if seeder.seeds_each and fetcher.auto_collation and not makes_many(fetcher.dataset):
             fetcher.dataset = OneByOne(fetcher.dataset)
         # There may be one around another.
         self.dataset = fetcher.dataset
@@ -274,12 +274,14 @@ class SeededFetcher:
         if isinstance(given, Iterator):
             # The batch may have to be made again.
             given = list(given)
-        if self._seeding == "sample":
+        if self._seeder.seeds_each:
             return self._seeder.make(seed_words, lambda: self._fetch_samples(seed_words, given))
         return self._seeder.make(seed_words, lambda: self._fetcher.fetch(given))
 
     def _fetch_samples(self, seed_words: tuple[int, ...], index: object) -> object:
         if not self.auto_collation:
+            if not self._seeder.seeds_lone_samples:
+                return self._fetcher.fetch(index)
             self._seeder.place(seed_words, index, 0)
             return self._fetcher.fetch(index)
         if makes_many(self.dataset):
@@ -320,10 +322,11 @@ class SeedingInit:
             seeder = Seeder(
                 {"dataset": dataset, "collate_fn": collate_fn},
                 num_workers=self.num_workers or None,
+                seeding=self.seeding,
                 warns=worker_id == 0,
             )
             fetcher = create(*args)  # type: ignore[no-untyped-call]
-            return SeededFetcher(fetcher, self.seeding, seeder)
+            return SeededFetcher(fetcher, seeder)
 
         # In the worker's process, whose loop asks for the fetcher right after this.
         _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]
@@ -349,8 +352,8 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         self._ask_sampler_again()
         if epoch.seeding != "torch":
             roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
-            seeder = Seeder(roots, num_workers=None)
-            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, epoch.seeding, seeder)
+            seeder = Seeder(roots, num_workers=None, seeding=epoch.seeding)
+            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, seeder)
         weakref.finalize(self, epoch.end_in_finalizer)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
@@ -458,8 +461,7 @@ def start_method_of(loader: "DataLoader[object]") -> "StartMethod":
 def torch_iterator(
     loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int | None = None
 ) -> TorchIterator:
-    is_map_style = loader._dataset_kind == _DatasetKind.Map
-    seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
+    seeding = seeding_of(loader, process)
     seen = loader if num_workers is None else with_workers(loader, num_workers)
     epoch = Epoch(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
     if seen.num_workers == 0:

@@ -36,7 +36,8 @@ from stoker.feed.bookkeeping import (
     TrainerProcess,
 )
 from stoker.feed.generators import any_kind_of
-from stoker.feed.seeding import Occurrences, index_bytes
+from stoker.feed.seeding import Occurrences, Seeding, index_bytes
+from stoker.logs import EventName, Log
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.
 _INNER = ("sampler", "batch_sampler")
@@ -271,6 +272,7 @@ def load(
             "differ); each rank has its own state",
         )
     process.books(loader).loaded = copy.deepcopy(given)
+    _resume_seeding(loader, process, given)
     if sets_globals:
         set_globals(given["now"])
     set_generators(parts, given["now"])
@@ -278,6 +280,38 @@ def load(
     if given["begun"] is None:
         set_epochs(parts, given["now"])
         set_own(parts, given["now"])
+
+
+def seeding_of(loader: "DataLoader[object]", process: TrainerProcess) -> Seeding:
+    """Returns what a loader's random states follow from: its settings, or a loaded state."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        return "torch"
+    seeding = process.settings.feed.seeds_by
+    books = process.known_books(loader)
+    if seeding == "place" and books is not None and books.seeding == "batch":
+        # A resumed run's batches are those of the run that it continues.
+        return "batch"
+    return seeding
+
+
+def _resume_seeding(
+    loader: "DataLoader[object]", process: TrainerProcess, state: LoaderState
+) -> None:
+    """Seeds as the run did that saved the state, where this version would not."""
+    before = seeding_of(loader, process)
+    process.books(loader).seeding = state.get("seeding", "batch")
+    now = seeding_of(loader, process)
+    if now == before:
+        return
+    # Persistent workers seed as they were started to.
+    loader._iterator = None
+    settings = process.settings
+    if now == "batch" and not settings.rank:
+        Log(run=settings.run_id, host=settings.host).event(
+            EventName.BATCHES_SEEDED_AS_BEFORE,
+            text="the state that was loaded is of a run that seeded batch by batch: its random "
+            "numbers continue, and each batch is made by one worker (feed.split_batches)",
+        )
 
 
 def _state(
@@ -293,6 +327,7 @@ def _state(
     return LoaderState(
         version=VERSION,
         loader=_facts(loader, process, parts),
+        seeding=seeding_of(loader, process),
         epoch=books.epochs,
         num_yielded=0,
         base_seed=books.base_seed,

@@ -28,6 +28,7 @@ from stoker.feed.iterators import (
     with_workers,
     worker_init_of,
 )
+from stoker.feed.loader_state import seeding_of
 from stoker.feed.seeding import Numbered
 
 
@@ -101,7 +102,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         Args:
             say: Takes why the loader is made here, the path, and whether it is for good.
         """
-        seeding = process.settings.feed.seeding
+        seeding = seeding_of(loader, process)
         self._epoch = Epoch(process, loader, seeding=seeding, is_fed=True)
         self._view = with_workers(loader, num_workers)
         super().__init__(cast("DataLoader[object]", self._view))

@@ -25,6 +25,8 @@ from stoker.feed.generators import MAX_SEED, any_kind_of
 # A Mersenne Twister: 624 words of 4 bytes, and the place among them (Python has it first).
 _NUM_WORDS = 624
 _PLACE_BYTES = 4
+# Each draw moves the place; after the last word all words are others.
+_MARK_BYTES = 20
 _TWISTER_BYTES = 4 * _NUM_WORDS + _PLACE_BYTES
 # Of a `RandomState`: whether it holds the second of two normal draws, and that draw.
 _NORMAL = struct.Struct("@id")
@@ -55,10 +57,32 @@ class PreservedRandomStates:
 
 def seed_states(digest: bytes) -> None:
     """Sets the random states of this process from 64 bytes."""
+    seed_python(digest)
+    seed_numpy(digest)
+    seed_torch(digest)
+
+
+def seed_python(digest: bytes) -> None:
     _python().seed(int.from_bytes(digest[:16], "little"))
+
+
+def seed_numpy(digest: bytes) -> None:
     _numpy().seed(digest[_NUMPY_WORDS])
+
+
+def seed_torch(digest: bytes) -> None:
     # Not torch.manual_seed: it visits every backend, 76 us against 1.2 us.
     torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little") & MAX_SEED)
+
+
+def mark_of_python() -> object:
+    """Returns what each draw from `random` changes."""
+    return _python().mark()
+
+
+def mark_of_numpy() -> object:
+    """Returns what each draw from `numpy.random` changes."""
+    return _numpy().mark()
 
 
 class _Generator(random.Random):
@@ -74,6 +98,9 @@ class _PythonLibrary:
 
     def write(self, state: object) -> None:
         random.setstate(cast("tuple[object, ...]", state))
+
+    def mark(self) -> object:
+        return random.getstate()
 
     def seed(self, number: int) -> None:
         random.seed(number)
@@ -95,6 +122,9 @@ class _PythonMemory:
         words, self._generator.gauss_next = state  # type: ignore[misc]
         self._memory[:] = words
 
+    def mark(self) -> object:
+        return self._memory[:_MARK_BYTES].tobytes(), self._generator.gauss_next
+
     def seed(self, number: int) -> None:
         # All that `random.seed` does with a whole number, but for its questions.
         _random.Random.seed(self._generator, number)
@@ -115,6 +145,9 @@ class _NumpyLibrary:
 
     def write(self, state: object) -> None:
         np.random.set_state(cast("dict[str, object]", state))
+
+    def mark(self) -> object:
+        return np.random.get_state(legacy=False)
 
     def seed(self, words: bytes) -> None:
         kind = any_kind_of(_global_of_numpy())
@@ -145,6 +178,9 @@ class _NumpyMemory:
         with self._lock:
             self._words[:] = words
             self._normal[:] = normal
+
+    def mark(self) -> object:
+        return self._words[-_MARK_BYTES:].tobytes(), self._normal.tobytes()
 
     def seed(self, words: bytes) -> None:
         if not any(words[-_PLACE_BYTES:]):

@@ -20,6 +20,7 @@ from stoker.feed.balance import MeasuringCollate, SampleCosts, why_unbalanced
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, start_method_of, worker_init_of
+from stoker.feed.loader_state import seeding_of
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
@@ -69,9 +70,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._process = process
         self._spec = _spec_of(loader, process)
         # A stream is seeded once, as one of torch's workers is; batches follow from it.
-        self._seeding: Seeding = (
-            "torch" if self._spec.is_iterable else process.settings.feed.seeding
-        )
+        self._seeding: Seeding = seeding_of(loader, process)
         self._packed = _packed(self._spec, process)
         making = making_of(loader)
         is_chosen = loader.pin_memory or (making is not None and making.chooses_pinning)
@@ -265,7 +264,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
         local = session.local
-        if local is not None and local.digest == self._packed.digest and local.is_alive:
+        if local is not None and local.makes(self._packed, self._seeding) and local.is_alive:
             local.share(self._spec)
             return local
         count = num_local_workers(self._loader, self._process)

@@ -1,4 +1,4 @@
-"""Seeding of the random states that a dataset may draw from, for each batch.
+"""Seeding of the random states that a dataset may draw from, for each batch or sample.
 
 Before a batch (or a sample) is made, all that it may draw from is set from (base seed, replica,
 epoch, number), hashed by BLAKE2b, which no version of NumPy can change: the three global random
@@ -24,6 +24,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.environment import from_environment
 from stoker.errors import ShippingError
+from stoker.feed.drawn_generators import DrawnGenerators
 from stoker.feed.generators import (
     GeneratorKind,
     HeldGenerators,
@@ -41,9 +42,14 @@ BATCH_WORDS = 4
 _MASK = (1 << 64) - 1
 # Copied for each batch, which takes a third of the time of a new one.
 _EMPTY_DIGEST = hashlib.blake2b(digest_size=64, person=b"stoker batch")
+_OF_PLACES = hashlib.blake2b(digest_size=64, person=b"stoker place")
+_PLACE = struct.Struct("<Q")
 
-# Unit of seeding: a batch, a sample, or workers as torch does.
-Seeding = Literal["batch", "sample", "torch"]
+# What the states of a sample follow from: its batch, and what was drawn in it before; its batch and
+# its place there; its index; the worker, as with torch.
+Seeding = Literal["batch", "place", "sample", "torch"]
+# In place of a sample's place: for the collate function.
+_COLLATE = _MASK
 # How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
@@ -174,39 +180,63 @@ class Seeder:
     """
 
     def __init__(
-        self, roots: Mapping[str, object], *, num_workers: int | None, warns: bool = True
+        self,
+        roots: Mapping[str, object],
+        *,
+        num_workers: int | None,
+        seeding: Seeding = "batch",
+        warns: bool = True,
     ) -> None:
         self._dataset = roots["dataset"]
         self._num_workers = num_workers
         self._held = HeldGenerators(roots)
+        self._seeding = seeding
+        self._drawn = DrawnGenerators(self._held) if seeding == "place" else None
+        self._of_places = _OF_PLACES
         self._warns = warns
         self._warned: set[str] = set()
         self._base_seed: int | None = None
         self._infos: dict[int, torch_worker.WorkerInfo] = {}
         self._tell()
 
+    @property
+    def seeds_each(self) -> bool:
+        """Whether samples are seeded one by one, where the dataset makes them one by one."""
+        return self._seeding in ("place", "sample")
+
+    @property
+    def seeds_lone_samples(self) -> bool:
+        """Whether a sample that is a batch of its own is seeded as a sample, not as the batch."""
+        return self._seeding == "sample"
+
     def make(self, seed_words: Sequence[int], make: Callable[[], _T]) -> _T:
-        """Returns what `make` returns, called again if the dataset has made a new generator."""
+        """Returns what `make` returns, called again where a generator was not seeded for it.
+
+        The dataset has made it then, or has drawn from it for the first time.
+        """
         self._set_info(seed_words)
         for _ in range(_MAX_TIMES - 1):
-            self.seed_batch(seed_words)
+            self._seed_batch(seed_words)
             try:
                 batch = make()
             except Exception:
-                # What was drawn from the new generator may be the cause.
-                if not (self._held.has_changed() and self._has_new()):
+                # What was drawn from the generator may be the cause.
+                if not self._has_missed():
                     raise
                 continue
-            if not (self._held.has_changed() and self._has_new()):
+            if not self._has_missed():
                 return batch
             # First, because a worker gives up a slot with a live view (see Slots.reuse).
             del batch
         # It makes a new generator each time, which cannot be seeded before its first draw.
-        self.seed_batch(seed_words)
+        self._seed_batch(seed_words)
         return make()
 
     def place(self, seed_words: Sequence[int], index: object, place: int) -> None:
         """Seeds for the sample at `place`; its occurrence, if not 0, follows the batch's words."""
+        if self._drawn is not None:
+            self._drawn.seed(self._digest_at(place))
+            return
         # Without the replica: a sample is the same on any rank.
         occurrences = seed_words[BATCH_WORDS:]
         occurrence = occurrences[place] if occurrences else 0
@@ -214,12 +244,18 @@ class Seeder:
         if self._held.found:
             self._held.seed(digest)
 
+    def collation(self, seed_words: Sequence[int]) -> None:
+        """Seeds for the collate function of a batch whose samples were seeded one by one."""
+        if self._drawn is not None:
+            self._drawn.seed(self._digest_at(_COLLATE))
+        else:
+            self._seed_batch(seed_words)
+
     def each(self, seed_words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
         for place, index in enumerate(indices):
             self.place(seed_words, index, place)
             yield index
-        # The collate function's draws belong to the batch.
-        self.seed_batch(seed_words)
+        self.collation(seed_words)
 
     def preserved(self) -> contextlib.AbstractContextManager[None]:
         """Restores all random states at its end: the trainer's own draws do not move."""
@@ -234,11 +270,26 @@ class Seeder:
         finally:
             put_back(states)
 
-    def seed_batch(self, seed_words: Sequence[int]) -> None:
-        """Sets all states to those that the batch begins with."""
+    def _seed_batch(self, seed_words: Sequence[int]) -> None:
         digest = seed_batch(seed_words[:BATCH_WORDS])
         if self._held.found:
             self._held.seed(digest)
+        if self._drawn is not None:
+            self._of_places = _OF_PLACES.copy()
+            self._of_places.update(digest)
+            self._drawn.begin()
+
+    def _digest_at(self, place: int) -> bytes:
+        digest = self._of_places.copy()
+        digest.update(_PLACE.pack(place))
+        return digest.digest()
+
+    def _has_missed(self) -> bool:
+        has_new = self._held.has_changed() and self._has_new()
+        has_missed = self._drawn is not None and self._drawn.has_missed()
+        if has_new and self._drawn is not None:
+            self._drawn.look()
+        return has_new or has_missed
 
     def _has_new(self) -> bool:
         is_new = self._held.look()

@@ -226,6 +226,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         seeding: What seeds the random state of a batch. `batch`: epoch and batch number, so that
             any worker makes the same bytes; `sample`: epoch and sample, also with another batch
             size or number of ranks; `torch`: the worker.
+        split_batches: Whether random numbers, with `batch` seeding, allow several workers to make
+            one batch. auto and true: those of a sample do not depend on other samples of its batch.
+            false: they are those of stoker's earlier versions.
         balance: Which rank gets which samples of a global batch. cost: as many as before, dealt so
             that all ranks have about the same bytes to train on, where samples differ in length;
             for loaders with workers and a sampler that all ranks can see. None: as the script's
@@ -275,6 +278,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_bytes: PositiveInt | None = None
     accept_pickles: bool = True
     seeding: Literal["batch", "sample", "torch"] = "batch"
+    split_batches: Literal["auto"] | bool = "auto"
     balance: Literal["cost"] | None = None
     model_parallel_size: PositiveInt = 1
     replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None
@@ -292,6 +296,13 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
+
+    @property
+    def seeds_by(self) -> Literal["batch", "place", "sample", "torch"]:
+        """What the random state of a sample follows from."""
+        if self.seeding == "batch" and self.split_batches is not False:
+            return "place"
+        return self.seeding
 
     @property
     def ports(self) -> dict[int, str]:

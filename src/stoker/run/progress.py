@@ -82,6 +82,7 @@ _WARNINGS = (
 _NOTES = (
     EventName.BATCHES_PINNED,
     EventName.BATCHES_SEEDED,
+    EventName.BATCHES_SEEDED_AS_BEFORE,
     EventName.DATASET_COPIED,
     EventName.GPU_LOAD_INCOMPLETE,
     EventName.GPU_LOAD_UNREAD,

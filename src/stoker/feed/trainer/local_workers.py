@@ -11,6 +11,7 @@ from typing import cast
 
 import torch.multiprocessing
 
+from stoker.feed.seeding import Seeding
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.pool import (
@@ -47,7 +48,7 @@ class LocalWorkers:
         credits_each: int,
         context: BaseContext | None,
         base_seed: int,
-        seeding: str,
+        seeding: Seeding,
         host: str,
         wake: Callable[[], None],
         on_death: Callable[[str], None],
@@ -76,7 +77,7 @@ class LocalWorkers:
             start_to_last(child.start)
             return cast("ChildProcess", child)
 
-        self.digest = packed.digest
+        self._digest, self._seeding = packed.digest, seeding
         self._is_iterable = spec.is_iterable
         self._max_credits = credits_each * num_workers
         self._credits_each = credits_each
@@ -94,6 +95,10 @@ class LocalWorkers:
         """Shares the dataset with forked children while the epoch's iterator lives."""
         # Weakly: a loader that is made again is recognised by its former dataset being gone.
         self._shared = weakref.ref(spec) if self._can_share else None
+
+    def makes(self, packed: PackedSpec, seeding: Seeding) -> bool:
+        """Returns whether they make batches of that dataset, seeded in that way."""
+        return (self._digest, self._seeding) == (packed.digest, seeding)
 
     @property
     def is_alive(self) -> bool:

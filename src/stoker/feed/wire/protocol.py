@@ -329,7 +329,7 @@ class Open(Message, frozen=True, kw_only=True):
     rank: Count
     spec: Identifier
     spec_bytes: Count
-    seeding: Literal["batch", "sample", "torch"] = "batch"
+    seeding: Literal["batch", "place", "sample", "torch"] = "batch"
     base_seed: Word | None = None
     first_worker: Count = 0
     worker_step: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1

@@ -26,12 +26,11 @@ class SampleMaker:
         at: The index whose sample is made now; None: no single one is at fault.
     """
 
-    def __init__(self, spec: DatasetSpec, *, seeder: Seeder | None, is_seeded_each: bool) -> None:
-        """Args: is_seeded_each: Whether each sample has a seed (`sample` seeding)."""
+    def __init__(self, spec: DatasetSpec, *, seeder: Seeder | None) -> None:
         self._dataset = spec.dataset
         self._collate_fn = spec.collate_fn
         self._is_batched = spec.auto_collation
-        self._each = seeder if is_seeded_each else None
+        self._each = seeder if seeder is not None and seeder.seeds_each else None
         # `Subset` has `__getitems__`, and asks its dataset one by one where that has none.
         self._is_one_call = seeding.makes_many(spec.dataset) or (
             self._each is None and bool(getattr(spec.dataset, "__getitems__", None))
@@ -70,14 +69,13 @@ class SampleMaker:
     def collate(self, samples: object, order: Make) -> object:
         """Returns what collate_fn makes of all samples of a batch, in order."""
         if self._each is not None and self._is_batched and not self._is_one_call:
-            # Its draws belong to the batch.
-            self._each.seed_batch(order.seed_words)
+            self._each.collation(order.seed_words)
         return self._collate_fn(samples)
 
     def _lone_sample(self, order: Make, index: object) -> object:
         # With `batch_size=None` an index is one sample, and still at fault in collate_fn.
         self.at = index
-        if self._each is not None:
+        if self._each is not None and self._each.seeds_lone_samples:
             self._each.place(order.seed_words, index, 0)
         return self._sample(index)
 

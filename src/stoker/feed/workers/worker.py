@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 import msgspec
 import torch
@@ -22,7 +22,7 @@ from stoker.errors import ShippingError
 from stoker.feed import why_unfed
 from stoker.feed.balance import MeasuringCollate
 from stoker.feed.data_worker import become_data_worker, hide_worker
-from stoker.feed.seeding import Seeder
+from stoker.feed.seeding import Seeder, Seeding
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Encoded
@@ -255,7 +255,7 @@ class IndexedSource:
         self._base_seed = base_seed
         # The words of the epoch that torch's seeding was last done for.
         self._seeded_for: tuple[int, ...] = ()
-        self._seeding = seeding
+        self._seeding = cast("Seeding", seeding)
         self._host = host
         self._init_error: Error | None = None
         self._seeder: Seeder | None = None
@@ -273,9 +273,9 @@ class IndexedSource:
             hide_worker()
         if self._seeding != "torch":
             roots = {"dataset": self._spec.dataset, "collate_fn": self._spec.collate_fn}
-            self._seeder = Seeder(roots, num_workers=self._spec.num_workers or None)
-        is_seeded_each = self._seeding == "sample"
-        return SampleMaker(self._spec, seeder=self._seeder, is_seeded_each=is_seeded_each)
+            num_workers = self._spec.num_workers or None
+            self._seeder = Seeder(roots, num_workers=num_workers, seeding=self._seeding)
+        return SampleMaker(self._spec, seeder=self._seeder)
 
     def make(self, order: Make) -> object:
         """Returns the batch of the order's indices, seeded, or the error of worker_init_fn."""
