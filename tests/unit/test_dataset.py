@@ -52,6 +52,21 @@ def packed(*args, max_bytes=1 << 20, **kwargs):
     return pack_spec(spec(*args, **kwargs), max_bytes=max_bytes)
 
 
+@pytest.mark.parametrize("can_start", [True, False])
+def test_a_processs_first_spec_is_the_same_as_later_ones(can_start, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    if not can_start:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(shipping, "_scripts", {})
+    dataset = Numbers(large=torch.zeros(1 << 18))
+    first, second = (packed(dataset, max_bytes=1 << 22) for _ in range(2))
+    assert first == second
+    assert first.digest == digest(first.data)
+    assert [*shipping._scripts] == [first.digest]
+
+
 def test_a_spec_comes_back_and_equal_ones_have_one_name():
     first = packed(Numbers(a=3))
     assert unpack_spec(first.data).dataset.a == 3

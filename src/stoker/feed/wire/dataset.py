@@ -15,10 +15,12 @@ import os
 import pickle
 import re
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
@@ -283,12 +285,18 @@ def pack_spec(
         raise _why(spec, err).error(ShippingError) from err
     place = DatasetPlace.of_spec(spec, modules=pickler.modules, checks_code=checks_code)
     counted = (place.packed(), buffer.getbuffer())
-    name = _digest_of(counted)
-    script = _script_with(name, wanted=pickler.annotated)
-    # Arguments, length and a rank's settings first, with a fixed size: `digest` leaves them out.
-    length = len(script).to_bytes(_LENGTH_BYTES, "little")
-    uncounted = (place.environment.packed_arguments(), length, spec.settings.packed_of_rank())
-    data = b"".join((*uncounted, *counted, script))
+    with _meanwhile(partial(_digest_of, counted)) as digested:
+        if _scripts:
+            script = _script_with(digested(), wanted=pickler.annotated)
+        else:
+            # Of the process's first spec none is kept: its name is not needed to know that.
+            script = _packed_script(wanted=pickler.annotated)
+        # Arguments, length and a rank's settings first, of a fixed size: `digest` leaves them out.
+        length = len(script).to_bytes(_LENGTH_BYTES, "little")
+        uncounted = (place.environment.packed_arguments(), length, spec.settings.packed_of_rank())
+        data = b"".join((*uncounted, *counted, script))
+    name = digested()
+    _scripts.setdefault(name, script)
     if len(data) > max_bytes:
         why = why_unfed.too_large(len(data), most=max_bytes, largest=largest(_parts(spec)))
         raise why.error(ShippingError)
@@ -310,8 +318,36 @@ def _script_with(name: str, *, wanted: Iterable[str]) -> bytes:
     if name not in _scripts:
         while len(_scripts) >= _MAX_SCRIPTS:
             del _scripts[next(iter(_scripts))]
-        _scripts[name] = pack_script(script_of_this_process(is_secret=is_secret, wanted=wanted))
+        _scripts[name] = _packed_script(wanted=wanted)
     return _scripts[name]
+
+
+def _packed_script(*, wanted: Iterable[str]) -> bytes:
+    return pack_script(script_of_this_process(is_secret=is_secret, wanted=wanted))
+
+
+@contextlib.contextmanager
+def _meanwhile(compute: Callable[[], str]) -> Iterator[Callable[[], str]]:
+    """Computes in another thread what holds no lock of Python's; yields what waits for it."""
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(compute()), name="stoker-digest")
+    has_begun = False
+    # At a limit of tasks it is computed here, once it is asked for.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        has_begun = True
+
+    def result() -> str:
+        if has_begun:
+            thread.join()
+        return results[0] if results else compute()
+
+    try:
+        yield result
+    finally:
+        # It reads memory of the caller's.
+        if has_begun:
+            thread.join()
 
 
 class Refusal(NamedTuple):
