@@ -112,7 +112,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
 
 def _connect_ahead() -> None:
-    """Imports the feed (50 ms) and connects, before the first epoch under a data group."""
+    """Imports the feed (50 ms) and connects, before the first epoch under a data group.
+
+    Also reads the script's files (2 ms), for the values that it sets in modules.
+    """
     if _FEED in sys.modules:
         return
     # The first epoch reports malformed variables.
@@ -123,8 +126,11 @@ def _connect_ahead() -> None:
             # A child, which may be a worker, counts as a trainer only when it asks for batches.
             if multiprocessing.parent_process() is None:
                 from stoker.feed.trainer.client import connect
+                from stoker.feed.wire.module_values import script_files
 
                 connect(this_process())
+                # While the connection is set up.
+                script_files().look()
 
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:

@@ -590,9 +590,12 @@ class Feed:
         log = Log(run=settings.run_id, host=settings.host)
         self._settings = settings
         self._pid = os.getpid()
+        max_bytes = memory.max_bytes(settings.feed)
+        # Of each loader, if it is the only one. Limits are read from 15 files: once.
+        self._share = max_bytes // settings.local_world_size
         pinned = PinnedMemory(
             # Twice what may wait: torch pins powers of two.
-            max_bytes=2 * memory.max_bytes(settings.feed) // settings.local_world_size,
+            max_bytes=2 * max_bytes // settings.local_world_size,
             warn=lambda reason: log.event(
                 EventName.PINNING_FAILED,
                 rank=settings.rank,
@@ -624,12 +627,11 @@ class Feed:
                 return idle
             # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
-            share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
             session = FeedSession(
                 name,
                 lock=shared.lock,
                 wake=shared.wake,
-                schedule=new_schedule(share),
+                schedule=new_schedule(self._share),
                 rank=self._settings.rank,
             )
             session.reserve()

@@ -119,7 +119,7 @@ class ScriptFiles:
 
     def values(self) -> list[SetValue]:
         """Returns what the script's files have set by now, in the order of their names."""
-        self._look()
+        self.look()
         values: dict[str, SetValue] = {}
         for name, file in self._files.items():
             module = sys.modules.get(name)
@@ -131,15 +131,15 @@ class ScriptFiles:
                         values[value.name] = value
         return [values[name] for name in sorted(values)]
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Reads the files of modules that were imported since the last time."""
         fresh = sys.modules.keys() - self._seen
         self._seen |= fresh
         packages = {name.partition(".")[0] for name in fresh}
         # Of thousands of modules nearly all are in a few packages.
         foreign = {name for name in packages if name == "stoker" or _is_installed(name)}
-        for name in sorted(fresh):
-            if name.partition(".")[0] in foreign:
-                continue
+        local = [name for name in fresh if name.partition(".")[0] not in foreign]
+        for name in sorted(local):
             file = _file_of(name)
             if file.endswith(".py") and not INSTALLED.search(file):
                 assignments = assignments_in(_text_of(file))

@@ -232,10 +232,14 @@ def _logger_levels() -> "LoggerLevels":
 def _set_logger_levels(value: "LoggerLevels") -> None:
     for name, number in value["names"].items():
         logging.addLevelName(number, name)
-    logging.disable(value["disable"])
-    logging.root.setLevel(value["root"])
-    for name, level in value["levels"].items():
-        logging.getLogger(name).setLevel(level)
+    # Only what differs: each call goes through all loggers.
+    if logging.root.manager.disable != value["disable"]:
+        logging.disable(value["disable"])
+    loggers: dict[logging.Logger, int] = {logging.root: value["root"]}
+    loggers |= {logging.getLogger(name): level for name, level in value["levels"].items()}
+    for logger, level in loggers.items():
+        if logger.level != level:
+            logger.setLevel(level)
     for name in value["disabled"]:
         logging.getLogger(name).disabled = True
 
@@ -409,7 +413,13 @@ PYTHON_SETTINGS: tuple[InheritedSetting, ...] = (
         default=False,
         differs_by_rank=True,
     ),
-    setting("logging levels", _logger_levels, _set_logger_levels, differs_by_rank=True),
+    setting(
+        "logging levels",
+        _logger_levels,
+        _set_logger_levels,
+        differs_by_rank=True,
+        is_compared=False,
+    ),
     setting(
         "logging handlers", _root_handlers, _set_root_handlers, default=[], differs_by_rank=True
     ),
