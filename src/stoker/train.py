@@ -4,9 +4,9 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -54,6 +54,7 @@ PASSIVE_PROFILE = "passive-profile.json"
 # Between two tries of a plan without hosts.
 RETRY_SECONDS = 300.0
 MAX_PLANS = 5
+_LOST = "the dnn leader left no record that can be read"
 
 
 class JobObserver:
@@ -147,81 +148,199 @@ def train(
         PlatformError: If the platform refuses it, or a job without hosts could not be deleted.
         NoCapacityError: If no plan got hosts in time; a record with status `failed` is written.
     """
-    policy = job.platform_settings.on_no_capacity
-    tried: list[Event] = []
+    attempts = _Attempts(
+        job=job,
+        platform=platform,
+        catalog=catalog,
+        decision=decision,
+        observer=observer,
+        sleep=sleep,
+        clock=clock,
+    )
+    return attempts.train()
 
-    def say(words: str) -> None:
-        tried.append(Event(when=now_utc(), what=words))
-        observer.line(LogLine(group=platform.name, host="capacity", text=words))
 
-    jobs = [job]
-    if decision and policy.then == "next_plan":
-        for alternative in _further(job, decision):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempts(Generic[RequestT]):
+    """The plans of a job, tried one after the other until one gets hosts.
+
+    Attributes:
+        events: What was tried without success.
+    """
+
+    job: JobSpec
+    platform: Platform[RequestT]
+    catalog: Catalog
+    decision: Decision | None
+    observer: JobObserver
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    events: list[Event] = field(default_factory=list)
+
+    def train(self) -> Training:
+        plans = self._plans()
+        if len(plans) > 1:
+            # A job that an earlier attempt got hosts for.
+            first = self.platform.resumed([self.platform.plan(plan) for plan in plans])
+            plans = plans[first:]
+        short: frozenset[str] = frozenset()
+        while True:
+            plan = plans[0]
             try:
-                platform.plan(alternative)
-            except UsageError as err:
-                # The decision does not know the platform's rules.
-                say(f"{groups_in_words(alternative.groups)} cannot replace it: {err.what}")
-            else:
-                jobs.append(alternative)
-    first = 0
-    if len(jobs) > 1:
-        # A job that an earlier attempt got hosts for.
-        first = platform.resumed([platform.plan(alternative) for alternative in jobs])
-    short: frozenset[str] = frozenset()
-    last = NoCapacityError(f"there are no hosts for {groups_in_words(job.groups)}")
-    for index in range(first, len(jobs)):
-        current = jobs[index]
-        if _needs(current, short):
-            continue
+                return self._train_when_there_are_hosts(plan)
+            except NoCapacityError as err:
+                shortage = err
+            if shortage.still_there:
+                # It may get hosts later, and would run in parallel with the next plan's job.
+                raise shortage.still_there from shortage
+            short |= {bare_type(name) for name in shortage.types}
+            plans = [other for other in plans[1:] if not _needs(other, short)]
+            if not plans:
+                self._record_shortage(plan, shortage)
+                raise shortage
+            self._say(
+                f"no hosts for {groups_in_words(plan.groups)}: "
+                f"taking the next plan, {groups_in_words(plans[0].groups)}: {shortage.what}"
+            )
+
+    def _say(self, words: str) -> None:
+        self.events.append(Event(when=now_utc(), what=words))
+        self.observer.line(LogLine(group=self.platform.name, host="capacity", text=words))
+
+    def _plans(self) -> list[JobSpec]:
+        """Returns the job, and those that may replace it if the platform has no hosts for it."""
+        plans = [self.job]
+        if self.decision and self.job.platform_settings.on_no_capacity.then == "next_plan":
+            for alternative in _further(self.job, self.decision):
+                try:
+                    self.platform.plan(alternative)
+                except UsageError as err:
+                    # The decision does not know the platform's rules.
+                    words = groups_in_words(alternative.groups)
+                    self._say(f"{words} cannot replace it: {err.what}")
+                else:
+                    plans.append(alternative)
+        return plans
+
+    def _train_when_there_are_hosts(self, plan: JobSpec) -> Training:
+        """Raises NoCapacityError if the plan got no hosts within the time that it may wait."""
+        wait_seconds = 60 * plan.platform_settings.on_no_capacity.wait_minutes
         until = None
         while True:
             try:
-                return _train_once(
-                    replace(current, wait_seconds=_rest(until, now=clock())),
-                    platform=platform,
-                    catalog=catalog,
-                    decision=decision,
-                    tried=tried,
-                    observer=observer,
-                )
+                return self._train_once(replace(plan, wait_seconds=_rest(until, now=self.clock())))
             except NoCapacityError as err:
-                last = err
                 # The time with hosts is not part of the wait.
                 if until is None or err.had_hosts:
-                    until = clock() + 60 * policy.wait_minutes - err.waited_seconds
-                left = until - clock()
+                    until = self.clock() + wait_seconds - err.waited_seconds
+                left = until - self.clock()
                 if left <= 0 or not err.may_pass:
-                    break
+                    raise
                 pause = min(left, RETRY_SECONDS)
-                say(
-                    f"no hosts for {groups_in_words(current.groups)}: retry in "
+                self._say(
+                    f"no hosts for {groups_in_words(plan.groups)}: retry in "
                     f"{pause / 60:.0f} min, for {left / 60:.0f} min more: {err.what}"
                 )
-                sleep(pause)
-        if last.still_there:
-            # It may get hosts later, and would run in parallel with the next plan's job.
-            raise last.still_there from last
-        short |= {bare_type(name) for name in last.types}
-        following = next((other for other in jobs[index + 1 :] if not _needs(other, short)), None)
-        if following is None:
-            break
-        say(
-            f"no hosts for {groups_in_words(current.groups)}: "
-            f"taking the next plan, {groups_in_words(following.groups)}: {last.what}"
+            self.sleep(pause)
+
+    def _record_shortage(self, plan: JobSpec, shortage: NoCapacityError) -> None:
+        facts = self._facts(
+            plan,
+            JobEnd(status="failed", failure=shortage.what),
+            ran=Job(platform=self.platform.name, name=plan.name),
+            lost=f"no hosts for {groups_in_words(plan.groups)}, and no other plan is left",
         )
-    facts = facts_of(
-        current,
-        JobEnd(status="failed", failure=last.what),
-        ran=Job(platform=platform.name, name=current.name),
-        catalog=catalog,
-        decision=decision,
-        lost=f"no hosts for {groups_in_words(current.groups)}, and no other plan is left",
-    )
-    write_training(
-        replace(facts, events=(*tried, *facts.events)), file=job.run_dir / "training.json"
-    )
-    raise last
+        facts = replace(facts, events=(*self.events, *facts.events))
+        write_training(facts, file=self.job.run_dir / "training.json")
+
+    def _train_once(self, job: JobSpec) -> Training:
+        job = self._priced(job)
+        run = self.platform.submit(self.platform.plan(job))
+        self.observer.submitted()
+        last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+        try:
+            end = self._followed(run, last_words, job=job)
+        finally:
+            run.stop()
+        load = self._load_words(run)
+        ran = Job(platform=self.platform.name, name=run.name, url=end.job_url)
+        facts = self._facts(job, end, ran=ran)
+        seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
+        facts = replace(
+            facts,
+            events=(*self.events, *facts.events, *seen),
+            last_words=tuple(last_words),
+        )
+        try:
+            record = write_training(facts, file=job.run_dir / "training.json")
+        except UsageError as err:
+            raise UsageError(
+                f"the training {facts.status}, but its record is lost: {err.what}",
+                fix="free some space, or use another disk",
+            ) from None
+        # A later attempt reads what this one could not.
+        if not record.is_unknown:
+            run.clean_up()
+        return record
+
+    def _priced(self, job: JobSpec) -> JobSpec:
+        """Returns the job with its budget, and with the prices that are known."""
+        clusters = self.platform.choices(job)
+        budget = limiting_budget(job, clusters, catalog=self.catalog, decision=self.decision)
+        prices = {
+            group.instance_type: budget.usd_per_hour[group.name]
+            for group in job.groups
+            if group.name in budget.usd_per_hour
+        }
+        settings = replace(job.settings, budget=budget if prices else None)
+        return replace(job, prices=prices, settings=settings)
+
+    def _followed(self, run: Run, last_words: deque[str], *, job: JobSpec) -> JobEnd:
+        """Follows a run to its end; `last_words` get the lines of the dnn group's log."""
+        try:
+            for line in run.lines():
+                # Lines of data hosts do not say why a training run failed.
+                if line.group == job.groups[0].name:
+                    last_words.append(line.text)
+                self.observer.line(line)
+            return run.wait()
+        except BaseException as err:
+            leave_or_stop(run, err, may_stop=self.observer.may_stop)
+            if isinstance(err, NoCapacityError):
+                err.still_there = run.remaining()
+            # KeyboardInterrupt and TerminatedError only.
+            if not isinstance(err, Exception):
+                facts = self._stopped(job, run)
+                record = write_training(facts, file=job.run_dir / "training.json")
+                self.observer.stopped(record)
+            raise
+
+    def _load_words(self, run: Run) -> Sequence[str]:
+        """Returns how busy the hosts were, where the platform measures it, and shows it."""
+        sizes = {
+            instance.type: (instance.vcpus, instance.accelerators)
+            for instance in self.catalog.instances
+        }
+        load = run.load_words(sizes)
+        for words in load:
+            self.observer.line(LogLine(group=self.platform.name, host="load", text=words))
+        return load
+
+    def _stopped(self, job: JobSpec, run: Run) -> TrainingFacts:
+        ran = Job(platform=self.platform.name, name=run.name)
+        try:
+            # Ctrl-C must not wait for a job that could not be stopped.
+            facts = self._facts(job, within(STOPPED_SECONDS, run.wait), ran=ran)
+        # An interrupt: also who does not wait gets a record.
+        except (StokerError, OSError, KeyboardInterrupt, TerminatedError) as err:
+            why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
+            lost = f"no record was left: {why}"
+            facts = self._facts(job, JobEnd(status="stopped"), ran=ran, lost=lost)
+        return replace(facts, is_interrupted=True)
+
+    def _facts(self, job: JobSpec, end: JobEnd, *, ran: Job, lost: str = _LOST) -> TrainingFacts:
+        catalog, decision = self.catalog, self.decision
+        return facts_of(job, end, ran=ran, catalog=catalog, decision=decision, lost=lost)
 
 
 def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
@@ -253,89 +372,6 @@ def _needs(job: JobSpec, short: frozenset[str]) -> bool:
     return bool(short & {bare_type(group.instance_type) for group in job.groups})
 
 
-def _train_once(
-    job: JobSpec,
-    *,
-    platform: Platform[RequestT],
-    catalog: Catalog,
-    decision: Decision | None,
-    tried: Sequence[Event],
-    observer: JobObserver,
-) -> Training:
-    clusters = platform.choices(job)
-    budget = limiting_budget(job, clusters, catalog=catalog, decision=decision)
-    priced_groups = [group for group in job.groups if group.name in budget.usd_per_hour]
-    prices = {group.instance_type: budget.usd_per_hour[group.name] for group in priced_groups}
-    job = replace(
-        job, prices=prices, settings=replace(job.settings, budget=budget if prices else None)
-    )
-    run = platform.submit(platform.plan(job))
-    observer.submitted()
-    last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-    file = job.run_dir / "training.json"
-    try:
-        for line in run.lines():
-            # Lines of data hosts do not say why a training run failed.
-            if line.group == job.groups[0].name:
-                last_words.append(line.text)
-            observer.line(line)
-        end = run.wait()
-    except BaseException as err:
-        leave_or_stop(run, err, may_stop=observer.may_stop)
-        if isinstance(err, NoCapacityError):
-            err.still_there = run.remaining()
-        # KeyboardInterrupt and TerminatedError only.
-        if not isinstance(err, Exception):
-            ran = Job(platform=platform.name, name=run.name)
-            facts = _stopped(job, run, ran=ran, catalog=catalog, decision=decision)
-            observer.stopped(write_training(facts, file=file))
-        raise
-    finally:
-        run.stop()
-    sizes = {
-        instance.type: (instance.vcpus, instance.accelerators) for instance in catalog.instances
-    }
-    load = run.load_words(sizes)
-    for words in load:
-        observer.line(LogLine(group=platform.name, host="load", text=words))
-    facts = facts_of(
-        job,
-        end,
-        ran=Job(platform=platform.name, name=run.name, url=end.job_url),
-        catalog=catalog,
-        decision=decision,
-    )
-    seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
-    facts = replace(facts, events=(*tried, *facts.events, *seen), last_words=tuple(last_words))
-    try:
-        record = write_training(facts, file=file)
-    except UsageError as err:
-        raise UsageError(
-            f"the training {facts.status}, but its record is lost: {err.what}",
-            fix="free some space, or use another disk",
-        ) from None
-    # A later attempt reads what this one could not.
-    if not record.is_unknown:
-        run.clean_up()
-    return record
-
-
-def _stopped(
-    job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
-) -> TrainingFacts:
-    try:
-        # Ctrl-C must not wait for a job that could not be stopped.
-        end = within(STOPPED_SECONDS, run.wait)
-        facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision)
-    # An interrupt: also who does not wait gets a record.
-    except (StokerError, OSError, KeyboardInterrupt, TerminatedError) as err:
-        why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
-        end = JobEnd(status="stopped")
-        lost = f"no record was left: {why}"
-        facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision, lost=lost)
-    return replace(facts, is_interrupted=True)
-
-
 def facts_of(
     job: JobSpec,
     end: JobEnd,
@@ -343,7 +379,7 @@ def facts_of(
     ran: Job,
     catalog: Catalog,
     decision: Decision | None = None,
-    lost: str = "the dnn leader left no record that can be read",
+    lost: str = _LOST,
 ) -> TrainingFacts:
     """Returns the facts about an ended job, and copies the leader's files to `job.run_dir`.
 
@@ -355,24 +391,10 @@ def facts_of(
     if end.unfetched:
         lost = f"the outputs could not be read: {end.unfetched}"
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
-    seeds = {name: value for name, value in job.hyperparameters.items() if "seed" in name.lower()}
     timeline_file = None
-    _, _, digest = (job.image or "").partition("@")
     if end.output_dir:
-        folder = end.output_dir / "stoker"
-        try:
-            # Timeline of the first rank that has one.
-            if leader and leader.measured and leader.measured.timeline_file:
-                timeline = _keep(
-                    folder / leader.measured.timeline_file, job.run_dir / "timeline.csv"
-                )
-                timeline_file = "timeline.csv" if timeline else None
-            _keep(folder / "feed.csv", job.run_dir / "feed.csv")
-            _keep(folder / "gpu.csv", job.run_dir / "gpu.csv")
-            _keep_passive(folder / PASSIVE_PROFILE, job)
-        # On a full disk the report lacks a picture.
-        except (OSError, UsageError) as err:
-            events = (*events, Event(when=now_utc(), what=f"a file was not kept: {err}"))
+        timeline_file, problems = _keep_files(end.output_dir / "stoker", job, leader)
+        events = (*events, *problems)
     return TrainingFacts(
         job=ran,
         leader=leader,
@@ -396,17 +418,23 @@ def facts_of(
         timeline_file=timeline_file,
         model_uri=end.model_uri,
         model_copy_uri=end.model_copy_uri,
-        lineage=Lineage(
-            image=job.image,
-            image_digest=digest or None,
-            profile_sha256=decision.profile_sha256 if decision else None,
-            decision_sha256=sha256_of(decision) if decision else None,
-            inputs={name: InputVersion(address=c.uri) for name, c in job.channels.items()},
-            seeds=record_of(seeds),
-        ).joined(job.lineage, end.lineage),
+        lineage=_lineage_of(job, decision).joined(job.lineage, end.lineage),
         host_seconds=end.host_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
         unfetched=end.unfetched,
+    )
+
+
+def _lineage_of(job: JobSpec, decision: Decision | None) -> Lineage:
+    _, _, digest = (job.image or "").partition("@")
+    seeds = {name: value for name, value in job.hyperparameters.items() if "seed" in name.lower()}
+    return Lineage(
+        image=job.image,
+        image_digest=digest or None,
+        profile_sha256=decision.profile_sha256 if decision else None,
+        decision_sha256=sha256_of(decision) if decision else None,
+        inputs={name: InputVersion(address=channel.uri) for name, channel in job.channels.items()},
+        seeds=record_of(seeds),
     )
 
 
@@ -449,6 +477,26 @@ def limiting_budget(
             prices, estimated = other.usd_per_hour, other.estimated
             budget = msgspec.structs.replace(budget, usd_per_hour=prices, estimated=estimated)
     return budget
+
+
+def _keep_files(
+    folder: Path, job: JobSpec, leader: Training | None
+) -> tuple[str | None, Sequence[Event]]:
+    """Copies the leader's files to the run's folder; returns its timeline's name and problems."""
+    timeline_file = None
+    try:
+        # Timeline of the first rank that has one.
+        if leader and leader.measured and leader.measured.timeline_file:
+            timeline = folder / leader.measured.timeline_file
+            if _keep(timeline, job.run_dir / "timeline.csv"):
+                timeline_file = "timeline.csv"
+        _keep(folder / "feed.csv", job.run_dir / "feed.csv")
+        _keep(folder / "gpu.csv", job.run_dir / "gpu.csv")
+        _keep_passive(folder / PASSIVE_PROFILE, job)
+    # On a full disk the report lacks a picture.
+    except (OSError, UsageError) as err:
+        return timeline_file, [Event(when=now_utc(), what=f"a file was not kept: {err}")]
+    return timeline_file, ()
 
 
 def _keep(file: Path, kept: Path) -> bool:
