@@ -322,8 +322,7 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
         try:
             metrics[name] = float(text)
         except ValueError:
-            reason = f"not a number: {text!r}"
-            log.event(EventName.METRIC_READ_FAILED, metric=name, reason=reason)
+            log.event(EventName.METRIC_READ_FAILED, metric=name, reason=f"not a number: {text!r}")
     return metrics
 
 

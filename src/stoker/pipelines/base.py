@@ -257,8 +257,11 @@ class PipelineClient(ABC):
         return change
 
     def _not_uploaded(self, workload: Workload, *, where: str) -> UsageError:
-        fix = f"stoker upload {self.target} WORKLOAD"
-        return UsageError(f"pipeline {workload.name} is not uploaded", where=where, fix=fix)
+        return UsageError(
+            f"pipeline {workload.name} is not uploaded",
+            where=where,
+            fix=f"stoker upload {self.target} WORKLOAD",
+        )
 
     def _wait_until_stopped(self, look: Callable[[], RunState]) -> RunState:
         deadline = self.clock() + self.stop_seconds

@@ -32,13 +32,13 @@ def exit_code_of(run: HostRun, verdict: MembershipVerdict | None, *, is_asked: b
         case "decided" | "lost":
             return 0
         case "never":
-            reason = f"no trainer came: {verdict.reason}"
-            run.log.event(EventName.DATA_HOST_FAILED, reason=reason)
+            run.log.event(EventName.DATA_HOST_FAILED, reason=f"no trainer came: {verdict.reason}")
         case "failed":
             run.log.event(EventName.DATA_HOST_FAILED, reason=verdict.reason)
         case "refused":
-            reason = f"the leader refused this host: {verdict.reason}"
-            run.log.event(EventName.DATA_HOST_FAILED, reason=reason)
+            run.log.event(
+                EventName.DATA_HOST_FAILED, reason=f"the leader refused this host: {verdict.reason}"
+            )
     return NEVER_CAME
 
 

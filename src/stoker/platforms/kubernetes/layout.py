@@ -436,6 +436,8 @@ def _check_memory(group: Group, resources: Document) -> None:
 def _unknown(group: Group, what: str) -> UsageError:
     pool = bare_type(group.instance_type)
     gpus = ", gpus: 1" if group.role == "dnn" else ""
-    where = f"group {group.name}, key kubernetes.pools.{pool}"
-    fix = f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}'
-    return UsageError(f"the workload does not say {what} on {pool}", where=where, fix=fix)
+    return UsageError(
+        f"the workload does not say {what} on {pool}",
+        where=f"group {group.name}, key kubernetes.pools.{pool}",
+        fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
+    )

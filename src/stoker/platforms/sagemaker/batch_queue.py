@@ -216,8 +216,7 @@ def place_in_queue(aws: Aws, queue: QueueSettings, job: ServiceJob) -> int | Non
 
 def terminate(aws: Aws, job_id: str) -> None:
     """Asks Batch to end a service job, and its training job with it; does not wait."""
-    reason = "stopped by stoker"
-    aws.call("batch", "TerminateServiceJob", jobId=job_id, reason=reason)
+    aws.call("batch", "TerminateServiceJob", jobId=job_id, reason="stopped by stoker")
 
 
 def terminate_command(job_id: str) -> str:

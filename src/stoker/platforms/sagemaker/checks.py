@@ -244,9 +244,11 @@ def problems(body: Body) -> Iterator[UsageError]:
 
 def _refused(problem: OverLimit, body: Body) -> UsageError:
     """Returns the error for a value that is over a limit, at the workload's key."""
-    what = f"CreateTrainingJob would refuse this: {problem.place} {problem.what}"
-    fix = problem.nearest or "see the API reference of CreateTrainingJob"
-    return UsageError(what, where=key_of(problem.path, body), fix=fix)
+    return UsageError(
+        f"CreateTrainingJob would refuse this: {problem.place} {problem.what}",
+        where=key_of(problem.path, body),
+        fix=problem.nearest or "see the API reference of CreateTrainingJob",
+    )
 
 
 def key_of(path: RequestPath, body: Body) -> str:

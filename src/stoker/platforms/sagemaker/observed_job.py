@@ -113,7 +113,8 @@ def _no_points(state: TrainingJobState, age_seconds: float, seconds: float) -> P
     why = "it trained for less than two minutes" if seconds < 120 else "none were written"
     if age_seconds > KEPT_DAYS * DAY_SECONDS:
         why = f"it began {age_seconds / DAY_SECONDS:.0f} days ago, and they are kept {KEPT_DAYS}"
-    what = f"CloudWatch has no points for {state.name}'s training hosts: {why}"
-    where = f"cloudwatch:GetMetricData, namespace {NAMESPACE}"
-    fix = "name a job that trained for some minutes, or profile the training: stoker profile"
-    return PlatformError(what, where=where, fix=fix)
+    return PlatformError(
+        f"CloudWatch has no points for {state.name}'s training hosts: {why}",
+        where=f"cloudwatch:GetMetricData, namespace {NAMESPACE}",
+        fix="name a job that trained for some minutes, or profile the training: stoker profile",
+    )

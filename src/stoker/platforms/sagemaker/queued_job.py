@@ -170,8 +170,9 @@ class QueuedRun(SageMakerRun):
         is_failed = job.status == "FAILED"
         if is_failed and "ResourceLimitExceeded" in job.reason:
             self._delete_token()
-            where = f"service job {job.id}"
-            error = no_quota(job.reason, spec.groups, where=where, next_best=spec.next_best)
+            error = no_quota(
+                job.reason, spec.groups, where=f"service job {job.id}", next_best=spec.next_best
+            )
             raise self._final(error)
         if is_failed and (lacks_capacity(job.reason) or job.can_never_start):
             self._delete_token()
