@@ -73,6 +73,12 @@ def _text_of(value: object) -> str:
             return json.dumps(msgspec.to_builtins(value))
 
 
+def _choice(text: str, choices: Mapping[str, object], *, words: str, where: str) -> object:
+    if text not in choices:
+        raise UsageError(f"expected {words}, found {text!r}", where=where)
+    return choices[text]
+
+
 def _value_of(text: str, kind: object, *, where: str) -> object:
     """Returns a variable's text as a value of a type; raises UsageError for a text of another."""
     if kind is str:
@@ -80,15 +86,11 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
     if kind is Path:
         return Path(text)
     if kind is bool:
-        if text not in ("0", "1"):
-            raise UsageError(f"expected 1 (on) or 0 (off), found {text!r}", where=where)
-        return text == "1"
+        return _choice(text, {"1": True, "0": False}, words="1 (on) or 0 (off)", where=where)
     if kind == ReplaceDataLoader:
         # true and false are a pipeline parameter's values, which may set the variable.
-        words = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
-        if text not in words:
-            raise UsageError(f"expected auto, 1 (on) or 0 (off), found {text!r}", where=where)
-        return words[text]
+        choices = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
+        return _choice(text, choices, words="auto, 1 (on) or 0 (off)", where=where)
     if kind is int:
         try:
             return int(text)

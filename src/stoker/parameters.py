@@ -93,19 +93,7 @@ class Parameter:
             )
         explained = f"{self.name}: {self.text}"
         if kind == "integer":
-            number = whole_number(text)
-            if number is None and self.hyperparameter and is_number(text):
-                explained = (
-                    f"the workload has a whole number: write 0.0 there, for 0, or options: "
-                    f"{{{self.hyperparameter}: {{type: float}}}}, and upload it"
-                )
-            if number is not None and text.startswith("-") and not self.hyperparameter:
-                raise UsageError(
-                    f"{self.name}={text}: a negative number is not possible", fix=explained
-                )
-            if number is None:
-                raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
-            text = number
+            text = self._whole(text, explained)
         if kind == "number" and not is_number(text):
             raise UsageError(f"{self.name}={text}: expected a number", fix=explained)
         if self.hyperparameter and not _is_one_line(text):
@@ -114,6 +102,22 @@ class Parameter:
                 fix="set it in the workload, and upload that",
             )
         return text
+
+    def _whole(self, text: str, explained: str) -> str:
+        """Returns a whole number as a component gets it, or raises UsageError."""
+        number = whole_number(text)
+        if number is None:
+            if self.hyperparameter and is_number(text):
+                explained = (
+                    f"the workload has a whole number: write 0.0 there, for 0, or options: "
+                    f"{{{self.hyperparameter}: {{type: float}}}}, and upload it"
+                )
+            raise UsageError(f"{self.name}={text}: expected a whole number", fix=explained)
+        if text.startswith("-") and not self.hyperparameter:
+            raise UsageError(
+                f"{self.name}={text}: a negative number is not possible", fix=explained
+            )
+        return number
 
 
 def spelt_as(name: str, names: Iterable[str]) -> str:

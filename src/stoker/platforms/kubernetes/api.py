@@ -105,47 +105,68 @@ def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
     with contextlib.suppress(ValueError):
         status = mapping(json.loads(body))
     message = " ".join(str(status.get("message") or body[:300]).split())
-    denied = _DENIED.search(message) if code == 403 else None
-    what, fix = f"the cluster refused it: {message or f'HTTP status {code}'}", ""
-    kind: ServiceErrorKind = "refused"
-    if code == 401:
-        kind = "stale"
-        what = "the cluster does not accept these credentials"
-        fix = "log in again (kubectl get pods shows whether), or set kubernetes.context"
-    elif denied:
-        kind = "denied"
-        what = f"the right {action.right} is missing in namespace {action.namespace}: {message}"
-        fix = "kubectl apply -k configs/kubernetes"
-    elif code == 403 and "exceeded quota" in message:
-        what = f"the namespace's quota does not allow it: {message}"
-        fix = "free some of it, or ask for more (kubectl describe quota)"
-    elif code == 403 and "violates PodSecurity" in message:
-        what = f"the namespace's pod security forbids it: {message}"
-    elif code == 404:
-        kind = "missing"
-        # Without an object's name the namespace or the API itself is missing.
-        if message.startswith("namespaces ") and not action.name:
-            what = f"namespace {action.namespace} does not exist"
-            fix = f"kubectl create namespace {action.namespace}, or set kubernetes.namespace"
-        elif not action.name:
-            what = f"the cluster has no API for {action.resource}.{action.group}".rstrip(".")
-            fix = INSTALL.get(action.group, "")
-    elif code == 409 and status.get("reason") == "AlreadyExists":
-        kind = "taken"
-    elif code == 400 and "strict decoding error" in message:
-        what = f"the cluster does not know a field: {message}"
-        fix = OLDER.get(action.group, "")
-    elif code in _PASSING:
-        kind = "away"
-        what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
-        fix = "try again in a minute"
-    elif code in (400, 422):
-        fix = "check the versions of the cluster's JobSet and Trainer: stoker expects others"
+    kind, what, fix = _meaning(code, message, action, reason=text(status, "reason"))
     error = failed(what, action, kind=kind, fix=fix)
     error.code = str(code)
     error.status = code
-    error.user = denied["user"] if denied else ""
+    if kind == "denied" and (denied := _DENIED.search(message)):
+        error.user = denied["user"]
     return error
+
+
+def _meaning(
+    code: int, message: str, action: ApiAction, *, reason: str
+) -> tuple[ServiceErrorKind, str, str]:
+    """Returns kind, words and fix of a bad HTTP status."""
+    words = message or f"HTTP status {code}"
+    refused = f"the cluster refused it: {words}"
+    match code:
+        case 401:
+            return (
+                "stale",
+                "the cluster does not accept these credentials",
+                "log in again (kubectl get pods shows whether), or set kubernetes.context",
+            )
+        case 403:
+            return _forbidden(message, action, refused=refused)
+        case 404:
+            return "missing", *_missing(message, action, refused=refused)
+        case 409 if reason == "AlreadyExists":
+            return "taken", refused, ""
+        case 400 if "strict decoding error" in message:
+            what = f"the cluster does not know a field: {message}"
+            return "refused", what, OLDER.get(action.group, "")
+        case 400 | 422:
+            fix = "check the versions of the cluster's JobSet and Trainer: stoker expects others"
+            return "refused", refused, fix
+        case _ if code in _PASSING:
+            return "away", f"the cluster cannot answer now: {words}", "try again in a minute"
+    return "refused", refused, ""
+
+
+def _forbidden(
+    message: str, action: ApiAction, *, refused: str
+) -> tuple[ServiceErrorKind, str, str]:
+    if _DENIED.search(message):
+        what = f"the right {action.right} is missing in namespace {action.namespace}: {message}"
+        return "denied", what, "kubectl apply -k configs/kubernetes"
+    if "exceeded quota" in message:
+        what = f"the namespace's quota does not allow it: {message}"
+        return "refused", what, "free some of it, or ask for more (kubectl describe quota)"
+    if "violates PodSecurity" in message:
+        return "refused", f"the namespace's pod security forbids it: {message}", ""
+    return "refused", refused, ""
+
+
+def _missing(message: str, action: ApiAction, *, refused: str) -> tuple[str, str]:
+    """Returns words and fix; without an object's name the namespace or the API is missing."""
+    if action.name:
+        return refused, ""
+    if message.startswith("namespaces "):
+        fix = f"kubectl create namespace {action.namespace}, or set kubernetes.namespace"
+        return f"namespace {action.namespace} does not exist", fix
+    what = f"the cluster has no API for {action.resource}.{action.group}".rstrip(".")
+    return what, INSTALL.get(action.group, "")
 
 
 def failed(what: str, action: ApiAction, *, kind: ServiceErrorKind, fix: str = "") -> ServiceError:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -111,13 +112,7 @@ def conclude(
     # The last pod of each host.
     latest = {(pod.group, pod.index): pod for pod in ordered}
     leader = latest.get((layout.dnn.group.name, 0))
-    output_dir = layout.job.run_dir / "output" if output.files else None
-    if output_dir:
-        try:
-            output.write(output_dir)
-        except OSError as err:
-            log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(output_dir), reason=err.strerror)
-            output_dir = None
+    output_dir = _written(output, layout.job.run_dir / "output", log=log)
     training = leader_record(output_dir)
     exit_code = training.exit_code if training else None
     if exit_code is None and leader and leader.ended:
@@ -130,20 +125,20 @@ def conclude(
     elif training and not is_stopped:
         # With a TTL of 0 a job may be gone before its end is seen.
         status, failure = training.status, training.failure
-    output_uri = (layout.settings.output or "").rstrip("/")
+    folder = _output_uri(layout)
     unfetched = None
     has_record = training or (layout.job.settings.profile and output.files)
     if status == "succeeded" and not has_record and not (leader and is_whole(leader.uid)):
         unfetched = f"the log of pod {leader.name if leader else layout.name}"
-        if output_uri:
-            unfetched = f"{output_uri}/{layout.run_name}/output/0/data/stoker/training.json"
+        if folder:
+            unfetched = f"{folder}/output/0/data/stoker/training.json"
     return JobEnd(
         status=status,
         exit_code=exit_code,
         failure=failure,
         output_dir=output_dir,
         data_group_release_seconds=_release_seconds(latest.values(), leader),
-        model_uri=f"{output_uri}/{layout.run_name}/model" if output_uri else None,
+        model_uri=f"{folder}/model" if folder else None,
         events=tuple(events),
         unfetched=unfetched,
         host_seconds=_host_seconds(ordered, leader),
@@ -152,6 +147,26 @@ def conclude(
             image_digest=(leader.image_digest if leader else "") or None,
         ),
     )
+
+
+def _written(output: OutputParts, folder: Path, *, log: Log) -> Path | None:
+    """Writes the leader's outputs, and returns their folder; None without it."""
+    if not output.files:
+        return None
+    try:
+        output.write(folder)
+    except OSError as err:
+        log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(folder), reason=err.strerror)
+        return None
+    return folder
+
+
+def _output_uri(layout: Layout) -> str:
+    """Returns the address of the run's folder in the claim for outputs; empty without a claim."""
+    claim = (layout.settings.output or "").rstrip("/")
+    if not claim:
+        return ""
+    return f"{claim}/{layout.run_name}"
 
 
 def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str, float]:
