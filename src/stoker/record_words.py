@@ -481,19 +481,27 @@ def evaluation_table(evaluation: Evaluation) -> str:
     lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
     lines += [f"  warning: {words}" for words in evaluation.warnings]
     for gate in evaluation.gates:
-        value = "not reported" if gate.value is None else figure(gate.value)
-        mark = "ok  " if gate.passed else "FAIL"
-        bounds = ", ".join(_bounds(gate))
-        lines.append(f"  {mark} {gate.metric[:36]:<36} {value:>12}  {bounds}".rstrip())
-        if gate.champion is not None:
-            lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
-        elif gate.needs_champion and gate.passed:
-            lines.append("       no model is in use yet to compare it with")
-        elif gate.needs_champion and gate.is_inside:
-            lines.append("       the model in use has not reported it")
-    performance = evaluation.performance
-    if performance is None:
-        return "\n".join(lines)
+        lines += _gate_lines(gate)
+    if evaluation.performance is not None:
+        lines += _performance_lines(evaluation.performance)
+    return "\n".join(lines)
+
+
+def _gate_lines(gate: GateResult) -> list[str]:
+    value = "not reported" if gate.value is None else figure(gate.value)
+    mark = "ok  " if gate.passed else "FAIL"
+    bounds = ", ".join(_bounds(gate))
+    lines = [f"  {mark} {gate.metric[:36]:<36} {value:>12}  {bounds}".rstrip()]
+    if gate.champion is not None:
+        lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
+    elif gate.needs_champion and gate.passed:
+        lines.append("       no model is in use yet to compare it with")
+    elif gate.needs_champion and gate.is_inside:
+        lines.append("       the model in use has not reported it")
+    return lines
+
+
+def _performance_lines(performance: Performance) -> list[str]:
     rows: list[tuple[str, StepCost | None]] = [
         ("baseline", performance.baseline),
         ("predicted", performance.predicted),
@@ -506,21 +514,21 @@ def evaluation_table(evaluation: Evaluation) -> str:
     more = f" {'accelerator-s':>14}" if has_accelerators else ""
     has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for row in row_values)
     whole = f"{'whole epochs':>13}" if has_whole else ""
-    lines.append(f"  {'':<10}{whole} {'step':>11} {head:>16}{more}")
+    lines = [f"{'':<10}{whole} {'step':>11} {head:>16}{more}"]
     for name, row in rows:
         if row:
             cost = _figure(row.usd_per_1000_steps if is_billed else row.cpu_seconds)
             cost = f"{ESTIMATE}{cost}" if row.is_estimate else cost
             more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
             whole = f"{ms(row.counted_seconds):>13}" if has_whole else ""
-            lines.append(f"  {name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
+            lines.append(f"{name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
     speedup, *promise = _performance_words(performance)
-    promise += _gpu_change(performance)
     is_change = performance.action != "keep" and not performance.busy
     # CPU time does not measure accelerators that wait: the table has both.
     if performance.cost_change is not None and is_change and not has_accelerators:
         speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
-    return "\n".join([*lines, *(f"  {text}" for text in (speedup, *promise))])
+    lines += [speedup, *promise, *_gpu_change(performance)]
+    return [f"  {line}" for line in lines]
 
 
 def _performance_words(performance: Performance | None) -> list[str]:

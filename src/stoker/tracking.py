@@ -297,19 +297,12 @@ def _written(order: TrackingOrder) -> TrackedRun:
         client.log_batch(run_id, params=[Param(name, parameters[name]) for name in names])
     metrics = {_name(name): float(value) for name, value in order.metrics.items()}
     # The same value again would be a second point of its curve.
-    new = [
-        name for name, value in sorted(metrics.items()) if not _is(there.metrics.get(name), value)
-    ]
+    new = [name for name in sorted(metrics) if not _is(there.metrics.get(name), metrics[name])]
     for names in _parts(new):
         points = [Metric(name, metrics[name], now, order.step) for name in names]
         client.log_batch(run_id, metrics=points)
     ended = _STATUS.get(there.tags.get(_STATUS_TAG, "")) if order.is_refused else None
-    changed_tags = {
-        name: value for name, value in order.tags.items() if value or name in there.tags
-    }
-    if ended:
-        del changed_tags[_STATUS_TAG]
-    tags = {**changed_tags, RUN_TAG: order.run}
+    tags = _tags(order, there.tags, has_ended=ended is not None)
     client.log_batch(run_id, tags=[RunTag(name, tags[name]) for name in sorted(tags)])
     trouble = _with_files(client, run_id, order.files)
     # Last: programs that wait for the end then find everything.
@@ -323,6 +316,14 @@ def _written(order: TrackingOrder) -> TrackedRun:
     page = f"{order.address}/#/experiments/{experiment_id}/runs/{run_id}"
     url = page if order.address.startswith("http") else ""
     return TrackedRun(run_id=run_id, url=url, trouble=trouble)
+
+
+def _tags(order: TrackingOrder, there: Mapping[str, str], *, has_ended: bool) -> dict[str, str]:
+    """Returns the run's tags: an empty one only where it replaces another."""
+    tags = {name: value for name, value in order.tags.items() if value or name in there}
+    if has_ended:
+        del tags[_STATUS_TAG]
+    return {**tags, RUN_TAG: order.run}
 
 
 def _is(there: float | None, value: float) -> bool:

@@ -471,8 +471,6 @@ def control_step(
     files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
     # SageMaker gives a container its region, but not in the variable that boto3 reads.
     region = {"AWS_DEFAULT_REGION": settings.region} if settings.region else {}
-    as_files = {"S3DataType": "S3Prefix", "S3InputMode": "File"}
-    while_written = {"S3UploadMode": "Continuous"}
     request: StepRequest = {
         "AppSpecification": {
             "ImageUri": image or run.control_image,
@@ -481,19 +479,10 @@ def control_step(
         },
         "Environment": {**region, **(environment or {})} or None,
         "NetworkConfig": network if settings.vpc or is_isolated else None,
-        "ProcessingInputs": [
-            {"InputName": key, "S3Input": {"S3Uri": uri, "LocalPath": f"{INPUT}/{key}", **as_files}}
-            for key, uri in files.items()
-        ],
+        "ProcessingInputs": [_input(key, uri) for key, uri in files.items()],
         "ProcessingOutputConfig": {
             "KmsKeyId": settings.output_kms_key,
-            "Outputs": [
-                {
-                    "OutputName": key,
-                    "S3Output": {"S3Uri": uri, "LocalPath": f"{OUTPUT}/{key}", **while_written},
-                }
-                for key, uri in (outputs or {}).items()
-            ],
+            "Outputs": [_output(key, uri) for key, uri in (outputs or {}).items()],
         },
         "ProcessingResources": {
             "ClusterConfig": {
@@ -515,14 +504,26 @@ def control_step(
         description=description,
         outputs=outputs,
         depends_on=depends_on,
-        property_files=[
-            PropertyFile(name=key, output_name=output, path=path)
-            for key, file in (property_files or {}).items()
-            for output, _, path in [file.partition("/")]
-        ],
+        property_files=[_property_file(*named) for named in (property_files or {}).items()],
         capacity_minutes=_CONTROL_CAPACITY_MINUTES,
         owned=owned,
     )
+
+
+def _input(name: str, uri: Text) -> StepRequest:
+    place = {"S3Uri": uri, "LocalPath": f"{INPUT}/{name}"}
+    as_files = {"S3DataType": "S3Prefix", "S3InputMode": "File"}
+    return {"InputName": name, "S3Input": {**place, **as_files}}
+
+
+def _output(name: str, uri: Text) -> StepRequest:
+    place = {"S3Uri": uri, "LocalPath": f"{OUTPUT}/{name}"}
+    return {"OutputName": name, "S3Output": {**place, "S3UploadMode": "Continuous"}}
+
+
+def _property_file(name: str, file: str) -> PropertyFile:
+    output, _, path = file.partition("/")
+    return PropertyFile(name=name, output_name=output, path=path)
 
 
 def _check_command(command: Sequence[Text], *, name: str) -> None:
