@@ -118,8 +118,9 @@ def _attempt(url: str, content: bytes, *, timeout: float) -> None:
     """Sends once; raises ServiceError without the address."""
 
     def send() -> None:
-        headers = {"Content-Type": "application/json", "User-Agent": "stoker"}
-        request = urllib.request.Request(url, data=content, headers=headers)
+        request = urllib.request.Request(
+            url, data=content, headers={"Content-Type": "application/json", "User-Agent": "stoker"}
+        )
         urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout).close()
 
     kind: Literal["away", "refused"] = "away"

@@ -278,9 +278,11 @@ def _hyperparameters(workload: Workload) -> list[Parameter]:
         ):
             name = f"hyperparameter_{name}"
         names.add(_camel(name))
-        option = workload.options.get(hyperparameter)
         parameters[hyperparameter] = _hyperparameter(
-            name, hyperparameter, values[hyperparameter], option=option
+            name,
+            hyperparameter,
+            values[hyperparameter],
+            option=workload.options.get(hyperparameter),
         )
     return [parameters[name] for name in values if name in parameters]
 

@@ -334,8 +334,9 @@ class _Attempts(Generic[RequestT]):
         # An interrupt: also who does not wait gets a record.
         except (StokerError, OSError, KeyboardInterrupt, TerminatedError) as err:
             why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
-            lost = f"no record was left: {why}"
-            facts = self._facts(job, JobEnd(status="stopped"), ran=ran, lost=lost)
+            facts = self._facts(
+                job, JobEnd(status="stopped"), ran=ran, lost=f"no record was left: {why}"
+            )
         return replace(facts, is_interrupted=True)
 
     def _facts(self, job: JobSpec, end: JobEnd, *, ran: Job, lost: str = _LOST) -> TrainingFacts:
@@ -513,8 +514,9 @@ def _keep_passive(file: Path, job: JobSpec) -> None:
     if not file.is_file():
         return
     profile = read_json(file, Profile)
-    what = {**profile.what, "command": [*job.command]}
     profile = msgspec.structs.replace(
-        profile, workload_sha256=job.settings.workload_sha256, what=what
+        profile,
+        workload_sha256=job.settings.workload_sha256,
+        what={**profile.what, "command": [*job.command]},
     )
     write_json(kept, profile)

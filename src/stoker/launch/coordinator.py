@@ -558,6 +558,7 @@ class Coordinator:
             if err.errno == zmq.EHOSTUNREACH:
                 # Not an error: the launcher's lease decides whether it is lost.
                 return False
-            kind = type(message).__name__
-            self._log.event(EventName.MESSAGE_SEND_FAILED, kind=kind, reason=str(err))
+            self._log.event(
+                EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
+            )
         return True

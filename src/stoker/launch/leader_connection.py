@@ -453,8 +453,9 @@ class Membership:
         try:
             connection.send(pack(message), zmq.NOBLOCK)
         except zmq.ZMQError as err:
-            kind = type(message).__name__
-            self.log.event(EventName.MESSAGE_SEND_FAILED, kind=kind, reason=str(err))
+            self.log.event(
+                EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
+            )
 
 
 def _refuses(address: str, port: int) -> bool | None:
@@ -587,8 +588,11 @@ def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | N
     if settings.token_file:
         keys = Keys.from_token(read_token(settings.token_file))
         if os.stat(settings.token_file).st_mode & stat.S_IWOTH:
-            text = "any user of this host can change the run's token: set its mode to 600"
-            log.event(EventName.TOKEN_EXPOSED, file=str(settings.token_file), text=text)
+            log.event(
+                EventName.TOKEN_EXPOSED,
+                file=str(settings.token_file),
+                text="any user of this host can change the run's token: set its mode to 600",
+            )
         return keys
     if topology.data_hosts:
         raise UsageError(

@@ -69,8 +69,12 @@ def install_requirements(
     for python in _pythons(command, folder=folder, environ=environ):
         began = time.monotonic()
         _install(python, name, folder=folder, environ=environ, inbox=inbox)
-        seconds = round(time.monotonic() - began, 1)
-        log.event(EventName.REQUIREMENTS_INSTALLED, file=name, python=python, seconds=seconds)
+        log.event(
+            EventName.REQUIREMENTS_INSTALLED,
+            file=name,
+            python=python,
+            seconds=round(time.monotonic() - began, 1),
+        )
     importlib.invalidate_caches()
 
 

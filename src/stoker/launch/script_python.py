@@ -88,8 +88,9 @@ class ScriptPython(msgspec.Struct, frozen=True, kw_only=True):
                 self.python, theirs=self.protocol or 0, own=PROTOCOL_VERSION
             )
         if hosts and self.version.split(".")[:2] != hosts.split(".")[:2]:
-            who = "the data hosts run"
-            return why_unfed.other_python(self.version, own=hosts, who=who, python=self.python)
+            return why_unfed.other_python(
+                self.version, own=hosts, who="the data hosts run", python=self.python
+            )
         return None
 
     def loading(self) -> Loading:

@@ -245,8 +245,11 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
         pass
     except (OSError, ValueError, http.client.HTTPException) as err:
         if not isinstance(getattr(err, "reason", None), ssl.SSLError):
-            text = f"mlflow: {server} cannot be reached from here; the script's calls are not sent"
-            log.event(EventName.MLFLOW_FAILED, text=text)
+            log.event(
+                EventName.MLFLOW_FAILED,
+                text=f"mlflow: {server} cannot be reached from here; "
+                "the script's calls are not sent",
+            )
             return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
     return dict(environ)
 

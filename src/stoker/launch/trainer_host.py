@@ -192,8 +192,9 @@ def _end_of(leader: _Leader, ending: Ending) -> _RunEnd:
     outcome, code = _judge(run, as_a_pod_ends(run, ending), leader.causes.changes)
     events = [leader.started]
     if outcome.failure and coordinator:
-        failure = with_failed_hosts(outcome.failure, coordinator.gone_agents)
-        outcome = dataclasses.replace(outcome, failure=failure)
+        outcome = dataclasses.replace(
+            outcome, failure=with_failed_hosts(outcome.failure, coordinator.gone_agents)
+        )
     if outcome.status == "succeeded" and is_fed(run) and coordinator:
         outcome, why = _judge_feed(run, outcome, coordinator.progress)
         if why:
@@ -212,8 +213,9 @@ def _end_hosts(leader: _Leader, end: _RunEnd) -> None:
     """Tells the other hosts how the run ended, and logs a failure."""
     run, failure = leader.run, end.outcome.failure
     if leader.coordinator:
-        reason = (failure or "")[:1000]
-        leader.coordinator.end(end.outcome.status, exit_code=end.exit_code, reason=reason)
+        leader.coordinator.end(
+            end.outcome.status, exit_code=end.exit_code, reason=(failure or "")[:1000]
+        )
     leader.engine.stop()
     if failure:
         run.log.event(EventName.TRAINING_FAILED, reason=failure.partition("\n")[0])

@@ -193,8 +193,10 @@ class Watchdog:
         self._has_steps, self._is_blind, self._files = True, False, None
         self._step_at = self._life_at = now
         if self._warned_at is not None and self._is_told and not self.failure:
-            text = f"the run makes steps again, after {gap / 60:.1f} min"
-            self.log.event(EventName.PROGRESS_RESUMED, text=text)
+            self.log.event(
+                EventName.PROGRESS_RESUMED,
+                text=f"the run makes steps again, after {gap / 60:.1f} min",
+            )
         if not self.failure:
             self._warned_at, self._is_told = None, False
 

@@ -365,9 +365,8 @@ class _ObjectStream:
                 return self._content.read(*size)
         except (OSError, HTTPError) as err:
             what = f"AWS did not answer: {err}"
-            code = type(err).__name__
             raise ServiceError(
-                what, where=self._uri, code=code, action=action, kind="away"
+                what, where=self._uri, code=type(err).__name__, action=action, kind="away"
             ) from err
 
 

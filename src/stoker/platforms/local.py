@@ -263,8 +263,9 @@ def start_host(
             pass_fds=(lock,),
         )
     # Finds processes of the host that left its session.
-    marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
-    return StartedHost(host=host, process=process, marker=marker)
+    return StartedHost(
+        host=host, process=process, marker=f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
+    )
 
 
 def _standard_input() -> int | None:
@@ -373,8 +374,11 @@ class LocalRun(Run):
         self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
             self._note(f"{NOT_COMPARABLE}: {request.not_comparable}")
-            text = f"{request.not_comparable}: its times cannot be compared with others"
-            self._say(request.leader, EventName.HOSTS_NOT_COMPARABLE, text=text)
+            self._say(
+                request.leader,
+                EventName.HOSTS_NOT_COMPARABLE,
+                text=f"{request.not_comparable}: its times cannot be compared with others",
+            )
         self._start(environ)
         self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
         self._monitor.start()

@@ -124,8 +124,11 @@ def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path,
             name = item.get(named_by) if isinstance(item, Mapping) else None
             if not isinstance(name, str) or name in seen:
                 what = f"{name} occurs twice" if name else f"an item has no {named_by}"
-                fix = f"give each item a unique {named_by}"
-                raise UsageError(what, where=f"key {key}.{_shown(path)}", fix=fix)
+                raise UsageError(
+                    what,
+                    where=f"key {key}.{_shown(path)}",
+                    fix=f"give each item a unique {named_by}",
+                )
             seen.add(name)
             yield (*path, name), item, items.get(name)
             yield from _walk(item, items.get(name), (*path, name), key)

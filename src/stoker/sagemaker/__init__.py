@@ -93,10 +93,9 @@ def profile_step(
     Returns:
         The step, with the output `profile`: the folder of profile.json.
     """
-    folder = _profile_uri(run, image=image or run.image)
     return _profile_step(
         run,
-        folder=folder,
+        folder=_profile_uri(run, image=image or run.image),
         cache_days=run.settings.cache_days,
         image=image,
         depends_on=depends_on,

@@ -99,9 +99,12 @@ class KubeflowVersions(VersionHistory):
         action, newest = "unchanged", self._newest
         if not version.is_latest:
             action, file = "updated", _file_of(self._spec(version))
-            about = f"version {version.name} again"
             newest = add_version(
-                self._call, self._pipeline, id=self._id, definition=file, about=about
+                self._call,
+                self._pipeline,
+                id=self._id,
+                definition=file,
+                about=f"version {version.name} again",
             )
         return {**told_version(newest), "action": action, "id": self._id, "url": ""}
 

@@ -129,8 +129,9 @@ class SageMakerClient(PipelineClient):
         }
 
     def history(self, workload: Workload) -> SageMakerVersions:
-        arn = str(self._uploaded(workload)["PipelineArn"])
-        return SageMakerVersions(self._aws, pipeline=workload.name, arn=arn)
+        return SageMakerVersions(
+            self._aws, pipeline=workload.name, arn=str(self._uploaded(workload)["PipelineArn"])
+        )
 
     def start(
         self,
@@ -141,8 +142,7 @@ class SageMakerClient(PipelineClient):
     ) -> RunState:
         name = workload.name
         chosen = {"PipelineVersionId": int(version.id)} if version else {}
-        declared = self.declared_of(workload, version)
-        given = self.run_values(workload, parameters, declared=declared)
+        given = self.run_values(workload, parameters, declared=self.declared_of(workload, version))
         values = [{"Name": key, "Value": value} for key, value in given.items()]
         answer = self._aws.call(
             "sagemaker",
@@ -217,8 +217,11 @@ class SageMakerClient(PipelineClient):
         ]
         failed = next((step for step in begun if step.status == "Failed"), None)
         state = with_reason(state, failed=failed, listed=steps, aws=self._aws)
-        note = "\n".join(filter(None, (log_words(begun), "page: SageMaker Studio, Pipelines")))
-        return dataclasses.replace(state, steps=tuple(begun), note=note)
+        return dataclasses.replace(
+            state,
+            steps=tuple(begun),
+            note="\n".join(filter(None, (log_words(begun), "page: SageMaker Studio, Pipelines"))),
+        )
 
     def stop(self, run: str) -> RunState:
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""

@@ -146,8 +146,11 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     """Returns what a pipeline of `workload` is built from; arguments as of `compile_pipeline`."""
     _refuse_queue(sagemaker_of(workload))
     check_own(workload, target="sagemaker")
-    image = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"
-    check_complete(workload, image=image, instance_type="ml.g5.xlarge")
+    check_complete(
+        workload,
+        image="ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG",
+        instance_type="ml.g5.xlarge",
+    )
     check_comparable(workload)
     check_decidable(workload, platform="sagemaker")
     workload = with_short_prices(workload)

@@ -160,8 +160,14 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         digest = request.request_sha256
         cluster = _patient(self._cluster_of(request.layout.settings), log)
         try:
-            jobs = uids_of_run(cluster, request)
-            keep_finished(cluster, workload, run, request_sha256=digest, jobs=jobs, record=record)
+            keep_finished(
+                cluster,
+                workload,
+                run,
+                request_sha256=digest,
+                jobs=uids_of_run(cluster, request),
+                record=record,
+            )
         except StokerError as err:
             log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
@@ -258,8 +264,9 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     ) -> Iterator[Document]:
         is_trainer = settings.kubernetes is not None and settings.kubernetes.api == "trainer"
         resource = TRAINJOBS if is_trainer else JOBSETS
-        workload = name_of_workload(settings)
-        return jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
+        return jobs_of_run(
+            cluster, resource, name, run_id=run_id, workload=name_of_workload(settings)
+        )
 
     @contextlib.contextmanager
     def _explained(self, settings: KubernetesSettings) -> Iterator[ClusterApi]:

@@ -311,8 +311,9 @@ class RunPicture:
         has_reason = any(each.group == name and each.fatal_after is not None for each in troubles)
         if state is not None and not has_reason:
             pods += [pod for pod in self._gone_pods.values() if pod.has_succeeded]
-            events = self._happenings
-            wait = idle_wait(pods, layout, state=state, events=events, namespace=namespace)
+            wait = idle_wait(
+                pods, layout, state=state, events=self._happenings, namespace=namespace
+            )
             troubles += filter(None, [wait])
         return troubles
 

@@ -381,8 +381,7 @@ class Following:
         if pod.uid in self._logs:
             self._logs[pod.uid].update(pod, is_deleted=is_deleted)
         elif pod.is_started:
-            container = self._containers[pod.group]
-            log = PodLog(self._cluster, pod, container=container, tell=self._put)
+            log = PodLog(self._cluster, pod, container=self._containers[pod.group], tell=self._put)
             # It is started before `close` collects the threads, or never.
             with self._starting:
                 if not self._is_closed.is_set():

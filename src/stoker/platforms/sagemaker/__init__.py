@@ -88,8 +88,9 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
 
     def fetched(self, address: str, *, folder: Path) -> Path | None:
         """Unpacks the part of stoker in an output.tar.gz; repeated for READ_AGAIN_SECONDS."""
-        log = Log(run=folder.name, host="sagemaker")
-        return fetch_outputs(self._aws, address, folder=folder, log=log)
+        return fetch_outputs(
+            self._aws, address, folder=folder, log=Log(run=folder.name, host="sagemaker")
+        )
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
         first, job = requests[0], requests[0].job

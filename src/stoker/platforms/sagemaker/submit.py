@@ -461,8 +461,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
             delete_token(aws, request.token_uri, log=log)
             words = ""
         raise type(err)(words) from err
-    url = console_url(str(answer.get("TrainingJobArn")))
-    log.event(EventName.JOB_CREATED, job=name, url=url)
+    log.event(EventName.JOB_CREATED, job=name, url=console_url(str(answer.get("TrainingJobArn"))))
     return True
 
 
