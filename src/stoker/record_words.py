@@ -502,26 +502,13 @@ def _gate_lines(gate: GateResult) -> list[str]:
 
 
 def _performance_lines(performance: Performance) -> list[str]:
-    rows: list[tuple[str, StepCost | None]] = [
-        ("baseline", performance.baseline),
-        ("predicted", performance.predicted),
-        ("measured", performance.measured),
-    ]
-    row_values = [row for _, row in rows if row]
-    is_billed = any(row.usd_per_1000_steps is not None for row in row_values)
-    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
-    has_accelerators = not is_billed and any(row.accelerator_seconds for row in row_values)
-    more = f" {'accelerator-s':>14}" if has_accelerators else ""
-    has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for row in row_values)
-    whole = f"{'whole epochs':>13}" if has_whole else ""
-    lines = [f"{'':<10}{whole} {'step':>11} {head:>16}{more}"]
-    for name, row in rows:
-        if row:
-            cost = _figure(row.usd_per_1000_steps if is_billed else row.cpu_seconds)
-            cost = f"{ESTIMATE}{cost}" if row.is_estimate else cost
-            more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
-            whole = f"{ms(row.counted_seconds):>13}" if has_whole else ""
-            lines.append(f"{name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
+    rows = [("baseline", performance.baseline)]
+    if performance.predicted:
+        rows.append(("predicted", performance.predicted))
+    rows.append(("measured", performance.measured))
+    is_billed = any(row.usd_per_1000_steps is not None for _, row in rows)
+    has_accelerators = not is_billed and any(row.accelerator_seconds for _, row in rows)
+    lines = _cost_table(rows, is_billed=is_billed, has_accelerators=has_accelerators)
     speedup, *promise = _performance_words(performance)
     is_change = performance.action != "keep" and not performance.busy
     # CPU time does not measure accelerators that wait: the table has both.
@@ -529,6 +516,23 @@ def _performance_lines(performance: Performance) -> list[str]:
         speedup += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
     lines += [speedup, *promise, *_gpu_change(performance)]
     return [f"  {line}" for line in lines]
+
+
+def _cost_table(
+    rows: Sequence[tuple[str, StepCost]], *, is_billed: bool, has_accelerators: bool
+) -> list[str]:
+    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
+    more = f" {'accelerator-s':>14}" if has_accelerators else ""
+    has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for _, row in rows)
+    whole = f"{'whole epochs':>13}" if has_whole else ""
+    lines = [f"{'':<10}{whole} {'step':>11} {head:>16}{more}"]
+    for name, row in rows:
+        cost = _figure(row.usd_per_1000_steps if is_billed else row.cpu_seconds)
+        cost = f"{ESTIMATE}{cost}" if row.is_estimate else cost
+        more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
+        whole = f"{ms(row.counted_seconds):>13}" if has_whole else ""
+        lines.append(f"{name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
+    return lines
 
 
 def _performance_words(performance: Performance | None) -> list[str]:
