@@ -85,7 +85,7 @@ def innermost(raised: str) -> str:
         if printed.match(line)
         and (not number or lines[number - 1].startswith(("  ", "Traceback ")))
     ]
-    chained = [number for number, line in enumerate(lines) if _TRACE.match(line)]
+    chained = _matching(_TRACE, lines)
     last_lines = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[
         -1:
     ]
@@ -145,9 +145,14 @@ def _what_of_error(lines: Sequence[str]) -> str:
     return ""
 
 
+def _matching(pattern: re.Pattern[str], lines: Sequence[str]) -> list[int]:
+    """Returns the numbers of the lines that begin as the pattern says."""
+    return [number for number, line in enumerate(lines) if pattern.match(line)]
+
+
 def _raised_in(lines: Sequence[str]) -> str:
     """Returns what the last traceback raised, even if the traceback's start is missing."""
-    begins = [at for at, line in enumerate(lines) if _TRACE.match(line)]
+    begins = _matching(_TRACE, lines)
     after = [_BAR.sub("", line) for line in lines[begins[-1] + 1 if begins else 0 :]]
     # After an indented line: libraries print further text after a traceback.
     ends = [
@@ -156,7 +161,7 @@ def _raised_in(lines: Sequence[str]) -> str:
         if _RAISED.match(line) and (begins or (at and after[at - 1].startswith("  ")))
     ]
     if begins and not ends:
-        ends = [at for at, line in enumerate(after) if _MAYBE_RAISED.match(line)]
+        ends = _matching(_MAYBE_RAISED, after)
     if not ends:
         return ""
     # The first after a traceback's start: later lines may be printed by others.

@@ -502,12 +502,14 @@ class Coordinator:
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
             self._send_roster(socket)
 
+    def _add_event(self, what: str) -> None:
+        self._events.append(Event(when=now_utc(), what=what[:500]))
+
     def _note_refusals(self, socket: "zmq.Socket[bytes]") -> None:
         """Records hosts that may not join, once each, and tells the ranks."""
         refused = self._members.new_refusals()
         for name, reason in refused.items():
-            what = f"{name} was refused: {reason}"
-            self._events.append(Event(when=now_utc(), what=what[:500]))
+            self._add_event(f"{name} was refused: {reason}")
         if refused:
             self._send_roster(socket)
 
@@ -532,8 +534,7 @@ class Coordinator:
                 self._send(socket, sender, self._state())
         if self._released is None and not self._to_release.empty():
             self._released = self._to_release.get()
-            what = f"data hosts released: {self._released.reason}"
-            self._events.append(Event(when=now_utc(), what=what[:500]))
+            self._add_event(f"data hosts released: {self._released.reason}")
             self._log.event(EventName.DATA_HOSTS_RELEASED, reason=self._released.reason)
             # Hosts that have not come yet get it when they join, see `_decided_for`.
             for host in self.expected_agents & self._launchers.keys():

@@ -39,9 +39,14 @@ MAX_ATTEMPTS = 8
 
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
 _MISSING = (
-    *("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "NoSuchEntity"),
-    *("ParameterNotFound", "ParameterVersionNotFound"),
-    *("404", "NotFound"),
+    "ResourceNotFound",
+    "ResourceNotFoundException",
+    "NoSuchKey",
+    "NoSuchEntity",
+    "ParameterNotFound",
+    "ParameterVersionNotFound",
+    "404",
+    "NotFound",
 )
 # Some services name a missing object only in the message.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
@@ -54,10 +59,16 @@ _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "40
 # Codes of requests whose time differs too much from the service's.
 _CLOCK = ("RequestTimeTooSkewed", "InvalidSignatureException", "SignatureDoesNotMatch")
 _STALE_LOGIN = (
-    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "RequestExpired"),
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "RequestExpired",
     "UnrecognizedClientException",
     # botocore's, if it cannot renew a login.
-    *("CredentialRetrievalError", "SSOError", "SSOTokenLoadError", "TokenRetrievalError"),
+    "CredentialRetrievalError",
+    "SSOError",
+    "SSOTokenLoadError",
+    "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
     # The metadata service of a host may be away for a moment.
     "NoCredentialsError",

@@ -14,8 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _PROSE = (
-    *(".md", ".rst", ".ipynb", ".html", ".svg", ".png", ".jpg", ".pdf", ".lock"),
-    *(".gitignore", ".stokerignore", ".gitattributes", ".gitlab-ci.yml", "LICENSE", "Makefile"),
+    ".md",
+    ".rst",
+    ".ipynb",
+    ".html",
+    ".svg",
+    ".png",
+    ".jpg",
+    ".pdf",
+    ".lock",
+    ".gitignore",
+    ".stokerignore",
+    ".gitattributes",
+    ".gitlab-ci.yml",
+    "LICENSE",
+    "Makefile",
 )
 _WORKLOAD = re.compile(rb"^name:.*^command:|^command:.*^name:", re.MULTILINE | re.DOTALL)
 # Of the digest of code that steps and profiles have.

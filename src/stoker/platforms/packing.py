@@ -34,15 +34,33 @@ MAX_CODE_BYTES = 256 << 20
 # Leftovers of tools, at any depth.
 _CACHES = frozenset(
     (
-        *(".git", ".hg", ".svn", ".venv", "__pycache__", ".ipynb_checkpoints"),
-        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox", ".DS_Store"),
+        ".git",
+        ".hg",
+        ".svn",
+        ".venv",
+        "__pycache__",
+        ".ipynb_checkpoints",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".tox",
+        ".nox",
+        ".DS_Store",
     )
 )
 # What stoker's commands write at the top of a project. Below it, a package may have this name.
 _OUTPUTS_AT_THE_TOP = frozenset(
     (
-        *("runs", "p.json", "p.yaml", "profile.json", "decision.json", "training.json"),
-        *("evaluation.json", "report.html", "training-timeline.csv", "baseline-timeline.csv"),
+        "runs",
+        "p.json",
+        "p.yaml",
+        "profile.json",
+        "decision.json",
+        "training.json",
+        "evaluation.json",
+        "report.html",
+        "training-timeline.csv",
+        "baseline-timeline.csv",
     )
 )
 # Other names of them, by what is in the file.

@@ -68,6 +68,8 @@ from stoker.train import MAX_PLANS
 from stoker.units import duration
 
 Waits = Sequence[Step | StepDependency | str]
+# Makes the steps that need a profile, of its step or of a folder.
+_After = Callable[[PipelineRun, RequestStep | Text], Sequence[Step]]
 
 # The longest processing job: by an account's default quota, and with a raised one.
 _STEP_SECONDS = 5 * 86400
@@ -158,7 +160,7 @@ def _profile_step(
 
 def profile_or_reuse(
     run: PipelineRun,
-    after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]],
+    after: _After,
     *,
     depends_on: Waits = (),
 ) -> list[Step]:
@@ -181,7 +183,7 @@ def profile_or_reuse(
 
 def _profile_or_reuse(
     run: PipelineRun,
-    after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]],
+    after: _After,
     *,
     depends_on: Waits,
 ) -> Step:
@@ -198,7 +200,7 @@ def _profile_or_reuse(
 
 def _unless_unchanged(
     run: PipelineRun,
-    after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]],
+    after: _After,
     *,
     depends_on: Waits,
 ) -> list[Step]:
@@ -270,9 +272,7 @@ def _branch_words(run: PipelineRun) -> tuple[str, ...]:
     return ()
 
 
-def _kept_or_measured(
-    run: PipelineRun, after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]]
-) -> list[Step]:
+def _kept_or_measured(run: PipelineRun, after: _After) -> list[Step]:
     if not run.settings.cache_days:
         today = profile_step(run)
         return [today, *after(run, today)]

@@ -21,8 +21,14 @@ from stoker.records.hyperparameters import arguments
 STARTUP_DIR = Path(stoker.__file__).parent / "startup"
 # Fields that a launcher sets for its child processes, whatever its own values are.
 _TOLD = (
-    *("run_id", "base_dir", "host", "group"),
-    *("launcher_pid", "has_data_group", "output", "metrics"),
+    "run_id",
+    "base_dir",
+    "host",
+    "group",
+    "launcher_pid",
+    "has_data_group",
+    "output",
+    "metrics",
 )
 
 

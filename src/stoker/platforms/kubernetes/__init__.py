@@ -60,6 +60,14 @@ def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
     )
 
 
+def _unread(err: ServiceError, *, run: str) -> str:
+    """Logs that a record may not be read, and returns "" in its place; raises another error."""
+    if err.kind != "denied":
+        raise err
+    Log(run=run, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
+    return ""
+
+
 def _is_lost(job: Document, told: Collection[str]) -> bool:
     """Returns whether a job's end is recorded nowhere, and it is not being deleted."""
     state = job_state(job)
@@ -148,10 +156,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         try:
             return finished_record(cluster, workload, run, request_sha256=digest)
         except ServiceError as err:
-            if err.kind != "denied":
-                raise
-            Log(run=run, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
-            return ""
+            return _unread(err, run=run)
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
         run = request.job.name
@@ -177,10 +182,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
             cluster = self._cluster_of(settings.kubernetes or KubernetesSettings())
             return kept_profile(cluster, workload, key)
         except ServiceError as err:
-            if err.kind != "denied":
-                raise
-            Log(run=workload, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
-            return ""
+            return _unread(err, run=workload)
 
     def keep_profile(self, settings: PlatformSettings, key: str, record: str) -> None:
         workload = name_of_workload(settings)

@@ -10,12 +10,22 @@ from stoker.records.base import Document, mapping
 
 # Normal events that explain why a run waits or lost a host.
 _TELLING = (
-    *("Admitted", "NotTriggerScaleUp", "Pending", "Preempted", "QuotaReserved"),
-    *("TriggeredScaleUp", "Nominated"),
+    "Admitted",
+    "NotTriggerScaleUp",
+    "Pending",
+    "Preempted",
+    "QuotaReserved",
+    "TriggeredScaleUp",
+    "Nominated",
 )
 # Known from the pods' states, or part of every start or end.
 _TOLD_BY_PODS = (
-    *("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy"),
+    "FailedScheduling",
+    "BackOff",
+    "Failed",
+    "ErrImageNeverPull",
+    "InspectFailed",
+    "Unhealthy",
 )
 # Part of every start: pods exist before the objects that the job owns.
 _TOLD_LATE = ("FailedMount", "FailedAttachVolume")

@@ -24,8 +24,13 @@ from stoker.records.base import Document, mapping, mappings
 # not own its predecessor's job; no lease, no disruption budget; a cancelled run's job continues; a
 # retried step finds no record of a deleted job.
 _USEFUL = (
-    *("events", "poddisruptionbudgets", "workflows"),
-    *("patch jobsets", "patch trainjobs", "get configmaps", "patch configmaps"),
+    "events",
+    "poddisruptionbudgets",
+    "workflows",
+    "patch jobsets",
+    "patch trainjobs",
+    "get configmaps",
+    "patch configmaps",
 )
 
 

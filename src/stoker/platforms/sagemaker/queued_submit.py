@@ -72,9 +72,7 @@ def start_queued(
         if adopted is None and not earlier:
             return candidate, _submit(aws, candidate, packed=packed, log=log)
         if adopted is not None and adopted.is_usable:
-            log.event(
-                EventName.JOB_RESUMED, job=adopted.name, status=adopted.status, url=adopted.arn
-            )
+            _tell_resumed(adopted, log=log)
             return candidate, adopted
         newest = adopted or earlier[0]
         why = f"it is {newest.status}" if adopted else "it is another job"
