@@ -133,6 +133,11 @@ def refusal(
     )
 
 
+def tag_list(tags: Mapping[str, str]) -> list[Json]:
+    """Returns tags as the services take them, sorted by their keys."""
+    return [{"Key": key, "Value": tags[key]} for key in sorted(tags)]
+
+
 class Aws:
     """AWS, for one account and region.
 

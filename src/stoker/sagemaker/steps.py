@@ -30,7 +30,7 @@ from stoker.pipelines.sagemaker.compile import (
     argument_of,
     pipeline_request,
 )
-from stoker.platforms.aws import Aws
+from stoker.platforms.aws import Aws, tag_list
 from stoker.platforms.sagemaker.submit import MAX_NAME_LENGTH
 from stoker.records import SageMakerSettings, Workload, nearest
 from stoker.records.platforms import NAME_END
@@ -494,7 +494,7 @@ def control_step(
         },
         "RoleArn": role or control.role or settings.role,
         "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
-        "Tags": [{"Key": k, "Value": v} for k, v in sorted(settings.tags.items())] or None,
+        "Tags": tag_list(settings.tags) or None,
     }
     return RequestStep(
         f"{name}{run.suffix}",

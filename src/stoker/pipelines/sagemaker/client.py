@@ -29,7 +29,7 @@ from stoker.pipelines.sagemaker.schedule import (
 from stoker.pipelines.sagemaker.versions import SageMakerVersions, compared_versions
 from stoker.pipelines.schedules import ListedSchedule, Schedule
 from stoker.pipelines.versions import UploadedVersion
-from stoker.platforms.aws import Aws
+from stoker.platforms.aws import Aws, tag_list
 from stoker.platforms.sagemaker.batch_queue import terminate
 from stoker.platforms.sagemaker.job import STOP_SECONDS
 from stoker.platforms.sagemaker.places import check_caller
@@ -125,7 +125,7 @@ class SageMakerClient(PipelineClient):
             "PipelineDescription": compiled.description,
             "RoleArn": self._settings.pipeline_role or self._settings.role,
             "PipelineDefinition": compiled.definition,
-            "Tags": [{"Key": k, "Value": v} for k, v in sorted(self._settings.tags.items())],
+            "Tags": tag_list(self._settings.tags),
         }
 
     def history(self, workload: Workload) -> SageMakerVersions:

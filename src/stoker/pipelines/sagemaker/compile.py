@@ -24,6 +24,7 @@ from stoker.pipelines.base import (
 )
 from stoker.pipelines.sagemaker.limits import check_definition
 from stoker.pipelines.schedules import check_own
+from stoker.platforms.aws import tag_list
 from stoker.platforms.base import JobSpec
 from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of
 from stoker.platforms.packing import SourcePackage
@@ -118,7 +119,7 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
             "PipelineName": request.workload.name,
             "RoleArn": settings.pipeline_role or settings.role,
             "PipelineDefinition": definition,
-            "Tags": [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())],
+            "Tags": tag_list(settings.tags),
         }
     )
     return Compiled(

@@ -60,6 +60,10 @@ def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
     )
 
 
+def _settings_in(settings: PlatformSettings) -> KubernetesSettings:
+    return settings.kubernetes or KubernetesSettings()
+
+
 def _unread(err: ServiceError, *, run: str) -> str:
     """Logs that a record may not be read, and returns "" in its place; raises another error."""
     if err.kind != "denied":
@@ -179,7 +183,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     def kept_profile(self, settings: PlatformSettings, key: str) -> str:
         workload = name_of_workload(settings)
         try:
-            cluster = self._cluster_of(settings.kubernetes or KubernetesSettings())
+            cluster = self._cluster_of(_settings_in(settings))
             return kept_profile(cluster, workload, key)
         except ServiceError as err:
             return _unread(err, run=workload)
@@ -188,7 +192,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         workload = name_of_workload(settings)
         log = Log(run=workload, host=SERVICE)
         try:
-            cluster = self._cluster_of(settings.kubernetes or KubernetesSettings())
+            cluster = self._cluster_of(_settings_in(settings))
             keep_profile(_patient(cluster, log), workload, key, record)
         except StokerError as err:
             log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
@@ -209,7 +213,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     ) -> bool | None:
         """Asks the run's Workflow; `meaning` is logged if it does not answer."""
         log = Log(run=name_of_workload(settings), host=SERVICE)
-        with self._explained(settings.kubernetes or KubernetesSettings()) as cluster:
+        with self._explained(_settings_in(settings)) as cluster:
             answer = ask(follower_of(cluster, own_pod(), log=log), cluster)
         if answer is None:
             log.event(EventName.WORKFLOW_READ_FAILED, meaning=meaning)
@@ -219,9 +223,8 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records of the run's jobs without a recorded end, the profile's first."""
-        known = settings.kubernetes or KubernetesSettings()
         workload = name_of_workload(settings)
-        with self._explained(known) as cluster:
+        with self._explained(_settings_in(settings)) as cluster:
             try:
                 told = told_jobs(cluster, workload)
                 jobs = self._jobs_of(cluster, name, settings, run_id=run_id)
@@ -247,7 +250,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
             settings: The workload, whose name identifies its profile's job.
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
-        known = settings.kubernetes or KubernetesSettings()
+        known = _settings_in(settings)
         deleted = []
         kind = "TrainJob" if known.api == "trainer" else "JobSet"
         with self._explained(known) as asked:
@@ -264,8 +267,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     def _jobs_of(
         self, cluster: ClusterApi, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Iterator[Document]:
-        is_trainer = settings.kubernetes is not None and settings.kubernetes.api == "trainer"
-        resource = TRAINJOBS if is_trainer else JOBSETS
+        resource = TRAINJOBS if _settings_in(settings).api == "trainer" else JOBSETS
         return jobs_of_run(
             cluster, resource, name, run_id=run_id, workload=name_of_workload(settings)
         )

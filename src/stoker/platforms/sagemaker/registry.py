@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 from stoker.errors import PlatformError
-from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.aws import Aws, split_uri, tag_list
 from stoker.platforms.sagemaker.checks import text
 from stoker.records import Training
 from stoker.records.base import mapping, mappings
@@ -47,7 +47,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
 
 def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
     """Tags a group of models, and creates it if needed; its models inherit the tags."""
-    listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
+    listed = tag_list(tags)
     named = {"ModelPackageGroupName": group}
     if existing := aws.find("sagemaker", "DescribeModelPackageGroup", **named):
         aws.call("sagemaker", "AddTags", ResourceArn=existing["ModelPackageGroupArn"], Tags=listed)
@@ -79,7 +79,7 @@ def mark_model(aws: Aws, uri: str, *, is_refused: bool) -> bool:
     wanted = {**kept, name: value} if is_refused else kept
     if wanted == tags:
         return False
-    listed = [{"Key": each, "Value": wanted[each]} for each in sorted(wanted)]
+    listed = tag_list(wanted)
     if listed:
         aws.call("s3", "PutObjectTagging", Bucket=bucket, Key=key, Tagging={"TagSet": listed})
     else:
