@@ -13,6 +13,9 @@ from typing import TypeVar
 from stoker.errors import ServiceError, ServiceErrorKind
 
 ResultT = TypeVar("ResultT")
+# Returns seconds from an arbitrary beginning, and waits for seconds; tests bring their own.
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
 
 # Time for a read that matters, such as of a run's record: control planes are upgraded.
 READ_AGAIN_SECONDS = 900.0
@@ -62,8 +65,8 @@ def repeated(
     seconds: float = READ_AGAIN_SECONDS,
     is_passing: Callable[[ServiceError], bool] = may_pass,
     tell: Callable[[ServiceError], None] = lambda error: None,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
 ) -> ResultT:
     """Calls until it succeeds, for `seconds` at most, with longer pauses each time.
 

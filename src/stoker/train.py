@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -41,7 +41,11 @@ from stoker.records.decision import NOMINAL, predicted_of
 from stoker.records.hyperparameters import record_of
 from stoker.records.training import Budget, InputVersion, Lineage, TrainingFacts, write_training
 from stoker.records.workload import refuse_foreign, workload_keys
-from stoker.repeat import within
+from stoker.repeat import (
+    Clock,
+    Sleep,
+    within,
+)
 from stoker.units import ms, usd
 
 RequestT = TypeVar("RequestT")
@@ -130,8 +134,8 @@ def train(
     catalog: Catalog,
     decision: Decision | None = None,
     observer: JobObserver = NOBODY,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
+    sleep: Sleep = time.sleep,
+    clock: Clock = time.monotonic,
 ) -> Training:
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
@@ -173,8 +177,8 @@ class _Attempts(Generic[RequestT]):
     catalog: Catalog
     decision: Decision | None
     observer: JobObserver
-    sleep: Callable[[float], None]
-    clock: Callable[[], float]
+    sleep: Sleep
+    clock: Clock
     events: list[Event] = field(default_factory=list)
 
     def train(self) -> Training:

@@ -47,6 +47,7 @@ from stoker.launch.roster import Change, HostLeases
 from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, FeedSettings, GpuLoad
 from stoker.records.gpu import loads_in
+from stoker.repeat import Clock
 
 # Processes of one rank, more than any training run has; above it the longest silent one is dropped.
 MAX_PROCESSES = 64
@@ -136,7 +137,7 @@ class Coordinator:
         port: int,
         on_failure: Callable[[Change], None],
         straggler_seconds: float = STRAGGLER_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._keys = keys
         self._straggler_seconds = straggler_seconds

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.environment import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, api_server
+from stoker.repeat import Clock
 
 # It changes once a minute at most, and ends a run after minutes.
 POLL_SECONDS = 5.0
@@ -54,7 +55,7 @@ class FollowerLease:
         self,
         folder: Path | None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         ask: Callable[[], bool] = server_answers,
     ) -> None:
         self._folder = folder

@@ -51,6 +51,7 @@ from stoker.launch.supervise import Decided, Inbox, SignalReceived
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
+from stoker.repeat import Clock
 
 # If a silent leader's port refuses connections for this long, its launcher has ended.
 REFUSED_SECONDS = 5.0
@@ -174,7 +175,7 @@ class Membership:
     on_verdict: Callable[[MembershipVerdict], None]
     on_ending: Callable[[], None] = lambda: None
     trainers_heard_at: Callable[[], float] = lambda: float("-inf")
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
 
     def __post_init__(self) -> None:
         self._beat_seconds = heartbeat_seconds(self.feed.lease_seconds)

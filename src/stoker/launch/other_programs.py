@@ -12,6 +12,7 @@ from stoker.feed.wire.protocol import OthersCpu
 from stoker.host.counters import others_cpu_seconds
 from stoker.host.machine import vcpu_capacity
 from stoker.records import OtherPrograms
+from stoker.repeat import Clock
 
 LOOK_SECONDS = 3.0
 _QUARTERS = 4
@@ -28,7 +29,7 @@ class OthersWatch:
         self,
         *,
         used: Callable[[], float] = others_cpu_seconds,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._used = used
         self._clock = clock

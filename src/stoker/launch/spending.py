@@ -7,7 +7,7 @@ has the platform's own times instead, where it reports them.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from stoker.feed.rank_reports import batches_by_host
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import EventName, Log
 from stoker.records.training import Budget, GroupSpending
+from stoker.repeat import Clock
 from stoker.units import usd
 
 # In the leader's output folder: time of the run's first start, in seconds since 1970.
@@ -51,7 +52,7 @@ class Spending:
         log: Log,
         earlier_seconds: float = 0.0,
         max_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.budget = budget or Budget()
         self._prices = dict(self.budget.usd_per_hour)

@@ -29,6 +29,7 @@ from stoker.feed.wire.protocol import Progress
 from stoker.host.processes import descendants
 from stoker.logs import EventName, Log
 from stoker.records import WatchdogSettings
+from stoker.repeat import Clock
 
 # Ignored by default: it kills no process without the handler. Torch, NCCL, MPI do not use it.
 STACKS_SIGNAL = signal.SIGURG
@@ -109,7 +110,7 @@ class Watchdog:
     end: Callable[[str], None]
     told: Callable[[], Mapping[int, Progress]] = dict
     ask_others: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
 
     def __post_init__(self) -> None:
         self._stacks = RankStacks(self.log)

@@ -39,6 +39,7 @@ from stoker.platforms.packing import SourcePackage, check_program, check_require
 from stoker.platforms.service_limits import is_training_type
 from stoker.records import Json, PlatformName, SageMakerSettings, Workload, to_document, to_json
 from stoker.records.hyperparameters import order_of, values_of
+from stoker.repeat import Clock, Sleep
 
 CODE = "code.tar.gz"
 WORKLOAD = "workload.json"
@@ -139,8 +140,8 @@ class PipelineClient(ABC):
 
     target: str
     stop_seconds: float
-    clock: Callable[[], float] = staticmethod(time.monotonic)
-    sleep: Callable[[float], None] = staticmethod(time.sleep)
+    clock: Clock = staticmethod(time.monotonic)
+    sleep: Sleep = staticmethod(time.sleep)
 
     @abstractmethod
     def status(self, run: str) -> RunState:

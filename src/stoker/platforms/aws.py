@@ -17,7 +17,15 @@ from stoker.errors import MissingExtraError, ServiceError, ServiceErrorKind, Sto
 from stoker.platforms.service_limits import object_problem, over_limits, tag_problems
 from stoker.records import Json, Workload
 from stoker.records.base import Document, mappings
-from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, may_pass, repeated
+from stoker.repeat import (
+    READ_AGAIN_SECONDS,
+    Clock,
+    ResultT,
+    Sleep,
+    Suppressed,
+    may_pass,
+    repeated,
+)
 
 # Operations that change nothing: what they are asked for exists, or does not.
 _READING = ("Describe", "List", "Get", "Head")
@@ -151,8 +159,8 @@ class Aws:
         *,
         region: str | None = None,
         clients: Mapping[str, object] | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
         # boto3 does not read AWS_REGION.
         self._region = region or cloud_region()

@@ -18,7 +18,14 @@ from stoker.errors import MissingExtraError, PlatformError, ServiceError, Servic
 from stoker.platforms.log_files import take_lines
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
-from stoker.repeat import READ_AGAIN_SECONDS, ResultT, Suppressed, repeated
+from stoker.repeat import (
+    READ_AGAIN_SECONDS,
+    Clock,
+    ResultT,
+    Sleep,
+    Suppressed,
+    repeated,
+)
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -378,8 +385,8 @@ class ClusterApi:
         context: str | None = None,
         namespace: str | None = None,
         strict_tls: bool = False,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = time.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._context = context
         self._namespace = namespace

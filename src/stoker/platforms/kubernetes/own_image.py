@@ -1,13 +1,13 @@
 """The image of this process's own pod: which one a tag names now, as its node has pulled it."""
 
 import time
-from collections.abc import Callable
 
 from stoker.environment import OwnPod
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes.api import PODS, ClusterApi, text
 from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
+from stoker.repeat import Clock, Sleep
 
 # A container runs for some seconds before its node reports its image.
 _REPORT_SECONDS = 60.0
@@ -20,8 +20,8 @@ def own_image_digest(
     image: str,
     settings: KubernetesSettings,
     cluster: ClusterApi | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = time.monotonic,
+    sleep: Sleep = time.sleep,
 ) -> str:
     """Returns the digest of an image that this process's own pod runs.
 
