@@ -342,6 +342,9 @@ def training_words(training: Training) -> str:
         guessed = training.is_estimate
         promise = "" if predicted is None else f" (predicted {usd(predicted, is_estimate=guessed)})"
         more += f", {usd(training.spent_usd, is_estimate=guessed)} for the run{promise}"
+    if training.bad_samples:
+        noun = "bad sample" if training.bad_samples == 1 else "bad samples"
+        more += f"; {training.bad_samples:,} {noun}, listed in bad_samples.csv"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     kinds = (NOT_COMPARABLE, UNHELPED)
     more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(kinds))

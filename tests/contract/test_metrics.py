@@ -31,6 +31,7 @@ NAMES = {
     "stoker_wait_seconds": "counter",
     "stoker_compute_seconds": "counter",
     "stoker_epochs_begun": "counter",
+    "stoker_bad_samples": "counter",
     "stoker_epoch_start_wait_seconds": "counter",
     "stoker_between_epochs_seconds": "counter",
     "stoker_feed_queue_batches": "gauge",

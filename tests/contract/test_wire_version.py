@@ -26,9 +26,9 @@ from stoker.feed.wire.codec import Tag
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 6,
-    "messages": "9eb61a0379a6e501",
+    "messages": "c7d7e3c10d98ebb6",
     "trees": "068c33ab6c255c3a",
-    "pickles": "7e950c2267179b3b",
+    "pickles": "5d4d7669f102c5f8",
 }
 
 UNIONS = {

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
+from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
+from stoker.feed.bad_samples import FILE_OF_RANK, BadSampleFile, BadSamples, BadSamplesState
 from stoker.feed.data_worker import is_worker
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
+from stoker.feed.wire.protocol import BadSample
 from stoker.logs import EventName, Log
 
 if TYPE_CHECKING:
@@ -93,6 +96,8 @@ class LoaderState(TypedDict):
     seeding: NotRequired[str]
     # With `feed.balance: cost`.
     costs: NotRequired["CostsState"]
+    # With `feed.on_error`.
+    bad_samples: NotRequired[BadSamplesState]
 
 
 class Rewind:
@@ -243,6 +248,7 @@ class LoaderBooks:
             nothing.
         num_changes: Epochs in which it did, later.
         costs: What samples cost, if they are dealt to the ranks by it.
+        bad: Its bad samples, if these are skipped or replaced.
         seeding: Of the run whose state was loaded; None: none was.
     """
 
@@ -257,6 +263,7 @@ class LoaderBooks:
     num_tried: int = 0
     num_changes: int = 0
     costs: "SampleCosts | None" = None
+    bad: BadSamples | None = None
     seeding: str | None = None
     life: LoaderLife = field(default_factory=LoaderLife)
 
@@ -403,6 +410,9 @@ class TrainerProcess:
     said_unsent: bool = False
     # Numbers of loaders whose samples are not dealt by cost.
     said_unbalanced: set[int] = field(default_factory=set)
+    # Bad samples of all loaders.
+    num_bad: int = 0
+    _bad_file: BadSampleFile | None = None
     # Why data hosts did not help: of loaders that were placed here, and of hosts.
     made_here: list[str] = field(default_factory=list)
     # Of these, the reasons of loaders that cannot be sent.
@@ -461,6 +471,54 @@ class TrainerProcess:
 
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
         return self._books.get(id(loader))
+
+    def list_bad(
+        self,
+        bad: Sequence[BadSample],
+        *,
+        epoch: int,
+        batch_number: int,
+        maker: tuple[str, int],
+    ) -> None:
+        """Lists bad samples of a batch, and says so at the first ones.
+
+        Args:
+            epoch: Of the loader.
+            maker: Host and number of the worker that made the batch.
+        """
+        settings = self.settings
+        log = Log(run=settings.run_id, host=settings.host)
+        if not self.num_bad:
+            first = bad[0]
+            done = f"{first.replaced_by} is in its place" if first.replaced_by else "left out"
+            log.event(
+                EventName.SAMPLE_BAD,
+                rank=settings.rank,
+                text=f"sample {first.index} cannot be made ({first.error}: {first.text}): {done}; "
+                f"further ones are in {BAD_SAMPLES_FILE}",
+            )
+        self.num_bad += len(bad)
+        if settings.output is None:
+            return
+        if self._bad_file is None:
+            path = settings.output / FILE_OF_RANK.format(rank=settings.rank)
+            self._bad_file = BadSampleFile(path, rank=settings.rank)
+        try:
+            self._bad_file.add(bad, epoch=epoch, batch_number=batch_number, maker=maker)
+        except OSError as err:
+            log.event(EventName.FEED_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
+
+    def check_bad(self, counts: BadSamples, *, epoch: int, is_over: bool) -> None:
+        """Raises FeedError if a loader has more bad samples than `feed.max_errors` allows."""
+        settings = self.settings
+        file = "" if settings.output is None else f", listed in {BAD_SAMPLES_FILE}"
+        error = counts.error(
+            settings.feed.max_errors,
+            where=f"rank {settings.rank}, epoch {epoch}{file}",
+            is_over=is_over,
+        )
+        if error is not None:
+            raise error
 
     def say_unbalanced(self, loader: "DataLoader[object]", *, why: str) -> None:
         """Says once why the samples of a loader are not dealt to the ranks by their cost."""

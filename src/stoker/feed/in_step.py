@@ -18,6 +18,7 @@ from stoker.feed.changes import Depth, Watch, forget, making, path_of_waiting
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.iterators import TrainerMaker
 from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.tolerance import OnError
 from stoker.records import FeedSettings
 
 # A replay buffer, a curriculum, a sampler that follows the loss change with the first step.
@@ -45,9 +46,16 @@ class InStep:
     """
 
     def __init__(
-        self, loader: "DataLoader[object]", books: LoaderBooks, *, seeding: Seeding, say: Say
+        self,
+        loader: "DataLoader[object]",
+        books: LoaderBooks,
+        *,
+        seeding: Seeding,
+        say: Say,
+        on_error: OnError,
     ) -> None:
         """Args: say: Takes why a loader is made here, the path, and whether it is for good."""
+        self._on_error: OnError = on_error
         self.place: InStepPlace = "fed"
         self._loader = loader
         self._books = books
@@ -129,7 +137,7 @@ class InStep:
 
     def _made(self, numbered: Numbered) -> object:
         if self._maker is None:
-            self._maker = TrainerMaker(self._loader, self._seeding)
+            self._maker = TrainerMaker(self._loader, self._seeding, on_error=self._on_error)
         return self._maker.make(numbered)
 
     def turn(self, path: str) -> None:

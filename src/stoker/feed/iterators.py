@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from stoker.feed.bad_samples import BadSamples
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
@@ -28,6 +29,8 @@ from stoker.feed.loader_state import seeding_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
+from stoker.feed.tolerance import OnError, ToleratedBatch, TorchsFetcher, tolerate
+from stoker.feed.wire.protocol import BadSample
 
 if TYPE_CHECKING:
     from stoker.feed.wire.dataset import StartMethod
@@ -54,11 +57,15 @@ class Epoch:
         self.num_workers = max(1, loader.num_workers)
         self._process = process
         self._books = process.books(loader)
+        settings = process.settings
+        is_map_style = loader._dataset_kind == _DatasetKind.Map
+        self.on_error: OnError = settings.feed.on_error if is_map_style else "raise"
+        if self.on_error != "raise" and self._books.bad is None:
+            self._books.bad = BadSamples()
         self.order = SamplerOrder(loader, self._books, is_inline=is_inline, is_fed=is_fed)
         is_many = loader._auto_collation and makes_many(loader.dataset)
         if seeding == "sample" and not is_many:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
-        settings = process.settings
         self._replica = settings.feed.replica(settings.rank)
         self.id = -1
         usage = process.timeline.usage
@@ -76,6 +83,8 @@ class Epoch:
         self.number = self.order.position.epoch
         self._next_batch_number = self.order.position.first
         self._sizes: deque[int] = deque()
+        self._num_taken = self._next_batch_number
+        self._bad_now: tuple[BadSample, ...] = ()
         # Of batches on their way, where costs of samples are measured.
         self._indices: deque[object] = deque()
         self.steps: Steps = self._process.timeline.epoch(
@@ -110,12 +119,20 @@ class Epoch:
             batch = next_batch()
         except StopIteration:
             self.steps.end()
+            self._check_bad(is_over=True)
             raise
         except BaseException:
             # In place of a batch, whose size is skipped.
             self._next_size()
             raise
-        self.steps.got(self._next_size())
+        maker = (self._process.settings.host, -1)
+        if isinstance(batch, ToleratedBatch):
+            self.note_bad(batch.bad, maker)
+            batch = batch.batch
+        size = self._next_size()
+        self.steps.got(size)
+        if self.on_error != "raise":
+            self._judge(size)
         usage = self._process.timeline.usage
         if usage is not None:
             usage.saw(batch)
@@ -132,9 +149,29 @@ class Epoch:
         """Notes what the samples of the next batch cost, before the script gets it."""
         costs = self._books.costs
         if costs is not None and self._indices:
-            costs.note(cast("Iterable[object]", self._indices[0]), sizes)
+            skipped = {one.place for one in self._bad_now if not one.replaced_by}
+            indices = enumerate(cast("Iterable[object]", self._indices[0]))
+            costs.note((index for place, index in indices if place not in skipped), sizes)
+
+    def note_bad(self, bad: tuple[BadSample, ...], maker: tuple[str, int]) -> None:
+        """Lists the bad samples of the next batch, before the script gets it."""
+        self._bad_now = bad
+        self._process.list_bad(bad, epoch=self.number, batch_number=self._num_taken, maker=maker)
+
+    def _judge(self, samples: int) -> None:
+        """Counts a batch's samples and bad ones; raises FeedError if these are too many."""
+        counts = self._books.bad
+        if counts is not None:
+            counts.count(self._bad_now, samples=samples)
+            self._bad_now = ()
+            self._check_bad()
+
+    def _check_bad(self, *, is_over: bool = False) -> None:
+        if self._books.bad is not None:
+            self._process.check_bad(self._books.bad, epoch=self.number, is_over=is_over)
 
     def _next_size(self) -> int:
+        self._num_taken += 1
         if self._indices:
             self._indices.popleft()
         return self._sizes.popleft() if self._sizes else 0
@@ -221,7 +258,9 @@ class CountedIterator:
 class TrainerMaker:
     """Maker of batches in the trainer's process, as torch's iterator without workers makes them."""
 
-    def __init__(self, loader: "DataLoader[object]", seeding: Seeding) -> None:
+    def __init__(
+        self, loader: "DataLoader[object]", seeding: Seeding, *, on_error: OnError = "raise"
+    ) -> None:
         self._seeding = seeding
         fetcher: Fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             loader._dataset_kind,
@@ -230,10 +269,13 @@ class TrainerMaker:
             loader.collate_fn,
             loader.drop_last,
         )
+        self._fetcher = fetcher
         if seeding != "torch":
             roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-            fetcher = PreservingFetcher(fetcher, Seeder(roots, num_workers=None, seeding=seeding))
-        self._fetcher = fetcher
+            seeder = Seeder(roots, num_workers=None, seeding=seeding)
+            self._fetcher = PreservingFetcher(fetcher, seeder)
+        if loader._dataset_kind == _DatasetKind.Map:
+            tolerate(cast("TorchsFetcher", fetcher), on_error)
 
     def make(self, numbered: Numbered) -> object:
         before, _here.is_making = _is_making_here(), True
@@ -303,30 +345,44 @@ class SeedingInit:
     With `num_workers` 0, which the script has, `get_worker_info()` is None from then on.
     """
 
-    def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
+    def __init__(
+        self,
+        user: WorkerInit | None,
+        seeding: Seeding,
+        *,
+        num_workers: int,
+        on_error: OnError = "raise",
+    ) -> None:
         self.user = user
         self.seeding = seeding
         self.num_workers = num_workers
+        self.on_error: OnError = on_error
 
     def __call__(self, worker_id: int) -> None:
         if self.user is not None:
             self.user(worker_id)
         if not self.num_workers:
             hide_worker()
-        if self.seeding == "torch":
+        if self.seeding == "torch" and self.on_error == "raise":
             return
         create = _DatasetKind.create_fetcher
 
-        def create_seeded(*args: object) -> SeededFetcher:
+        def create_seeded(*args: object) -> Fetcher:
+            fetcher = create(*args)  # type: ignore[no-untyped-call]
+            seeded: Fetcher = fetcher
+            if self.seeding != "torch":
+                seeded = SeededFetcher(fetcher, seeder_of(*args))
+            tolerate(fetcher, self.on_error)
+            return seeded
+
+        def seeder_of(*args: object) -> Seeder:
             _, dataset, _, collate_fn, _ = args
-            seeder = Seeder(
+            return Seeder(
                 {"dataset": dataset, "collate_fn": collate_fn},
                 num_workers=self.num_workers or None,
                 seeding=self.seeding,
                 warns=worker_id == 0,
             )
-            fetcher = create(*args)  # type: ignore[no-untyped-call]
-            return SeededFetcher(fetcher, seeder)
 
         # In the worker's process, whose loop asks for the fetcher right after this.
         _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]
@@ -350,10 +406,13 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         self._epoch = epoch
         super().__init__(loader)
         self._ask_sampler_again()
+        fetcher = self._dataset_fetcher
         if epoch.seeding != "torch":
             roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
             seeder = Seeder(roots, num_workers=None, seeding=epoch.seeding)
-            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, seeder)
+            self._dataset_fetcher = PreservingFetcher(fetcher, seeder)
+        if self._dataset_kind == _DatasetKind.Map:
+            tolerate(fetcher, epoch.on_error)
         weakref.finalize(self, epoch.end_in_finalizer)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
@@ -387,10 +446,14 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
     # torch stores the loader's function here, and passes this attribute to its workers.
     @property
     def _worker_init_fn(self) -> WorkerInit | None:
-        if self._epoch.seeding == "torch":
+        epoch = self._epoch
+        if epoch.seeding == "torch" and epoch.on_error == "raise":
             return self._user_init
         return SeedingInit(
-            self._user_init, self._epoch.seeding, num_workers=self._epoch.num_workers
+            self._user_init,
+            epoch.seeding,
+            num_workers=epoch.num_workers,
+            on_error=epoch.on_error,
         )
 
     @_worker_init_fn.setter

@@ -227,6 +227,8 @@ def state_of(
     state = _state(loader, process, parts, books, now)
     if books.costs is not None:
         state["costs"] = books.costs.state()
+    if books.bad is not None:
+        state["bad_samples"] = books.bad.state(is_held=num_held > 0)
     if position is not None and (is_under_way or not position.is_over):
         if position.rewind is not None:
             position.rewind.show_drawn(parts.generators, now)

@@ -26,6 +26,7 @@ from stoker.feed.iterators import (
 )
 from stoker.feed.planned_workers import PlannedIterator
 from stoker.feed.short_loaders import LoaderLine
+from stoker.feed.tolerance import check_on_error
 from stoker.feed.unfed import is_released, say_made_here
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.shared_memory import SharedMemoryError
@@ -47,10 +48,13 @@ def placed_iterator(
     """Returns a new iterator for `loader`, over the feed or torch's own.
 
     Raises:
+        UsageError: If bad samples of the dataset cannot be treated as `feed.on_error` says.
         ShippingError: If the dataset cannot be sent to the data hosts, and may not be made here.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
     books = process.books(loader)
+    is_map_style = loader._dataset_kind == _DatasetKind.Map
+    check_on_error(loader.dataset, process.settings.feed.on_error, is_map_style=is_map_style)
     if not books.placement.is_fed:
         # Neither data hosts nor a plan's workers may make it ahead.
         return torch_iterator(loader, process)

@@ -111,7 +111,13 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self._ahead: _Ahead | None = None
         numbered = partial(self._epoch.numbered, self._base_seed)
         self._indices: Iterator[Numbered] = map(numbered, self._sampler_iter)
-        self._in_step = InStep(loader, process.books(loader), seeding=seeding, say=say)
+        self._in_step = InStep(
+            loader,
+            process.books(loader),
+            seeding=seeding,
+            say=say,
+            on_error=self._epoch.on_error,
+        )
         self._in_step.begin(is_stream=False)
         weakref.finalize(self, _end, self._epoch)
 
@@ -161,7 +167,9 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
             generator=torch.Generator(),
             pin_memory=self._pin_memory,
             _index_sampler=(),
-            worker_init_fn=SeedingInit(user, self._epoch.seeding, num_workers=0),
+            worker_init_fn=SeedingInit(
+                user, self._epoch.seeding, num_workers=0, on_error=self._epoch.on_error
+            ),
             in_order=True,
         )
 

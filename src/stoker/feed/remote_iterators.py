@@ -93,7 +93,13 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._begin()
         # After it: data hosts get the spec meanwhile, and nothing is asked for before `next`.
         if stay_here is not None:
-            self._in_step = InStep(loader, books, seeding=self._seeding, say=stay_here)
+            self._in_step = InStep(
+                loader,
+                books,
+                seeding=self._seeding,
+                say=stay_here,
+                on_error=self._epoch.on_error,
+            )
             self._in_step.begin(is_stream=self._spec.is_iterable)
             # Those of a stream follow from each other: one process makes them.
             may_make = self._in_step.may_make_meanwhile(process.settings.feed)
@@ -208,6 +214,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _fed_data(self) -> object:
         outcome = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
+        if outcome.bad:
+            self._epoch.note_bad(outcome.bad, outcome.maker)
         if outcome.sizes:
             self._epoch.measured(outcome.sizes)
         if self._may_pin:
@@ -324,6 +332,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         settings=InheritedSettings.of_this_process(),
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
+        on_error="raise" if is_iterable else process.settings.feed.on_error,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
+from stoker.feed.bad_samples import BadSamples
 from stoker.feed.balance import SampleCosts, balanced
 from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.interrupts import is_of_signal_handler
@@ -66,6 +67,8 @@ class SamplerOrder:
         books.loaded = None
         if self._costs is not None:
             _begin_costs(self._costs, state)
+        if books.bad is not None:
+            _begin_bad(books.bad, state)
         self._draws_seed = False
         # With workers torch makes an iterator of the sampler twice, unless one is used again.
         self._iters_left = 2 if self._has_workers and not again else 1
@@ -214,6 +217,13 @@ def _begin_costs(costs: SampleCosts, state: LoaderState | None) -> None:
         costs.load(state["costs"])
     if state is None or state["begun"] is None:
         costs.exchange()
+
+
+def _begin_bad(counts: BadSamples, state: LoaderState | None) -> None:
+    if state is not None and "bad_samples" in state:
+        counts.load(state["bad_samples"])
+    if state is None or state["begun"] is None:
+        counts.begin()
 
 
 class _Draws:

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Literal, TypeVar, cast
 
 import msgspec
@@ -103,6 +103,9 @@ class OneByOne:
     def __getitem__(self, index: object) -> object:
         sample: object = self._dataset[index]  # type: ignore[index]
         return sample
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._dataset))
 
 
 class Occurrences:

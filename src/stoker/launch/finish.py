@@ -27,6 +27,7 @@ from stoker.failure_reasons import (
     without_events,
     words_of_feed,
 )
+from stoker.feed.bad_samples import join_files
 from stoker.feed.rank_reports import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE
@@ -198,6 +199,7 @@ def _facts(
             all_batches=all_batches(output, progress) or steps or 0,
         ),
         is_unfed=outcome.is_unfed,
+        bad_samples=_bad_samples(output, progress, run.log),
         metrics=_metrics(settings, output, run.log),
         lineage=Lineage(
             inputs=dict(seen.inputs),
@@ -208,6 +210,17 @@ def _facts(
         release_seconds=coordinator.release_seconds if coordinator else None,
         events=(*seen.events, *(coordinator.events if coordinator else ())),
     )
+
+
+def _bad_samples(output: Path, progress: Mapping[int, Progress], log: Log) -> int:
+    """Joins the lists of this host's ranks; returns the bad samples of all ranks."""
+    listed = 0
+    try:
+        listed = join_files(output)
+    except (OSError, ValueError) as err:
+        log.event(EventName.FEED_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
+    # Ranks of other hosts report theirs; without a data group nobody reports.
+    return max(listed, sum(report.bad_samples for report in progress.values()))
 
 
 def _fed_hosts(settings: ProcessSettings, topology: Topology) -> dict[str, tuple[str, ...]]:

@@ -48,6 +48,7 @@ _OF_LEADER = (
         "metrics",
         "steps",
         "is_unfed",
+        "bad_samples",
         "data_group_release_seconds",
         "events",
     ),
@@ -398,6 +399,8 @@ class Training(Record, frozen=True, kw_only=True):
         is_unfed: Whether data hosts were planned, and no batch came from them, as none could. The
             run has failed for it, unless `feed.unshippable: local` wants it made on the trainer's
             host.
+        bad_samples: Samples that were skipped or replaced, by `feed.on_error`; listed in
+            `bad_samples.csv` beside the record.
         unfetched: Address of the leader's outputs if they could not be read: what was measured is
             not known. `stoker evaluate` reads them again.
         not_numbers: Metrics and hyperparameters that are NaN, Infinity or -Infinity, and null
@@ -435,6 +438,7 @@ class Training(Record, frozen=True, kw_only=True):
     is_estimate: bool = False
     spending: tuple[GroupSpending, ...] = ()
     is_unfed: bool = False
+    bad_samples: NonNegativeInt = 0
     unfetched: str | None = None
     not_numbers: dict[str, str] | None = None
 
@@ -710,6 +714,7 @@ class TrainingFacts:
     mlflow_run_id: str | None = None
     steps: int | None = None
     is_unfed: bool = False
+    bad_samples: int = 0
     unfetched: str | None = None
 
 
@@ -748,6 +753,7 @@ def training_record(facts: TrainingFacts) -> Training:
         metrics=dict(inside.metrics),
         steps=inside.steps,
         is_unfed=inside.is_unfed,
+        bad_samples=inside.bad_samples,
         unfetched=facts.unfetched,
         model_uri=facts.model_uri,
         model_copy_uri=facts.model_copy_uri,

@@ -233,6 +233,13 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             that all ranks have about the same bytes to train on, where samples differ in length;
             for loaders with workers and a sampler that all ranks can see. None: as the script's
             sampler does.
+        on_error: What happens with a sample whose `__getitem__` raises. raise: the training gets
+            the error; skip: the batch is one sample shorter; replace: another sample is in its
+            place, drawn from its index. The same on any host. Errors of a host (a full disk,
+            memory, a network) and of `collate_fn` are raised in any case.
+        max_errors: With `on_error`, how many bad samples of an epoch a rank accepts before the
+            training fails: a number, or below 1 a share of the epoch's samples, judged from 100
+            samples on. More than 1 in 100 is hardly ever a damaged file here and there.
         model_parallel_size: Ranks per replica of the model, which get the same batches.
         replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
@@ -280,6 +287,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     seeding: Literal["batch", "sample", "torch"] = "batch"
     split_batches: Literal["auto"] | bool = "auto"
     balance: Literal["cost"] | None = None
+    on_error: Literal["raise", "skip", "replace"] = "raise"
+    max_errors: PositiveFloat = 0.01
     model_parallel_size: PositiveInt = 1
     replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 60.0

@@ -76,6 +76,7 @@ _WARNINGS = (
     EventName.NO_PROGRESS,
     EventName.PINNING_FAILED,
     EventName.RECORD_WRITE_FAILED,
+    EventName.SAMPLE_BAD,
     EventName.TOKEN_EXPOSED,
 )
 # Events whose text is shown as a note: no action is needed.

@@ -271,6 +271,7 @@ class Outbox:
                 digest=result.digest,
                 state=result.state,
                 sizes=result.sizes,
+                bad=result.bad,
             )
             self._send_batch(request, batch, result)
 

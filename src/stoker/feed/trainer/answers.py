@@ -232,7 +232,8 @@ class Answers:
             allow_pickle=self._accepts_pickles,
             keeps_block=session.keeps_blocks,
         )
-        outcome.sizes = made.sizes
+        outcome.sizes, outcome.bad = made.sizes, made.bad
+        outcome.maker = (link.member.host, made.worker)
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
         with self._shared.lock:
             if session.epoch_id != made.epoch_id or not session.is_busy:
@@ -464,7 +465,8 @@ class LocalAnswers:
                 allow_pickle=True,
                 keeps_block=session.keeps_blocks,
             )
-            outcome.sizes = result.sizes
+            outcome.sizes, outcome.bad = result.sizes, result.bad
+            outcome.maker = (self._host, result.worker)
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
                 session.deliver(batch_number, outcome, is_final=result.is_final)

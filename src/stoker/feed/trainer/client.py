@@ -20,7 +20,7 @@ import zmq
 from stoker.environment import ProcessSettings
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory, why_unfed
-from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
+from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, known_process
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
@@ -528,7 +528,14 @@ class IoThread:
             states, self._ended = self._ended, []
             states += map(self._state, self._shared.sessions.values())
             feed = self._observer.tell(states)
-        self._coordinator.send(protocol.Progress(rank=self._settings.rank, feed=feed, **sums))
+        process = known_process()
+        progress = protocol.Progress(
+            rank=self._settings.rank,
+            bad_samples=0 if process is None else process.num_bad,
+            feed=feed,
+            **sums,
+        )
+        self._coordinator.send(progress)
 
     def _state(self, session: FeedSession) -> SessionState:
         return session.schedule.observe(own_host=self._settings.host, now=time.monotonic())

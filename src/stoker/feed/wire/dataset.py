@@ -187,6 +187,7 @@ class DatasetSpec:
             it is None then, as in a script without workers.
         has_workers: Whether the script asked for any.
         start_method: How torch would start the loader's workers.
+        on_error: What is done with a sample that the dataset cannot make.
     """
 
     dataset: object
@@ -200,6 +201,7 @@ class DatasetSpec:
     drop_last: bool = False
     start_method: StartMethod = "fork"
     settings: InheritedSettings = field(default_factory=InheritedSettings)
+    on_error: Literal["raise", "skip", "replace"] = "raise"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 States = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 # 8 bytes for each sample of a batch.
 Sizes = Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
+ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
@@ -275,6 +276,7 @@ class Progress(Message, frozen=True, kw_only=True):
         begins: Epochs that began after another one.
         first_wait_seconds: Waits for their first batches.
         between_seconds: From the last steps of epochs to the requests for these batches.
+        bad_samples: Samples that were skipped or replaced.
     """
 
     rank: Count
@@ -288,6 +290,7 @@ class Progress(Message, frozen=True, kw_only=True):
     begins: Count = 0
     first_wait_seconds: float = 0.0
     between_seconds: float = 0.0
+    bad_samples: Count = 0
     feed: FeedWork | None = None
 
 
@@ -438,11 +441,33 @@ class Make(OfBatch, frozen=True, kw_only=True):
     stream: Stream | None = None
 
 
+class BadSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sample that its dataset could not make.
+
+    Attributes:
+        place: Of the sample in its batch.
+        index: What the sampler gave, as text; cut, like the others.
+        error: Class of the exception.
+        text: Of the exception.
+        replaced_by: Index of the sample in its place; empty: the batch is one shorter.
+    """
+
+    place: Count = 0
+    index: ShortText
+    error: ShortText
+    text: ShortText
+    replaced_by: ShortText = ""
+
+    def at(self, place: int) -> "BadSample":
+        return msgspec.structs.replace(self, place=place)
+
+
 class Made(OfBatch, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     `digest` is of all batches of its stream in this epoch, `state` the random states at its
-    beginning. `sizes` are the bytes of its samples (balance.sizes_of), if the session balances.
+    beginning. `sizes` are the bytes of its samples (balance.sizes_of), if the session balances;
+    `bad` are those that were skipped or replaced.
     """
 
     tree: bytes
@@ -453,6 +478,7 @@ class Made(OfBatch, frozen=True, kw_only=True):
     digest: Count = 0
     state: States = b""
     sizes: Sizes = b""
+    bad: Annotated[tuple[BadSample, ...], msgspec.Meta(max_length=1 << 20)] = ()
 
 
 class Ended(OfBatch, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire.protocol import Make
+from stoker.feed.wire.protocol import BadSample, Make
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -62,7 +62,7 @@ class SlotClosed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """A batch, in that slot (-1: it has no payload); `sizes` as in `protocol.Made`."""
+    """A batch, in that slot (-1: it has no payload); `sizes` and `bad`: `protocol.Made`."""
 
     slot: int
     tree: bytes
@@ -72,6 +72,7 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     digest: int = 0
     state: bytes = b""
     sizes: bytes = b""
+    bad: tuple[BadSample, ...] = ()
 
 
 class End(msgspec.Struct, frozen=True, tag=True):

@@ -25,7 +25,7 @@ from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.wire.protocol import BadSample, Make, Stream
 from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
 from stoker.feed.workers.stacks import stacks_of
@@ -115,7 +115,7 @@ class Result:
         digest, state: Of a shard, as in `protocol.Made`.
         is_end: The shard has no batch there.
         is_final: The shard raised and cannot continue.
-        sizes: As in `protocol.Made`.
+        sizes, bad: As in `protocol.Made`.
     """
 
     job: WorkerJob
@@ -132,6 +132,7 @@ class Result:
     is_end: bool = False
     is_final: bool = False
     sizes: bytes = b""
+    bad: tuple[BadSample, ...] = ()
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
@@ -228,7 +229,7 @@ class WorkerEnd:
         result = self._finish()
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
-        result.sizes = batch.sizes
+        result.sizes, result.bad = batch.sizes, batch.bad
         # Errors do not reset it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:

@@ -5,18 +5,13 @@ their own, so that a worker may make some samples of a batch, and knows which on
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 from stoker.feed import seeding
 from stoker.feed.seeding import Seeder
+from stoker.feed.tolerance import ManySamples, TolerantCollate, TolerantDataset
 from stoker.feed.wire.dataset import DatasetSpec
-from stoker.feed.wire.protocol import Make
-
-
-class _ManySamples(Protocol):
-    """A dataset that makes all samples of a batch in one call."""
-
-    def __getitems__(self, indices: object, /) -> object: ...
+from stoker.feed.wire.protocol import BadSample, Make
 
 
 class SampleMaker:
@@ -29,6 +24,12 @@ class SampleMaker:
     def __init__(self, spec: DatasetSpec, *, seeder: Seeder | None) -> None:
         self._dataset = spec.dataset
         self._collate_fn = spec.collate_fn
+        self._tolerant: TolerantCollate | None = None
+        if spec.on_error != "raise":
+            self._dataset = dataset = TolerantDataset(spec.dataset, spec.on_error)
+            self._collate_fn = self._tolerant = TolerantCollate(
+                spec.collate_fn, dataset, is_batched=spec.auto_collation
+            )
         self._is_batched = spec.auto_collation
         self._each = seeder if seeder is not None and seeder.seeds_each else None
         # `Subset` has `__getitems__`, and asks its dataset one by one where that has none.
@@ -37,12 +38,17 @@ class SampleMaker:
         )
         self.at: object = None
 
+    @property
+    def bad(self) -> tuple[BadSample, ...]:
+        """The samples of the last batch that were skipped or replaced."""
+        return () if self._tolerant is None else self._tolerant.bad
+
     def batch(self, order: Make, index: object) -> object:
         """Returns the whole batch of an order; `index` is what the sampler gave."""
         if not self._is_batched:
             return self.collate(self._lone_sample(order, index), order)
         if self._is_one_call:
-            dataset = cast("_ManySamples", self._dataset)
+            dataset = cast("ManySamples", self._dataset)
             return self.collate(dataset.__getitems__(index), order)
         indices = list(cast("Iterable[object]", index))
         return self.collate(self.samples(order, indices, 0, len(indices)), order)

@@ -15,7 +15,7 @@ from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
-from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.wire.protocol import BadSample, Make, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
 from stoker.feed.workers.pipe import End, Error
 from stoker.feed.workers.slots import Slots
@@ -187,6 +187,10 @@ class ShardSource:
     def sizes(self) -> bytes:
         # Ranks have streams of their own.
         return b""
+
+    def bad(self) -> tuple[BadSample, ...]:
+        # No place of a stream can be left out: the generator has ended.
+        return ()
 
     def failed(self, err: Exception) -> Error:
         self._note_error(err)

@@ -28,7 +28,7 @@ from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
 from stoker.feed.wire.host_errors import place_of, words_of_error
-from stoker.feed.wire.protocol import Make
+from stoker.feed.wire.protocol import BadSample, Make
 from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.pipe import Batch, End, Error, LastWords, Pipe, Reuse, Up, pack, to_worker
@@ -192,6 +192,7 @@ def answer(order: Make, slots: Slots, source: "Source") -> Batch | Error | End:
         digest=digest,
         state=state,
         sizes=source.sizes(),
+        bad=source.bad(),
     )
 
 
@@ -206,6 +207,9 @@ class Source(Protocol):
 
     def sizes(self) -> bytes:
         """Returns the bytes of the last batch's samples, where they are measured."""
+
+    def bad(self) -> tuple[BadSample, ...]:
+        """Returns the samples of the last batch that were skipped or replaced."""
 
     def failed(self, err: Exception) -> Error:
         """Returns the answer for what `make` raised."""
@@ -226,6 +230,9 @@ class BrokenSource:
 
     def sizes(self) -> bytes:
         return b""
+
+    def bad(self) -> tuple[BadSample, ...]:
+        return ()
 
     def failed(self, err: Exception) -> Error:
         return self._error
@@ -300,6 +307,9 @@ class IndexedSource:
     def sizes(self) -> bytes:
         collate_fn = self._spec.collate_fn
         return collate_fn.sizes if isinstance(collate_fn, MeasuringCollate) else b""
+
+    def bad(self) -> tuple[BadSample, ...]:
+        return self._maker.bad
 
     def failed(self, err: Exception) -> Error:
         at = self._maker.at

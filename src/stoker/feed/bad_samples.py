@@ -1,0 +1,162 @@
+"""The bad samples of a trainer process: counted, written to a file, and too many of them an error.
+
+Only those of batches that the script gets are noted, so each is noted once, in order.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+from stoker.errors import FeedError
+from stoker.feed.wire.protocol import BadSample
+
+# The leader joins those of the ranks of its host.
+FILE = "bad_samples.csv"
+FILE_OF_RANK = "bad_samples-rank{rank}.csv"
+COLUMNS = (
+    "epoch",
+    "batch_number",
+    "rank",
+    "place",
+    "index",
+    "error",
+    "text",
+    "replaced_by",
+    "host",
+    "worker",
+)
+# Further ones are only counted.
+MAX_ROWS = 10_000
+# A share of fewer samples says nothing.
+_MIN_SAMPLES = 100
+_MAX_NAMED = 5
+
+
+class BadSamplesState(TypedDict):
+    """Bad samples in a loader's state: of all epochs, and of the one that it is in."""
+
+    total: int
+    of_epoch: int
+    samples: int
+
+
+@dataclass(slots=True)
+class BadSamples:
+    """Bad samples of one loader of this process.
+
+    Attributes:
+        total: Of all epochs.
+        of_epoch: Of the current one.
+        samples: That the script got, or lost, in the current epoch.
+    """
+
+    total: int = 0
+    of_epoch: int = 0
+    samples: int = 0
+    # Before the last batch.
+    _before: tuple[int, int, int] = (0, 0, 0)
+    _first: list[BadSample] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Begins an epoch."""
+        self.of_epoch = self.samples = 0
+        self._first.clear()
+
+    def state(self, *, is_held: bool) -> BadSamplesState:
+        """Returns what `load` takes; `is_held`: without the last batch, which comes again."""
+        now = (self.total, self.of_epoch, self.samples)
+        total, of_epoch, samples = self._before if is_held else now
+        return BadSamplesState(total=total, of_epoch=of_epoch, samples=samples)
+
+    def load(self, state: BadSamplesState) -> None:
+        """Goes on from a saved state, in its epoch."""
+        self.total, self.of_epoch = state["total"], state["of_epoch"]
+        self.samples = state["samples"]
+
+    def count(self, bad: Sequence[BadSample], *, samples: int) -> None:
+        """Counts a batch that had so many samples, with the bad ones."""
+        self._before = (self.total, self.of_epoch, self.samples)
+        self.samples += samples
+        self.total += len(bad)
+        self.of_epoch += len(bad)
+        self._first.extend(bad[: _MAX_NAMED - len(self._first)])
+
+    def error(self, most: float, *, where: str, is_over: bool) -> FeedError | None:
+        """Returns the error of too many bad samples; None: there are not too many.
+
+        Args:
+            most: `feed.max_errors`: a number, or below 1 a share of the epoch's samples.
+            where: The rank, and where the list of bad samples is.
+            is_over: The epoch has ended: a share counts, however few samples there were.
+        """
+        if most >= 1:
+            is_too_many = self.of_epoch > most
+        else:
+            is_enough = self.samples >= _MIN_SAMPLES or is_over
+            is_too_many = is_enough and self.of_epoch > most * self.samples
+        if not is_too_many:
+            return None
+        named = "; ".join(f"{one.index} ({one.error}: {one.text[:80]})" for one in self._first)
+        return FeedError(
+            f"{self.of_epoch} of {self.samples} samples of this epoch are bad, feed.max_errors is "
+            f"{most:g}: {named}",
+            where=where,
+            fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
+        )
+
+
+class BadSampleFile:
+    """The list of one rank's bad samples; a row each, written at once."""
+
+    def __init__(self, path: Path, *, rank: int) -> None:
+        self._path = path
+        self._rank = rank
+        self._num_rows = 0
+
+    def add(
+        self, bad: Iterable[BadSample], *, epoch: int, batch_number: int, maker: tuple[str, int]
+    ) -> None:
+        """Appends the bad samples of a batch; raises OSError if the file cannot be written.
+
+        Args:
+            maker: Host and number of the worker that made it; -1: it is not known.
+        """
+        host, worker = maker
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            if is_new:
+                rows.writerow(COLUMNS)
+            for one in bad:
+                if self._num_rows == MAX_ROWS:
+                    return
+                self._num_rows += 1
+                where = (epoch, batch_number, self._rank, one.place)
+                what = (one.index, one.error, one.text, one.replaced_by)
+                rows.writerow((*where, *what, host, worker if worker >= 0 else ""))
+
+
+def join_files(output: Path) -> int:
+    """Joins the lists of ranks into one file, in order, each sample once; returns its rows.
+
+    A rank that was started again from a state may have listed a batch before.
+    """
+    files = sorted(output.glob(FILE_OF_RANK.format(rank="*")))
+    if not files:
+        return 0
+    rows: dict[tuple[int, ...], list[str]] = {}
+    for path in files:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.reader(file):
+                # Not the head, nor the last line of a process that was killed.
+                if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
+                    rows[tuple(map(int, row[:4]))] = row
+    with (output / FILE).open("w", newline="", encoding="utf-8") as file:
+        written = csv.writer(file)
+        written.writerow(COLUMNS)
+        written.writerows(rows[key] for key in sorted(rows))
+    for path in files:
+        path.unlink()
+    return len(rows)

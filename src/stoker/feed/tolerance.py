@@ -1,0 +1,284 @@
+"""What `feed.on_error` does where a dataset raises: a sample is skipped, or replaced.
+
+Both wrap what makes a batch: a dataset whose samples may be bad, and a collate function that takes
+the bad ones out. What is done with a sample follows from its index alone, so a batch has the same
+bytes wherever it is made.
+"""
+
+import errno
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from stoker.errors import StokerError, UsageError
+from stoker.feed import why_unfed
+from stoker.feed.seeding import index_bytes
+from stoker.feed.why_unfed import Cause
+from stoker.feed.wire.host_errors import cause_on_host, errors_behind
+from stoker.feed.wire.protocol import BadSample
+
+OnError = Literal["raise", "skip", "replace"]
+
+_MAX_ATTEMPTS = 8
+_MAX_CHARACTERS = 200
+# Of the host, not of a sample; a file that is not there is the sample's.
+_HOST_NUMBERS = frozenset(
+    (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EAGAIN,
+        errno.EIO,
+        errno.ESTALE,
+    )
+)
+_SAMPLE_CAUSES = (Cause.MISSING_FILE, Cause.NO_RIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSample:
+    """What stands in the place of a bad sample until the batch is collated.
+
+    Attributes:
+        bad: What is known of it; its place follows.
+        sample: The one that replaces it, if `bad.replaced_by` names it.
+    """
+
+    bad: BadSample
+    index: object
+    sample: object = None
+
+
+def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) -> None:
+    """Raises UsageError if bad samples of this dataset cannot be skipped or replaced."""
+    name = type(dataset).__name__
+    where = f"feed.on_error: {on_error}"
+    if on_error != "raise" and not is_map_style:
+        raise UsageError(
+            f"{name} is an iterable dataset: after an error its iterator has ended",
+            where=where,
+            fix="catch the errors of single samples in its __iter__, or set feed.on_error: raise",
+        )
+    if on_error == "replace" and not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"{name} has no length, so no other sample can be drawn",
+            where=where,
+            fix="give it __len__, or set feed.on_error: skip",
+        )
+
+
+def is_samples_fault(err: Exception) -> bool:
+    """Returns whether an error of a dataset is a sample's, not its host's or its code's."""
+    side = why_unfed.of_worker("")
+    for error in errors_behind(err):
+        if isinstance(error, MemoryError | StokerError | ImportError):
+            return False
+        if isinstance(error, OSError) and error.errno in _HOST_NUMBERS:
+            return False
+        why = cause_on_host(error, side, raised="")
+        if why is not None and why.cause not in _SAMPLE_CAUSES:
+            return False
+    return True
+
+
+def replacement(index: object, attempt: int, *, length: int) -> int:
+    """Returns the index that replaces a bad one: drawn by BLAKE2b from that and the attempt."""
+    drawn = hashlib.blake2b(index_bytes(index), digest_size=8, person=b"stoker replace")
+    drawn.update(struct.pack("<Q", attempt))
+    return int.from_bytes(drawn.digest(), "little") % length
+
+
+class ManySamples(Protocol):
+    """A dataset that makes all samples of a batch in one call."""
+
+    def __getitems__(self, indices: object, /) -> object: ...
+
+
+class TolerantDataset:
+    """A dataset that gives a mark in the place of a sample that it cannot make.
+
+    It has `__getitems__` if the dataset has it: if one call for all samples raises, they are made
+    one by one.
+
+    Args:
+        dataset: Map-style; with `replace` it has a length.
+        on_error: `skip` or `replace`.
+    """
+
+    def __init__(self, dataset: object, on_error: OnError) -> None:
+        self._dataset = dataset
+        self._on_error = on_error
+
+    def __getattr__(self, name: str) -> object:
+        if name == "__getitems__" and getattr(self._dataset, "__getitems__", None):
+            return self._many
+        raise AttributeError(name)
+
+    def __getitem__(self, index: object) -> object:
+        try:
+            return self._sample(index)
+        except Exception as err:
+            if not is_samples_fault(err):
+                raise
+            if self._on_error == "skip":
+                return MarkedSample(_bad(index, err), index)
+            return self.replaced(index, err)
+
+    def replaced(self, index: object, err: Exception) -> MarkedSample:
+        """Returns the mark of a bad sample with the one that replaces it.
+
+        Raises:
+            Exception: The last error, if eight others are bad, too; the first one, if the dataset
+                has no length to draw another one from.
+        """
+        try:
+            length = len(cast("Sized", self._dataset))
+        except TypeError:
+            raise err from None
+        for attempt in range(_MAX_ATTEMPTS):
+            other = replacement(index, attempt, length=length)
+            try:
+                sample = self._sample(other)
+            except Exception as error:
+                if not is_samples_fault(error) or attempt == _MAX_ATTEMPTS - 1:
+                    raise
+                continue
+            return MarkedSample(_bad(index, err, replaced_by=str(other)), index, sample)
+        raise err
+
+    def _many(self, indices: Iterable[object]) -> object:
+        # It may be iterated over once.
+        listed = list(indices)
+        try:
+            return cast("ManySamples", self._dataset).__getitems__(listed)
+        except Exception as err:
+            if not is_samples_fault(err):
+                raise
+            return [self[index] for index in listed]
+
+    def _sample(self, index: object) -> object:
+        sample: object = self._dataset[index]  # type: ignore[index]
+        return sample
+
+
+class TolerantCollate:
+    """A collate function that takes bad samples out of a batch.
+
+    Where all samples are bad, the first one is replaced: each rank has as many batches as before.
+
+    Attributes:
+        bad: The bad samples of the last batch.
+    """
+
+    def __init__(
+        self, collate_fn: Callable[[object], object], dataset: TolerantDataset, *, is_batched: bool
+    ) -> None:
+        self._collate_fn = collate_fn
+        self._dataset = dataset
+        self._is_batched = is_batched
+        self.bad: tuple[BadSample, ...] = ()
+
+    def __call__(self, samples: object) -> object:
+        self.bad = ()
+        if not self._is_batched:
+            return self._collate_fn(self._lone(samples))
+        listed = cast("list[object]", samples)
+        if not any(type(sample) is MarkedSample for sample in listed):
+            return self._collate_fn(samples)
+        marks = [
+            MarkedSample(sample.bad.at(place), sample.index, sample.sample)
+            for place, sample in enumerate(listed)
+            if isinstance(sample, MarkedSample)
+        ]
+        if len(marks) == len(listed) and not any(mark.bad.replaced_by for mark in marks):
+            marks[0] = self._filled(marks[0])
+        self.bad = tuple(mark.bad for mark in marks)
+        left = iter(marks)
+        good: list[object] = []
+        for sample in listed:
+            if not isinstance(sample, MarkedSample):
+                good.append(sample)
+                continue
+            mark = next(left)
+            if mark.bad.replaced_by:
+                good.append(mark.sample)
+        return self._collate_fn(good)
+
+    def _lone(self, sample: object) -> object:
+        if not isinstance(sample, MarkedSample):
+            return sample
+        mark = sample if sample.bad.replaced_by else self._filled(sample)
+        self.bad = (mark.bad,)
+        return mark.sample
+
+    def _filled(self, mark: MarkedSample) -> MarkedSample:
+        # The original may not cross processes.
+        error = RuntimeError(f"sample {mark.bad.index}: {mark.bad.error}: {mark.bad.text}")
+        filled = self._dataset.replaced(mark.index, error)
+        bad = msgspec.structs.replace(mark.bad, replaced_by=filled.bad.replaced_by)
+        return MarkedSample(bad, mark.index, filled.sample)
+
+
+@dataclass(frozen=True, slots=True)
+class ToleratedBatch:
+    """A batch with its bad samples, on its way from a worker of torch's."""
+
+    batch: object
+    bad: tuple[BadSample, ...]
+
+    def pin_memory(self) -> "ToleratedBatch":
+        """Returns it with its batch pinned, as torch does with a batch."""
+        return ToleratedBatch(pin_memory(self.batch), self.bad)  # type: ignore[no-untyped-call]
+
+
+class TorchCollate:
+    """`TolerantCollate` for torch's own fetcher: the bad samples travel with the batch."""
+
+    def __init__(self, collate: TolerantCollate) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: object) -> object:
+        batch = self._collate(samples)
+        return ToleratedBatch(batch, self._collate.bad) if self._collate.bad else batch
+
+
+class TorchsFetcher(Protocol):
+    """Torch's fetcher of a map-style dataset."""
+
+    dataset: object
+    auto_collation: bool
+    collate_fn: Callable[[object], object]
+
+
+def tolerate(fetcher: TorchsFetcher, on_error: OnError) -> None:
+    """Has torch's fetcher skip or replace bad samples; its batches may be ToleratedBatch."""
+    if on_error == "raise":
+        return
+    fetcher.dataset = dataset = TolerantDataset(fetcher.dataset, on_error)
+    collate = TolerantCollate(fetcher.collate_fn, dataset, is_batched=fetcher.auto_collation)
+    fetcher.collate_fn = TorchCollate(collate)
+
+
+def _bad(index: object, err: Exception, *, replaced_by: str = "") -> BadSample:
+    try:
+        text = " ".join(str(err).split())
+    except Exception:
+        text = "its text cannot be shown"
+    # The same for 3, numpy.int64(3) and tensor(3): it depends on the sampler and on the wire.
+    plain = index.tolist() if isinstance(index, torch.Tensor | np.generic | np.ndarray) else index
+    return BadSample(
+        index=repr(plain)[:_MAX_CHARACTERS],
+        error=type(err).__name__[:_MAX_CHARACTERS],
+        text=text[:_MAX_CHARACTERS],
+        replaced_by=replaced_by,
+    )

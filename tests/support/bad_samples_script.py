@@ -1,0 +1,49 @@
+"""Reads a dataset of which some samples are bad, two epochs, and writes what it got.
+
+bad_samples_script.py FILE WORKERS [--kill]
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from stoker import DataLoader
+
+NUM_SAMPLES = 90
+BAD = (3, 4, 17, 40, 41, 42, 43, 88)
+
+
+class Damaged(Dataset):
+    """Draws random numbers, so that what a bad sample has drawn would show."""
+
+    def __init__(self, killed: str) -> None:
+        self.killed = killed
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = torch.rand(3)
+        if index == 50 and self.killed and not os.path.exists(self.killed):
+            Path(self.killed).touch()
+            os._exit(9)
+        if index in BAD:
+            raise ValueError(f"file {index}, damaged")
+        return index + noise
+
+
+def main() -> None:
+    file, workers = Path(sys.argv[1]), int(sys.argv[2])
+    killed = str(file.with_suffix(".killed")) if "--kill" in sys.argv else ""
+    torch.manual_seed(5)
+    loader = DataLoader(Damaged(killed), batch_size=4, shuffle=True, num_workers=workers)
+    batches = [batch.tolist() for _ in range(2) for batch in loader]
+    file.write_text(json.dumps(batches))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Bad samples are skipped or replaced, the same ones wherever a batch is made."""
+
+import csv
+import errno
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from stoker.environment import ProcessSettings
+from stoker.errors import FeedError, ShippingError, UsageError
+from stoker.feed.bad_samples import (
+    FILE,
+    FILE_OF_RANK,
+    MAX_ROWS,
+    BadSampleFile,
+    BadSamples,
+    join_files,
+)
+from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.placement import placed_iterator
+from stoker.feed.timeline import Timeline
+from stoker.feed.tolerance import (
+    MarkedSample,
+    TolerantCollate,
+    TolerantDataset,
+    is_samples_fault,
+    replacement,
+)
+from stoker.feed.wire.protocol import BadSample
+from stoker.records import FeedSettings
+
+
+class Numbers(Dataset):
+    def __init__(self, bad: tuple[int, ...], count: int = 20) -> None:
+        self.bad = bad
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in self.bad:
+            raise ValueError(f"cannot decode\nfile {index}")
+        return torch.tensor(float(index))
+
+
+class ManyNumbers(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def process_of(tmp_path, on_error: Any, **feed: Any) -> TrainerProcess:
+    settings = ProcessSettings(feed=FeedSettings(on_error=on_error, **feed), output=tmp_path)
+    return TrainerProcess(settings, Timeline(None))
+
+
+def values_of(loader: DataLoader, process: TrainerProcess) -> list[list[float]]:
+    iterator = placed_iterator(loader, process)
+    return [cast("torch.Tensor", batch).tolist() for batch in iterator]
+
+
+@pytest.mark.parametrize(
+    "kind", [Numbers, ManyNumbers, lambda bad: Subset(Numbers(bad), range(20))]
+)
+def test_a_bad_sample_is_left_out_and_listed(tmp_path, kind):
+    process = process_of(tmp_path, "skip", max_errors=3)
+    values = values_of(DataLoader(kind((3, 4, 11)), batch_size=4), process)
+    assert values == [[0, 1, 2], [5, 6, 7], [8, 9, 10], [12, 13, 14, 15], [16, 17, 18, 19]]
+    assert process.num_bad == 3
+    assert join_files(tmp_path) == 3
+    with (tmp_path / FILE).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["batch_number"], row["place"], row["index"]) for row in rows] == [
+        ("0", "3", "3"),
+        ("1", "0", "4"),
+        ("2", "3", "11"),
+    ]
+    assert rows[0]["text"] == "cannot decode file 3"
+    assert (rows[0]["error"], rows[0]["replaced_by"], rows[0]["rank"]) == ("ValueError", "", "0")
+
+
+@pytest.mark.parametrize("kind", [Numbers, ManyNumbers])
+def test_a_bad_sample_is_replaced_by_one_that_its_index_says(tmp_path, kind):
+    process = process_of(tmp_path, "replace", max_errors=3)
+    bad = (3, replacement(3, 0, length=20))
+    values = values_of(DataLoader(kind(bad), batch_size=20), process)
+    expected = [float(index) for index in range(20)]
+    expected[3] = float(replacement(3, 1, length=20))
+    other = bad[1]
+    expected[other] = float(
+        next(
+            found
+            for found in (replacement(other, attempt, length=20) for attempt in range(8))
+            if found not in bad
+        )
+    )
+    assert values == [expected]
+
+
+def test_where_all_samples_of_a_batch_are_bad_the_first_one_is_replaced(tmp_path):
+    process = process_of(tmp_path, "skip", max_errors=9)
+    values = values_of(DataLoader(Numbers((4, 5, 6, 7)), batch_size=4), process)
+    assert [len(batch) for batch in values] == [4, 1, 4, 4, 4]
+    candidates = [replacement(4, attempt, length=20) for attempt in range(8)]
+    assert values[1] == [next(index for index in candidates if index not in (4, 5, 6, 7))]
+
+
+def test_a_batch_of_one_sample_without_collation_is_replaced(tmp_path):
+    process = process_of(tmp_path, "skip", max_errors=9)
+    loader = DataLoader(Numbers((1,), count=3), batch_size=None)
+    values = [cast("torch.Tensor", sample).item() for sample in placed_iterator(loader, process)]
+    assert len(values) == 3
+    assert values[0::2] == [0.0, 2.0]
+
+
+def test_without_another_good_sample_the_error_is_raised(tmp_path):
+    process = process_of(tmp_path, "replace", max_errors=99)
+    with pytest.raises(ValueError, match="cannot decode"):
+        values_of(DataLoader(Numbers(tuple(range(20))), batch_size=4), process)
+
+
+def test_too_many_are_an_error_that_names_them(tmp_path):
+    process = process_of(tmp_path, "skip", max_errors=2)
+    with pytest.raises(FeedError) as caught:
+        values_of(DataLoader(Numbers((0, 5, 9)), batch_size=4), process)
+    assert caught.value.what.startswith(
+        "3 of 12 samples of this epoch are bad, feed.max_errors is 2"
+    )
+    assert "5 (ValueError: cannot decode file 5)" in caught.value.what
+    assert FILE in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("num_bad", "samples", "most", "is_over", "is_too_many"),
+    [
+        (1, 4, 0.01, False, False),
+        (1, 4, 0.01, True, True),
+        (1, 100, 0.01, False, False),
+        (2, 100, 0.01, False, True),
+        (2, 300, 0.01, True, False),
+        (1, 4, 1, False, False),
+        (2, 4, 1, False, True),
+    ],
+)
+def test_a_share_is_judged_from_a_hundred_samples_or_an_epoch_on(
+    num_bad, samples, most, is_over, is_too_many
+):
+    counts = BadSamples()
+    counts.count([BadSample(index="7", error="E", text="t")] * num_bad, samples=samples)
+    assert (counts.error(most, where="here", is_over=is_over) is not None) is is_too_many
+
+
+def test_counts_go_on_from_a_state_and_begin_anew_with_an_epoch():
+    counts = BadSamples()
+    one = BadSample(index="7", error="E", text="t")
+    counts.count([one], samples=4)
+    counts.count([one, one], samples=4)
+    later = BadSamples()
+    later.load(counts.state(is_held=False))
+    assert (later.total, later.of_epoch, later.samples) == (3, 3, 8)
+    later.load(counts.state(is_held=True))
+    assert (later.total, later.of_epoch, later.samples) == (1, 1, 4)
+    later.begin()
+    assert (later.total, later.of_epoch, later.samples) == (1, 0, 0)
+
+
+def chained() -> Exception:
+    error = ValueError("not a sample")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device", "/data/x")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_its"),
+    [
+        (ValueError("bad"), True),
+        (KeyError("label"), True),
+        (RuntimeError("CRC mismatch"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/data/7.jpg"), True),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/7.jpg"), True),
+        (EOFError("Ran out of input"), True),
+        (MemoryError(), False),
+        (ModuleNotFoundError("No module named 'cv2'"), False),
+        (ShippingError("cannot be sent"), False),
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), False),
+        (OSError(errno.EMFILE, "Too many open files", "/data/x"), False),
+        (OSError(errno.EIO, "Input/output error", "/data/x"), False),
+        (OSError(errno.ESTALE, "Stale file handle", "/data/x"), False),
+        (ConnectionResetError(errno.ECONNRESET, "reset"), False),
+        (RuntimeError("[enforce fail] can't allocate memory"), False),
+        (chained(), False),
+    ],
+)
+def test_only_what_is_a_samples_fault_counts(error, is_its):
+    assert is_samples_fault(error) is is_its
+
+
+def test_an_error_of_the_host_is_raised(tmp_path):
+    class Full(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
+
+    with pytest.raises(OSError, match="No space left"):
+        values_of(DataLoader(Full(())), process_of(tmp_path, "skip"))
+
+
+def test_an_error_of_the_collate_function_is_raised(tmp_path):
+    def fails(samples: object) -> object:
+        raise ValueError("shapes differ")
+
+    with pytest.raises(ValueError, match="shapes differ"):
+        values_of(DataLoader(Numbers(()), collate_fn=fails), process_of(tmp_path, "skip"))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "on_error", "words"),
+    [
+        (Stream(), "skip", "Stream is an iterable dataset"),
+        (Stream(), "replace", "Stream is an iterable dataset"),
+        (NoLength(), "replace", "NoLength has no length"),
+    ],
+)
+def test_what_cannot_be_treated_so_is_refused(tmp_path, dataset, on_error, words):
+    loader: Any = DataLoader(dataset, sampler=None if isinstance(dataset, Stream) else [0, 1])
+    with pytest.raises(UsageError, match=words):
+        placed_iterator(loader, process_of(tmp_path, on_error))
+
+
+@pytest.mark.parametrize("index", [3, np.int64(3), torch.tensor(3)])
+def test_an_index_is_the_same_whatever_its_type(index):
+    class Bad:
+        def __getitem__(self, index: object) -> object:
+            raise ValueError("bad")
+
+    mark = TolerantDataset(Bad(), "skip")[index]
+    assert isinstance(mark, MarkedSample)
+    assert mark.bad.index == "3"
+    assert replacement(index, 0, length=1000) == replacement(3, 0, length=1000)
+
+
+def test_a_batch_without_bad_samples_is_collated_as_it_is():
+    collate = TolerantCollate(
+        lambda samples: samples, TolerantDataset(Numbers(()), "skip"), is_batched=True
+    )
+    samples = [1, 2]
+    assert collate(samples) == samples
+    assert collate.bad == ()
+
+
+def test_the_list_is_bounded_and_joined_in_order_each_sample_once(tmp_path):
+    one = BadSample(index="7", error="E", text="t, with a comma")
+    for rank in (1, 0):
+        file = BadSampleFile(tmp_path / FILE_OF_RANK.format(rank=rank), rank=rank)
+        for batch_number in (2, 1, 1):
+            file.add([one, one.at(3)], epoch=0, batch_number=batch_number, maker=("algo-1", 2))
+    path = tmp_path / FILE_OF_RANK.format(rank=0)
+    path.write_text(path.read_text() + "0,5,0,1,cut off")
+    assert join_files(tmp_path) == 8
+    with (tmp_path / FILE).open(newline="") as rows:
+        places = [(row["batch_number"], row["rank"], row["place"]) for row in csv.DictReader(rows)]
+    assert places == sorted(places)
+    assert list(tmp_path.iterdir()) == [tmp_path / FILE]
+    many = BadSampleFile(tmp_path / FILE_OF_RANK.format(rank=2), rank=2)
+    many.add(
+        [one.at(place) for place in range(MAX_ROWS + 5)], epoch=1, batch_number=0, maker=("", -1)
+    )
+    assert join_files(tmp_path) == MAX_ROWS
