@@ -25,9 +25,13 @@ SCRIPTS_OF_USERS = [
     STREAM,
     Script(name="loader_each_epoch"),
     Script(name="accelerated", needs="accelerate"),
-    # Lightning counts the steps of an epoch itself, also while a profile repeats batches.
-    Script(name="lightning_fit", needs="lightning", epochs=16),
     Script(name="torchrun_ddp", launcher=("torchrun", "--nproc-per-node", "2"), ranks=2),
+    # Lightning counts the steps of an epoch itself, also while a profile repeats batches.
+    pytest.param(
+        Script(name="lightning_fit", needs="lightning", epochs=16),
+        marks=pytest.mark.library,
+        id="lightning_fit",
+    ),
     # So does the Trainer of transformers.
     pytest.param(
         Script(name="hf_trainer", needs="transformers", epochs=8),

@@ -17,25 +17,36 @@ def cluster():
         yield made
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Returns a function that writes a script, and runs it without a feed the first time."""
+    ends = {}
+
+    def of(name):
+        if name not in ends:
+            script = tmp_path_factory.mktemp("alone") / "train.py"
+            script.write_text(HEAD + SCRIPTS[name])
+            ends[name] = str(script), run_script({}, script=str(script)).finish()
+        script, expected = ends[name]
+        assert expected
+        return script, expected
+
+    return of
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_ordinary_script_prints_what_it_prints_alone(name, cluster, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + SCRIPTS[name])
-    expected = run_script({}, script=str(script)).finish()
+def test_an_ordinary_script_prints_what_it_prints_alone(name, cluster, alone):
+    script, expected = alone(name)
     fed = {"ORDINARY_IS_FED": "1", "STOKER_REPLACE_DATALOADER": "auto"}
-    assert expected
-    assert cluster.train(script=str(script), env=fed, workers=0).finish() == expected
+    assert cluster.train(script=script, env=fed, workers=0).finish() == expected
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_ordinary_script_prints_the_same_under_a_plans_workers(name, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + SCRIPTS[name])
-    expected = run_script({}, script=str(script)).finish()
+def test_an_ordinary_script_prints_the_same_under_a_plans_workers(name, alone):
+    script, expected = alone(name)
     planned = {
         "ORDINARY_IS_FED": "1",
         "STOKER_REPLACE_DATALOADER": "auto",
         "STOKER_WORKERS": json.dumps({"dnn": 2}),
     }
-    assert expected
-    assert run_script({}, env=planned, script=str(script)).finish() == expected
+    assert run_script({}, env=planned, script=script).finish() == expected
