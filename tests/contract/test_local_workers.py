@@ -23,7 +23,7 @@ def workers_of(dataset, deaths):
     packed = pack_spec(spec, max_bytes=1 << 20)
     how = {"num_workers": 2, "credits_each": 2, "context": None, "base_seed": 0, "seeding": "batch"}
     told = {"wake": lambda: None, "on_death": deaths.append}
-    return LocalWorkers(spec, packed, **how, **told, host="here")
+    return LocalWorkers(spec, packed, **how, **told, splits=True, host="here")
 
 
 def order(number):

@@ -17,7 +17,8 @@ from stoker.errors import FeedLostError
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import WorkerJob, WorkerPool
+from stoker.feed.workers.jobs import WorkerJob
+from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
 
 BATCH = 8

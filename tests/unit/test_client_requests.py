@@ -34,7 +34,7 @@ from stoker.feed.wire.protocol import (
     compare_versions,
     own_versions,
 )
-from stoker.feed.workers.pool import Result, WorkerJob
+from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

@@ -12,7 +12,7 @@ from stoker.feed.wire.protocol import (
     WorkerWork,
     pack,
 )
-from stoker.feed.workers.pool import Result, WorkerJob
+from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from support.aws_answers import Clock
 

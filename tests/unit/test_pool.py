@@ -11,14 +11,9 @@ import weakref
 import pytest
 
 from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.pipe import Error, Pipe, Up, pack, to_worker
-from stoker.feed.workers.pool import (
-    DEPTH,
-    FIRST_OVERDUE_SECONDS,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-)
+from stoker.feed.workers.pool import DEPTH, FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
 
 
 class Child:

@@ -287,6 +287,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             context=self._loader.multiprocessing_context,
             base_seed=int(self._base_seed),
             seeding=self._seeding,
+            splits=settings.feed.split_batches,
             host=settings.host,
             wake=self._feed.shared.wake,
             on_death=lambda how: log.event(EventName.LOCAL_WORKER_DIED, how=how),

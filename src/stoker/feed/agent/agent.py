@@ -416,6 +416,7 @@ class Agent:
             self._specs = Specs(
                 fork_server,
                 workers=self._workers,
+                splits=self._feed.split_batches,
                 host=self._host,
                 wake=self.wake,
                 on_death=lambda how: self._log.event(EventName.DATA_WORKER_DIED, how=how),

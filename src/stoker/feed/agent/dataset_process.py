@@ -19,15 +19,10 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import why_unfed
 from stoker.feed.wire.dataset import Arrival
+from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Maker,
-    Result,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-)
+from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
+from stoker.feed.workers.splitting import Splits, splits_of
 from stoker.feed.workers.stacks import stacks_of
 from stoker.host.processes import ended_words
 
@@ -392,12 +387,14 @@ class Specs:
         fork_server: ForkServer,
         *,
         workers: int,
+        splits: Splits,
         host: str,
         wake: Callable[[], None],
         on_death: Callable[[str], None] | None = None,
     ) -> None:
         self._fork_server = fork_server
         self._workers = workers
+        self._splits = splits
         self._host = host
         self._wake = wake
         self._on_death = on_death
@@ -586,5 +583,6 @@ class Specs:
             host=self._host,
             wake=self._wake,
             on_death=self._on_death,
+            splits=splits_of(self._splits, name) if kind == "seeding" else False,
         )
         return pool

@@ -19,7 +19,8 @@ from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
 from stoker.feed.wire import protocol
-from stoker.feed.workers.pool import Maker, Result, WorkerJob
+from stoker.feed.workers.jobs import Result, WorkerJob
+from stoker.feed.workers.pool import Maker
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 

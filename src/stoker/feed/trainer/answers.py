@@ -26,7 +26,7 @@ from stoker.feed.trainer.session import LOCAL, FeedSession, HeadMaker, SharedSta
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
-from stoker.feed.workers.pool import Result
+from stoker.feed.workers.jobs import Result
 from stoker.logs import EventName
 from stoker.records import FeedSettings
 

@@ -35,7 +35,7 @@ from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.stream import BufferPool
-from stoker.feed.workers.pool import Result
+from stoker.feed.workers.jobs import Result
 from stoker.logs import EventName, Log
 
 # Beyond the lease: the coordinator's message and the reconnect take a moment.

@@ -14,14 +14,9 @@ import torch.multiprocessing
 from stoker.feed.seeding import Seeding
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Maker,
-    Result,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-)
+from stoker.feed.workers.jobs import Result, WorkerJob
+from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
+from stoker.feed.workers.splitting import Splits, splits_of
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -36,6 +31,7 @@ class LocalWorkers:
             dataset: they may start in mid-epoch, and need it as it was at iter().
         num_workers: Children that make any batch. An iterable dataset has one child for each shard
             that is asked for here, and takes as many shards as this many workers would.
+        splits: Whether several workers may make one batch, as in FeedSettings.
         wake: Called, from any thread, when the I/O thread should call `flush`.
     """
 
@@ -49,6 +45,7 @@ class LocalWorkers:
         context: BaseContext | None,
         base_seed: int,
         seeding: Seeding,
+        splits: Splits,
         host: str,
         wake: Callable[[], None],
         on_death: Callable[[str], None],
@@ -89,6 +86,7 @@ class LocalWorkers:
             host=host,
             wake=wake,
             on_death=on_death,
+            splits=splits_of(splits, seeding),
         )
 
     def share(self, spec: DatasetSpec) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Made, WorkerWork
-from stoker.feed.workers.pool import Result
+from stoker.feed.workers.jobs import Result
 
 # A report must stay far below the coordinator's limit of 64 KiB a message: 20 bytes a worker.
 MAX_WORKERS_TOLD = 1024

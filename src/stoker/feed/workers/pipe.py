@@ -20,12 +20,12 @@ from stoker.feed.wire.protocol import BadSample, Make
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
-# Two are sent at most: memory of a spec and a channel.
-_MAX_DESCRIPTORS = 4
+# Of the parts of a batch; else two are sent at most, memory of a spec and a channel.
+MAX_DESCRIPTORS = 32
 _HEAD = struct.Struct("<IB")
 _READ_BYTES = 1 << 16
 # For one message: a read never returns the descriptors of two (unix(7)).
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Received = tuple[bytes, tuple[int, ...]]
 
@@ -91,14 +91,50 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     state: bytes = b""
 
 
+class MakePart(msgspec.Struct, frozen=True, tag=True):
+    """Requests the samples of a batch from place `first` to before `last`."""
+
+    order: Make
+    first: int
+    last: int
+
+
+class PartMade(msgspec.Struct, frozen=True, tag=True):
+    """Samples of a batch, in memory of its own, whose descriptor comes with the message.
+
+    There is none if `nbytes` is 0. `wall_seconds` it took to make them, `send_seconds` to write
+    them.
+    """
+
+    num_samples: int
+    tree: bytes
+    nbytes: int
+    cpu_seconds: float
+    wall_seconds: float
+    send_seconds: float
+
+
+class Unsplittable(msgspec.Struct, frozen=True, tag=True):
+    """The dataset makes all samples of a batch in one call, or they cannot go to another worker."""
+
+
+class Collate(msgspec.Struct, frozen=True, tag=True):
+    """Requests a batch of samples that were made in parts; their descriptors come with it."""
+
+    order: Make
+    parts: list[PartMade]
+
+
 class LastWords(msgspec.Struct, frozen=True, tag=True):
     """The user's code ends the worker's process, by SystemExit or the like, in these words."""
 
     words: str
 
 
-to_worker = msgspec.msgpack.Decoder(Make | Reuse)
-from_worker = msgspec.msgpack.Decoder(Up | Slot | SlotClosed | Batch | Error | End | LastWords)
+to_worker = msgspec.msgpack.Decoder(Make | MakePart | Collate | Reuse)
+from_worker = msgspec.msgpack.Decoder(
+    Up | Slot | SlotClosed | Batch | PartMade | Unsplittable | Error | End | LastWords
+)
 pack = msgspec.msgpack.Encoder().encode
 
 
@@ -236,7 +272,7 @@ class Pipe:
     def _parse(self) -> Iterator[Received]:
         while len(self._incoming) >= _HEAD.size:
             length, count = _HEAD.unpack_from(self._incoming)
-            if length > MAX_MESSAGE_BYTES or count > _MAX_DESCRIPTORS:
+            if length > MAX_MESSAGE_BYTES or count > MAX_DESCRIPTORS:
                 self.is_closed = True
                 raise ProtocolError(f"message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
             end = _HEAD.size + length

@@ -23,11 +23,12 @@ import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.why_unfed import advice_on
-from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import BadSample, Make, Stream
+from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers import pipe
+from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
+from stoker.feed.workers.splitting import SplitCosts, Splits, split_of
 from stoker.feed.workers.stacks import stacks_of
 from stoker.host.processes import ended_words
 
@@ -47,6 +48,8 @@ _MEMORY = 32
 DEPTH = 2
 # A worker that dies that often in a row without a batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3
+# Whose epochs a pool follows: more only after that many loaders.
+_MAX_SESSIONS = 64
 # A job that kills two workers is at fault.
 MAX_TRIES = 2
 
@@ -78,14 +81,6 @@ def describe_exit(status: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerJob:
-    """Order for one batch; with a stream, it is pinned to its shard's worker."""
-
-    key: tuple[object, ...]
-    order: Make
-
-
-@dataclass(frozen=True, slots=True)
 class Maker:
     """A worker that has a job, for how many seconds since it was ready, and perhaps its stacks."""
 
@@ -101,45 +96,6 @@ class WorkerRole:
     number: int
     num_shards: int = 0
     base_seed: int = 0
-
-
-@dataclass(eq=False)
-class Result:
-    """End of a job: a batch, an error, or nothing.
-
-    Attributes:
-        tree: Describes the batch (see codec); None for an error.
-        payload: View of the worker's shared memory, returned by `release`; its base is no array.
-        error: Read by `unpack_error`; also set if the job is lost.
-        is_lost: The workers died that tried it.
-        digest, state: Of a shard, as in `protocol.Made`.
-        is_end: The shard has no batch there.
-        is_final: The shard raised and cannot continue.
-        sizes, bad: As in `protocol.Made`.
-    """
-
-    job: WorkerJob
-    worker: int
-    tree: bytes | None = None
-    payload: Bytes1D | None = None
-    cpu_seconds: float = 0.0
-    wall_seconds: float = 0.0
-    error: bytes | None = None
-    summary: str = ""
-    is_lost: bool = False
-    digest: int = 0
-    state: bytes = b""
-    is_end: bool = False
-    is_final: bool = False
-    sizes: bytes = b""
-    bad: tuple[BadSample, ...] = ()
-    _release: Callable[[], None] | None = None
-
-    def release(self) -> None:
-        """Returns the memory to the worker, from any thread, also twice; no view may be left."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
 @dataclass(eq=False)
@@ -175,6 +131,12 @@ class WorkerEnd:
         return self.up is not None and self.up.is_ready
 
     @property
+    def load(self) -> int:
+        # Behind a part nothing waits: the worker has the next part, or the collation, at once.
+        has_parts = any(job.split and not job.split.is_over for job in self.jobs)
+        return DEPTH if has_parts else len(self.jobs)
+
+    @property
     def generation(self) -> int:
         return self.stream.generation if self.stream is not None else -1
 
@@ -207,16 +169,10 @@ class WorkerEnd:
                     self.last_words = words
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
-                case pipe.Error():
-                    result = self._finish()
-                    result.error, result.summary = message.error, message.summary
-                    result.digest, result.state = message.digest, message.state
-                    result.is_final = message.is_final
-                    return result
-                case pipe.End(state):
-                    result = self._finish()
-                    result.is_end, result.state = True, state
-                    return result
+                case pipe.PartMade() | pipe.Unsplittable():
+                    return self._part(message, descriptors)
+                case pipe.Error() | pipe.End():
+                    return self._end(message)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -237,6 +193,29 @@ class WorkerEnd:
             result._release = lambda: return_slot(self, batch.slot)
         return result
 
+    def _part(
+        self, message: pipe.PartMade | pipe.Unsplittable, descriptors: tuple[int, ...]
+    ) -> Result:
+        result = self._finish()
+        if isinstance(message, pipe.Unsplittable):
+            result.is_unsplittable = True
+            return result
+        self.deaths_in_a_row = 0
+        # The caller closes the descriptor that came.
+        kept = os.dup(descriptors[0]) if message.nbytes else -1
+        result.part = FinishedPart(message, kept)
+        return result
+
+    def _end(self, message: pipe.Error | pipe.End) -> Result:
+        result = self._finish()
+        result.state = message.state
+        if isinstance(message, pipe.End):
+            result.is_end = True
+            return result
+        result.error, result.summary = message.error, message.summary
+        result.digest, result.is_final = message.digest, message.is_final
+        return result
+
     def _finish(self) -> Result:
         # A worker answers in order, each job once.
         if not self.jobs:
@@ -252,8 +231,12 @@ class _Load(NamedTuple):
     num_free: int
 
     @classmethod
-    def of(cls, workers: list[WorkerEnd]) -> "_Load":
-        jobs = [len(worker.jobs) for worker in workers]
+    def of(cls, workers: list[WorkerEnd], *, is_splitting: bool) -> "_Load":
+        """Args: is_splitting: Whether workers may have parts of batches."""
+        if is_splitting:
+            jobs = [worker.load for worker in workers]
+        else:
+            jobs = [len(worker.jobs) for worker in workers]
         return cls(workers, num_idle=jobs.count(0), num_free=DEPTH * len(jobs) - sum(jobs))
 
 
@@ -263,6 +246,7 @@ class WorkerPool:
     Args:
         start: Starts a worker with its end of the channel, which the pool closes afterwards.
         wake: Called by `Result.release` from any thread: the event loop then has to call `flush`.
+        splits: Whether several workers may make one batch; auto: where it is worth it.
     """
 
     def __init__(
@@ -274,6 +258,7 @@ class WorkerPool:
         wake: Callable[[], None] | None = None,
         on_death: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        splits: Splits = False,
     ) -> None:
         self._start = start
         self._clock = clock
@@ -294,6 +279,11 @@ class WorkerPool:
         # Of the last jobs.
         self._seconds: deque[float] = deque(maxlen=_MEMORY)
         self._returned: deque[tuple[WorkerEnd, int]] = deque()
+        self._can_split = splits is not False
+        self._splits: list[SplitBatch] = []
+        self._split_costs = SplitCosts(always_pays=splits is True)
+        # Of the sessions' last epochs: how many jobs have begun.
+        self._begun: dict[str, tuple[int, int]] = {}
         self._has_begun = num_workers > 0
         self._is_closed = False
         self.last_death = ""
@@ -335,8 +325,11 @@ class WorkerPool:
     def room(self) -> int:
         """Jobs that can be assigned: to idle workers, and one ahead to busy ones in time.
 
-        A worker that still starts takes none: others that are ready would idle until then.
+        A worker that still starts takes none: others that are ready would idle until then. None as
+        long as a batch has parts that no worker has.
         """
+        if self._splits and any(split.has_left for split in self._splits):
+            return 0
         return max(0, self._load.num_free - len(self._retries))
 
     def sockets(self) -> dict[int, bool]:
@@ -359,11 +352,14 @@ class WorkerPool:
         """
         if job.order.stream is not None:
             return self._assign_pinned(job)
+        if self._can_split and job.split is None and self._begins_split(job):
+            self._deal()
+            return []
         in_time = self._load.workers
         # Nearly always one is idle: the first of them is the one with the fewest.
         worker = next((idle for idle in in_time if not idle.jobs), None)
-        worker = worker or min(in_time, key=lambda w: len(w.jobs), default=None)
-        if worker is None or len(worker.jobs) >= DEPTH:
+        worker = worker or min(in_time, key=lambda w: w.load, default=None)
+        if worker is None or worker.load >= DEPTH:
             raise FeedLostError(f"no worker for one more batch among {len(self._workers)}")
         self._give(job, worker)
         return []
@@ -385,10 +381,11 @@ class WorkerPool:
                 result = worker.take(data, descriptors, now=now, return_slot=self._return_slot)
                 if result is None:
                     continue
-                self._seconds.append(now - worker.begun_at)
+                if result.job.split is None:
+                    self._seconds.append(now - worker.begun_at)
                 worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
                 if self._is_first(result):
-                    results.append(result)
+                    results.extend(self._end_of_batch(result))
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             failure = f"data worker {worker.number} sent a malformed message: {err}"
             if isinstance(err, OSError) and err.errno == errno.EMFILE:
@@ -411,6 +408,7 @@ class WorkerPool:
             # A late worker may have answered it by now, or another one may have it.
             if job.key in self._open and not self._is_in_hand(job):
                 self.assign(job)
+        self._deal()
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         now = self._clock()
@@ -427,7 +425,7 @@ class WorkerPool:
                 break
             self._open[job.key] += 1
             self.assign(job)
-            given.append(job)
+            given.append(job.whole)
         return given
 
     def makers(self, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
@@ -436,7 +434,7 @@ class WorkerPool:
         Writes that one's stacks, which blocks for milliseconds.
         """
         now = self._clock()
-        workers = [w for w in self._all() if w.is_ready and w.jobs and is_it(w.jobs[0])]
+        workers = [w for w in self._all() if w.is_ready and w.jobs and is_it(w.jobs[0].whole)]
         workers.sort(key=lambda worker: worker.begun_at)
         makers = [Maker(worker.number, max(0.0, now - worker.begun_at)) for worker in workers]
         if workers and workers[0].up is not None:
@@ -461,14 +459,17 @@ class WorkerPool:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
         jobs = [(job, worker.number) for worker in self._all() for job in worker.jobs]
         jobs += [(job, -1) for job in self._retries]
+        jobs += [(split.job, -1) for split in self._splits]
         self._retries.clear()
-        return [self._lost(job, number) for job, number in jobs if job.key in self._open]
+        return self._lost_of(jobs)
 
     def close(self) -> None:
         """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
         self._is_closed = True
         workers = list(self._all())
         self._workers, self._of_shard, self._known_load = {}, {}, None
+        for split in list(self._splits):
+            self._close_split(split)
         for worker in workers:
             worker.channel.close()
         self._returned.clear()
@@ -526,7 +527,7 @@ class WorkerPool:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
         self._known_load = None
-        worker.channel.send(pipe.pack(job.order))
+        job.send(worker.channel)
 
     def _due_seconds(self) -> float:
         if not self._seconds:
@@ -538,10 +539,97 @@ class WorkerPool:
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
-        # No view may see the next batch in that slot.
-        result.payload = None
-        result.release()
+        result.discard()
         return False
+
+    def _begins_split(self, job: WorkerJob) -> bool:
+        """Divides a job into parts where that is worth it: at the begin of an epoch.
+
+        The trainer waits for the first batch then. As many as there are workers are made in parts:
+        the trainer has the first of them sooner, and the last one as soon as if each worker had
+        made one.
+        """
+        order = job.order
+        epoch_id, num_begun = self._begun.get(order.session, (-1, 0))
+        num_begun = num_begun if epoch_id == order.epoch_id else 0
+        if len(self._begun) > _MAX_SESSIONS:
+            self._begun.clear()
+        self._begun[order.session] = order.epoch_id, num_begun + 1
+        if num_begun >= self.num_alive or self.num_alive < 2 or not self._split_costs.pays():
+            return False
+        split = split_of(job, num_workers=self.num_alive)
+        if split is None:
+            return False
+        self._open[job.key] = 0
+        self._splits.append(split)
+        self._known_load = None
+        return True
+
+    def _deal(self) -> None:
+        """Gives parts of split batches to idle workers."""
+        while self._splits:
+            idle = next((worker for worker in self._load.workers if not worker.jobs), None)
+            if idle is None:
+                return
+            job = next(filter(None, (split.next_job() for split in self._splits)), None)
+            if job is None:
+                return
+            self._give(job, idle)
+
+    def _end_of_batch(self, result: Result) -> list[Result]:
+        """Returns the result of a whole batch, if this one ends it."""
+        job, split = result.job, result.job.split
+        if split is None:
+            if result.tree is not None:
+                self._split_costs.add_batch(result.wall_seconds)
+            return [result]
+        if split.is_over:
+            result.discard()
+            return []
+        if result.is_unsplittable:
+            # Nor are the loader's other batches.
+            self._can_split = False
+            for waiting in list(self._splits):
+                self._close_split(waiting)
+                self._retries.append(waiting.job)
+            return []
+        if result.part is not None:
+            split.add(job.first, result.part)
+            if len(split.parts) == 1:
+                self._look_at_first_part(split, result.part)
+        elif job.last:
+            split.fail(job.first, result)
+        else:
+            return self._whole(split, result)
+        error = split.first_error()
+        return [] if error is None else self._whole(split, error)
+
+    def _look_at_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
+        """Has one worker make the rest of a batch that turns out to be short."""
+        seconds = part.content.wall_seconds / part.content.num_samples * split.size
+        if not self._split_costs.pays(seconds):
+            split.step = split.size
+
+    def _whole(self, split: SplitBatch, result: Result) -> list[Result]:
+        """Returns what ends a part, or the collation, as the result of the batch."""
+        self._close_split(split)
+        if self._open.pop(split.job.key, None) is None:
+            result.discard()
+            return []
+        if result.error is None:
+            self._split_costs.add_split(split)
+        result.job = split.job
+        result.cpu_seconds += split.cpu_seconds()
+        result.wall_seconds += split.wall_seconds()
+        return [result]
+
+    def _close_split(self, split: SplitBatch) -> None:
+        split.close()
+        self._splits.remove(split)
+        # Its parts that are under way are of no use.
+        for key in split.keys:
+            self._open.pop(key, None)
+        self._known_load = None
 
     @property
     def _load(self) -> _Load:
@@ -549,7 +637,7 @@ class WorkerPool:
         if self._known_load is None:
             workers = self._workers.values()
             in_time = [worker for worker in workers if worker.is_ready and not worker.is_late]
-            self._known_load = _Load.of(in_time)
+            self._known_load = _Load.of(in_time, is_splitting=bool(self._splits))
         return self._known_load
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
@@ -595,7 +683,7 @@ class WorkerPool:
             lost = list(worker.jobs)
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
-        return [self._lost(job, worker.number) for job in lost if job.key in self._open]
+        return self._lost_of([(job, worker.number) for job in lost])
 
     def _replace(self, worker: WorkerEnd) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
@@ -620,8 +708,23 @@ class WorkerPool:
                     lost.append(job)
         if not self._workers:
             lost.extend(self._retries)
+            lost.extend(split.job for split in self._splits)
             self._retries.clear()
         return lost
+
+    def _lost_of(self, jobs: Iterable[tuple[WorkerJob, int]]) -> list[Result]:
+        """Returns the results of lost jobs; without a part, its batch is lost."""
+        results: list[Result] = []
+        for job, number in jobs:
+            if job.key not in self._open:
+                continue
+            self._open.pop(job.key)
+            self._tries.pop(job.key, None)
+            if job.split is not None and not job.split.is_over:
+                self._close_split(job.split)
+            if job.split is None or self._open.get(job.whole.key) is not None:
+                results.append(self._lost(job.whole, number))
+        return results
 
     def _lost(self, job: WorkerJob, number: int) -> Result:
         self._tries.pop(job.key, None)

@@ -43,6 +43,13 @@ class SampleMaker:
         """The samples of the last batch that were skipped or replaced."""
         return () if self._tolerant is None else self._tolerant.bad
 
+    @property
+    def makes_parts(self) -> bool:
+        """Whether some samples of a batch can be made without the others."""
+        is_each = self._is_batched and self._each is not None and not self._is_one_call
+        # What is in a bad sample's place follows from all samples of the batch.
+        return is_each and self._tolerant is None
+
     def batch(self, order: Make, index: object) -> object:
         """Returns the whole batch of an order; `index` is what the sampler gave."""
         if not self._is_batched:

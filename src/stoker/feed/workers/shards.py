@@ -17,7 +17,7 @@ from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
 from stoker.feed.wire.protocol import BadSample, Make, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
-from stoker.feed.workers.pipe import End, Error
+from stoker.feed.workers.pipe import End, Error, MakePart, Unsplittable
 from stoker.feed.workers.slots import Slots
 
 
@@ -183,6 +183,13 @@ class ShardSource:
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
         self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
         return self.digest, self._state
+
+    def make_part(self, part: MakePart) -> Unsplittable:
+        # One worker makes what follows from each other.
+        return Unsplittable()
+
+    def collate(self, order: Make, samples: object) -> object:
+        raise ProtocolError("the batches of a shard have no parts")
 
     def sizes(self) -> bytes:
         # Ranks have streams of their own.

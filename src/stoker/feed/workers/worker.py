@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol, cast
 
 import msgspec
@@ -31,7 +31,22 @@ from stoker.feed.wire.host_errors import place_of, words_of_error
 from stoker.feed.wire.protocol import BadSample, Make
 from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
-from stoker.feed.workers.pipe import Batch, End, Error, LastWords, Pipe, Reuse, Up, pack, to_worker
+from stoker.feed.workers.part_memory import PartsAsSamples, memory_of
+from stoker.feed.workers.pipe import (
+    Batch,
+    Collate,
+    End,
+    Error,
+    LastWords,
+    MakePart,
+    PartMade,
+    Pipe,
+    Reuse,
+    Unsplittable,
+    Up,
+    pack,
+    to_worker,
+)
 from stoker.feed.workers.samples import SampleMaker
 from stoker.feed.workers.shards import ShardSource, ShardStream
 from stoker.feed.workers.slots import Slots
@@ -162,18 +177,25 @@ def become_worker() -> None:
 
 def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
     while messages := channel.receive():
-        for data, _ in messages:
+        for data, descriptors in messages:
             match to_worker.decode(data):
                 case Reuse(slot):
                     slots.reuse(slot)
                 case Make() as order:
-                    channel.send(pack(answer(order, slots, source)))
+                    channel.send(pack(answer(lambda: source.make(order), slots, source)))
+                case MakePart() as part:
+                    with part_answer(part, source) as (message, memory):
+                        channel.send(pack(message), memory)
+                case Collate() as collation:
+                    with PartsAsSamples(collation.parts, descriptors) as samples:
+                        make = functools.partial(source.collate, collation.order, samples.read)
+                        channel.send(pack(answer(make, slots, source)))
 
 
-def answer(order: Make, slots: Slots, source: "Source") -> Batch | Error | End:
+def answer(make: Callable[[], object], slots: Slots, source: "Source") -> Batch | Error | End:
     wall, cpu = time.monotonic(), time.process_time()
     try:
-        value = source.make(order)
+        value = make()
         if isinstance(value, Error | End):
             return value
         encoded, slot = slots.end(value)
@@ -196,11 +218,53 @@ def answer(order: Make, slots: Slots, source: "Source") -> Batch | Error | End:
     )
 
 
+@contextlib.contextmanager
+def part_answer(
+    part: MakePart, source: "Source"
+) -> Iterator[tuple[PartMade | Unsplittable | Error, tuple[int, ...]]]:
+    """Makes samples of a batch; gives the answer, and descriptors of their memory."""
+    wall, cpu = time.monotonic(), time.process_time()
+    try:
+        samples = source.make_part(part)
+    except Exception as err:
+        yield source.failed(err), ()
+        return
+    if not isinstance(samples, list):
+        yield samples, ()
+        return
+    made_at = time.monotonic()
+    try:
+        # Whatever is pickled may be another object afterwards, to what collate_fn compares it with.
+        encoded = codec.encode(samples, allow_pickle=False, shares_arrays=True)
+    except ShippingError:
+        yield Unsplittable(), ()
+        return
+    with memory_of(encoded) as descriptors:
+        now = time.monotonic()
+        yield (
+            PartMade(
+                len(samples),
+                encoded.tree,
+                encoded.nbytes,
+                cpu_seconds=time.process_time() - cpu,
+                wall_seconds=made_at - wall,
+                send_seconds=now - made_at,
+            ),
+            descriptors,
+        )
+
+
 class Source(Protocol):
     """What makes the batches of a worker."""
 
     def make(self, order: Make) -> object:
         """Returns the batch of the order, an error or the end of the shard."""
+
+    def make_part(self, part: MakePart) -> list[object] | Unsplittable | Error:
+        """Returns samples of a batch."""
+
+    def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
+        """Returns the batch of samples, which are read again if it is made twice."""
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
         """Returns digest and states of a batch, where it is of a shard."""
@@ -223,6 +287,12 @@ class BrokenSource:
         self._error = Error(pack_error(err, host=host, where=name), summary, is_final=True)
 
     def make(self, order: Make) -> object:
+        return self._error
+
+    def make_part(self, part: MakePart) -> Error:
+        return self._error
+
+    def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
         return self._error
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
@@ -299,6 +369,31 @@ class IndexedSource:
             if not self._spec.num_workers:
                 hide_worker()
         return self._fetch(order, index)
+
+    def make_part(self, part: MakePart) -> list[object] | Unsplittable | Error:
+        """Returns samples of a batch, each seeded as if this worker had made the batch."""
+        if self._init_error is not None:
+            return self._init_error
+        seeder, maker, order = self._seeder, self._maker, part.order
+        if seeder is None or not maker.makes_parts:
+            return Unsplittable()
+        maker.at = None
+        index = cast("list[object]", codec.unpack_value(order.index, allow_pickle=True))
+        return seeder.make(
+            order.seed_words, lambda: maker.samples(order, index, part.first, part.last)
+        )
+
+    def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
+        """Returns the batch of samples that were made in parts."""
+        seeder, maker = self._seeder, self._maker
+        assert seeder is not None
+        maker.at = None
+
+        def collate() -> object:
+            self._slots.begin()
+            return maker.collate(samples(), order)
+
+        return seeder.make(order.seed_words, collate)
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
         # Only shards have a digest and states.

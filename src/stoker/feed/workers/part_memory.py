@@ -1,0 +1,69 @@
+"""Memory of a part of a batch, on its way from the worker that made it to one that collates.
+
+It is a memfd, used once, that has no name and ends with its last descriptor, whoever dies.
+"""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self, cast
+
+import numpy as np
+
+from stoker.feed.wire import codec
+from stoker.feed.wire.codec import Bytes1D
+from stoker.feed.workers.pipe import PartMade
+
+
+@contextlib.contextmanager
+def memory_of(encoded: codec.Encoded) -> Iterator[tuple[int, ...]]:
+    """Gives a descriptor of memory that holds a payload; none, if there is no payload."""
+    if not encoded.nbytes:
+        yield ()
+        return
+    descriptor = os.memfd_create(f"stoker-part-{os.getpid()}", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, encoded.nbytes)
+        with mmap.mmap(descriptor, encoded.nbytes) as memory, memoryview(memory) as view:
+            encoded.write_into(view)
+        yield (descriptor,)
+    finally:
+        os.close(descriptor)
+
+
+class PartsAsSamples:
+    """The samples of a batch that was made in parts; closes the descriptors at its end."""
+
+    def __init__(self, parts: Sequence[PartMade], descriptors: Sequence[int]) -> None:
+        self._parts = parts
+        self._descriptors = tuple(descriptors)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+    def read(self) -> list[object]:
+        """Returns the samples, as views of the parts' memory.
+
+        What is written to them is seen by nobody else, and not at the next call.
+        """
+        descriptors = iter(self._descriptors)
+        samples: list[object] = []
+        for part in self._parts:
+            payload: Bytes1D | None = None
+            if part.nbytes:
+                private = mmap.MAP_PRIVATE
+                memory = mmap.mmap(next(descriptors), part.nbytes, flags=private)
+                payload = np.frombuffer(memory, dtype=np.uint8)
+            samples += cast("list[object]", codec.decode(part.tree, payload, allow_pickle=False))
+        return samples
