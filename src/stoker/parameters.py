@@ -54,6 +54,10 @@ _TAKEN = re.compile(
 )
 
 
+# Returns `key.path=value` of a value.
+Overrides = Callable[[str], tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """A parameter that can be set when a run of a pipeline starts.
@@ -71,7 +75,7 @@ class Parameter:
     kind: Kind = "string"
     text: str
     default: Callable[[Workload], str | int | float]
-    overrides: Callable[[str], tuple[str, ...]]
+    overrides: Overrides
     choices: tuple[str, ...] = ()
     hyperparameter: str = ""
     optional: Kind | None = None
@@ -215,7 +219,10 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
     """Returns the `key.path=value` overrides for `NAME=VALUE` texts; raises as `parse`."""
     values = parse(texts, workload=workload)
     parameters = {p.name: p for p in parameters_of(workload)}
-    return [text for name, value in values.items() for text in parameters[name].overrides(value)]
+    overrides: list[str] = []
+    for name, value in values.items():
+        overrides += parameters[name].overrides(value)
+    return overrides
 
 
 def whole_number(text: str) -> str | None:
@@ -400,12 +407,12 @@ def _input_data(channel: str) -> Parameter:
     )
 
 
-def _set(key: str, *, empty: Json = None) -> Callable[[str], tuple[str, ...]]:
+def _set(key: str, *, empty: Json = None) -> Overrides:
     """Sets `key` to the value, quoted; for an empty value, to `empty`."""
     return lambda value: (f"{key}={_quoted(value) if value else json.dumps(empty)}",)
 
 
-def _set_unless(empty: str, key: str) -> Callable[[str], tuple[str, ...]]:
+def _set_unless(empty: str, key: str) -> Overrides:
     """Sets `key` to the value, quoted, unless it is `empty`, a shared component's default."""
     return lambda value: () if value == empty else (f"{key}={_quoted(value)}",)
 
@@ -416,7 +423,7 @@ def _quoted(text: str) -> str:
     return '"' + "".join(words) + '"'
 
 
-def _number(key: str) -> Callable[[str], tuple[str, ...]]:
+def _number(key: str) -> Overrides:
     # Not quoted, so that YAML reads a number.
     return lambda value: (f"{key}={value or 'null'}",)
 

@@ -154,12 +154,11 @@ def handed(
 
 
 def parameters_of(training: Training) -> dict[str, str]:
-    cluster = {
-        f"{group.name}.{key}": str(value)
-        for group in training.groups
-        for key in ("instance_type", "count", "workers_per_host", "processes_per_host")
-        if (value := getattr(group, key)) is not None
-    }
+    cluster = {}
+    for group in training.groups:
+        for key in ("instance_type", "count", "workers_per_host", "processes_per_host"):
+            if (value := getattr(group, key)) is not None:
+                cluster[f"{group.name}.{key}"] = str(value)
     how = {"strategy": training.strategy, "engine": training.engine}
     given = {
         name: shown(hyperparameter)

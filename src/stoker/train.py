@@ -106,16 +106,16 @@ def prepare(
     )
 
 
+def _data_types(groups: Sequence[Group]) -> set[str]:
+    return {group.instance_type for group in groups if group.role == "data"}
+
+
 def _next_best(decision: Decision) -> str:
     """Describes the best feasible plan with another data type, else the next feasible one."""
     chosen = decision.plan
     others = [plan for plan in decision.plans if plan.feasible and plan.groups != chosen.groups]
-    types = {group.instance_type for group in chosen.groups if group.role == "data"}
-    other_type = (
-        plan
-        for plan in others
-        if types and not types & {g.instance_type for g in plan.groups if g.role == "data"}
-    )
+    types = _data_types(chosen.groups)
+    other_type = (plan for plan in others if types and not types & _data_types(plan.groups))
     plan = next(other_type, next(iter(others), None))
     if plan is None:
         return ""

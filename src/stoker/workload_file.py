@@ -146,12 +146,11 @@ def workload_from(
 
 def _refuse_placeholders(document: Document, place: Place) -> None:
     # Before types are checked, whose errors would not say where the value comes from.
-    places = {
-        word: key
-        for key, text in reversed([*_texts(document, "")])
-        if any(fnmatchcase(key.partition("[")[0], pattern) for pattern in ADDRESS_KEYS)
-        for word in _PLACEHOLDER.findall(_place_in(text))
-    }
+    places: dict[str, str] = {}
+    for key, text in _texts(document, ""):
+        if any(fnmatchcase(key.partition("[")[0], pattern) for pattern in ADDRESS_KEYS):
+            for word in _PLACEHOLDER.findall(_place_in(text)):
+                places.setdefault(word, key)
     if not places:
         return
     left = [(word, places[word]) for word in PLACEHOLDERS if word in places]

@@ -94,7 +94,8 @@ def throttling(group: Path) -> Throttling:
     """Returns how often and how long the quota of `group` has stopped it so far."""
     try:
         lines = (group / "cpu.stat").read_text().splitlines()
-        counts = {name: int(count) for name, count in (line.split() for line in lines)}
+        words = map(str.split, lines)
+        counts = {name: int(count) for name, count in words}
     except (OSError, ValueError):
         return Throttling()
     # Version 1 counts in nanoseconds, version 2 in microseconds.

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Annotated, Literal, get_args
@@ -105,6 +106,10 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sample: GpuSample
 
 
+# Index of a GPU among all of the host, and number of its slice; None: all of it.
+GpuPlace = tuple[int, int | None]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceNames:
     """UUIDs of a GPU and, in MIG mode, of its slices."""
@@ -114,9 +119,7 @@ class DeviceNames:
     is_sliced: bool = False
 
 
-def visible_places(
-    text: str | None, devices: Sequence[DeviceNames]
-) -> tuple[tuple[int, int | None], ...]:
+def visible_places(text: str | None, devices: Sequence[DeviceNames]) -> tuple[GpuPlace, ...]:
     """Returns index and slice of the GPUs that a process with this CUDA_VISIBLE_DEVICES may use.
 
     As CUDA reads it: a list ends at the first entry that names nothing or several, and a GPU that
@@ -127,8 +130,8 @@ def visible_places(
         devices: All GPUs of the host, in NVML's order.
     """
     if text is None:
-        return tuple(place for index in range(len(devices)) for place in _parts(index, devices))
-    chosen: list[tuple[int, int | None]] = []
+        return tuple(chain.from_iterable(_parts(index, devices) for index in range(len(devices))))
+    chosen: list[GpuPlace] = []
     for entry in text.split(","):
         places = _named_by(entry.strip(), devices)
         if not places:
@@ -139,14 +142,14 @@ def visible_places(
     return tuple(chosen)
 
 
-def _parts(index: int, devices: Sequence[DeviceNames]) -> tuple[tuple[int, int | None], ...]:
+def _parts(index: int, devices: Sequence[DeviceNames]) -> tuple[GpuPlace, ...]:
     device = devices[index]
     if not device.is_sliced:
         return ((index, None),)
     return tuple((index, place) for place in range(len(device.slices)))
 
 
-def _named_by(entry: str, devices: Sequence[DeviceNames]) -> tuple[tuple[int, int | None], ...]:
+def _named_by(entry: str, devices: Sequence[DeviceNames]) -> tuple[GpuPlace, ...]:
     # Drivers before 470 named a slice MIG-GPU-UUID/GI/CI.
     whole = entry.removeprefix("MIG-") if entry.startswith("MIG-GPU-") else entry
     if whole.startswith("GPU-"):
@@ -156,12 +159,11 @@ def _named_by(entry: str, devices: Sequence[DeviceNames]) -> tuple[tuple[int, in
             return _parts(matches[0], devices)
         return ()
     if entry.startswith("MIG-"):
-        slices = [
-            (index, place)
-            for index, device in enumerate(devices)
-            for place, uuid in enumerate(device.slices)
-        ]
-        named = [at for at in slices if devices[at[0]].slices[at[1]].startswith(entry)]
+        named: list[GpuPlace] = []
+        for index, device in enumerate(devices):
+            for place, slice_uuid in enumerate(device.slices):
+                if slice_uuid.startswith(entry):
+                    named.append((index, place))
         if len(named) == 1:
             return (named[0],)
         return ()
@@ -295,14 +297,10 @@ class GpuReader:
             with contextlib.suppress(Exception):
                 devices.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
         slices = [_slices_of(nvml, handle) for _, handle in devices]
-        names = [
-            DeviceNames(
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                tuple(_text(nvml.nvmlDeviceGetUUID(part)) for part in parts or ()),
-                is_sliced=parts is not None,
-            )
-            for (_, handle), parts in zip(devices, slices, strict=True)
-        ]
+        names = []
+        for (_, handle), parts in zip(devices, slices, strict=True):
+            uuids = [_text(nvml.nvmlDeviceGetUUID(part)) for part in (handle, *(parts or ()))]
+            names.append(DeviceNames(uuids[0], tuple(uuids[1:]), is_sliced=parts is not None))
         for place, part in visible_places(visible, names):
             index, handle = devices[place]
             parts = slices[place] or ()

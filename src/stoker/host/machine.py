@@ -100,15 +100,16 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
     tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
     # The path may be the host's, and the root already the container's group.
     memberships = [*_memberships(membership), (["", "cpu"], "/")]
-    folders = [
-        folder
-        for top, controller in tops
-        for controllers, path in memberships
-        if controller in controllers
-        for folder in _upwards(top, path)
-    ]
-    groups = (folder for folder in folders if any((folder / name).is_file() for name in _CPU_FILES))
-    return tuple(dict.fromkeys(groups))
+    folders: list[Path] = []
+    for top, controller in tops:
+        for controllers, path in memberships:
+            if controller in controllers:
+                folders += _upwards(top, path)
+    return tuple(dict.fromkeys(filter(_has_cpu_files, folders)))
+
+
+def _has_cpu_files(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _CPU_FILES)
 
 
 def group_quota(folder: Path) -> float | None:

@@ -252,17 +252,16 @@ def _write_passive_profile(
     if run.settings.profile is not None and not is_elsewhere(usages, timelines):
         # A profile measures loaders itself, except those it cannot.
         return
+    host_types: dict[str, str] = {}
+    for group in run.topology.groups:
+        if group.instance_type:
+            host_types |= dict.fromkeys(group.hosts, group.instance_type)
     profile = passive_profile(
         record,
         timelines=timelines,
         usages=usages,
         progress=progress,
-        host_types={
-            host: group.instance_type
-            for group in run.topology.groups
-            for host in group.hosts
-            if group.instance_type
-        },
+        host_types=host_types,
         vcpus=machine.usable_vcpus(),
         catalog=load_catalog(record.job.platform),
     )
@@ -304,17 +303,14 @@ def _groups(
 
 
 def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
-    trainers = tuple(
+    hosts = [
         Host(host=host, group=topology.dnn.name, rank=index * processes_per_host)
         for index, host in enumerate(topology.dnn_hosts)
-    )
-    others = tuple(
-        Host(host=host, group=group.name)
-        for group in topology.groups
-        if group.role == "data"
-        for host in group.hosts
-    )
-    return trainers + others
+    ]
+    for group in topology.groups:
+        if group.role == "data":
+            hosts += [Host(host=host, group=group.name) for host in group.hosts]
+    return tuple(hosts)
 
 
 def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Json]:

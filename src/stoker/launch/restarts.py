@@ -6,6 +6,8 @@ loop: it ends after a few restarts, whatever their cause.
 
 import contextlib
 import os
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -65,19 +67,21 @@ def check_restarts(settings: ProcessSettings, *, output: Path, log: Log) -> None
 def _times_of_saved_files(folders: list[Path], output: Path) -> list[int]:
     """Returns the times of at most MAX_FILES files, without probes, NFS's leftovers and ours."""
     times = []
-    paths = (
-        Path(root) / name
-        for folder in folders
-        for root, _, names in os.walk(folder)
-        if output not in (Path(root), *Path(root).parents)
-        for name in names
-        if not name.startswith((".stoker-", ".nfs"))
-    )
-    for _, path in zip(range(MAX_FILES), paths, strict=False):
+    for _, path in zip(range(MAX_FILES), _saved_files(folders, output), strict=False):
         # It may be deleted by now, as old checkpoints are.
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime_ns)
     return times
+
+
+def _saved_files(folders: list[Path], output: Path) -> Iterator[Path]:
+    for root, _, names in chain.from_iterable(map(os.walk, folders)):
+        folder = Path(root)
+        if output in (folder, *folder.parents):
+            continue
+        for name in names:
+            if not name.startswith((".stoker-", ".nfs")):
+                yield folder / name
 
 
 def _made_steps(output: Path) -> bool:

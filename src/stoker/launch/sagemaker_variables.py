@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker.environment import RunEnvironment
 from stoker.errors import UsageError
-from stoker.launch.topology import Topology
+from stoker.launch.topology import Topology, hosts_of
 from stoker.records import Json, read_text
 from stoker.records.base import Document
 from stoker.records.hyperparameters import arguments, decoded, in_order, literal
@@ -149,7 +149,7 @@ def _cluster(topology: Topology, config: Document) -> dict[str, Json]:
     cluster: dict[str, Json] = {
         **current,
         "current_group_name": topology.group.name,
-        "hosts": [host for group in topology.groups for host in group.hosts],
+        "hosts": list(hosts_of(topology.groups)),
         "instance_groups": list(groups.values()),
         "network_interface_name": topology.network_interface,
     }

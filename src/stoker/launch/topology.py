@@ -7,8 +7,9 @@ Pods know all groups with the pattern of their hosts' DNS names, their own group
 (RunEnvironment.pod_groups, group), and their number in it (JOB_COMPLETION_INDEX).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,10 @@ class HostGroup:
     role: Role
     instance_type: str
     hosts: tuple[str, ...]
+
+
+def hosts_of(groups: Iterable[HostGroup]) -> tuple[str, ...]:
+    return tuple(chain.from_iterable(group.hosts for group in groups))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,7 @@ class Topology:
 
     @property
     def data_hosts(self) -> tuple[str, ...]:
-        return tuple(h for group in self.groups if group.role == "data" for h in group.hosts)
+        return hosts_of(group for group in self.groups if group.role == "data")
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -205,7 +210,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
             _Group(
                 instance_group_name=group.name,
                 instance_type=group.instance_type,
-                hosts=tuple(group.host(index) for index in range(group.count)),
+                hosts=tuple(map(group.host, range(group.count))),
             )
             for group in variables.pod_groups
         ),
@@ -231,7 +236,7 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
             where="variable STOKER_ROLES",
             fix="the groups are: " + ", ".join(names),
         )
-    hosts = [name for group in groups for name in group.hosts]
+    hosts = hosts_of(groups)
     if len(set(hosts)) != len(hosts):
         raise UsageError("a host is listed twice: " + ", ".join(hosts), where=where)
     if host not in hosts:

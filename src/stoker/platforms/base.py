@@ -195,6 +195,8 @@ class LogLine:
 
 
 RequestT = TypeVar("RequestT")
+# vCPUs and GPUs by instance type.
+InstanceSizes = Mapping[str, tuple[int, int]]
 
 
 class Run(ABC):
@@ -235,7 +237,7 @@ class Run(ABC):
     def clean_up(self) -> None:  # noqa: B027
         """Deletes what the platform would keep of an ended job; never raises."""
 
-    def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
+    def load_words(self, sizes: InstanceSizes) -> Sequence[str]:
         """Returns how busy the hosts were, one line per group, where the platform measures it.
 
         `sizes` has the vCPUs and GPUs of instance types.

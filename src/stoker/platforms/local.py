@@ -170,19 +170,22 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
 
 def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
     """Returns the resourceconfig.json that SageMaker would write for `host`."""
+    groups: list[Json] = []
+    for group in request.job.groups:
+        hosts = [other.name for other in request.hosts if other.group == group.name]
+        groups.append(
+            {
+                "instance_group_name": group.name,
+                "instance_type": group.instance_type,
+                "hosts": hosts,
+            }
+        )
     return {
         "current_host": host.name,
         "current_instance_type": host.instance_type,
         "current_group_name": host.group,
         "hosts": [other.name for other in request.hosts],
-        "instance_groups": [
-            {
-                "instance_group_name": group.name,
-                "instance_type": group.instance_type,
-                "hosts": [other.name for other in request.hosts if other.group == group.name],
-            }
-            for group in request.job.groups
-        ],
+        "instance_groups": groups,
         # For NCCL, gloo and Open MPI.
         "network_interface_name": "lo",
     }

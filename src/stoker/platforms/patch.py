@@ -87,13 +87,12 @@ def check_patch(patch: Document, base: Document, *, key: str, reserved: Mapping[
 def unreserved(value: Json, reserved: Mapping[str, str], path: Path = ()) -> Json:
     """Returns the part of a request that a patch may set, without empty and false values."""
     if isinstance(value, Mapping):
-        parts = [((*path, name), name, item) for name, item in value.items()]
-        return {
-            name: kept
-            for place, name, item in parts
-            if not any(_is_at(place, pattern) for pattern in reserved)
-            and (kept := unreserved(item, reserved, place)) not in (None, False, "", {}, [])
-        }
+        kept = {}
+        for name, item in value.items():
+            place = (*path, name)
+            if not any(_is_at(place, pattern) for pattern in reserved):
+                kept[name] = unreserved(item, reserved, place)
+        return {name: item for name, item in kept.items() if item not in (None, False, "", {}, [])}
     if isinstance(value, list | tuple) and path and path[-1] in _NAMED:
         items = _by_name(value, path[-1]).items()
         return [unreserved(item, reserved, (*path, name)) for name, item in items]

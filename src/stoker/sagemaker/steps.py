@@ -406,8 +406,9 @@ class SageMakerPipelineRun:
 
     def words(self, *more: str, has_hyperparameters: bool = False) -> list[Text]:
         """Returns `--param NAME=VALUE` for each parameter that a run can change, and for `more`."""
-        names = (*self.request.passed, *more)
-        words = [w for n in names for w in ("--param", text(f"{n}=", self.value(n)))]
+        words: list[Text] = []
+        for name in (*self.request.passed, *more):
+            words += ["--param", text(f"{name}=", self.value(name))]
         if has_hyperparameters:
             options = self.request.hyperparameters
             words += [text(argument_of(each, ""), self.value(each.name)) for each in options]

@@ -241,11 +241,10 @@ class _KnownProcess:
         topology = self._run.topology
         members = (topology.leader,), topology.dnn_hosts, topology.data_hosts
         hosts = dict(zip(TF_TASKS, members, strict=True))
-        cluster = {
-            name: [self._reached(host, name) for host in hosts[name]]
-            for name in TF_TASKS
-            if name in self._engine.ports
-        }
+        cluster = {}
+        for name in TF_TASKS:
+            if name in self._engine.ports:
+                cluster[name] = [self._reached(host, name) for host in hosts[name]]
         is_one = topology.host in hosts[task]
         index = hosts[task].index(topology.host) if is_one else 0
         return json.dumps({"cluster": cluster, "task": {"type": task, "index": index}})

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -70,7 +71,7 @@ def command_of(
     return (
         # Without its path, which it would add to the daemons' command line.
         MPIRUN,
-        *(word for name, value in settings.items() for word in ("--mca", name, value)),
+        *chain.from_iterable(("--mca", *setting) for setting in settings.items()),
         *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
         # Not bound to cores, mpirun's default: a rank's data workers would share its cores.
         *("-np", str(len(places) * processes_per_host), "--map-by", "slot", "--bind-to", "none"),

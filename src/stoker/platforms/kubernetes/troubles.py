@@ -145,10 +145,9 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
 def exceeds(message: str, *, times: int) -> bool:
     """Returns whether a quota's whole limit is below `times` the request that it refused."""
     match = _QUOTA.search(message)
-    requested, limited = (
-        dict(part.partition("=")[::2] for part in (match[key].split(",") if match else ()))
-        for key in ("requested", "limited")
-    )
+    if match is None:
+        return False
+    requested, limited = _amounts(match["requested"]), _amounts(match["limited"])
     try:
         return any(
             times * amount(requested[key]) > amount(limited[key])
@@ -156,6 +155,11 @@ def exceeds(message: str, *, times: int) -> bool:
         )
     except ArithmeticError:
         return False
+
+
+def _amounts(listed: str) -> dict[str, str]:
+    """Returns amounts by resource: `cpu=4,memory=1Gi`."""
+    return dict(part.partition("=")[::2] for part in listed.split(","))
 
 
 def is_of_quota(message: str) -> bool:

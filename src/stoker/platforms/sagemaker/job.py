@@ -1,7 +1,7 @@
 """A training job on SageMaker, followed to its end: its states, log and outputs."""
 
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
@@ -11,7 +11,7 @@ from stoker.environment import pipeline_execution
 from stoker.errors import NoCapacityError, PlatformError, ServiceError, StokerError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import JobEnd, leader_record
+from stoker.platforms.base import InstanceSizes, JobEnd, leader_record
 from stoker.platforms.follow import FollowedRun
 from stoker.platforms.sagemaker.checks import settings_of
 from stoker.platforms.sagemaker.lineage import kept_lineage
@@ -285,7 +285,7 @@ class SageMakerRun(FollowedRun):
     def _repeated(self, call: Callable[[], ResultT], *, until: float) -> ResultT:
         return self._aws.repeated(call, seconds=max(0.0, until - self._aws.clock()))
 
-    def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
+    def utilisation(self, sizes: InstanceSizes) -> tuple[GroupLoad, ...]:
         """Returns the average load of each group's hosts so far; () before the training begins."""
         state, roster = self._state, self._labels.roster
         if state is None or state.began_at is None or not roster:
@@ -304,7 +304,7 @@ class SageMakerRun(FollowedRun):
         )
         return group_loads(loads, types=types)
 
-    def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
+    def load_words(self, sizes: InstanceSizes) -> Sequence[str]:
         try:
             return utilisation_words(self.utilisation(sizes)).splitlines()
         except StokerError as err:

@@ -3,11 +3,13 @@
 CloudWatch adds up CPU over cores and GPU over GPUs. Here a load is a fraction of what the host has.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.platforms.aws import Aws
+from stoker.platforms.base import InstanceSizes
 from stoker.records import Json, bare_type
 from stoker.records.base import Document
 
@@ -54,7 +56,7 @@ def read_utilisation(
     job_name: str,
     roster: Mapping[str, str],
     types: Mapping[str, str],
-    sizes: Mapping[str, tuple[int, int]],
+    sizes: InstanceSizes,
     begin: datetime,
     end: datetime,
     now: datetime | None = None,
@@ -101,8 +103,7 @@ def metric_queries(
                 "Stat": "Average",
             },
         }
-        for index, host in enumerate(hosts)
-        for metric in _METRICS
+        for (index, host), metric in itertools.product(enumerate(hosts), _METRICS)
     ]
 
 
@@ -111,7 +112,7 @@ def loads_in(
     *,
     roster: Mapping[str, str],
     types: Mapping[str, str],
-    sizes: Mapping[str, tuple[int, int]],
+    sizes: InstanceSizes,
 ) -> tuple[HostLoad, ...]:
     """Returns the load of each host in an answer of GetMetricData.
 
@@ -171,7 +172,7 @@ def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
     return kept * max(1, int(points))
 
 
-def _size(kind: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+def _size(kind: str, sizes: InstanceSizes) -> tuple[int, int]:
     bare = bare_type(kind)
     return sizes.get(kind) or sizes.get(bare) or sizes.get(f"ml.{bare}") or (0, 0)
 

@@ -1,11 +1,11 @@
 """What can be seen of a training job of one group without running it: the load of its hosts."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
+from stoker.platforms.base import InstanceSizes
 from stoker.platforms.sagemaker.load import (
     DAY_SECONDS,
     NAMESPACE,
@@ -61,7 +61,7 @@ def observe_job(
     aws: Aws,
     state: TrainingJobState,
     *,
-    sizes: Mapping[str, tuple[int, int]],
+    sizes: InstanceSizes,
     now: datetime,
 ) -> ObservedJob:
     """Reads the load of a job's hosts.
