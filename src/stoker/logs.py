@@ -123,6 +123,7 @@ class EventName(StrEnum):
     LOCAL_WORKER_DIED = auto()  # A worker process on the trainer's host died; a new one starts.
     LOGS_READ_FAILED = auto()  # The job's log could not be read.
     MALFORMED_PEER = auto()  # A peer sent something that is not a valid message.
+    MEMORY_SHORT = auto()  # Fewer batches wait on a host, whose memory is nearly used up.
     MESSAGE_REFUSED = auto()  # A message was malformed or not authenticated.
     MESSAGE_SEND_FAILED = auto()  # A message could not be sent.
     METRIC_NOT_A_NUMBER = auto()  # A metric of the script is NaN, infinite or not a number.

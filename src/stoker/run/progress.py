@@ -71,6 +71,7 @@ _WARNINGS = (
     EventName.LOADER_NOT_BALANCED,
     EventName.LOADER_NOT_SHIPPABLE,
     EventName.LOADERS_TOO_SHORT,
+    EventName.MEMORY_SHORT,
     EventName.METRICS_SERVE_FAILED,
     EventName.MLFLOW_FAILED,
     EventName.NO_PROGRESS,

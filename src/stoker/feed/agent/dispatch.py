@@ -18,6 +18,7 @@ from typing import Protocol, TypedDict
 from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
+from stoker.feed.memory_guard import MemoryGuard
 from stoker.feed.wire import protocol
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import Maker
@@ -130,6 +131,8 @@ class CreditPool:
         self._set = per_worker
         self._for_dry = per_worker
         self.per_worker = per_worker
+        # Fewer batches may wait where memory is short.
+        self.memory_share = 1.0
         self._costs: deque[float] = deque(maxlen=_MAX_COSTS)
         self._measured = 0
         self._begun: set[int] = set()
@@ -143,7 +146,7 @@ class CreditPool:
         active = {s.name: s for s in sessions if s.is_active(now)} | {session.name: session}
         ranks = sorted({other.rank for other in active.values()})
         names = sorted(name for name, other in active.items() if other.rank == session.rank)
-        total = self._workers * self.per_worker
+        total = self._workers * max(1, int(self.per_worker * self.memory_share))
         of_rank = _part(total, len(ranks), ranks.index(session.rank))
         return max(1, _part(of_rank, len(names), names.index(session.name)))
 
@@ -345,6 +348,7 @@ class Dispatch:
         self._queue = Queue()
         self._credits = CreditPool(workers=workers, per_worker=feed.credits)
         self._max_bytes = memory.max_bytes(feed)
+        self._guard = MemoryGuard()
         self.num_begun = 0
 
     @property
@@ -370,6 +374,10 @@ class Dispatch:
             self._log.event(
                 EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.batch_number
             )
+        words = self._guard.tick(time.monotonic())
+        if words:
+            self._log.event(EventName.MEMORY_SHORT, text=words)
+        self._credits.memory_share = self._guard.share
         self._credits.adapt()
         self.share_credits()
 
@@ -490,7 +498,8 @@ class Dispatch:
         batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
         waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
         # One batch is always allowed, of any size: else no memory would ever be returned.
-        return waiting <= self._max_bytes or not (self.num_begun or sent_bytes)
+        most = self._max_bytes * self._guard.share
+        return waiting <= most or not (self.num_begun or sent_bytes)
 
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key

@@ -21,6 +21,7 @@ from stoker.environment import ProcessSettings
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory, why_unfed
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, known_process
+from stoker.feed.memory_guard import MemoryGuard
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
@@ -128,12 +129,13 @@ class Requester:
     def _max_bytes(self, session: FeedSession) -> int:
         """Returns how many bytes a loader's batches may have, next to those of other loaders."""
         sessions = self._shared.sessions
+        total = int(session.max_bytes * self._shared.memory_share)
         if len(sessions) == 1:
-            return session.max_bytes
+            return total
         # At each turn, because what other loaders hold changes with each batch.
         others = [s.schedule for s in sessions.values() if s is not session and s.is_busy]
         taken = [other.committed_bytes for other in others]
-        return memory.allowance(session.max_bytes, taken=taken)
+        return memory.allowance(total, taken=taken)
 
     def _send_orders(self, session: FeedSession, now: float) -> None:
         lost: list[Result] = []
@@ -314,6 +316,7 @@ class IoThread:
         self._poll = select.poll()
         self._link_of: dict[int, Link] = {}
         self._links: dict[str, AgentLink] = {}
+        self._guard = MemoryGuard()
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[SessionState] = []
         self._has_begun = False
@@ -489,6 +492,7 @@ class IoThread:
                 link.tick(now)
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
+            self._guard_memory(now)
             self._report()
         with self._shared.lock:
             self._has_begun = self._has_begun or bool(self._shared.sessions)
@@ -507,6 +511,12 @@ class IoThread:
         # Without the lock: they may take seconds to stop, and the script would get no batch.
         for local in locals_ended:
             local.close()
+
+    def _guard_memory(self, now: float) -> None:
+        words = self._guard.tick(now)
+        self._shared.memory_share = self._guard.share
+        if words and self._settings.rank == 0:
+            self._shared.log.event(EventName.MEMORY_SHORT, text=words)
 
     def _tick_session(self, session: FeedSession, now: float) -> None:
         if session.has_news:

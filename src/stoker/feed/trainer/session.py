@@ -472,6 +472,8 @@ class SharedState:
         self.timeline = timeline
         self.log = log
         self.pinned = pinned or PinnedMemory()
+        # Of `feed.max_bytes`; see MemoryGuard.
+        self.memory_share = 1.0
         self.receivers: weakref.WeakSet[BatchReceiver] = weakref.WeakSet()
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False

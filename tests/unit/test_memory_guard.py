@@ -1,0 +1,122 @@
+"""Fewer batches wait where memory is nearly used up, and more again once there is room."""
+
+import pytest
+
+from stoker.feed.agent.dispatch import AgentSession, CreditPool
+from stoker.feed.memory_guard import MemoryGuard
+from stoker.host import machine, memory_usage
+from stoker.host.memory_usage import MemoryUse, memory_use
+
+GB = 1_000_000_000
+
+
+def guard_of(*shares: float | None) -> MemoryGuard:
+    """A guard that sees these shares of 10 GB in use, one each time it looks."""
+    left = iter(shares)
+
+    def look() -> MemoryUse | None:
+        share = next(left)
+        return None if share is None else MemoryUse(int(share * 10 * GB), 10 * GB, is_cgroups=True)
+
+    return MemoryGuard(look)
+
+
+def test_less_may_wait_step_by_step_and_it_is_said_once():
+    guard = guard_of(*[0.95] * 6)
+    said = [guard.tick(100.0 + 2 * step) for step in range(6)]
+    assert guard.share == 1 / 16
+    assert said[0].startswith(
+        "9.50 GB of 10.0 GB, its memory limit, are in use: fewer batches wait"
+    )
+    assert said[1:] == [""] * 5
+
+
+def test_what_waits_is_taken_before_the_next_step():
+    guard = guard_of(0.95, 0.95, 0.95)
+    for now in (100.0, 101.0, 102.0):
+        guard.tick(now)
+    assert guard.share == 1 / 4
+
+
+def test_between_the_two_bounds_nothing_changes():
+    guard = guard_of(0.95, *[0.85] * 20)
+    for second in range(21):
+        guard.tick(100.0 + second)
+    assert guard.share == 1 / 2
+
+
+def test_more_may_wait_again_once_there_is_room_for_a_while():
+    guard = guard_of(0.95, 0.95, *[0.5] * 30)
+    shares = []
+    for second in range(32):
+        guard.tick(100.0 + 2 * second)
+        shares.append(guard.share)
+    assert shares[1] == 1 / 4
+    assert shares[2:5] == [1 / 4] * 3
+    assert shares[-1] == 1.0
+
+
+def test_where_nothing_is_known_nothing_changes():
+    guard = guard_of(None)
+    assert guard.tick(100.0) == ""
+    assert guard.share == 1.0
+
+
+def test_an_agent_gives_fewer_credits_but_one_for_each_worker():
+    pool = CreditPool(workers=4, per_worker=8)
+    session = AgentSession("one", b"", 0, "spec", "batch")
+    assert pool.share(session, [session], 0.0) == 32
+    pool.memory_share = 1 / 4
+    assert pool.share(session, [session], 0.0) == 8
+    pool.memory_share = 1 / 16
+    assert pool.share(session, [session], 0.0) == 4
+
+
+FILES = {
+    "version 2": (
+        "0::/pod/main\n",
+        {
+            "pod/main/memory.max": "max",
+            "pod/main/memory.current": "5000",
+            "pod/memory.max": "10000",
+            "pod/memory.current": "9700",
+            "pod/memory.stat": "anon 9000\ninactive_file 700\nactive_file 10\n",
+        },
+        MemoryUse(9000, 10000, is_cgroups=True),
+    ),
+    "version 1": (
+        "5:memory:/job\n",
+        {
+            "memory/job/memory.limit_in_bytes": "10000",
+            "memory/job/memory.usage_in_bytes": "9900",
+            "memory/job/memory.stat": "inactive_file 100\ntotal_inactive_file 400\n",
+        },
+        MemoryUse(9500, 10000, is_cgroups=True),
+    ),
+    "the machine is nearer": (
+        "0::/a\n",
+        {"a/memory.max": "10000", "a/memory.current": "10"},
+        MemoryUse(75 * 1024, 100 * 1024, is_cgroups=False),
+    ),
+    "no cgroups": ("", {}, MemoryUse(75 * 1024, 100 * 1024, is_cgroups=False)),
+}
+
+
+@pytest.mark.parametrize(("membership", "files", "expected"), FILES.values(), ids=FILES)
+def test_the_use_nearest_to_its_limit_counts(membership, files, expected, tmp_path, monkeypatch):
+    (tmp_path / "membership").write_text(membership)
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemFree: 3 kB\nMemAvailable: 25 kB\n")
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(memory_usage, "_MEMINFO", tmp_path / "meminfo")
+    assert memory_use() == expected
+
+
+def test_this_machine_has_a_use():
+    use = memory_use()
+    assert use is not None
+    assert 0 < use.used_bytes < use.limit_bytes
