@@ -3,7 +3,9 @@
 Prints one JSON line per batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
 prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
 stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, and
-after how many batches. With `until`, a file, it takes up epochs until that is there.
+after how many batches. With `until`, a file, it takes up epochs until that is there. With `save`, a
+file, it saves its loader's state there before batch `save_at` of epoch `save_epoch`, and ends; with
+`load` it begins from such a file.
 """
 
 import hashlib
@@ -25,13 +27,15 @@ import stoker
 
 # Numbers of samples or batches, a file, a length: none, unless they are given.
 _PLACES = ("pause_at", "pause_before", "break_at", "raise_at", "die_at", "until", "length")
-DEFAULTS = dict.fromkeys(_PLACES) | {
+_FILES = ("save", "load", "save_at")
+DEFAULTS = dict.fromkeys((*_PLACES, *_FILES)) | {
     "kind": "sharded",
     "samples": 40,
     "epochs": 2,
     "num_workers": 2,
     "sample_seconds": 0.0,
     "pause_epoch": 0,
+    "save_epoch": 0,
     "left": {},
     "loaders": 1,
     "rank": 0,
@@ -145,7 +149,7 @@ def main() -> None:
     make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
     generator = torch.Generator().manual_seed(3) if given["generator"] else None
     init = use_shard if given["init"] else None
-    loaders = [
+    loaders: list = [
         make(
             dataset_of(given, number),
             num_workers=given["num_workers"],
@@ -155,9 +159,14 @@ def main() -> None:
         )
         for number in range(given["loaders"])
     ]
+    first_epoch = 0
+    if given["load"] is not None:
+        state = torch.load(given["load"], weights_only=True)
+        first_epoch, given["first"] = state["epoch"], state["num_yielded"]
+        loaders[0].load_state_dict(state)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for epoch in range(given["epochs"]):
+        for epoch in range(first_epoch, given["epochs"]):
             if epoch == given["pause_before"]:
                 say(pause=epoch)
                 sys.stdin.readline()
@@ -176,7 +185,7 @@ def run_epoch(given: dict, epoch: int, loaders: list) -> None:
     if given["ask_length"]:
         say(lengths=[len(loader) for loader in loaders])
     iterators = [iter(loader) for loader in loaders]
-    batch = 0
+    batch = given.pop("first", 0)
     left_at = given["left"].get(str(epoch))
     while any(iterator is not None for iterator in iterators):
         for number, iterator in enumerate(iterators):
@@ -188,6 +197,9 @@ def run_epoch(given: dict, epoch: int, loaders: list) -> None:
                 sys.stdin.readline()
             if batch == left_at:
                 return
+            if (batch, epoch) == (given["save_at"], given["save_epoch"]):
+                torch.save(loaders[0].state_dict(), given["save"])
+                raise SystemExit
             try:
                 value = next(iterator)
             except StopIteration:

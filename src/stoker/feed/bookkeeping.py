@@ -24,6 +24,7 @@ from stoker.feed.bad_samples import FILE_OF_RANK, BadSampleFile, BadSamples, Bad
 from stoker.feed.data_worker import is_worker
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
+from stoker.feed.stream_progress import StreamProgress, StreamState
 from stoker.feed.timeline import FILE, Timeline
 from stoker.feed.wire.imported_code import INSTALLED
 from stoker.feed.wire.protocol import BadSample
@@ -66,7 +67,8 @@ class EpochBeginning(TypedDict):
         digest: Checksum of everything that the sampler gave.
         at_iter, at_draw: When the sampler's iterator was made, and first asked.
         ahead: What was drawn and not yielded, for samplers with a `state_dict`.
-        dataset: The state of an iterable dataset with a `state_dict`.
+        dataset: The state of an iterable dataset with a `state_dict`, which the trainer reads.
+        stream: Of an iterable dataset; not in states of earlier versions.
     """
 
     num_yielded: int
@@ -77,6 +79,7 @@ class EpochBeginning(TypedDict):
     at_draw: SamplerSnapshot | None
     ahead: list[object]
     dataset: object
+    stream: NotRequired[StreamState]
 
 
 class LoaderState(TypedDict):
@@ -179,6 +182,7 @@ class Position:
         num_handed: Batches whose indices were handed out, to be made.
         ahead: Also the last one yielded, which may be held back from the script.
         resumed: What is still to be replayed of a loaded state.
+        stream: Of an iterable dataset whose loader has a `state_dict`.
     """
 
     epoch: int
@@ -196,6 +200,7 @@ class Position:
     is_inline: bool = False
     is_over: bool = False
     rewind: Rewind | None = None
+    stream: StreamProgress | None = None
 
     def ahead_of(self, num_held: int) -> list[object]:
         count = self.num_drawn - (self.num_yielded or 0) + num_held
@@ -266,6 +271,20 @@ class LoaderBooks:
     bad: BadSamples | None = None
     seeding: str | None = None
     life: LoaderLife = field(default_factory=LoaderLife)
+
+    def pending_state(self) -> LoaderState | None:
+        """Returns the loaded state that the next epoch begins from."""
+        position = self.position
+        if self.loaded is not None or position is None or position.is_over:
+            return self.loaded
+        # Its iterator was dropped before it gave anything.
+        return position.resumed
+
+    def pending_stream(self) -> StreamState | None:
+        """Returns the state in mid-epoch of an iterable dataset, where the next epoch has one."""
+        state = self.pending_state()
+        begun = state and state["begun"]
+        return begun.get("stream") if begun else None
 
     def next_epoch(self) -> int:
         self.epochs += 1

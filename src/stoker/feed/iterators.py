@@ -5,14 +5,19 @@ epoch, n). Without workers the trainer's own random state is restored after each
 `seeding: torch` and iterable datasets behave as with torch in every respect.
 """
 
+import contextlib
+import copy
+import functools
+import itertools
 import multiprocessing
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from torch._C._autograd import _profiler_enabled
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
@@ -25,15 +30,25 @@ from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
-from stoker.feed.loader_state import seeding_of
+from stoker.feed.loader_state import Stateful, seeding_of
 from stoker.feed.sampler import SamplerOrder, yielded
-from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
+from stoker.feed.seeding import (
+    Numbered,
+    Occurrences,
+    OneByOne,
+    Seeder,
+    Seeding,
+    makes_many,
+    set_states,
+    states_here,
+)
+from stoker.feed.stream_progress import ShardProgress, StreamProgress
 from stoker.feed.timeline import Steps
 from stoker.feed.tolerance import OnError, ToleratedBatch, TorchsFetcher, tolerate
+from stoker.feed.wire.dataset import DatasetSpec, StartMethod
 from stoker.feed.wire.protocol import BadSample
-
-if TYPE_CHECKING:
-    from stoker.feed.wire.dataset import StartMethod
+from stoker.feed.workers.torch_streams import InlineStream, OfShard, StreamInit, resumed_streams
+from stoker.logs import EventName, Log
 
 
 class Epoch:
@@ -66,12 +81,15 @@ class Epoch:
         is_many = loader._auto_collation and makes_many(loader.dataset)
         if seeding == "sample" and not is_many:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
+        self._num_shards = settings.feed.shards or self.num_workers
         self._replica = settings.feed.replica(settings.rank)
         self.id = -1
+        # Those of a loaded state, until the epoch ends.
+        self.has_other_workers = False
         usage = process.timeline.usage
         if usage is not None:
             is_stream = loader._dataset_kind == _DatasetKind.Iterable
-            shards = (settings.feed.shards or self.num_workers) if is_stream else 0
+            shards = self._num_shards if is_stream else 0
             usage.reads(self._books.number, type(loader), shards=shards)
         self._begin()
 
@@ -79,7 +97,48 @@ class Epoch:
         self.order.begin(again=True)
         self._begin()
 
+    def track(self, *, num_workers: int, num_shards: int, is_inline: bool = False) -> None:
+        """Begins to count the shards of an iterable dataset, if its loader has a `state_dict`.
+
+        A resumed one has those of its state.
+        """
+        position = self.order.position
+        if self.order.keeps_stream and position.stream is None:
+            position.stream = StreamProgress(
+                num_workers=num_workers,
+                shards=[ShardProgress() for _ in range(num_shards)],
+                is_inline=is_inline,
+            )
+
+    @property
+    def stream(self) -> StreamProgress | None:
+        return self.order.position.stream
+
+    @property
+    def resumed_stream(self) -> StreamProgress | None:
+        """The progress of an iterable dataset that is resumed, until its first batch is there."""
+        position = self.order.position
+        return None if position.resumed is None else position.stream
+
+    def say_resumed(self, stream: StreamProgress) -> None:
+        """Says how long it took to make a stream's batches again, once its first one is there."""
+        settings = self._process.settings
+        seconds = self.now() - self._began
+        words = (
+            f"the stream resumes at batch {stream.num_resumed + 1} of epoch {self.number}: "
+            f"{stream.num_resumed} batches were made again and not handed out, which took "
+            f"{seconds:.1f} s"
+        )
+        if len(stream.shards) != self._num_shards:
+            words += (
+                f"; until the end of the epoch it keeps the {len(stream.shards)} shards of its "
+                f"state, then the script's {self._num_shards}"
+            )
+        log = Log(run=settings.run_id, host=settings.host)
+        log.event(EventName.STREAM_RESUMED, rank=settings.rank, text=words)
+
     def _begin(self) -> None:
+        self._began = self.now()
         self.number = self.order.position.epoch
         self._next_batch_number = self.order.position.first
         self._sizes: deque[int] = deque()
@@ -210,6 +269,41 @@ class CountedIterator:
     def _index_sampler(self, sampler: object) -> None:
         pass
 
+    # torch draws it for data pipes; the workers of a resumed epoch begin with the state's.
+    @property
+    def _shared_seed(self) -> int | None:
+        resumed = self._epoch.resumed_stream
+        if resumed is not None and not resumed.is_inline:
+            return resumed.shared_seed
+        return self._drawn_shared_seed
+
+    @_shared_seed.setter
+    def _shared_seed(self, drawn: int | None) -> None:
+        self._drawn_shared_seed = drawn
+
+    def _note_shared_seed(self) -> None:
+        if self._epoch.stream is not None:
+            self._epoch.stream.shared_seed = self._shared_seed
+
+    @contextlib.contextmanager
+    def _undrawn(self, loader: "DataLoader[object] | LoaderView") -> Iterator[None]:
+        """Has the seeds of a resumed stream drawn without a trace: a state has them already."""
+        if self._epoch.resumed_stream is None:
+            yield
+            return
+        roots = {"generator": loader.generator}
+        states = states_here(roots)
+        yield
+        set_states(states, roots)
+
+    def _is_replaced(self, loader: "DataLoader[object]") -> bool:
+        """Puts another iterator in its place, where it had the workers of a loaded state."""
+        if not self._epoch.has_other_workers:
+            return False
+        loader._iterator = None
+        loader._iterator = loader._get_iterator()
+        return True
+
     def opened(self, seconds: float) -> None:
         """Records how long iter() took."""
         self._epoch.steps.opened(seconds)
@@ -243,6 +337,7 @@ class CountedIterator:
 
     def _counted(self, next_batch: Callable[[], object]) -> object:
         position = self._epoch.order.position
+        resumed = self._epoch.resumed_stream
         try:
             batch = self._epoch.timed(next_batch)
         except StopIteration:
@@ -252,6 +347,8 @@ class CountedIterator:
             yielded(position, self._num_taken())
             raise
         yielded(position, self._num_taken())
+        if resumed is not None and resumed.num_resumed:
+            self._epoch.say_resumed(resumed)
         return batch
 
 
@@ -278,11 +375,8 @@ class TrainerMaker:
             tolerate(cast("TorchsFetcher", fetcher), on_error)
 
     def make(self, numbered: Numbered) -> object:
-        before, _here.is_making = _is_making_here(), True
-        try:
+        with _making_here():
             return self._fetcher.fetch(numbered.index if self._seeding == "torch" else numbered)
-        finally:
-            _here.is_making = before
 
 
 WorkerInit = Callable[[int], object]
@@ -404,7 +498,12 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
-        super().__init__(loader)
+        self._inline: InlineStream | None = None
+        epoch.track(num_workers=0, num_shards=1, is_inline=True)
+        if epoch.stream is None:
+            super().__init__(loader)
+        else:
+            self._begin_stream(loader, epoch.stream)
         self._ask_sampler_again()
         fetcher = self._dataset_fetcher
         if epoch.seeding != "torch":
@@ -415,22 +514,44 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
             tolerate(fetcher, epoch.on_error)
         weakref.finalize(self, epoch.end_in_finalizer)
 
+    def _begin_stream(
+        self, loader: "DataLoader[object] | LoaderView", progress: StreamProgress
+    ) -> None:
+        order, dataset = self._epoch.order, loader.dataset
+        state = order.position.resumed
+        begun = state and state["begun"]
+        inline = InlineStream(cast("DataLoader[object]", loader), progress)
+        has_own = begun is not None and begun["dataset"] is not None
+        if begun is not None and has_own and isinstance(dataset, Stateful):
+            dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
+            inline.skip()
+        # Seeds are drawn again, too, as when the epoch began.
+        order.keeps_draws = is_replayed = begun is not None and not has_own
+        with inline.begin(is_resumed=is_replayed), _making_here():
+            super().__init__(loader)
+            inline.fetcher = self._dataset_fetcher
+            if is_replayed:
+                inline.make_again(next(self._sampler_iter))
+        order.keeps_draws = False
+        self._inline = inline
+        self._dataset_fetcher = inline
+
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        if self._is_replaced(loader):
+            return
         self._epoch.begin()
         super()._reset(loader, first_iter)
 
     def _next_data(self) -> object:  # type: ignore[override]
-        before, _here.is_making = _is_making_here(), True
-        try:
-            # Other loaders may read the same dataset, and watch it.
-            with making():
-                batch: object = super()._next_data()
-            return batch
-        finally:
-            _here.is_making = before
+        # Other loaders may read the same dataset, and watch it.
+        with _making_here(), making():
+            batch: object = super()._next_data()
+        return batch
 
     def _num_taken(self) -> int:
         position = self._epoch.order.position
+        if self._inline is not None:
+            return self._inline.progress.num_here
         return position.num_handed - position.first
 
 
@@ -440,13 +561,40 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
         self._user_init: WorkerInit | None = None
-        super().__init__(loader)
+        count = cast(int, loader.num_workers)
+        epoch.track(num_workers=count, num_shards=count)
+        # Batches that each worker was asked for in this epoch, or makes again.
+        self._num_asked = [0] * count
+        self._first_turn = 0
+        resumed = epoch.resumed_stream
+        if resumed is not None:
+            self._num_asked = [shard.num_made for shard in resumed.shards]
+            self._first_turn = resumed.next_number % len(resumed.shards)
+        with self._undrawn(loader):
+            super().__init__(loader)
+        if resumed is not None:
+            # To make batches again is no hang.
+            self._timeout = 0
         weakref.finalize(self, epoch.end_in_finalizer)
+
+    # In the order of the shards: torch begins with the first one.
+    @property
+    def _worker_queue_idx_cycle(self) -> "itertools.cycle[int]":
+        return self._turns
+
+    @_worker_queue_idx_cycle.setter
+    def _worker_queue_idx_cycle(self, turns: "itertools.cycle[int]") -> None:
+        self._turns = turns
+        for _ in range(self._first_turn):
+            next(turns)
+        self._first_turn = 0
 
     # torch stores the loader's function here, and passes this attribute to its workers.
     @property
     def _worker_init_fn(self) -> WorkerInit | None:
         epoch = self._epoch
+        if epoch.stream is not None:
+            return self._stream_init(epoch.stream)
         if epoch.seeding == "torch" and epoch.on_error == "raise":
             return self._user_init
         return SeedingInit(
@@ -458,18 +606,67 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, user: WorkerInit | None) -> None:
+        if isinstance(user, functools.partial) and isinstance(user.args[0], StreamInit):
+            # torch puts what it read here into the function that divides a data pipe.
+            user = functools.partial(user.func, self._user_init, *user.args[1:])
         self._user_init = user
+
+    def _stream_init(self, progress: StreamProgress) -> StreamInit:
+        spec = DatasetSpec(
+            dataset=None,
+            collate_fn=cast("Callable[[object], object]", self._collate_fn),
+            worker_init_fn=self._user_init,
+            auto_collation=self._auto_collation,
+            num_workers=progress.num_workers,
+            is_iterable=True,
+            drop_last=self._drop_last,
+        )
+        return StreamInit(
+            spec, resumed=resumed_streams(progress, persists=self._persistent_workers)
+        )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         if first_iter:
+            self._note_shared_seed()
             super()._reset(loader, first_iter)
             return
+        if self._is_replaced(loader):
+            return
         began = self._epoch.now()
+        before = self._epoch.stream
         self._epoch.begin()
+        self._timeout = loader.timeout
+        self._epoch.track(num_workers=self._num_workers, num_shards=self._num_workers)
+        if self._epoch.stream is not None and before is not None:
+            self._epoch.stream.follow(before, num_asked=self._num_asked)
+        self._num_asked = [0] * self._num_workers
         super()._reset(loader, first_iter)
+        self._note_shared_seed()
         self.opened(self._epoch.now() - began)
 
+    def _try_put_index(self) -> None:
+        number = self._send_idx
+        super()._try_put_index()
+        if self._send_idx > number:
+            worker_id, *_ = self._task_info[number]
+            self._num_asked[worker_id] += 1
+
+    def _next_data(self) -> object:  # type: ignore[override]
+        batch: object = super()._next_data()
+        progress = self._epoch.stream
+        if progress is None or not isinstance(batch, OfShard):
+            return batch
+        shard = progress.shards[batch.shard]
+        if batch.random:
+            shard.random, shard.earlier = batch.random, []
+        progress.deliver(batch.shard, batch.digest)
+        if isinstance(batch.batch, ExceptionWrapper):
+            batch.batch.reraise()  # type: ignore[no-untyped-call]
+        return batch.batch
+
     def _num_taken(self) -> int | None:
+        if self._epoch.stream is not None and getattr(self, "_in_order", True):
+            return self._epoch.stream.num_here
         # torch before 2.6 has no in_order, and always keeps the order.
         return int(self._rcvd_idx) if getattr(self, "_in_order", True) else None
 
@@ -481,6 +678,15 @@ _here = threading.local()
 
 def _is_making_here() -> bool:
     return bool(getattr(_here, "is_making", False))
+
+
+@contextlib.contextmanager
+def _making_here() -> Iterator[None]:
+    before, _here.is_making = _is_making_here(), True
+    try:
+        yield
+    finally:
+        _here.is_making = before
 
 
 def is_making() -> bool:
@@ -511,22 +717,31 @@ def worker_init_of(loader: "DataLoader[object]", *, num_shards: int = 0) -> Work
     return loader.worker_init_fn
 
 
-def start_method_of(loader: "DataLoader[object]") -> "StartMethod":
+def start_method_of(loader: "DataLoader[object]") -> StartMethod:
     """Returns how torch would start the loader's workers; fork, where it would start none."""
     if not loader.num_workers:
         return "fork"
     context = loader.multiprocessing_context or multiprocessing
     # Not to be fixed here: the script may still set it.
     chosen = context.get_start_method(allow_none=True)
-    return cast("StartMethod", chosen or multiprocessing.get_all_start_methods()[0])
+    return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
 
 
 def torch_iterator(
     loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int | None = None
 ) -> TorchIterator:
     seeding = seeding_of(loader, process)
+    stream = process.books(loader).pending_stream()
+    given = loader.num_workers if num_workers is None else num_workers
+    has_other_workers = False
+    if stream is not None:
+        # As many as there are shards; what data hosts made had a process even without workers.
+        count = 0 if stream["is_inline"] else len(stream["shards"])
+        has_other_workers = count != given
+        num_workers = count if has_other_workers else num_workers
     seen = loader if num_workers is None else with_workers(loader, num_workers)
     epoch = Epoch(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
+    epoch.has_other_workers = has_other_workers
     if seen.num_workers == 0:
         return SingleProcessIterator(seen, epoch)
     if num_workers is None:

@@ -81,8 +81,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
 
         Raises:
-            UsageError: In mid-epoch over an iterable dataset (except one with a `state_dict`, with
-                `num_workers=0` and no data group) or, with local workers, with `in_order=False`.
+            UsageError: In mid-epoch with local workers and `in_order=False`, or over an iterable
+                dataset that the script changed between two batches.
         """
         return dict(loader_state.state_of(self, this_process()))
 
@@ -91,7 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
         The number and placement of workers and hosts may differ. Sets torch's, Python's and NumPy's
         global random states as they were when it was saved: call it right before the loop, when
-        everything else is built. The sampler is run again up to the place, at the first batch.
+        everything else is built. The sampler is run again up to the place, at the first batch. An
+        iterable dataset makes again what the epoch had before, which is not handed out.
 
         Args:
             state_dict: What `state_dict` returned; an empty one changes nothing.
@@ -101,6 +102,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             UsageError: If the state is of a dataset of another length, of other samplers, batch
                 size, number of ranks or rank; names all differences. Later, from `iter` or the
                 first `next`, if the sampler does not give the same samples again.
+            FeedError: Later, if an iterable dataset does not give the same batches again.
         """
         # Scripts are not type-checked: without this the epoch would start from its first batch.
         if not isinstance(state_dict, Mapping):

@@ -37,6 +37,7 @@ from stoker.feed.bookkeeping import (
 )
 from stoker.feed.generators import any_kind_of
 from stoker.feed.seeding import Occurrences, Seeding, index_bytes
+from stoker.feed.stream_progress import ShardProgress, StreamProgress, progress_from
 from stoker.logs import EventName, Log
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.
@@ -221,7 +222,7 @@ def state_of(
     if books is None:
         return _state(loader, process, parts, LoaderBooks(0), now)
     position = books.position
-    loaded = books.loaded or (None if position is None else position.resumed)
+    loaded = books.pending_state()
     if loaded is not None:
         return _not_begun(loaded, now)
     state = _state(loader, process, parts, books, now)
@@ -357,12 +358,7 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
             "unknown",
             fix="use in_order=True, or save the state between epochs",
         )
-    dataset: object = None
-    if loader._dataset_kind != _DatasetKind.Map:
-        if not position.is_inline or not isinstance(loader.dataset, Stateful):
-            raise stream_error(loader.dataset)
-        dataset = copy.deepcopy(loader.dataset.state_dict())
-    return EpochBeginning(
+    begun = EpochBeginning(
         num_yielded=position.num_yielded - num_held,
         num_drawn=position.num_drawn,
         is_drawn_out=position.is_drawn_out,
@@ -370,16 +366,44 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
         at_iter=position.at_iter,
         at_draw=position.at_draw,
         ahead=[plain(index) for index in position.ahead_of(num_held)],
-        dataset=dataset,
+        dataset=None,
     )
+    if loader._dataset_kind != _DatasetKind.Map:
+        progress = position.stream
+        if progress is None or not progress.is_known:
+            raise stream_error(loader.dataset)
+        begun["stream"] = progress.state(begun["num_yielded"] - position.first)
+        # What it gave is all that it knows of: one held back would be lost.
+        if position.is_inline and not num_held and isinstance(loader.dataset, Stateful):
+            begun["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+    return begun
 
 
 def stream_error(dataset: object) -> UsageError:
     return UsageError(
-        f"cannot save the position of iterable dataset {type(dataset).__name__} in mid-epoch: only "
-        "its workers know it",
-        fix="save the state between epochs; or give the dataset state_dict and load_state_dict "
-        "and use num_workers=0 without a data group",
+        f"cannot save the position of iterable dataset {type(dataset).__name__} in mid-epoch: the "
+        "script changed it between two batches",
+        fix="save the state between epochs, or use num_workers=1 or more",
+    )
+
+
+def progress_of(begun: EpochBeginning, dataset: object, *, is_inline: bool) -> StreamProgress:
+    """Returns the progress of an iterable dataset; earlier versions saved only the dataset's own.
+
+    Raises:
+        UsageError: If the state has neither.
+    """
+    stream = begun.get("stream")
+    if stream is not None:
+        return progress_from(stream)
+    if not is_inline or not isinstance(dataset, Stateful):
+        raise UsageError(
+            f"the state has no position of iterable dataset {type(dataset).__name__}",
+            fix="load a state that this version has saved, or one of the end of an epoch",
+        )
+    count = begun["num_yielded"]
+    return StreamProgress(
+        num_workers=0, shards=[ShardProgress(num_made=count)], is_inline=True, next_number=count
     )
 
 

@@ -55,7 +55,10 @@ def placed_iterator(
     books = process.books(loader)
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     check_on_error(loader.dataset, process.settings.feed.on_error, is_map_style=is_map_style)
-    if not books.placement.is_fed:
+    stream = books.pending_stream()
+    # A resumed stream may draw from the trainer's random states until the end of its epoch.
+    is_inline = stream is not None and stream["is_inline"]
+    if is_inline or not books.placement.is_fed:
         # Neither data hosts nor a plan's workers may make it ahead.
         return torch_iterator(loader, process)
     if not _has_feed(process):

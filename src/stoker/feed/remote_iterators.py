@@ -23,6 +23,7 @@ from stoker.feed.iterators import CountedIterator, Epoch, start_method_of, worke
 from stoker.feed.loader_state import seeding_of
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.stream_progress import StreamProgress
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.trainer.pinned import current_device, device_in_use
@@ -78,7 +79,9 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         # Not yet: at the first batches the script may not have touched its accelerator.
         self._may_pin = False
         self._epoch = Epoch(process, loader, seeding=self._seeding, is_fed=True)
-        super().__init__(loader)
+        self._divide: Callable[[Scheduler], None] | None = None
+        with self._undrawn(loader):
+            super().__init__(loader)
         self._ask_sampler_again()
         books = process.books(loader)
         self._session = feed.session_for(books, new_schedule=self._new_schedule)
@@ -137,9 +140,12 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             is_eager=is_eager,
             pins_on=current_device() if self._pin_memory else self._unasked_pinning(),
             base_seed=None if seed is None else int(seed),
+            divide=self._divide,
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        if self._is_replaced(loader):
+            return
         self._session.cancel(self._epoch.id)
         self._epoch.steps.end()
         began = self._epoch.now()
@@ -183,6 +189,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
                 # From the next epoch on another one is made for this loader.
                 self._session.cancel(self._epoch.id)
                 in_step.turn(path)
+                self._skip_here(in_step, 0)
                 return
             in_step.look()
             self._begin_with_indices()
@@ -307,11 +314,16 @@ def _raising(error: BaseException | None) -> Iterator[Numbered]:
 
 def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSpec:
     num_shards = process.settings.feed.shards or 0
+    num_workers = loader.num_workers
+    resumed = process.books(loader).pending_stream()
+    if resumed is not None:
+        # The dataset sees the workers of the epoch that it continues.
+        num_shards, num_workers = len(resumed["shards"]), resumed["num_workers"]
     collate_fn = cast("Callable[[object], object]", loader.collate_fn)
     if _begins_balance(loader, process):
         collate_fn = MeasuringCollate(collate_fn)
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    shown_workers = loader.num_workers
+    shown_workers = num_workers
     if is_iterable:
         shown_workers = int(shown_workers > 0 or num_shards > 1)
     if next(factories_in(loader.dataset), None) is not None:
@@ -329,7 +341,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         worker_init_fn=init,
         auto_collation=loader._auto_collation,
         num_workers=shown_workers,
-        has_workers=loader.num_workers > 0,
+        has_workers=num_workers > 0,
         settings=InheritedSettings.of_this_process(),
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
@@ -400,7 +412,10 @@ class StreamIterator(FeedIterator):
         *,
         stay_here: Say | None = None,
     ) -> None:
+        self._noted: tuple[int, int] | None = None
         super().__init__(loader, process, feed, stay_here=stay_here)
+        if self._epoch.order.position.resumed is not None:
+            return
         has_workers = loader.num_workers > 0 or (process.settings.feed.shards or 1) > 1
         if isinstance(loader.dataset, IterDataPipe) and has_workers:
             # Torch's iterator with workers draws a second seed, for the epoch that it "resets" to.
@@ -417,6 +432,7 @@ class StreamIterator(FeedIterator):
         )
 
     def _begin(self) -> None:
+        self._begin_shards()
         # The same for every batch: torch's sampler of an iterable dataset gives the batch size.
         self._index: object = next(self._sampler_iter)
         self._indices = repeat(Numbered((), self._index))
@@ -427,11 +443,43 @@ class StreamIterator(FeedIterator):
         asked_each = AskedBatch(packed, (int(self._base_seed),), self._shared_seed)
         self._begin_with(iter(()), asked_each=asked_each)
 
+    def _begin_shards(self) -> None:
+        """Divides the stream as the script does, or as the state does from which it resumes."""
+        num_shards = self._process.settings.feed.shards or max(1, self._loader.num_workers)
+        self._epoch.track(num_workers=self._spec.num_workers and num_shards, num_shards=num_shards)
+        resumed = self._epoch.resumed_stream
+        if resumed is not None:
+            self._epoch.has_other_workers = len(resumed.shards) != num_shards
+            num_shards = len(resumed.shards)
+        self._noted = None
+        self._note_shared_seed()
+        self._divide = partial(_divide, num_shards=num_shards, resumed=resumed)
+
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
+        position = self._epoch.order.position
+        if position.stream is not None:
+            position.stream.is_known = False
         # What it gives next follows from what it gave.
-        for _ in range(num_taken):
+        for _ in range(position.first + num_taken):
             in_step.make(next(self._indices))
 
     def _next_data(self) -> object:  # type: ignore[override]
         self._epoch.numbered(int(self._base_seed), self._index)
-        return super()._next_data()
+        try:
+            return super()._next_data()
+        finally:
+            self._note_taken()
+
+    def _note_taken(self) -> None:
+        """Counts the batch that was delivered, or failed; after a signal it may be so again."""
+        schedule, progress = self._session.schedule, self._epoch.stream
+        assert isinstance(schedule, ShardScheduler)
+        if progress is None or schedule.last_taken in (None, self._noted):
+            return
+        self._noted = schedule.last_taken
+        schedule.show(progress)
+
+
+def _divide(schedule: Scheduler, *, num_shards: int, resumed: StreamProgress | None) -> None:
+    assert isinstance(schedule, ShardScheduler)
+    schedule.divide(num_shards, resumed=resumed)

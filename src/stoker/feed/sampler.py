@@ -1,6 +1,5 @@
 """A loader's index sampler, counted: how far an epoch is, of this process or a resumed one."""
 
-import copy
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
@@ -15,13 +14,13 @@ from stoker.feed.balance import SampleCosts, balanced
 from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.loader_state import (
-    Stateful,
     digest_with,
     generators_of,
+    progress_of,
     replay_sampler,
-    stream_error,
 )
 from stoker.feed.seeding import Occurrences
+from stoker.feed.stream_progress import StreamProgress
 
 
 class SamplerOrder:
@@ -41,7 +40,9 @@ class SamplerOrder:
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
         # Of a loader of torch's class no state can be asked for.
-        self._keeps_states = self._is_map_style and hasattr(loader, "state_dict")
+        has_state = hasattr(loader, "state_dict")
+        self._keeps_states = self._is_map_style and has_state
+        self.keeps_stream = has_state and not self._is_map_style
         # Not the loader: finalizers hold this, and would keep it alive.
         self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
@@ -51,19 +52,20 @@ class SamplerOrder:
         self.occurrences: Occurrences | None = None
         self._before_seed = torch.empty(0)
         self._draws_seed = False
+        # The draws of a base seed are not undone.
+        self.keeps_draws = False
         self.begin(again=False)
 
     def begin(self, *, again: bool) -> None:
         """Begins an epoch, or resumes a loaded one; as in torch, a seed is kept `again`."""
         books = self._books
         last = books.position
-        state = books.loaded
-        if last is not None and state is None:
+        state = books.pending_state()
+        if last is not None and books.loaded is None:
             last.cancel()
-            state = last.resumed  # Its iterator was dropped before it drew anything.
-        can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
-        if state is not None and state["begun"] is not None and not can_resume:
-            raise stream_error(self._dataset)
+        stream: StreamProgress | None = None
+        if state is not None and state["begun"] is not None and not self._is_map_style:
+            stream = progress_of(state["begun"], self._dataset, is_inline=self._is_inline)
         books.loaded = None
         if self._costs is not None:
             _begin_costs(self._costs, state)
@@ -84,6 +86,7 @@ class SamplerOrder:
         )
         if state is not None and state["begun"] is not None:
             self.position.resumed = state
+            self.position.stream = stream
             self.position.first = self.position.num_yielded = state["num_yielded"]
             self.position.num_handed = state["num_yielded"]
             self.position.base_seed = state["base_seed"]
@@ -98,7 +101,7 @@ class SamplerOrder:
     def drew_base_seed(self, seed: int) -> None:
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
-        if position.resumed is not None or is_kept:
+        if (position.resumed is not None and not self.keeps_draws) or is_kept:
             # Undone, so that the script's next draws are as in the run that saved the state.
             position.base_seed = books.base_seed
             if self._generator is None:
@@ -128,19 +131,10 @@ class SamplerOrder:
         position = self.position
         if self._rewound:
             position.rewind = Rewind(self._rewound, num_ahead=self._num_ahead)
-        if position.resumed is not None:
-            iterator: Iterator[object] = iter(())
-            if not self._is_map_style:
-                begun = position.resumed["begun"]
-                assert begun is not None
-                assert isinstance(self._dataset, Stateful)
-                self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
-                position.num_drawn = begun["num_drawn"]
-                position.resumed = None
-                iterator = iter(self._sampler)
+        if position.resumed is not None and self._is_map_style:
             self._before_seed = self._seeding_state()
-            return _Draws(self, position, iterator)
-        position.num_handed, position.num_drawn, position.digest = 0, 0, ""
+            return _Draws(self, position, iter(()))
+        position.num_handed, position.num_drawn, position.digest = position.first, 0, ""
         position.is_drawn_out = False
         position.at_draw = None
         position.ahead.clear()
@@ -241,7 +235,7 @@ class _Draws:
 
     def __next__(self) -> object:
         position = self._position
-        if position.resumed is not None:
+        if position.resumed is not None and position.stream is None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
             # At least where torch's loader is: `Rewind` goes back, not forward.
@@ -273,6 +267,7 @@ class _Draws:
 def yielded(position: Position, num_here: int | None) -> None:
     """Records how many batches (None: unknown) the script got of the resumed epoch."""
     position.num_yielded = None if num_here is None else position.first + num_here
+    position.resumed = None
     ahead = position.ahead
     while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:
         ahead.popleft()

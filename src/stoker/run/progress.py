@@ -90,6 +90,7 @@ _NOTES = (
     EventName.GPU_LOAD_UNREAD,
     EventName.PROGRESS_RESUMED,
     EventName.SETTINGS_NOT_SENT,
+    EventName.STREAM_RESUMED,
     EventName.WATCHDOG_IDLE,
     EventName.WORKERS_STARTING,
 )

@@ -171,11 +171,12 @@ class FeedSession:
         is_eager: bool,
         pins_on: int | None,
         base_seed: int | None = None,
+        divide: Callable[[Scheduler], None] | None = None,
     ) -> int:
         """Starts an epoch and returns its id; what is left of the one before is discarded.
 
-        An iterable dataset has no indices: all its numbers are `asked_each`. If `is_eager`, the
-        sampler is asked now, not at the first `next`.
+        An iterable dataset has no indices: all its numbers are `asked_each`, and `divide` sets its
+        shards. If `is_eager`, the sampler is asked now, not at the first `next`.
         """
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
@@ -184,6 +185,8 @@ class FeedSession:
                 for peer in list(self.schedule.peers):
                     self.schedule.mark_lost(peer)
             self.schedule.begin()
+            if divide is not None:
+                divide(self.schedule)
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
             self.keeps_blocks = False
             self.base_seed = base_seed

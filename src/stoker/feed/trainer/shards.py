@@ -21,6 +21,7 @@ ahead; so does a process here. What a dataset changed in itself in earlier epoch
 from dataclasses import dataclass, field
 
 from stoker.errors import ProtocolError
+from stoker.feed.stream_progress import ShardProgress, StreamProgress
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
 from stoker.feed.wire.protocol import Stream
 
@@ -39,6 +40,7 @@ class Shard:
         asked, arrived, taken: Positions below were asked for, have come, were delivered.
         sent: Positions below would have been asked for by torch's loader, and so were drawn.
         digest: Checksum of everything that has arrived.
+        digests: Checksums of everything up to each position that has come and is not taken.
         early: Checksums of positions that overtook others (there may be two connections).
         losses: Deaths in a row without one more batch.
         state: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
@@ -52,6 +54,7 @@ class Shard:
     asked: int = 0
     arrived: int = 0
     digest: int = 0
+    digests: dict[int, int] = field(default_factory=dict)
     early: dict[int, int] = field(default_factory=dict)
     taken: int = 0
     sent: int = 0
@@ -76,6 +79,15 @@ class Shard:
         self.sent, self.is_left_out = prefetch, False
         self.end = None
         self.early.clear()
+        self.digests.clear()
+
+    def resume(self, progress: ShardProgress, *, is_exhausted: bool) -> None:
+        """Continues an epoch, of which an earlier process gave its script the first batches."""
+        self.asked = self.arrived = self.taken = progress.num_made
+        self.digest = progress.digest
+        self.end = self.taken if is_exhausted else None
+        self.state, self.earlier = progress.random, list(progress.earlier)
+        self.state_at_end = progress.random_at_end
 
     def arrives(self, position: int, *, digest: int) -> bool:
         """Records a batch; False if it had come before."""
@@ -83,7 +95,7 @@ class Shard:
             return False
         self.early[position] = digest
         while self.arrived in self.early:
-            self.digest = self.early.pop(self.arrived)
+            self.digest = self.digests[self.arrived] = self.early.pop(self.arrived)
             self.arrived += 1
             self.losses = 0
         return True
@@ -139,6 +151,10 @@ class ShardScheduler(Scheduler):
     """Scheduler that pins each shard to one peer until the peer's process is lost.
 
     `prefetch` is the number of batches of a shard that may wait or be under way.
+
+    Attributes:
+        last_taken: Number of the batch that was delivered last, and the checksum of its shard's
+            batches up to it.
     """
 
     is_settled = False
@@ -167,16 +183,61 @@ class ShardScheduler(Scheduler):
         self._epochs_before = 0
         # The number that torch's loader would wait for next, and the shard whose turn it is then.
         self._received = self._turn = 0
+        self.last_taken: tuple[int, int] | None = None
+        # Batches that an earlier process took.
+        self._num_resumed = 0
 
     def begin(self) -> None:
         is_noted = self._persists and not self._is_complete
         super().begin()
         self._epochs_before += is_noted
-        self._received = self._turn = 0
+        self._received = self._turn = self._num_resumed = 0
+        self.last_taken = None
         for shard in self._shards:
             if is_noted:
                 shard.note_epoch()
             shard.begin(is_kept=self._persists and shard.owner is not None, prefetch=self._prefetch)
+
+    def divide(self, num_shards: int, *, resumed: StreamProgress | None) -> None:
+        """Sets the shards of the epoch that has just begun, and how far they are."""
+        if resumed is None and num_shards == self.num_shards:
+            return
+        # Answers of, and processes for, shards of an earlier division are refused.
+        generation = 1 + max(shard.generation for shard in self._shards)
+        self.num_shards = num_shards
+        self._shards = [
+            Shard(generation=generation, sent=self._prefetch) for _ in range(num_shards)
+        ]
+        if resumed is not None:
+            self._resume(resumed)
+
+    def _resume(self, progress: StreamProgress) -> None:
+        self._epochs_before = progress.epochs_before
+        if self._persists:
+            self._ask_as_before(progress)
+        for number, shard in enumerate(self._shards):
+            shard.resume(progress.shards[number], is_exhausted=progress.is_exhausted(number))
+        self._num_resumed = progress.num_resumed
+        self.head = progress.next_number
+        self._skip()
+
+    def _ask_as_before(self, progress: StreamProgress) -> None:
+        """Counts what torch's loader would have asked for in the batches that were taken before."""
+        for number in range(progress.next_number):
+            position, shard = divmod(number, self.num_shards)
+            if position < progress.shards[shard].num_made:
+                self.head = number
+                self._ask_as_torch()
+
+    def show(self, progress: StreamProgress) -> None:
+        """Notes the last batch that was delivered, and what its shards' processes begin with."""
+        if self.last_taken is not None:
+            number, digest = self.last_taken
+            progress.deliver(number % self.num_shards, digest)
+        progress.epochs_before = self._epochs_before
+        for shard, seen in zip(self._shards, progress.shards, strict=True):
+            seen.random, seen.earlier = shard.state, shard.earlier
+            seen.random_at_end = shard.state_at_end
 
     def look(self, now: float) -> tuple[int, bool]:
         # All batches have one index: none is drawn.
@@ -187,7 +248,7 @@ class ShardScheduler(Scheduler):
 
     @property
     def num_taken(self) -> int:
-        return sum(shard.taken for shard in self._shards)
+        return sum(shard.taken for shard in self._shards) - self._num_resumed
 
     def is_over(self) -> bool:
         return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
@@ -200,11 +261,14 @@ class ShardScheduler(Scheduler):
         if self._persists:
             self._ask_as_torch()
         shard = self._shard_of(self.head)
+        digest = shard.digests.get(shard.taken, 0)
         # A signal's handler may raise at calls: from here to the next one there is none.
+        self.last_taken = (self.head, digest)
         shard.taken += 1
         self.head += 1
         self._taken += 1
         self._ready_at_takes += self._num_ready()
+        shard.digests.pop(shard.taken - 1, None)
         self._skip()
 
     def complete_take(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import zlib
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.utils.data import IterDataPipe, _DatasetKind
@@ -132,8 +133,82 @@ class ShardStream:
             raise
 
 
+class Fetches(Protocol):
+    """A stream that makes one batch after the other; see ShardStream."""
+
+    position: int
+    is_exhausted: bool
+
+    def make(self, index: object) -> object: ...
+
+
+class ShardReplay:
+    """The checksum of a stream's batches, errors included, and making them again up to a place.
+
+    Attributes:
+        digest: Of all in this epoch so far.
+    """
+
+    def __init__(
+        self, stream: Fetches, *, encode: Callable[[object], Encoded], dataset: object, place: str
+    ) -> None:
+        """Args: place: Who makes the stream, for an error: a shard and its host."""
+        self.digest = 0
+        self._stream = stream
+        self._encode = encode
+        self._dataset = dataset
+        self._place = place
+        self._scratch = bytearray()
+
+    def up_to(self, position: int, *, made: int, digest: int, index: object) -> None:
+        """Makes again what another process has made; raises FeedError if it differs."""
+        stream = self._stream
+        while stream.position < position and not stream.is_exhausted:
+            self._discard_next(index)
+            # Only there: digests of fewer batches are unknown.
+            if stream.position == made and self.digest != digest:
+                raise self._changed(f"its first {made} batches differ from before")
+        if stream.position < made:
+            raise self._changed(f"it ended after {stream.position} batches, not {made} as before")
+
+    def note(self, batch: object) -> None:
+        try:
+            encoded = self._encode(batch)
+            if len(self._scratch) < encoded.nbytes:
+                self._scratch = bytearray(encoded.nbytes)
+            encoded.write_into(memoryview(self._scratch))
+        except Exception as err:
+            # Where it need not be sent, a batch may hold anything.
+            self.note_error(err)
+            return
+        self.digest = encoded.checksum(memoryview(self._scratch), self.digest)
+
+    def note_error(self, err: Exception) -> None:
+        # Only its type: a text may contain an address, a time or a pid.
+        self.digest = zlib.crc32(type(err).__qualname__.encode(), self.digest)
+
+    def _discard_next(self, index: object) -> None:
+        try:
+            batch = self._stream.make(index)
+        except StopIteration:
+            return
+        except Exception as err:
+            self.note_error(err)
+        else:
+            self.note(batch)
+
+    def _changed(self, how: str) -> FeedError:
+        return FeedError(
+            f"the iterable dataset {type(self._dataset).__name__} is not deterministic: "
+            f"{self._place} was started again, and {how}",
+            where=self._place,
+            fix="make __iter__ deterministic: no clock, no unseeded generator, no sets, no shared "
+            "queue; or use a map-style dataset",
+        )
+
+
 class ShardSource:
-    """Batches of a stream in order; `digest` is of all in this epoch, errors included.
+    """Batches of a stream in order.
 
     `on_ready` is called once, when the process has come to the first batch that it is asked for.
     """
@@ -152,9 +227,11 @@ class ShardSource:
         self._stream = stream
         self._slots = slots
         self._host = host
-        self._scratch = bytearray()
         self._state = b""
-        self.digest = 0
+        place = f"{stream.name}, host {host}"
+        self._replay = ShardReplay(
+            stream, encode=slots.encoded, dataset=stream.spec.dataset, place=place
+        )
 
     def make(self, order: Make) -> object:
         """Returns the batch at the order's position; first makes again what is missing up to it."""
@@ -163,12 +240,14 @@ class ShardSource:
         index = codec.unpack_value(order.index, allow_pickle=True)
         self._stream.begin(order.epoch_id, order.stream, index)
         if self._stream.position == 0:
-            self.digest = 0
+            self._replay.digest = 0
         position = order.batch_number // order.stream.num_shards
         # Once an epoch: 5 kB.
         self._state = self._stream.state if position == 0 else b""
         try:
-            self._catch_up(position, order.stream, index)
+            self._replay.up_to(
+                position, made=order.stream.made, digest=order.stream.digest, index=index
+            )
         except FeedError as err:
             # Another host would not help: the dataset itself is not deterministic.
             return Error(self._pack(err), str(err.what), is_final=True)
@@ -181,8 +260,9 @@ class ShardSource:
             return End(self._stream.states() if order.stream.persists else b"")
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
-        return self.digest, self._state
+        replay = self._replay
+        replay.digest = encoded.checksum(self._slots.memory(slot), replay.digest)
+        return replay.digest, self._state
 
     def make_part(self, part: MakePart) -> Unsplittable:
         # One worker makes what follows from each other.
@@ -200,46 +280,9 @@ class ShardSource:
         return ()
 
     def failed(self, err: Exception) -> Error:
-        self._note_error(err)
+        self._replay.note_error(err)
         words = f"{type(err).__name__} in {self._stream.name}"
-        return Error(self._pack(err), words, self.digest, state=self._state)
-
-    def _catch_up(self, position: int, resumed: Stream, index: object) -> None:
-        """Makes again what another process has made; raises FeedError if it differs."""
-        while self._stream.position < position and not self._stream.is_exhausted:
-            self._discard_next(index)
-            # Only there: digests of fewer batches are unknown.
-            if self._stream.position == resumed.made and self.digest != resumed.digest:
-                raise self._changed(f"its first {resumed.made} batches differ from before")
-        if self._stream.position < resumed.made:
-            raise self._changed(
-                f"it ended after {self._stream.position} batches, not {resumed.made} as before"
-            )
-
-    def _discard_next(self, index: object) -> None:
-        try:
-            encoded = self._slots.encoded(self._stream.make(index))
-            if len(self._scratch) < encoded.nbytes:
-                self._scratch = bytearray(encoded.nbytes)
-            encoded.write_into(memoryview(self._scratch))
-            self.digest = encoded.checksum(memoryview(self._scratch), self.digest)
-        except StopIteration:
-            return
-        except Exception as err:
-            self._note_error(err)
-
-    def _note_error(self, err: Exception) -> None:
-        # Only its type: a text may contain an address, a time or a pid.
-        self.digest = zlib.crc32(type(err).__qualname__.encode(), self.digest)
-
-    def _changed(self, how: str) -> FeedError:
-        return FeedError(
-            f"the iterable dataset {type(self._stream.spec.dataset).__name__} is not "
-            f"deterministic: {self._stream.name} was lost and started again, and {how}",
-            where=f"host {self._host}",
-            fix="make __iter__ deterministic: no clock, no unseeded generator, no sets, no shared "
-            "queue; or use a map-style dataset, or num_workers without a data group",
-        )
+        return Error(self._pack(err), words, self._replay.digest, state=self._state)
 
     def _pack(self, err: Exception) -> bytes:
         where = f"DataLoader worker process {self._stream.name}"

@@ -1,0 +1,171 @@
+"""How far the epoch of an iterable dataset is, shard by shard, as the script sees it.
+
+A shard is what one of torch's workers would make. The script's number of workers says how many
+there are, and a state keeps them, whatever number of workers and hosts goes on with it.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    import torch
+
+# Batches that may be held back from the script after they left its loader.
+_MAX_HELD = 4
+
+
+class ShardState(TypedDict):
+    """How far one shard of an iterable dataset is, and how a new process of it begins.
+
+    Attributes:
+        num_made: Batches that the script got; one that failed counts.
+        digest: Checksum of these.
+        random: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
+        earlier: Batches made of each epoch since then; see `protocol.Stream`.
+        random_at_end: Random states for the next epoch, where the shard has ended.
+    """
+
+    num_made: int
+    digest: int
+    random: "torch.Tensor"
+    earlier: list[int]
+    random_at_end: "torch.Tensor"
+
+
+class StreamState(TypedDict):
+    """How far the epoch of an iterable dataset is.
+
+    Attributes:
+        num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
+        is_inline: The trainer's own process makes the batches, from its random states.
+        next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
+        shared_seed: torch's, for data pipes.
+        epochs_before: Epochs of the same workers before this one.
+    """
+
+    num_workers: int
+    is_inline: bool
+    next_number: int
+    shared_seed: int | None
+    epochs_before: int
+    shards: list[ShardState]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardProgress:
+    """What the script got of one shard, and how a new process of it begins; see ShardState."""
+
+    num_made: int = 0
+    digest: int = 0
+    random: bytes = b""
+    earlier: list[int] = field(default_factory=list)
+    random_at_end: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamProgress:
+    """Progress of an epoch of an iterable dataset, as the script sees it; see StreamState.
+
+    Attributes:
+        num_here: Batches that the script got in this process.
+        num_resumed: Batches that are made again, which an earlier process gave its script.
+        is_known: False: the script changed the dataset in mid-epoch.
+    """
+
+    num_workers: int
+    shards: list[ShardProgress]
+    is_inline: bool = False
+    next_number: int = 0
+    shared_seed: int | None = None
+    epochs_before: int = 0
+    num_here: int = 0
+    num_resumed: int = 0
+    is_known: bool = True
+    # The last batches: their shards, and what their delivery changed.
+    _last: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_HELD))
+
+    def deliver(self, shard_number: int, digest: int) -> None:
+        shard = self.shards[shard_number]
+        self._last.append((shard_number, shard.digest, self.next_number))
+        self.next_number = shard.num_made * len(self.shards) + shard_number + 1
+        shard.num_made, shard.digest = shard.num_made + 1, digest
+        self.num_here += 1
+
+    def follow(self, before: "StreamProgress", *, num_asked: list[int]) -> None:
+        """Begins as the epoch after another one of the same workers.
+
+        Args:
+            before: The progress of that epoch.
+            num_asked: Batches that each worker was asked for in it.
+        """
+        self.epochs_before = before.epochs_before + 1
+        for shard, former, count in zip(self.shards, before.shards, num_asked, strict=True):
+            shard.random, shard.earlier = former.random, [*former.earlier, count]
+
+    def is_exhausted(self, shard_number: int) -> bool:
+        """Returns whether the order of batches has passed over the shard: it has no more."""
+        next_of_shard = self.shards[shard_number].num_made * len(self.shards) + shard_number
+        return next_of_shard < self.next_number
+
+    def state(self, num_here: int) -> StreamState:
+        """Returns the state when the script had that many batches, of the last ones.
+
+        The others came since: they are held back from it.
+        """
+        shards = [replace(shard) for shard in self.shards]
+        next_number = self.next_number
+        num_held = self.num_here - num_here
+        for shard_number, digest, number in list(reversed(self._last))[:num_held]:
+            shard = shards[shard_number]
+            shard.num_made, shard.digest = shard.num_made - 1, digest
+            next_number = number
+        return StreamState(
+            num_workers=self.num_workers,
+            is_inline=self.is_inline,
+            next_number=next_number,
+            shared_seed=self.shared_seed,
+            epochs_before=self.epochs_before,
+            shards=[_shard_state(shard) for shard in shards],
+        )
+
+
+def progress_from(state: StreamState) -> StreamProgress:
+    """Returns the progress that a state has, before the script gets a batch here."""
+    shards = [
+        ShardProgress(
+            num_made=shard["num_made"],
+            digest=shard["digest"],
+            random=shard["random"].numpy().tobytes(),
+            earlier=list(shard["earlier"]),
+            random_at_end=shard["random_at_end"].numpy().tobytes(),
+        )
+        for shard in state["shards"]
+    ]
+    return StreamProgress(
+        num_workers=state["num_workers"],
+        shards=shards,
+        is_inline=state["is_inline"],
+        next_number=state["next_number"],
+        shared_seed=state["shared_seed"],
+        epochs_before=state["epochs_before"],
+        num_resumed=sum(shard.num_made for shard in shards),
+    )
+
+
+def _shard_state(shard: ShardProgress) -> ShardState:
+    return ShardState(
+        num_made=shard.num_made,
+        digest=shard.digest,
+        random=_tensor_of(shard.random),
+        earlier=list(shard.earlier),
+        random_at_end=_tensor_of(shard.random_at_end),
+    )
+
+
+def _tensor_of(data: bytes) -> "torch.Tensor":
+    """Returns bytes as `torch.load` reads them with `weights_only`."""
+    # Not at the module's head: books are kept without torch, too.
+    import torch
+
+    return torch.tensor(list(data), dtype=torch.uint8)

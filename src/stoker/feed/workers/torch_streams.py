@@ -1,0 +1,228 @@
+"""Streams of loaders with a `state_dict` that torch's own iterators make: counted, and resumed.
+
+In a worker of torch's a `ShardStream` takes the fetcher's place, as on a data host: so both make
+the same batches again. Each batch leaves with the checksum of all that the worker has given.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
+
+from stoker.errors import FeedError
+from stoker.feed.seeding import set_states, states_here
+from stoker.feed.stream_progress import StreamProgress
+from stoker.feed.wire import codec
+from stoker.feed.wire.dataset import DatasetSpec
+from stoker.feed.wire.protocol import Stream
+from stoker.feed.workers.fetching import WorkerFetcher
+from stoker.feed.workers.shards import ShardReplay, ShardStream
+
+HOST = "this host"
+
+
+class OfShard(NamedTuple):
+    """A batch of a worker, or what it raised; a named tuple, so that torch pins its tensors.
+
+    Attributes:
+        digest: Of all batches of the shard in this epoch.
+        random: Random states at the beginning of the epoch, with its first batch.
+    """
+
+    batch: object
+    shard: int
+    digest: int
+    random: bytes
+
+
+def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream, ...]:
+    """Returns how the workers of an epoch begin, worker by worker."""
+    count = len(progress.shards)
+    return tuple(
+        Stream(
+            shard=number,
+            num_shards=count,
+            generation=0,
+            made=shard.num_made,
+            digest=shard.digest,
+            shared_seed=progress.shared_seed,
+            persists=persists,
+            state=shard.random,
+            earlier=tuple(shard.earlier),
+            epochs_before=progress.epochs_before,
+        )
+        for number, shard in enumerate(progress.shards)
+    )
+
+
+class StreamInit:
+    """Worker init function that has torch's worker count its batches, and resume where one was.
+
+    The script's own is called by the stream.
+    """
+
+    def __init__(self, spec: DatasetSpec, *, resumed: tuple[Stream, ...]) -> None:
+        """Args: resumed: How each worker begins its first epoch."""
+        self._spec = spec
+        self._resumed = resumed
+
+    def __call__(self, worker_id: int) -> None:
+        info = torch_worker._worker_info
+        assert info is not None
+        base_seed = info.seed - worker_id
+        fetcher = StreamFetcher(
+            self._spec, self._resumed[worker_id], dataset=info.dataset, base_seed=base_seed
+        )
+        create = _DatasetKind.create_fetcher
+
+        def create_counted(*args: object) -> object:
+            _, dataset, *_ = args
+            # Other loaders may be read within the dataset; a stream makes its own fetcher.
+            if dataset is not info.dataset or fetcher.is_making:
+                return create(*args)  # type: ignore[no-untyped-call]
+            return fetcher.begun()
+
+        # In the worker's process, whose loop asks for the fetcher right after this.
+        _DatasetKind.create_fetcher = staticmethod(create_counted)  # type: ignore[method-assign]
+
+
+class StreamFetcher:
+    """Fetcher of a worker, epoch by epoch.
+
+    Attributes:
+        is_making: The dataset's code runs.
+    """
+
+    def __init__(
+        self, spec: DatasetSpec, resumed: Stream, *, dataset: object, base_seed: int
+    ) -> None:
+        spec = replace(spec, dataset=dataset)
+        self._stream = ShardStream(
+            spec, shard=resumed.shard, num_shards=resumed.num_shards, base_seed=base_seed
+        )
+        self._resumed = resumed
+        self._epoch_id = -1
+        self._replay = ShardReplay(
+            self._stream,
+            encode=lambda batch: codec.encode(batch, allow_pickle=True),
+            dataset=dataset,
+            place=f"{self._stream.name}, {HOST}",
+        )
+        self.is_making = False
+
+    def begun(self) -> "StreamFetcher":
+        """Begins an epoch, with the first batch that is asked for."""
+        self._epoch_id += 1
+        return self
+
+    def fetch(self, index: object) -> OfShard:
+        self.is_making = True
+        try:
+            return self._fetched(index)
+        finally:
+            self.is_making = False
+
+    def _fetched(self, index: object) -> OfShard:
+        stream, replay, resumed = self._stream, self._replay, self._resumed
+        random = b""
+        if self._epoch_id:
+            # Persistent: what an earlier process made is over.
+            resumed = Stream(
+                shard=resumed.shard,
+                num_shards=resumed.num_shards,
+                generation=0,
+                persists=True,
+                epochs_before=resumed.epochs_before + self._epoch_id,
+            )
+        stream.begin(self._epoch_id, resumed, index)
+        if stream.position == 0:
+            replay.digest = 0
+            replay.up_to(resumed.made, made=resumed.made, digest=resumed.digest, index=index)
+            random = stream.state
+        try:
+            batch = stream.make(index)
+            replay.note(batch)
+        except (StopIteration, FeedError):
+            raise
+        except Exception as err:
+            replay.note_error(err)
+            where = f"in DataLoader worker process {resumed.shard}"
+            batch = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        return OfShard(batch, resumed.shard, replay.digest, random)
+
+
+class InlineStream:
+    """Fetcher of a loader without workers: the trainer's process makes the stream.
+
+    The dataset draws from the script's own random states. To make batches again they are set as
+    they were when the epoch began, and then put back.
+
+    Attributes:
+        fetcher: torch's.
+        position: Batches that it gave in this epoch.
+    """
+
+    def __init__(self, loader: "DataLoader[object]", progress: StreamProgress) -> None:
+        self.fetcher: WorkerFetcher | None = None
+        self.progress = progress
+        self.position = 0
+        self.is_exhausted = False
+        self._drawn_from = {"generator": loader.generator}
+        self._roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+        self._replay = ShardReplay(
+            self,
+            encode=lambda batch: codec.encode(batch, allow_pickle=True, shares_arrays=True),
+            dataset=loader.dataset,
+            place=f"the stream, {HOST}",
+        )
+
+    @contextlib.contextmanager
+    def begin(self, *, is_resumed: bool) -> Iterator[None]:
+        """Sets the random states for the beginning of an epoch that is resumed, until its end."""
+        shard, roots = self.progress.shards[0], self._roots | self._drawn_from
+        if not is_resumed:
+            shard.random = shard.random or states_here(roots)
+            yield
+            return
+        here = states_here(self._drawn_from)
+        set_states(shard.random, roots)
+        try:
+            yield
+        finally:
+            set_states(here, self._drawn_from)
+
+    def make_again(self, index: object) -> None:
+        shard = self.progress.shards[0]
+        self._replay.up_to(shard.num_made, made=shard.num_made, digest=shard.digest, index=index)
+
+    def skip(self) -> None:
+        """Continues behind the batches that were made before: the dataset has its own state."""
+        shard = self.progress.shards[0]
+        self.position, self._replay.digest = shard.num_made, shard.digest
+
+    def make(self, index: object) -> object:
+        assert self.fetcher is not None
+        self.position += 1
+        try:
+            return self.fetcher.fetch(index)
+        except StopIteration:
+            self.position -= 1
+            self.is_exhausted = True
+            raise
+
+    def fetch(self, index: object) -> object:
+        try:
+            batch = self.make(index)
+        except StopIteration:
+            raise
+        except Exception as err:
+            self._replay.note_error(err)
+            self.progress.deliver(0, self._replay.digest)
+            raise
+        self._replay.note(batch)
+        self.progress.deliver(0, self._replay.digest)
+        return batch

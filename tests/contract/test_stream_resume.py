@@ -1,0 +1,222 @@
+"""An iterable dataset resumes in mid-epoch with the bytes of a run that was not interrupted."""
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ChainDataset, Dataset, IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import stoker
+from stoker.errors import FeedError
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+
+class Divided(IterableDataset):
+    """Each worker has its part of the numbers, of another length, with random noise."""
+
+    def __init__(self, length: int = 30) -> None:
+        self.length = length
+
+    def ids(self) -> list[int]:
+        info = get_worker_info()
+        if info is None:
+            return list(range(self.length))
+        return list(range(info.id, self.length, info.num_workers))[: 5 + 6 * info.id]
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        for index in self.ids():
+            yield {
+                "id": index,
+                "python": random.random(),
+                "torch": torch.rand(3),
+                "n": np.random.rand(2),
+            }
+
+
+class Shuffled(Divided):
+    """A shuffle buffer with a generator of its own, which lasts over epochs."""
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.rng = random.Random(5)
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        buffer: list[dict[str, object]] = []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 4:
+                yield buffer.pop(self.rng.randrange(len(buffer)))
+        self.rng.shuffle(buffer)
+        yield from buffer
+
+
+class Broken(Divided):
+    """Its iterator goes on after an error."""
+
+    def __iter__(self) -> "Broken":
+        self.places = iter(self.ids())
+        return self
+
+    def __next__(self) -> dict[str, object]:
+        place = next(self.places)
+        if place % 7 == 3:
+            raise LookupError(f"sample {place}")
+        return {"id": place, "drawn": random.random()}
+
+
+class Clock(Divided):
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        for index in self.ids():
+            yield {"id": index, "drawn": int.from_bytes(os.urandom(4), "little")}
+
+
+def drawn(index: int) -> dict[str, object]:
+    return {"id": index, "drawn": torch.rand(2)}
+
+
+def piped(length: int = 30) -> Dataset[object]:
+    ids = IterableWrapper(range(length)).shuffle(buffer_size=9).sharding_filter()
+    return ids.map(drawn)
+
+
+def chained() -> Dataset[object]:
+    return ChainDataset([Divided(11), Shuffled(13)])
+
+
+KINDS: dict[str, Callable[[], Dataset[object]]] = {
+    "divided": Divided,
+    "shuffled": Shuffled,
+    "an error": Broken,
+    "data pipe": piped,
+    "chain": chained,
+}
+LOADERS: dict[str, dict[str, object]] = {
+    "inline": {},
+    "one worker": {"num_workers": 1},
+    "three workers": {"num_workers": 3},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "no batches": {"num_workers": 2, "batch_size": None},
+    "last dropped": {"num_workers": 2, "drop_last": True, "prefetch_factor": 3},
+}
+
+
+def seed() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+
+
+def loader_of(kind: str, options: dict[str, object]) -> "stoker.DataLoader[object]":
+    given: dict[str, Any] = {"batch_size": 4} | options
+    return stoker.DataLoader(KINDS[kind](), **given)
+
+
+def taken(iterator: Iterator[object], count: int | None = None) -> list[str]:
+    """Returns what `count` batches are, or what their making raised."""
+    batches: list[str] = []
+    while count is None or len(batches) < count:
+        try:
+            batches.append(repr(next(iterator)))
+        except StopIteration:
+            break
+        except LookupError as err:
+            batches.append(str(err).strip().splitlines()[-1])
+    return batches
+
+
+def uninterrupted(kind: str, options: dict[str, object], epochs: int = 3) -> list[list[str]]:
+    seed()
+    loader = loader_of(kind, options)
+    return [taken(iter(loader)) for _ in range(epochs)]
+
+
+def interrupted(
+    kind: str, options: dict[str, object], *, epoch: int, at: int
+) -> tuple[list[str], dict[str, object]]:
+    """Returns the batches up to there in that epoch, and the state."""
+    seed()
+    loader = loader_of(kind, options)
+    for _ in range(epoch):
+        taken(iter(loader))
+    iterator = iter(loader)
+    return taken(iterator, at), loader.state_dict()
+
+
+def ids_of(loader: "stoker.DataLoader") -> list[int]:
+    return sorted(itertools.chain.from_iterable(batch["id"].tolist() for batch in loader))
+
+
+def resumed(kind: str, options: dict[str, object], state: dict[str, object]) -> "stoker.DataLoader":
+    random.seed(99)
+    torch.manual_seed(99)
+    loader = loader_of(kind, options)
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_resumes_exactly(kind, options):
+    expected = uninterrupted(kind, options)
+    last = len(expected[1])
+    for at in (0, 1, last // 2, last - 1, last):
+        before, state = interrupted(kind, options, epoch=1, at=at)
+        assert before == expected[1][:at]
+        loader = resumed(kind, options, state)
+        assert taken(iter(loader)) == expected[1][at:]
+        assert taken(iter(loader)) == expected[2]
+
+
+@pytest.mark.parametrize("saved", ["inline", "three workers", "persistent"])
+@pytest.mark.parametrize("loaded", ["inline", "one worker", "persistent", "last dropped"])
+def test_a_state_keeps_its_shards_on_any_number_of_workers(saved, loaded, capfd):
+    options = {"batch_size": 4, "drop_last": False}
+    expected = uninterrupted("shuffled", LOADERS[saved] | options, 1)
+    before, state = interrupted("shuffled", LOADERS[saved] | options, epoch=0, at=3)
+    assert before == expected[0][:3]
+    loader = resumed("shuffled", LOADERS[loaded] | options, state)
+    assert taken(iter(loader)) == expected[0][3:]
+    # Later epochs have the workers of the script.
+    assert ids_of(loader) == ids_of(loader_of("shuffled", LOADERS[loaded] | options))
+    assert "3 batches were made again" in capfd.readouterr().err
+
+
+def test_a_resumed_epoch_is_saved_and_resumed_again():
+    options: dict[str, object] = {"num_workers": 3}
+    expected = uninterrupted("shuffled", options, 1)[0]
+    _, state = interrupted("shuffled", options, epoch=0, at=2)
+    loader = resumed("shuffled", options, state)
+    # Not begun yet: the same state.
+    assert repr(loader.state_dict()["begun"]) == repr(state["begun"])
+    iterator = iter(loader)
+    assert repr(loader.state_dict()["begun"]) == repr(state["begun"])
+    assert taken(iterator, 3) == expected[2:5]
+    again = resumed("shuffled", options, loader.state_dict())
+    assert taken(iter(again)) == expected[5:]
+
+
+def test_a_state_is_read_by_torch_without_pickles(tmp_path):
+    _, state = interrupted("shuffled", {"num_workers": 2}, epoch=1, at=2)
+    torch.save(state, tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True).keys() == state.keys()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_is_not_deterministic_is_an_error_that_names_it(num_workers):
+    loader = stoker.DataLoader(Clock(), batch_size=4, num_workers=num_workers)
+    iterator = iter(loader)
+    next(iterator)
+    other = stoker.DataLoader(Clock(), batch_size=4, num_workers=num_workers)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(FeedError, match="the iterable dataset Clock is not deterministic"):
+        list(other)
