@@ -16,11 +16,12 @@ SCRIPT = Path(__file__).resolve().parents[1] / "support" / "bad_samples_script.p
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def run(folder: Path, on_error: Any, *, workers: int, data: int, kills: bool = False):
+def run(folder: Path, on_error: Any, *, workers: int, data: int, kills: bool = False, **more: Any):
     """Returns the batches, and the list of bad samples without who made them."""
     file = folder / f"{on_error}-{workers}-{data}-{kills}.json"
-    feed = FeedSettings(lease_seconds=20, on_error=on_error, max_errors=99)
-    command = ("python", str(SCRIPT), str(file), str(workers), *(["--kill"] * kills))
+    feed = FeedSettings(lease_seconds=20, on_error=on_error, max_errors=99, **more)
+    flags = [*(["--kill"] * kills), *(["--slow"] * bool(more))]
+    command = ("python", str(SCRIPT), str(file), str(workers), *flags)
     with LocalJob(folder / file.stem, command, data=data, feed=feed) as job:
         job.succeeds()
         record = job.training()
@@ -56,6 +57,12 @@ def test_batches_and_bad_samples_do_not_depend_on_who_makes_them(
     batches, rows = run(tmp_path, on_error, workers=workers, data=data, kills=kills)
     assert rows == alone[on_error][1]
     assert batches == alone[on_error][0]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_batch_that_several_workers_make_has_the_same_ones(tmp_path, alone, on_error):
+    split = run(tmp_path, on_error, workers=3, data=1, kills=True, split_batches=True)
+    assert split == alone[on_error]
 
 
 def test_each_bad_sample_is_listed_once_an_epoch(alone):

@@ -1,11 +1,12 @@
 """Reads a dataset of which some samples are bad, two epochs, and writes what it got.
 
-bad_samples_script.py FILE WORKERS [--kill]
+bad_samples_script.py FILE WORKERS [--kill] [--slow]
 """
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -20,14 +21,17 @@ BAD = (3, 4, 17, 40, 41, 42, 43, 88)
 class Damaged(Dataset):
     """Draws random numbers, so that what a bad sample has drawn would show."""
 
-    def __init__(self, killed: str) -> None:
+    def __init__(self, killed: str, seconds: float) -> None:
         self.killed = killed
+        self.seconds = seconds
 
     def __len__(self) -> int:
         return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> torch.Tensor:
         noise = torch.rand(3)
+        # Slow enough for several workers to make one batch.
+        time.sleep(self.seconds)
         if index == 50 and self.killed and not os.path.exists(self.killed):
             Path(self.killed).touch()
             os._exit(9)
@@ -40,7 +44,8 @@ def main() -> None:
     file, workers = Path(sys.argv[1]), int(sys.argv[2])
     killed = str(file.with_suffix(".killed")) if "--kill" in sys.argv else ""
     torch.manual_seed(5)
-    loader = DataLoader(Damaged(killed), batch_size=4, shuffle=True, num_workers=workers)
+    seconds = 0.01 if "--slow" in sys.argv else 0.0
+    loader = DataLoader(Damaged(killed, seconds), batch_size=4, shuffle=True, num_workers=workers)
     batches = [batch.tolist() for _ in range(2) for batch in loader]
     file.write_text(json.dumps(batches))
 
