@@ -700,8 +700,8 @@ def _unpack(order: StartDataset, memory: int, channel: Pipe) -> tuple[DatasetSpe
             if other_code and order.refuses_other_code:
                 _tell(channel, Loaded(summary=other_code, is_of_host=True))
                 return None
-            file.seek(0)
-            return read_spec(file, host=order.host), Loaded(warning=other_code)
+            spec = read_spec(file, host=order.host, entered=place)
+            return spec, Loaded(warning=other_code)
     # Whatever ends a process as well: the script hears of it.
     except BaseException as err:
         packed = pack_error(err, host=order.host, where="the dataset process")

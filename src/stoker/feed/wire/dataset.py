@@ -440,12 +440,21 @@ def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
     return read_spec(io.BytesIO(data))
 
 
-def read_spec(file: BinaryIO, *, host: str = "") -> DatasetSpec:
-    place = None
+def read_spec(
+    file: BinaryIO, *, host: str = "", entered: DatasetPlace | None = None
+) -> DatasetSpec:
+    """Returns the spec in a file; raises ShippingError if it cannot be rebuilt here.
+
+    Args:
+        host: This data host; empty: another process.
+        entered: The spec's place, if this process has entered it: the file is then behind it.
+    """
+    place = entered
     try:
         # First: unpickling imports modules, which need the path and may read the environment.
-        place = read_place(file)
-        place.enter()
+        if place is None:
+            place = read_place(file)
+            place.enter()
         place.settings.enter()
         rebuilding = _read_script(file, place.script_bytes).enter()
         spec = SpecUnpickler(file).load()
