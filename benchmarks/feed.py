@@ -16,12 +16,15 @@ from pathlib import Path
 
 import feed_cpu
 import feed_crowd
+import feed_first
 import feed_job
 import feed_overhead
 from measuring import HERE, environment
 from rows import Row, markdown
 
 PARTS = ("even", "exponential", "straggler", "cpu", "mnist", "crowd")
+# Takes hours: only where it is asked for.
+LONG_PARTS = ("first",)
 RESULT = HERE / "results" / "feed.json"
 
 
@@ -33,6 +36,8 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
         )
     if part == "mnist":
         return feed_job.rows(repetitions=repetitions, is_quick=arguments.quick)
+    if part == "first":
+        return feed_first.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "crowd":
         return feed_crowd.rows(is_quick=arguments.quick)
     return feed_overhead.rows(
@@ -58,7 +63,9 @@ def heading(about: dict[str, object]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a short look: one repetition")
-    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, metavar="PART")
+    parser.add_argument(
+        "--only", nargs="+", default=PARTS, choices=(*PARTS, *LONG_PARTS), metavar="PART"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"default: {RESULT.name}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table, to keep")
     parser.add_argument("--repetitions", type=int, help="default 5")

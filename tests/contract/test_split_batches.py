@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make
+from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.pool import WorkerPool
@@ -136,14 +137,14 @@ def job(number, indices, *, epoch_id=0):
     return WorkerJob((epoch_id, number), order)
 
 
-def made(pool, jobs, *, at_turn=lambda turn: None):
+def made(pool, jobs, *, until=0, at_turn=lambda turn: None):
     """Results of jobs by number, assigned as there is room; each as value or words of the error."""
     waiting = list(jobs)
     values: dict[int, object] = {}
     for turn in range(1 << 30):
         while waiting and pool.room > 0:
             pool.assign(waiting.pop(0))
-        if len(values) == len(jobs):
+        if len(values) == (until or len(jobs)):
             break
         at_turn(turn)
         for fileno in ready_of(pool):
@@ -318,3 +319,33 @@ def test_a_pool_that_is_closed_in_the_middle_frees_the_parts():
         pool.close()
         assert not descriptors_of_parts()
     assert not list(Path("/dev/shm").glob("stoker-part*"))
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_batch_that_is_late_is_made_by_all_who_are_idle(goes_on, monkeypatch):
+    monkeypatch.setattr(pools, "OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr(pools, "_OVERDUE_FACTOR", 0.0)
+    jobs = [job(number, range(number * 8, number * 8 + 8)) for number in range(5)]
+    dataset = Equal("torch", seconds=0.005)
+    with pool_of(dataset, default_collate, num_workers=1, splits=False) as alone:
+        expected = made(alone, jobs)
+    with pool_of(dataset, default_collate, num_workers=4) as pool:
+        made(pool, jobs[:4])
+        made(pool, [job(number, range(8)) for number in range(10, 14)])
+        pool.assign(jobs[4])
+        (late,) = [worker for worker in pool._workers.values() if worker.jobs]
+        assert late.jobs[0].split is None
+        os.kill(late.up.pid, signal.SIGSTOP)
+        given: list[WorkerJob] = []
+        while not given:
+            time.sleep(0.05)
+            given = pool.give_late_jobs_again()
+        assert [one.key for one in given] == [(0, 4)]
+        assert len([worker for worker in pool._workers.values() if worker.jobs]) == 4
+        if goes_on:
+            os.kill(late.up.pid, signal.SIGCONT)
+        values = made(pool, [], until=1)
+        os.kill(late.up.pid, signal.SIGCONT)
+        same(values[4], expected[4])
+        same(made(pool, [job(9, range(8))])[9][0][:, 0], torch.arange(8))
+        assert not pool._splits

@@ -419,12 +419,13 @@ class WorkerPool:
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
         for job in late:
-            if job.key not in self._open or self._is_in_hand(job):
+            if job.key not in self._open or self._is_in_hand(job) or self._split_with(job):
                 continue
             if self._load.num_free <= 0:
                 break
             self._open[job.key] += 1
-            self.assign(job)
+            if not self._splits_late(job):
+                self.assign(job)
             given.append(job.whole)
         return given
 
@@ -565,6 +566,22 @@ class WorkerPool:
         self._known_load = None
         return True
 
+    def _splits_late(self, job: WorkerJob) -> bool:
+        """Has several idle workers make a batch that is late with another one: the first counts."""
+        if not self._can_split or job.split is not None or self._load.num_idle < 2:
+            return False
+        split = split_of(job, num_workers=self._load.num_idle)
+        if split is None:
+            return False
+        self._splits.append(split)
+        self._known_load = None
+        self._deal()
+        return True
+
+    def _split_with(self, job: WorkerJob) -> SplitBatch | None:
+        """Returns the parts of that batch, if it is being made in parts."""
+        return next((split for split in self._splits if split.job.key == job.key), None)
+
     def _deal(self) -> None:
         """Gives parts of split batches to idle workers."""
         while self._splits:
@@ -580,6 +597,10 @@ class WorkerPool:
         """Returns the result of a whole batch, if this one ends it."""
         job, split = result.job, result.job.split
         if split is None:
+            in_parts = self._split_with(job)
+            if in_parts is not None:
+                # The late worker was the first.
+                self._close_split(in_parts)
             if result.tree is not None:
                 self._split_costs.add_batch(result.wall_seconds)
             return [result]

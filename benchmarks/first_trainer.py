@@ -1,0 +1,75 @@
+"""Takes the batches of some epochs: how long each first one took, as JSON.
+
+    python first_trainer.py LOADER WORKERS BATCH_SECONDS COSTS RESULT
+
+LOADER is torch, or stoker for one that data hosts feed; COSTS is even, exponential or pareto.
+"""
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+BATCH = 64
+BATCHES = 16
+EPOCHS = 4
+# Of Pareto's distribution: a finite mean, and no variance.
+_SHAPE = 1.5
+
+
+class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that cost no CPU, and the same seconds wherever they are made."""
+
+    def __init__(self, batch_seconds: float, costs: str) -> None:
+        self._mean = batch_seconds / BATCH
+        self._costs = costs
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self._seconds(random.Random(index)))
+        return torch.full((3, 64, 64), index % 251, dtype=torch.uint8)
+
+    def _seconds(self, drawn: random.Random) -> float:
+        if self._costs == "exponential":
+            return drawn.expovariate(1 / self._mean)
+        if self._costs == "pareto":
+            return drawn.paretovariate(_SHAPE) * self._mean * (_SHAPE - 1) / _SHAPE
+        return self._mean
+
+
+def first_batch_seconds(loader: "torch.utils.data.DataLoader[torch.Tensor]") -> list[float]:
+    """Returns the seconds from iter() to the first batch, epoch by epoch."""
+    seconds = []
+    for _ in range(EPOCHS):
+        began = time.monotonic()
+        iterator = iter(loader)
+        next(iterator)
+        seconds.append(time.monotonic() - began)
+        # To its end: torch's workers would make what they have before the next epoch's first batch.
+        for _ in iterator:
+            pass
+    return seconds
+
+
+def main() -> None:
+    name, workers, batch_seconds, costs, result = sys.argv[1:]
+    dataset = Sleeping(float(batch_seconds), costs)
+    if name == "torch":
+        loader = torch.utils.data.DataLoader(
+            dataset, batch_size=BATCH, num_workers=int(workers), persistent_workers=True
+        )
+    else:
+        from stoker import DataLoader
+
+        # No local workers: every batch comes from the data host.
+        loader = DataLoader(dataset, batch_size=BATCH)
+    Path(result).write_text(json.dumps(first_batch_seconds(loader)))
+
+
+if __name__ == "__main__":
+    main()
