@@ -54,6 +54,7 @@ _FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
 COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
 _HEAD = ",".join(COLUMNS) + "\n"
 _NO_WORK = FeedWork(seconds=0.0)
+ProgressByRank = Mapping[int, Progress]
 NO_PROGRESS = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
 INTERVAL_SECONDS = 2.0
 # Intervals grow with the run: some 2 000 a day, each up to a minute.
@@ -235,8 +236,8 @@ class _Share(NamedTuple):
 
 
 def interval_between(
-    before: Mapping[int, Progress],
-    after: Mapping[int, Progress],
+    before: ProgressByRank,
+    after: ProgressByRank,
     *,
     start_seconds: float,
     seconds: float,
@@ -342,12 +343,12 @@ class FeedLog:
     path: Path
     log: Log
     _: KW_ONLY
-    progress: Callable[[], Mapping[int, Progress]]
+    progress: Callable[[], ProgressByRank]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._began = self._looked_at = self.clock()
-        self._before: Mapping[int, Progress] = {}
+        self._before: ProgressByRank = {}
         self._is_broken = False
 
     def tick(self) -> None:

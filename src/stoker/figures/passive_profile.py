@@ -29,6 +29,7 @@ from stoker.feed.timeline import (
 )
 from stoker.feed.training_steps import shares_of
 from stoker.feed.wire.protocol import Progress
+from stoker.figures.feed_intervals import ProgressByRank
 from stoker.logs import now_utc
 from stoker.records import (
     GpuLoad,
@@ -47,6 +48,8 @@ from stoker.records.gpu import during_steps, step_busy_share
 from stoker.records.profile import ProfiledData
 from stoker.units import wait_share
 
+StepsByRank = Mapping[int, Sequence[MeasuredStep]]
+
 FILE = "passive-profile.json"
 # Unknown if batches come from no DataLoader: `Profile.unmeasured`.
 UNMEASURED = ("accelerator", "loader")
@@ -55,8 +58,8 @@ MIN_STEPS = 10
 
 
 def measure(
-    ranks: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
+    ranks: StepsByRank,
+    progress: ProgressByRank,
     *,
     replica_of: Callable[[int], int] = int,
 ) -> Measured | None:
@@ -101,8 +104,8 @@ def measure(
 
 
 def _samples_per_second(
-    ranks: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
+    ranks: StepsByRank,
+    progress: ProgressByRank,
     *,
     replica_of: Callable[[int], int],
 ) -> float:
@@ -137,9 +140,7 @@ def loader_counts(
     )
 
 
-def wait_shares(
-    ranks: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
-) -> dict[int, float]:
+def wait_shares(ranks: StepsByRank, progress: ProgressByRank) -> dict[int, float]:
     shares = {rank: typical_wait_share(steps) for rank, steps in ranks.items()}
     for rank, report in progress.items():
         seconds = report.steady_wait_seconds + report.steady_compute_seconds
@@ -167,9 +168,9 @@ def spread_of(values: Sequence[float]) -> Spread:
 def passive_profile(
     record: Training,
     *,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
+    timelines: StepsByRank,
     usages: Sequence[RankUsage],
-    progress: Mapping[int, Progress],
+    progress: ProgressByRank,
     host_types: Mapping[str, str],
     vcpus: int,
     catalog: Catalog,
@@ -369,16 +370,12 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
     return one / other if one and other else 1.0
 
 
-def is_elsewhere(
-    usages: Sequence[RankUsage], timelines: Mapping[int, Sequence[MeasuredStep]]
-) -> bool:
+def is_elsewhere(usages: Sequence[RankUsage], timelines: StepsByRank) -> bool:
     """Returns whether something else than a DataLoader made the batches of the training."""
     return any(loader.is_elsewhere for loader in _training_usage(usages, timelines))
 
 
-def _training_usage(
-    usages: Sequence[RankUsage], timelines: Mapping[int, Sequence[MeasuredStep]]
-) -> list[LoaderUsage]:
+def _training_usage(usages: Sequence[RankUsage], timelines: StepsByRank) -> list[LoaderUsage]:
     """Returns, of each rank with steps, the usage of the loaders whose steps are its training."""
     of_ranks = [_usage_of_rank(usage, timelines.get(usage.rank, ())) for usage in usages]
     return [usage for usage in of_ranks if usage.steps]
@@ -391,7 +388,7 @@ def _usage_of_rank(usage: RankUsage, steps: Sequence[MeasuredStep]) -> LoaderUsa
     return max(usage.loaders.values(), key=lambda loader: loader.steps, default=LoaderUsage())
 
 
-def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
+def _samples(timelines: StepsByRank, world: int) -> int | None:
     sizes = Counter[int]()
     for steps in timelines.values():
         sizes.update(step.samples for step in steps if step.weight)

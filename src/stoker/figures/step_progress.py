@@ -5,7 +5,7 @@ Runs of one host have them too, without a feed.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -24,8 +24,7 @@ from stoker.feed.timeline import (
     waits_longest,
 )
 from stoker.feed.training_steps import LoaderShares, apart
-from stoker.feed.wire.protocol import Progress
-from stoker.figures.feed_intervals import NO_PROGRESS, Figure
+from stoker.figures.feed_intervals import NO_PROGRESS, Figure, ProgressByRank
 from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.log_files import FileTail
 from stoker.units import is_whole_longer, ms, step_words, wait_share, wait_words
@@ -282,7 +281,7 @@ class ProgressLog:
     folder: Path
     log: Log
     _: KW_ONLY
-    progress: Callable[[], Mapping[int, Progress]] = dict
+    progress: Callable[[], ProgressByRank] = dict
     spent_usd: Callable[[], float | None] = lambda: None
     is_estimate: bool = False
     clock: Callable[[], float] = time.monotonic
@@ -290,7 +289,7 @@ class ProgressLog:
     def __post_init__(self) -> None:
         self._tails: dict[int, FileTail] = {}
         self._ranks: dict[int, _RankSteps] = {}
-        self._reports: Mapping[int, Progress] = {}
+        self._reports: ProgressByRank = {}
         self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
         self._was_between = False
@@ -372,7 +371,7 @@ class ProgressLog:
         ranks = self._ranks.values()
         return bool(ranks) and all(steps.is_between(idle_seconds=idle) for steps in ranks)
 
-    def _elsewhere(self, reports: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
+    def _elsewhere(self, reports: ProgressByRank) -> dict[int, tuple[float, float]]:
         """Returns the same for ranks on other hosts, from their reports."""
         means = {}
         for rank, now in reports.items():

@@ -31,11 +31,12 @@ from stoker.feed.bad_samples import join_files
 from stoker.feed.rank_reports import all_batches, counted_steps
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import FILE as TIMELINE_FILE
-from stoker.feed.timeline import MeasuredStep, read_timeline
+from stoker.feed.timeline import read_timeline
 from stoker.feed.training_steps import read_timelines
-from stoker.feed.wire.protocol import Progress
+from stoker.figures.feed_intervals import ProgressByRank
 from stoker.figures.passive_profile import (
     FILE,
+    StepsByRank,
     is_elsewhere,
     loader_counts,
     measure,
@@ -168,7 +169,7 @@ def _facts(
     run: HostRun,
     coordinator: Coordinator | None,
     *,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
+    timelines: StepsByRank,
     seen: LeaderFacts,
 ) -> TrainingFacts:
     settings, topology, output = run.settings, run.topology, run.output
@@ -212,7 +213,7 @@ def _facts(
     )
 
 
-def _bad_samples(output: Path, progress: Mapping[int, Progress], log: Log) -> int:
+def _bad_samples(output: Path, progress: ProgressByRank, log: Log) -> int:
     """Joins the lists of this host's ranks; returns the bad samples of all ranks."""
     listed = 0
     try:
@@ -245,8 +246,8 @@ def _write_passive_profile(
     run: HostRun,
     record: Training,
     *,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
+    timelines: StepsByRank,
+    progress: ProgressByRank,
 ) -> None:
     usages = read_usage(run.output)
     if run.settings.profile is not None and not is_elsewhere(usages, timelines):
@@ -273,7 +274,7 @@ def _with_loaders(
     measured: Measured,
     output: Path,
     *,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
+    timelines: StepsByRank,
 ) -> Measured:
     rows = read_timeline(output / (measured.timeline_file or ""))
     usages = {usage.rank: usage for usage in read_usage(output)}

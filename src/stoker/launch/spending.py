@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stoker.feed.rank_reports import batches_by_host
-from stoker.feed.wire.protocol import Progress
+from stoker.figures.feed_intervals import ProgressByRank
 from stoker.logs import EventName, Log
 from stoker.records.training import Budget, GroupSpending
 from stoker.repeat import Clock
@@ -123,7 +123,7 @@ class Spending:
 
     def of_groups(
         self,
-        progress: Mapping[int, Progress],
+        progress: ProgressByRank,
         *,
         dnn: str,
         waited_seconds: float,
@@ -166,7 +166,7 @@ class Spending:
 
 
 def _idle_share(
-    progress: Mapping[int, Progress], *, seconds: float, hosts: Sequence[str] | None
+    progress: ProgressByRank, *, seconds: float, hosts: Sequence[str] | None
 ) -> float | None:
     """Returns the share of a group's time without work; hosts: None: all but the trainers'."""
     busy, workers = 0.0, dict[str, int]()

@@ -18,7 +18,8 @@ from stoker.errors import (
     UsageError,
 )
 from stoker.feed.rank_reports import why_refused, why_unfed, why_unhelped
-from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport, Progress
+from stoker.feed.wire.protocol import MAX_GPU_LOADS_BYTES, MAX_GPUS, GpuReport
+from stoker.figures.feed_intervals import ProgressByRank
 from stoker.figures.gpu_log import GpuLog
 from stoker.host.gpus import GpuState
 from stoker.host.listing import listing_version
@@ -472,7 +473,7 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 
 
 def _judge_feed(
-    run: HostRun, outcome: RunOutcome, progress: Mapping[int, Progress]
+    run: HostRun, outcome: RunOutcome, progress: ProgressByRank
 ) -> tuple[RunOutcome, str]:
     """Returns how a run ended that trained well: failed, where data hosts could make no batch.
 

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ import psutil
 from stoker.errors import EXIT_PEER_LOST
 from stoker.feed.rank_reports import read_loadings
 from stoker.feed.timeline import FILE
-from stoker.feed.wire.protocol import Progress
+from stoker.figures.feed_intervals import ProgressByRank
 from stoker.host.processes import descendants
 from stoker.logs import EventName, Log
 from stoker.records import WatchdogSettings
@@ -108,7 +108,7 @@ class Watchdog:
     start_seconds: float
     expects_steps: bool
     end: Callable[[str], None]
-    told: Callable[[], Mapping[int, Progress]] = dict
+    told: Callable[[], ProgressByRank] = dict
     ask_others: Callable[[], None] = lambda: None
     clock: Clock = time.monotonic
 
