@@ -1,6 +1,8 @@
 """`stoker run` runs the four steps in a row, with their records in one folder."""
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ from stoker.cli.options import (
     Yes,
     offered,
 )
-from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
+from stoker.errors import UsageError
 from stoker.run import STEPS
 from stoker.terminal import program, relative, say
 
@@ -23,14 +25,41 @@ if TYPE_CHECKING:
     from stoker.records import Workload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainFlags:
+    """Where the chain begins, and what differs from the workload.
+
+    Attributes:
+        from_step (STEP): Begin with this step (decide, train or evaluate), with the earlier records
+            of the latest run (default: run all steps).
+        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Train on these instance groups if other programs
+            disturb the profile too much to choose a plan; may be repeated (default: today's
+            cluster).
+    """
+
+    from_step: Annotated[str | None, typer.Option("--from", autocompletion=offered(*STEPS))] = None
+    groups: Annotated[list[str] | None, typer.Option("--group")] = None
+    replace_dataloader: ReplaceDataLoader = None
+    prices: Prices = None
+
+    def first(self) -> int:
+        """Returns the number of the first step in `STEPS`; raises UsageError for another word."""
+        from stoker.records import nearest
+
+        if self.from_step is None:
+            return 0
+        if self.from_step not in STEPS:
+            raise UsageError(
+                f"--from {self.from_step} is not a step", fix=nearest(self.from_step, STEPS)
+            )
+        return STEPS.index(self.from_step)
+
+
 def run_verb(
     context: typer.Context,
     workload: WorkloadFile,
     *,
-    from_step: Annotated[str | None, typer.Option("--from", autocompletion=offered(*STEPS))] = None,
-    groups: Annotated[list[str] | None, typer.Option("--group")] = None,
-    replace_dataloader: ReplaceDataLoader = None,
-    prices: Prices = None,
+    flags: ChainFlags,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
@@ -39,70 +68,35 @@ def run_verb(
 
     All records, logs and the report are in a new folder, runs/ID. The ID is NAME-DATE-TIME.
 
-    Args:
-        from_step (STEP): Begin with this step (decide, train or evaluate), with the earlier records
-            of the latest run (default: run all steps).
-        groups (ROLE=[TYPE:]HOSTS[:WORKERS]): Train on these instance groups if other programs
-            disturb the profile too much to choose a plan; may be repeated (default: today's
-            cluster).
-
     Examples:
         stoker run configs/mnist.yaml
         stoker run configs/mnist.yaml --from train --set training.epochs=3
         stoker run configs/mnist.yaml --group dnn=local.c1:1 --group data=local.c1:1
     """
-    from stoker.cli.workloads import resolve
-    from stoker.project.unreported import unreported_words
-    from stoker.records import Group, Training, nearest, read_json, to_json, write_json
-    from stoker.records.outcome import outcome_of
-    from stoker.run.billing import say_unused_types
-    from stoker.run.chain import (
-        RECORD_OF,
-        Chain,
-        forget_later,
-        report_of_chain,
-        say_stopped,
-        steps,
-        track,
-    )
-    from stoker.run.champions import champion_metrics
-    from stoker.run.clusters import groups_of, todays_cluster
-    from stoker.run.run_folders import RUNS, latest_run_dir, new_run_dir, run_base
+    from stoker.records import to_json
+    from stoker.run.chain import Chain, forget_later, run_chain
+    from stoker.run.clusters import groups_of
+    from stoker.run.run_folders import RUNS
     from stoker.run.unchanged import since_last_run
-    from stoker.run.webhook import telling
 
-    sets = [*(overrides or ())]
-    sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
-    record = resolve([workload], overrides=sets)
-    if warning := unreported_words(record, folder=Path()):
-        say(f"warning: {warning}", quiet=as_json)
-    # Before anything runs: no champion is configured here, so a gate that needs one is refused.
-    champion_metrics("", workload=record, region=None)
-    today = todays_cluster(record).dnn
-    say_unused_types(record, [Group.of_today(today)], quiet=as_json)
-    if from_step is not None and from_step not in STEPS:
-        raise UsageError(f"--from {from_step} is not a step", fix=nearest(from_step, STEPS))
-    first = STEPS.index(from_step) if from_step else 0
-    fallback = groups_of(record, groups) if groups else ()
-    if record.skip_unchanged and not first and not groups:
+    record = _checked(workload, flags, overrides, quiet=as_json)
+    first = flags.first()
+    fallback = groups_of(record, flags.groups) if flags.groups else ()
+    if record.skip_unchanged and not first and not flags.groups:
         since = since_last_run(record, runs=RUNS)
         say(since.words, quiet=as_json)
         if since.is_unchanged:
             if as_json:
                 print("null")
             return 0
-    needs = [f"{RECORD_OF[step]}.json" for step in STEPS[:first]]
-    run_dir = latest_run_dir(record, needs=needs) if first else new_run_dir(run_base(record))
-    if not first:
-        # By it `--from` finds the run.
-        write_json(run_dir / "workload.json", record)
+    run_dir = _run_dir(record, first)
     chain = Chain(
         workload=record,
         source=workload,
         run_dir=run_dir,
         first=first,
         fallback=fallback,
-        prices=prices,
+        prices=flags.prices,
         quiet=as_json,
         assume_yes=yes,
         arguments=context.obj or ["run", workload],
@@ -110,46 +104,51 @@ def run_verb(
     # Before the first step: a chain that ends early must not leave an earlier run's records.
     forget_later(run_dir, first)
     say(f"stoker run {workload}  →  {relative(run_dir)}", quiet=as_json)
-    with telling(record, run=run_dir.name, step=STEPS[first], quiet=as_json) as ending:
-        try:
-            code, evaluation = steps(chain)
-        except DeclinedError as err:
-            report_of_chain(chain, failure=str(err))
-            raise
-        except StokerError as err:
-            report = report_of_chain(chain, failure=str(err))
-            ending.step, ending.links["report"] = chain.doing, str(report)
-            track(chain, report)
-            raise
-        except BaseException as err:
-            ending.step = chain.doing
-            # Ctrl-C or SIGTERM; any other error is a bug of stoker, and needs no report.
-            if not isinstance(err, Exception):
-                say_stopped(chain)
-                report = report_of_chain(chain, failure=f"stopped in {chain.doing}")
-                if chain.doing == "evaluate":
-                    # A training run that was stopped has written its end to MLflow already.
-                    track(chain, report, is_stopped=True)
-            raise
-        report = report_of_chain(chain)
-        ending.step, ending.links["report"] = chain.doing, str(report)
-        ending.tells(evaluation.notices if evaluation else ())
-        if page := track(chain, report):
-            ending.links["mlflow"] = page
-        if code:
-            # Without an evaluation, the training failed.
-            training = read_json(run_dir / "training.json", Training)
-            why = evaluation.reason if evaluation else outcome_of(training).words
-            ending.failed(why, exit_code=code)
-            if code == EXIT_TERMINATED:
-                # A training run that was stopped has not failed.
-                ending.status = "stopped"
+    end = run_chain(chain)
     if as_json:
-        print(to_json(evaluation) if evaluation else "null", end="")
+        print(to_json(end.evaluation) if end.evaluation else "null", end="")
     # Not wrapped: a terminal opens an address that is in one piece.
-    say(f"{'report':<11}{report.resolve().as_uri()}", quiet=as_json)
-    say(next_step(record, workload, code), quiet=as_json)
-    return code
+    say(f"{'report':<11}{end.report.resolve().as_uri()}", quiet=as_json)
+    say(next_step(record, workload, end.code), quiet=as_json)
+    return end.code
+
+
+def _checked(
+    file: str, flags: ChainFlags, overrides: Sequence[str] | None, *, quiet: bool
+) -> "Workload":
+    """Returns the workload; refuses, before anything runs, what would fail at its end."""
+    from stoker.cli.workloads import resolve
+    from stoker.project.unreported import unreported_words
+    from stoker.records import Group
+    from stoker.run.billing import say_unused_types
+    from stoker.run.champions import champion_metrics
+    from stoker.run.clusters import todays_cluster
+
+    sets = [*(overrides or ())]
+    if flags.replace_dataloader:
+        sets.append(f"feed.replace_dataloader={flags.replace_dataloader}")
+    workload = resolve([file], overrides=sets)
+    if warning := unreported_words(workload, folder=Path()):
+        say(f"warning: {warning}", quiet=quiet)
+    # No champion is configured here, so a gate that needs one is refused.
+    champion_metrics("", workload=workload, region=None)
+    say_unused_types(workload, [Group.of_today(todays_cluster(workload).dnn)], quiet=quiet)
+    return workload
+
+
+def _run_dir(workload: "Workload", first: int) -> Path:
+    """Returns a new run's folder, or the latest one with all records before the first step."""
+    from stoker.records import write_json
+    from stoker.run.chain import RECORD_OF
+    from stoker.run.run_folders import latest_run_dir, new_run_dir, run_base
+
+    if first:
+        needs = [f"{RECORD_OF[step]}.json" for step in STEPS[:first]]
+        return latest_run_dir(workload, needs=needs)
+    run_dir = new_run_dir(run_base(workload))
+    # By it `--from` finds the run.
+    write_json(run_dir / "workload.json", workload)
+    return run_dir
 
 
 def next_step(workload: "Workload", file: str, code: int) -> str:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from stoker.catalog import catalog_of
+from stoker.catalog import Catalog, catalog_of
 from stoker.decide import DecisionInputs, decide, followed, local_core_words, refuse_unfed
+from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, TerminatedError
 from stoker.evaluate import evaluate
 from stoker.logs import printable
+from stoker.notify import RunEnding
 from stoker.platforms import platform_named
-from stoker.platforms.base import tracking_of
+from stoker.platforms.base import Platform, tracking_of
 from stoker.platforms.local import lock_run_folder
 from stoker.platforms.service_limits import is_training_type
 from stoker.profile import profile
@@ -43,6 +45,7 @@ from stoker.run.plan_price import with_plan_price
 from stoker.run.profile_progress import following_profile
 from stoker.run.reports import found_in, report_of_run
 from stoker.run.training_run import FollowedTraining, train_and_keep
+from stoker.run.webhook import telling
 from stoker.terminal import relative, say, step_line
 from stoker.train import prepare
 
@@ -77,81 +80,78 @@ class Chain:
         file = self.run_dir / f"{RECORD_OF[name]}.json"
         if STEPS.index(name) < self.first:
             record = read_json(file, kind)
-            say(step_line(name, f"reused: {words(record)}", None), quiet=self.quiet)
+            self.say_line(name, f"reused: {words(record)}")
             self.tell_age(record)
             return record
         began, self.doing = time.monotonic(), name
         record = make()
         if name != "train":
             write_json(file, record)
-        say(step_line(name, words(record), time.monotonic() - began), quiet=self.quiet)
+        self.say(step_line(name, words(record), time.monotonic() - began))
         return record
 
     def tell_age(self, record: object) -> None:
         """Prints the age of a profile that is used again, and what has changed since."""
         if isinstance(record, Profile) and (reused := reused_words(record, self.workload)):
-            say(step_line("  age", reused.words, None), quiet=self.quiet)
+            self.say_line("  age", reused.words)
             for text in reused.warnings:
-                say(step_line("  warning", text, None), quiet=self.quiet)
+                self.say_line("  warning", text)
+
+    def say(self, text: str) -> None:
+        say(text, quiet=self.quiet)
+
+    def say_line(self, title: str, words: str) -> None:
+        self.say(step_line(title, words, None))
 
 
-def say_stopped(chain: Chain) -> None:
-    """Prints what is kept of a chain that was stopped before or after its training."""
-    if chain.doing == "train":
-        # The follower of the training has printed it.
-        return
-    done = STEPS[: STEPS.index(chain.doing)]
-    kept = ", ".join(relative(chain.run_dir / f"{RECORD_OF[step]}.json") for step in done)
-    again = command_line(chain.arguments, from_step=chain.doing if done else None)
-    say(f"stopped in {chain.doing}\nkept:  {kept or 'nothing'}\nagain: {again}", quiet=chain.quiet)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainEnd:
+    """How a chain without an error ended; no evaluation: the training failed."""
+
+    code: int
+    evaluation: Evaluation | None
+    report: Path
 
 
-def steps(chain: Chain) -> tuple[int, Evaluation | None]:
-    """Runs the steps; returns the exit code, and the evaluation if the training succeeded."""
-    workload, run_dir = chain.workload, chain.run_dir
-    platform = platform_named(workload.platform, settings=workload)
-    # Once for all steps: prediction and bill have the same prices.
-    catalog = catalog_of(workload, chain.prices, is_service_type=is_training_type)
-    catalog = with_plan_price(catalog, workload, quiet=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainSteps:
+    """What each step of a chain makes.
 
-    def ask(
-        groups: Sequence[Group], decision: Decision | None = None, *, is_profile: bool = False
-    ) -> None:
-        confirm(
-            workload,
-            groups,
-            catalog=catalog,
-            decision=decision,
-            assume_yes=chain.assume_yes,
-            quiet=chain.quiet,
-            is_profile=is_profile,
-        )
+    Attributes:
+        chain: The run.
+        platform: Where it profiles and trains.
+        catalog: Types and prices, once for all steps: prediction and bill have the same.
+    """
 
-    def measured() -> Profile:
+    chain: Chain
+    platform: Platform[object]
+    catalog: Catalog
+
+    def profile(self) -> Profile:
+        """Measures the training command on today's cluster."""
+        workload, run_dir = self.chain.workload, self.chain.run_dir
         cluster = todays_cluster(workload)
-        ask([Group.of_today(cluster.dnn)], is_profile=True)
-        with following_profile(workload, quiet=chain.quiet) as followed:
+        self._confirm([Group.of_today(cluster.dnn)], is_profile=True)
+        with following_profile(workload, quiet=self.chain.quiet) as progress:
             return profile(
                 workload,
                 cluster=cluster,
-                platform=platform,
+                platform=self.platform,
                 run_dir=run_dir / "profile",
                 name=f"{run_dir.name}-profile",
-                on_line=followed.line,
+                on_line=progress.line,
                 # Ctrl-C ends the chain: half a profile must not be decided on.
                 verdict_on_interrupt=False,
             )
 
-    profiled = chain.step("profile", Profile, measured, profile_words)
-    # Before anything else is rented: data hosts could do nothing for this training run.
-    refuse_unfed(profiled, workload)
-
-    def decided() -> Decision:
-        memory = memory_of(workload, runs=run_dir.parent, besides=run_dir)
-        new_decision = decide(
+    def decide(self, profiled: Profile) -> Decision:
+        """Chooses the cluster; the last run's plan stays unless another one is clearly better."""
+        chain, workload = self.chain, self.chain.workload
+        memory = memory_of(workload, runs=chain.run_dir.parent, besides=chain.run_dir)
+        decision = decide(
             DecisionInputs(
                 profile=profiled,
-                catalog=catalog,
+                catalog=self.catalog,
                 constraints=workload.known_constraints,
                 training=workload.training,
                 feed=workload.feed,
@@ -159,35 +159,28 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
                 last=memory.last_groups,
                 today=date.today(),
                 processes_per_host=todays_cluster(workload).dnn.processes_per_host,
-                calibration=memory.calibration(like=profiled, catalog=catalog),
+                calibration=memory.calibration(like=profiled, catalog=self.catalog),
                 subject=(chain.source,),
             )
         )
-        new_decision = with_age(new_decision, profiled, workload)
+        decision = with_age(decision, profiled, workload)
         if memory.why_not:
-            say(
-                f"warning: decided without the last run's plan: {memory.why_not}", quiet=chain.quiet
-            )
+            chain.say(f"warning: decided without the last run's plan: {memory.why_not}")
         # A cluster that was named on the command line is what the user wants.
-        return new_decision if chain.fallback else memory.applied(new_decision)
+        return decision if chain.fallback else memory.applied(decision)
 
-    decision = chain.step("decide", Decision, decided, decision_words)
-    # A decision of an earlier run may have been followed otherwise.
-    decision = followed(decision, workload.constraints.follow)
-    # Fixes that cost nothing are not part of the plan.
-    for text in free_advice(profiled, decision):
-        say(step_line("  free", text, None), quiet=chain.quiet)
-
-    def trained() -> Training:
-        ask(decision.plan.groups, decision)
+    def train(self, decision: Decision) -> Training:
+        """Trains on the decision's cluster, and follows the job to its end."""
+        chain, groups = self.chain, decision.plan.groups
+        self._confirm(groups, decision)
         job = prepare(
-            workload=workload, groups=decision.plan.groups, run_dir=run_dir, decision=decision
+            workload=chain.workload, groups=groups, run_dir=chain.run_dir, decision=decision
         )
         run = FollowedTraining(
             job=job,
-            workload=workload,
-            platform=platform,
-            catalog=catalog,
+            workload=chain.workload,
+            platform=self.platform,
+            catalog=self.catalog,
             decision=decision,
             again=command_line(chain.arguments, from_step="train"),
             quiet=chain.quiet,
@@ -199,12 +192,73 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
         finally:
             chain.has_submitted = run.has_submitted
 
-    training = chain.step("train", Training, trained, training_words)
-    if code := training_exit_code(training):
-        say(
-            f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
-            quiet=chain.quiet,
+    def _confirm(
+        self,
+        groups: Sequence[Group],
+        decision: Decision | None = None,
+        *,
+        is_profile: bool = False,
+    ) -> None:
+        confirm(
+            self.chain.workload,
+            groups,
+            catalog=self.catalog,
+            decision=decision,
+            assume_yes=self.chain.assume_yes,
+            quiet=self.chain.quiet,
+            is_profile=is_profile,
         )
+
+
+def run_chain(chain: Chain) -> ChainEnd:
+    """Runs the steps, and tells report, webhook and MLflow how the run ended, also by an error.
+
+    Raises what a step raises.
+    """
+    workload, name = chain.workload, chain.run_dir.name
+    with telling(workload, run=name, step=STEPS[chain.first], quiet=chain.quiet) as ending:
+        try:
+            code, evaluation = steps(chain)
+        except DeclinedError as err:
+            report_of_chain(chain, failure=str(err))
+            raise
+        except StokerError as err:
+            report = report_of_chain(chain, failure=str(err))
+            ending.links["report"] = str(report)
+            track(chain, report)
+            raise
+        except (KeyboardInterrupt, TerminatedError):
+            _report_stopped(chain)
+            raise
+        finally:
+            ending.step = chain.doing
+        end = ChainEnd(code=code, evaluation=evaluation, report=report_of_chain(chain))
+        _tell_end(chain, end, ending)
+    return end
+
+
+def steps(chain: Chain) -> tuple[int, Evaluation | None]:
+    """Runs the steps; returns the exit code, and the evaluation if the training succeeded."""
+    workload = chain.workload
+    catalog = catalog_of(workload, chain.prices, is_service_type=is_training_type)
+    make = ChainSteps(
+        chain=chain,
+        platform=platform_named(workload.platform, settings=workload),
+        catalog=with_plan_price(catalog, workload, quiet=False),
+    )
+    profiled = chain.step("profile", Profile, make.profile, profile_words)
+    # Before anything else is rented: data hosts could do nothing for this training run.
+    refuse_unfed(profiled, workload)
+    decision = chain.step("decide", Decision, lambda: make.decide(profiled), decision_words)
+    # A decision of an earlier run may have been followed otherwise.
+    decision = followed(decision, workload.constraints.follow)
+    # Fixes that cost nothing are not part of the plan.
+    for text in free_advice(profiled, decision):
+        chain.say_line("  free", text)
+    training = chain.step("train", Training, lambda: make.train(decision), training_words)
+    if code := training_exit_code(training):
+        logs = relative(chain.run_dir / "logs")
+        chain.say(f"{printable(training.failure or '', keep=_LINES)}\nlogs: {logs}")
         # Gates and prediction are only for a training run that ended well.
         return code, None
     evaluation = chain.step(
@@ -220,10 +274,41 @@ def steps(chain: Chain) -> tuple[int, Evaluation | None]:
         evaluation_words,
     )
     if decision.is_noisy or training.busy:
-        say(step_line("  busy", BUSY, None), quiet=chain.quiet)
+        chain.say_line("  busy", BUSY)
     elif words := local_core_words(decision):
-        say(step_line("  local", words, None), quiet=chain.quiet)
+        chain.say_line("  local", words)
     return outcome_of(training, evaluation.gates).exit_code, evaluation
+
+
+def _report_stopped(chain: Chain) -> None:
+    """Prints and reports what is kept of a chain that Ctrl-C or SIGTERM ended."""
+    # In its training, the follower of the training has printed it.
+    if chain.doing != "train":
+        done = STEPS[: STEPS.index(chain.doing)]
+        kept = ", ".join(relative(chain.run_dir / f"{RECORD_OF[step]}.json") for step in done)
+        again = command_line(chain.arguments, from_step=chain.doing if done else None)
+        chain.say(f"stopped in {chain.doing}\nkept:  {kept or 'nothing'}\nagain: {again}")
+    report = report_of_chain(chain, failure=f"stopped in {chain.doing}")
+    if chain.doing == "evaluate":
+        # A training run that was stopped has written its end to MLflow already.
+        track(chain, report, is_stopped=True)
+
+
+def _tell_end(chain: Chain, end: ChainEnd, ending: RunEnding) -> None:
+    """Notes for the webhook how a chain without an error ended, and writes it to MLflow."""
+    ending.links["report"] = str(end.report)
+    ending.tells(end.evaluation.notices if end.evaluation else ())
+    if page := track(chain, end.report):
+        ending.links["mlflow"] = page
+    if not end.code:
+        return
+    # Without an evaluation, the training failed.
+    training = read_json(chain.run_dir / "training.json", Training)
+    reason = end.evaluation.reason if end.evaluation else outcome_of(training).words
+    ending.failed(reason, exit_code=end.code)
+    if end.code == EXIT_TERMINATED:
+        # A training run that was stopped has not failed.
+        ending.status = "stopped"
 
 
 def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
