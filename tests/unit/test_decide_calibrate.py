@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.cli.decide import calibration_of
 from stoker.decide import EarlierRun, calibrate, explain
 from stoker.decide.calibrate import BOUNDS
 from stoker.decide.model import ClusterShape, Hosts, estimate
@@ -17,6 +16,7 @@ from stoker.decide.ranking import error_band
 from stoker.decide.step_work import measure
 from stoker.errors import UsageError
 from stoker.records import Calibration, Check, Event, Job, ProfiledData, ProfiledHost, write_json
+from stoker.run.earlier_runs import calibration_of
 from support import builders, decisions, sample_records
 from support.property_tests import examples
 

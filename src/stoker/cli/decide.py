@@ -3,21 +3,21 @@
 import contextlib
 import math
 import shlex
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
 from stoker.cli.options import (
     HIDDEN,
     AsJson,
-    OutFile,
-    OutputFiles,
     Overrides,
     PlatformName,
     Prices,
+    ReportFiles,
     StepParams,
     offered,
     told_by_flag,
@@ -30,62 +30,18 @@ from stoker.terminal import say, working
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.decide import TakeAs
-    from stoker.records import Calibration, Profile, Workload
+    from stoker.records import Calibration, Decision, Profile, Workload
     from stoker.run.earlier_runs import Memory
+    from stoker.run.outputs import StepInputs
 
 _EXAMPLE_TYPE = "ml.g5.2xlarge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
-    """The user's own numbers instead of a profile; times are in seconds per global step.
+class DecideFlags:
+    """What is decided, by which limits, prices and earlier runs.
 
     Attributes:
-        instance_type (T): Without a profile: instance type of today's hosts (default: from
-            --workload).
-        step_seconds (S): Without a profile: seconds that a step takes today (default: from the
-            profile).
-        accelerator_step_seconds (S): Without a profile, or with --as: seconds that a step takes
-            when it never waits for data (default: unknown).
-        vcpus_needed (N): Without a profile: number of vCPUs that feed the accelerator at full speed
-            (default: unknown).
-    """
-
-    instance_type: str | None = None
-    step_seconds: float | None = None
-    accelerator_step_seconds: float | None = None
-    vcpus_needed: float | None = None
-
-
-def decide_verb(
-    profile: Path | None = None,
-    *,
-    context: typer.Context,
-    workload: str | None = None,
-    objective: Annotated[str | None, typer.Option(autocompletion=offered("cost", "time"))] = None,
-    max_usd_per_hour: float | None = None,
-    groups: Annotated[list[str] | None, typer.Option("--group")] = None,
-    as_type: Annotated[str | None, typer.Option("--as")] = None,
-    cpu_speed: float | None = None,
-    guess: Guess,
-    calibrate: Path | None = None,
-    memory: Path | None = None,
-    branch: Annotated[str, HIDDEN] = "",
-    prices: Prices = None,
-    platform: PlatformName = None,
-    files: OutputFiles,
-    report: OutFile = None,
-    package: Annotated[Path | None, HIDDEN] = None,
-    params: StepParams = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Rank clusters for the workload by predicted time and cost.
-
-    The record is decision.json, unless --out names another file.
-
-    Args:
-        profile ([PROFILE]): The profile.json of the workload.
         workload (W): Read constraints and number of steps from this workload file (default: as
             profiled).
         objective (O): Rank by cost or by time (default: from the workload, or cost).
@@ -98,6 +54,14 @@ def decide_verb(
             profiled type).
         cpu_speed (X): With --as: relative speed of a vCPU of that type (default: from the catalog
             if it knows the CPU model, or 1).
+        instance_type (T): Without a profile: instance type of today's hosts (default: from
+            --workload).
+        step_seconds (S): Without a profile: seconds that a step takes today (default: from the
+            profile).
+        accelerator_step_seconds (S): Without a profile, or with --as: seconds that a step takes
+            when it never waits for data (default: unknown).
+        vcpus_needed (N): Without a profile: number of vCPUs that feed the accelerator at full speed
+            (default: unknown).
         calibrate (DIR): Correct the prediction with the earlier runs in this folder (default:
             none).
         memory (DIR): With --workload: keep the plan of the workload's last run in this folder
@@ -105,7 +69,202 @@ def decide_verb(
             folder is runs, or a pipeline's memory (default: none).
         branch (NAME): With a pipeline's memory: name of the branch that this training job belongs
             to.
-        report (F): Also write an HTML report to this file (default: none).
+    """
+
+    workload: str | None = None
+    objective: Annotated[str | None, typer.Option(autocompletion=offered("cost", "time"))] = None
+    max_usd_per_hour: float | None = None
+    groups: Annotated[list[str] | None, typer.Option("--group")] = None
+    as_type: Annotated[str | None, typer.Option("--as")] = None
+    cpu_speed: float | None = None
+    instance_type: str | None = None
+    step_seconds: float | None = None
+    accelerator_step_seconds: float | None = None
+    vcpus_needed: float | None = None
+    calibrate: Path | None = None
+    memory: Path | None = None
+    branch: Annotated[str, HIDDEN] = ""
+    prices: Prices = None
+    platform: PlatformName = None
+
+    def in_step(self, given: "StepInputs") -> Self:
+        """Returns the flags with the inputs of a pipeline's step, which they override."""
+        memory = self.memory
+        if given.memory and memory is None:
+            memory = Path(given.memory)
+        return replace(self, workload=self.workload or given.workload, memory=memory)
+
+    def take_as(self, profile: Path | None) -> "TakeAs | None":
+        """Returns the type to which the profile is scaled."""
+        from stoker.decide import TakeAs
+
+        if self.as_type is None:
+            if self.cpu_speed is not None:
+                raise UsageError("--cpu-speed is only for --as", fix="add --as T")
+            return None
+        if profile is None:
+            fix = f"stoker decide profile.json --as {self.as_type}"
+            raise UsageError("--as needs a profile", fix=fix)
+        if self.cpu_speed is not None and not 0.01 <= self.cpu_speed <= 100:
+            raise UsageError(
+                f"{self.cpu_speed:g} is not between 0.01 and 100",
+                where="--cpu-speed",
+                fix="1: as fast",
+            )
+        return TakeAs(
+            instance_type=self.as_type,
+            cpu_speed=self.cpu_speed,
+            accelerator_step_seconds=self.accelerator_step_seconds,
+        )
+
+    def numbers(self) -> dict[str, str | float]:
+        """Returns the user's own numbers, by flag, that are given in place of a profile.
+
+        Raises UsageError for a number that is not above 0.
+        """
+        values: dict[str, str | float | None] = {
+            "--instance-type": self.instance_type,
+            "--step-seconds": self.step_seconds,
+            "--accelerator-step-seconds": self.accelerator_step_seconds,
+            "--vcpus-needed": self.vcpus_needed,
+        }
+        given = {flag: value for flag, value in values.items() if value is not None}
+        for flag, value in given.items():
+            if isinstance(value, float) and not 0 < value < math.inf:
+                raise UsageError(f"{value:g} is not a number above 0", where=flag)
+        return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a decision is asked for, before prices and earlier runs are read.
+
+    Attributes:
+        flags: As typed, or as the pipeline's step has them.
+        file: File of the profile; None: its numbers were typed.
+        profile: The profile.
+        named: The workload of the file that is named.
+        judged: `named`, or a workload that holds what the profile alone knows.
+        take_as: The type to which the profile is scaled.
+        quiet: Whether nothing is printed.
+    """
+
+    flags: DecideFlags
+    file: Path | None
+    profile: "Profile"
+    named: "Workload | None"
+    judged: "Workload"
+    take_as: "TakeAs | None"
+    quiet: bool
+
+    def catalog(self, *, is_step: bool, typed: list[str]) -> "Catalog":
+        """Returns types and prices, with the profiled hosts' types.
+
+        Args:
+            is_step: Whether a pipeline's next step rents the hosts.
+            typed: The words of the command line, for an error.
+        """
+        from stoker.catalog import catalog_of
+        from stoker.platforms.service_limits import is_training_type
+
+        # Its profile was paid: a type that is allowed by a wrong name is reported, and is no error
+        # then.
+        is_service_type = (lambda name: True) if is_step else is_training_type
+        catalog = catalog_of(self.judged, self.flags.prices, is_service_type=is_service_type)
+        catalog = with_plan_price(catalog, self.judged, quiet=self.quiet)
+        if self.take_as is None and self.file is not None:
+            return _with_hosts_of(self.profile, catalog, workload=self.judged, typed=typed)
+        return catalog
+
+    def decide(self, catalog: "Catalog", *, package: Path | None) -> "Decision":
+        """Ranks the clusters; the last run's plan stays unless another one is clearly better.
+
+        Args:
+            catalog: Types and prices.
+            package: The code's package, where no folder has the code.
+        """
+        from stoker.decide import DecisionInputs, decide
+        from stoker.run.clusters import parse_groups
+
+        memory, calibration = self._earlier_runs(catalog)
+        cluster, extra_clusters = self.judged.cluster, []
+        if self.flags.groups:
+            today = self.flags.as_type or self.profile.host.instance_type
+            extra_clusters.append(parse_groups(self.flags.groups, default_type=today))
+        decision = decide(
+            DecisionInputs(
+                profile=self.profile,
+                catalog=catalog,
+                constraints=self.judged.known_constraints,
+                training=self.judged.training,
+                feed=self.judged.feed,
+                extra_clusters=extra_clusters,
+                last=memory.last_groups,
+                today=date.today(),
+                processes_per_host=cluster.dnn.processes_per_host if cluster else None,
+                calibration=calibration,
+                take_as=self.take_as,
+                subject=_subject(self.flags.workload, self.named),
+            )
+        )
+        return memory.applied(self._with_age(decision, package))
+
+    def _earlier_runs(self, catalog: "Catalog") -> "tuple[Memory, Calibration | None]":
+        """Returns what is remembered, and the correction of the prediction."""
+        from stoker.run.earlier_runs import Memory, calibration_of, memory_in
+
+        flags, memory, calibration = self.flags, Memory(), None
+        if self.take_as and (flags.memory or flags.calibrate):
+            flag = "--memory" if flags.memory else "--calibrate"
+            raise UsageError(f"{flag} cannot be used with --as", fix="leave one of them out")
+        if flags.memory:
+            if self.named is None:
+                # The folder may have runs of several.
+                what = "--memory needs the workload whose runs count"
+                raise UsageError(what, fix="add --workload W")
+            memory = memory_in(flags.memory, workload=self.named, branch=flags.branch)
+            calibration = memory.calibration(like=self.profile, catalog=catalog)
+            say(_memory_words(memory, flags.memory), quiet=self.quiet)
+        if flags.calibrate:
+            with working(f"reading earlier runs in {flags.calibrate}", quiet=self.quiet):
+                calibration = calibration_of(flags.calibrate, like=self.profile, catalog=catalog)
+        return memory, calibration
+
+    def _with_age(self, decision: "Decision", package: Path | None) -> "Decision":
+        """Adds the age of a profile of this workload, and prints it."""
+        from stoker.run.earlier_profiles import code_package, with_age
+
+        if self.named is None or self.take_as:
+            return decision
+        code = code_package(package, self.named) if package else None
+        decision = with_age(decision, self.profile, self.named, package=code)
+        say(decision.measured, quiet=self.quiet or not decision.measured)
+        return decision
+
+    def hint(self) -> str:
+        """Returns how to decide for another machine; empty where that is not asked."""
+        if self.take_as is None and self.judged.platform_info.is_this_machine:
+            return _elsewhere(self.file, self.profile)
+        return ""
+
+
+def decide_verb(
+    profile: Path | None = None,
+    *,
+    context: typer.Context,
+    flags: DecideFlags,
+    files: ReportFiles,
+    package: Annotated[Path | None, HIDDEN] = None,
+    params: StepParams = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank clusters for the workload by predicted time and cost.
+
+    The record is decision.json, unless --out names another file.
+
+    Args:
+        profile ([PROFILE]): The profile.json of the workload.
         package (F): For a pipeline's step that has no folder with the code: the code's package.
 
     Examples:
@@ -113,13 +272,7 @@ def decide_verb(
         stoker decide profile.json --workload configs/mnist.yaml --objective cost
         stoker decide --instance-type ml.g5.2xlarge --step-seconds 0.4
     """
-    from stoker.catalog import catalog_of
-    from stoker.cli.workloads import read_with_params
-    from stoker.decide import DecisionInputs, decide, explain, refuse_unfed
-    from stoker.platforms.service_limits import is_training_type
-    from stoker.records.workload import own_keys, refuse_foreign
-    from stoker.run.clusters import parse_groups
-    from stoker.run.earlier_profiles import code_package, with_age
+    from stoker.decide import explain, refuse_unfed
     from stoker.run.outputs import (
         DECIDE_PARAMETERS,
         deliver,
@@ -129,72 +282,13 @@ def decide_verb(
     )
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
-    workload, params = workload or given.workload, [*given.params, *(params or ())]
-    memory = Path(given.memory) if given.memory and memory is None else memory
-    keys = {
-        ("constraints.objective", "--objective"): objective,
-        ("constraints.max_usd_per_hour", "--max-usd-per-hour"): max_usd_per_hour,
-        ("platform", "--platform"): platform,
-    }
-    flags, sets = typed_keys(keys, overrides)
-    with told_by_flag(flags):
-        named = read_with_params(workload, overrides=sets, params=params) if workload else None
-    take_as = _take_as(as_type, cpu_speed, guess, profile=profile)
-    record = _profile_of(profile, guess, workload=named, is_taken=take_as is not None)
-    if workload and named:
-        # An override asks "what if"; the profile belongs to the workload without it.
-        profiled = read_with_params(workload, overrides=(), params=params)
-        refuse_foreign(
-            "profile",
-            keys=own_keys(record.workload_keys, is_elsewhere=take_as is not None),
-            digest=record.workload_sha256,
-            workload=profiled,
-            where=str(profile),
-            fix=f"profile again: stoker profile {workload}",
-        )
-    with told_by_flag(flags):
-        today = as_type or record.host.instance_type
-        judged = named or _workload_of(today, record, overrides=sets)
-    # Its profile was paid: a type that is allowed by a wrong name is reported, and is no error
-    # then.
-    is_step = bool(named and (params or outputs.executor))
-    is_service_type = (lambda name: True) if is_step else is_training_type
-    catalog = catalog_of(judged, prices, is_service_type=is_service_type)
-    catalog = with_plan_price(catalog, judged, quiet=as_json)
-    if take_as is None and profile is not None:
-        catalog = _with_hosts_of(
-            record, catalog, workload=judged, typed=context.obj or ["decide", str(profile)]
-        )
-    earlier, calibration = _earlier_runs(
-        EarlierFolders(calibrate=calibrate, memory=memory, branch=branch),
-        workload=named,
-        like=None if take_as else record,
-        catalog=catalog,
-        quiet=as_json,
-    )
-    decision = decide(
-        DecisionInputs(
-            profile=record,
-            catalog=catalog,
-            constraints=judged.known_constraints,
-            training=judged.training,
-            feed=judged.feed,
-            extra_clusters=[parse_groups(groups, default_type=today)] if groups else [],
-            last=earlier.last_groups,
-            today=date.today(),
-            processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
-            calibration=calibration,
-            take_as=take_as,
-            subject=_subject(workload, named),
-        )
-    )
-    if named and take_as is None:
-        packed = code_package(package, named) if package else None
-        decision = with_age(decision, record, named, package=packed)
-        say(decision.measured, quiet=as_json or not decision.measured)
-    decision = earlier.applied(decision)
-    is_here = take_as is None and judged.platform_info.is_this_machine
-    if is_here and (hint := _elsewhere(profile, record)):
+    flags = flags.in_step(given)
+    params = [*given.params, *(params or ())]
+    question = _question(profile, flags, params=params, overrides=overrides, quiet=as_json)
+    is_step = question.named is not None and bool(params or outputs.executor)
+    typed = context.obj or ["decide", str(profile)]
+    decision = question.decide(question.catalog(is_step=is_step, typed=typed), package=package)
+    if hint := question.hint():
         say(hint, quiet=as_json or bool(files.executor_input))
     deliver(
         decision,
@@ -204,59 +298,73 @@ def decide_verb(
         as_json=as_json,
         told=told_of_decision(decision),
     )
-    if named and is_step:
+    if is_step:
         # A pipeline's next step rents hosts. The record is written all the same.
-        refuse_unfed(record, named)
-    if report:
+        refuse_unfed(question.profile, question.judged)
+    if files.report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.run.reports import report_of_decision
 
-        report_of_decision(report, workload=judged, profile=record, decision=decision)
+        report_of_decision(
+            files.report, workload=question.judged, profile=question.profile, decision=decision
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierFolders:
-    """Folders of earlier runs, as typed; `branch` is of a pipeline's memory."""
-
-    calibrate: Path | None
-    memory: Path | None
-    branch: str
-
-
-def _earlier_runs(
-    folders: EarlierFolders,
+def _question(
+    file: Path | None,
+    flags: DecideFlags,
     *,
-    workload: "Workload | None",
-    like: "Profile | None",
-    catalog: "Catalog",
+    params: Sequence[str],
+    overrides: Sequence[str] | None,
     quiet: bool,
-) -> "tuple[Memory, Calibration | None]":
-    """Returns what is remembered, and the correction of the prediction.
+) -> Question:
+    """Reads the profile and the workload, and refuses a profile of another workload.
 
     Args:
-        folders: As typed.
-        workload: Whose runs count. None: it is not named.
-        like: The profile. None: it is scaled, and earlier runs are compared with their own.
-        catalog: Types and prices.
+        file: File of the profile.
+        flags: As typed, or as the pipeline's step has them.
+        params: Parameters of the pipeline's run.
+        overrides: Keys of the workload that --set sets.
         quiet: Whether nothing is printed.
     """
-    from stoker.run.earlier_runs import Memory, memory_in
+    from stoker.cli.workloads import read_with_params
+    from stoker.records.workload import own_keys, refuse_foreign
 
-    memory, calibration = Memory(), None
-    flag = "--memory" if folders.memory else "--calibrate"
-    if like is None and (folders.memory or folders.calibrate):
-        raise UsageError(f"{flag} cannot be used with --as", fix="leave one of them out")
-    if folders.memory and workload is None:
-        # The folder may have runs of several.
-        raise UsageError("--memory needs the workload whose runs count", fix="add --workload W")
-    if folders.memory and workload and like:
-        memory = memory_in(folders.memory, workload=workload, branch=folders.branch)
-        calibration = memory.calibration(like=like, catalog=catalog)
-        say(_memory_words(memory, folders.memory), quiet=quiet)
-    if folders.calibrate and like:
-        with working(f"reading earlier runs in {folders.calibrate}", quiet=quiet):
-            calibration = calibration_of(folders.calibrate, like=like, catalog=catalog)
-    return memory, calibration
+    keys = {
+        ("constraints.objective", "--objective"): flags.objective,
+        ("constraints.max_usd_per_hour", "--max-usd-per-hour"): flags.max_usd_per_hour,
+        ("platform", "--platform"): flags.platform,
+    }
+    key_flags, sets = typed_keys(keys, overrides)
+    workload, named = flags.workload, None
+    with told_by_flag(key_flags):
+        if workload:
+            named = read_with_params(workload, overrides=sets, params=params)
+    take_as = flags.take_as(file)
+    record = _profile_of(file, flags, workload=named)
+    if workload:
+        # An override asks "what if"; the profile belongs to the workload without it.
+        profiled = read_with_params(workload, overrides=(), params=params)
+        refuse_foreign(
+            "profile",
+            keys=own_keys(record.workload_keys, is_elsewhere=take_as is not None),
+            digest=record.workload_sha256,
+            workload=profiled,
+            where=str(file),
+            fix=f"profile again: stoker profile {workload}",
+        )
+    with told_by_flag(key_flags):
+        today = flags.as_type or record.host.instance_type
+        judged = named or _workload_of(today, record, overrides=sets)
+    return Question(
+        flags=flags,
+        file=file,
+        profile=record,
+        named=named,
+        judged=judged,
+        take_as=take_as,
+        quiet=quiet,
+    )
 
 
 def _memory_words(memory: "Memory", folder: Path) -> str:
@@ -306,28 +414,6 @@ def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Wo
     )
 
 
-def _take_as(
-    as_type: str | None, cpu_speed: float | None, guess: Guess, *, profile: Path | None
-) -> "TakeAs | None":
-    from stoker.decide import TakeAs
-
-    if as_type is None:
-        if cpu_speed is not None:
-            raise UsageError("--cpu-speed is only for --as", fix="add --as T")
-        return None
-    if profile is None:
-        raise UsageError("--as needs a profile", fix=f"stoker decide profile.json --as {as_type}")
-    if cpu_speed is not None and not 0.01 <= cpu_speed <= 100:
-        raise UsageError(
-            f"{cpu_speed:g} is not between 0.01 and 100", where="--cpu-speed", fix="1: as fast"
-        )
-    return TakeAs(
-        instance_type=as_type,
-        cpu_speed=cpu_speed,
-        accelerator_step_seconds=guess.accelerator_step_seconds,
-    )
-
-
 def _with_hosts_of(
     profile: "Profile", catalog: "Catalog", *, workload: "Workload", typed: list[str]
 ) -> "Catalog":
@@ -366,14 +452,12 @@ def _with_hosts_of(
         ) from None
 
 
-def _profile_of(
-    file: Path | None, guess: Guess, *, workload: "Workload | None", is_taken: bool = False
-) -> "Profile":
+def _profile_of(file: Path | None, flags: DecideFlags, *, workload: "Workload | None") -> "Profile":
     from stoker.records import Profile, ProfiledHost, StepTerms, read_json
     from stoker.run.clusters import todays_cluster
 
-    given = _given(guess)
-    if is_taken:
+    given = flags.numbers()
+    if flags.as_type is not None:
         # A property of the type that the profile is scaled to.
         given.pop("--accelerator-step-seconds", None)
     if file:
@@ -382,17 +466,17 @@ def _profile_of(
                 f"{file} cannot be used with {next(iter(given))}", fix="leave one of them out"
             )
         return read_json(file, Profile)
-    step, accelerator = guess.step_seconds, guess.accelerator_step_seconds
+    step, accelerator = flags.step_seconds, flags.accelerator_step_seconds
     is_named = workload and (workload.cluster or workload.platform_info.is_this_machine)
     today = todays_cluster(workload).dnn if workload and is_named else None
-    instance_type = guess.instance_type or (today.instance_type if today else None)
+    instance_type = flags.instance_type or (today.instance_type if today else None)
     if not instance_type or step is None:
         lacking = "--step-seconds" if instance_type else "--instance-type"
         what = f"no profile, and no {lacking} either" if given else "no profile to decide on"
         raise UsageError(
             what, fix="stoker decide profile.json, or --instance-type T --step-seconds S"
         )
-    needed = guess.vcpus_needed
+    needed = flags.vcpus_needed
     if needed is not None and accelerator is None:
         raise UsageError(
             "--vcpus-needed needs the accelerator's speed", fix="add --accelerator-step-seconds"
@@ -415,37 +499,3 @@ def _profile_of(
             global_batch_size=workload.training.global_batch_size if workload else None,
         ),
     )
-
-
-def _given(guess: Guess) -> dict[str, str | float]:
-    """Returns the given values, by flag; raises UsageError for a number that is not positive."""
-    values: dict[str, str | float | None] = asdict(guess)
-    given = {f"--{n.replace('_', '-')}": value for n, value in values.items() if value is not None}
-    for flag, value in given.items():
-        if isinstance(value, float) and not 0 < value < math.inf:
-            raise UsageError(f"{value:g} is not a number above 0", where=flag)
-    return given
-
-
-def calibration_of(folder: Path, *, like: "Profile", catalog: "Catalog") -> "Calibration":
-    """Returns constants that fit the runs in `folder` (ID/{profile,decision,training}.json).
-
-    A run that did not end, or whose records cannot be read, is left out.
-    """
-    from stoker.decide import EarlierRun, calibrate
-    from stoker.records import Decision, Profile, Training, read_json
-
-    if not folder.is_dir():
-        raise UsageError(
-            f"no runs in {folder}", where="--calibrate", fix="name the folder of the runs: runs"
-        )
-    found = []
-    for run in sorted(folder.iterdir()):
-        with contextlib.suppress(UsageError):
-            earlier = EarlierRun(
-                profile=read_json(run / "profile.json", Profile),
-                decision=read_json(run / "decision.json", Decision),
-                training=read_json(run / "training.json", Training),
-            )
-            found.append(earlier)
-    return calibrate(found, like=like, catalog=catalog)

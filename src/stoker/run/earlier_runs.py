@@ -170,6 +170,30 @@ def _time(file: Path) -> float:
         return 0.0
 
 
+def calibration_of(folder: Path, *, like: Profile, catalog: Catalog) -> Calibration:
+    """Returns constants that fit the runs in `folder` (ID/{profile,decision,training}.json).
+
+    A run that did not end, or whose records cannot be read, is left out.
+
+    Args:
+        folder: The folder of the runs.
+        like: The profile whose prediction is corrected.
+        catalog: Types and prices.
+
+    Raises:
+        UsageError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"no runs in {folder}", where="--calibrate", fix="name the folder of the runs: runs"
+        )
+    runs = []
+    for run in sorted(folder.iterdir()):
+        with contextlib.suppress(UsageError):
+            runs.append(_run_in(run))
+    return calibrate(runs, like=like, catalog=catalog)
+
+
 def _run_in(folder: Path) -> EarlierRun:
     return EarlierRun(
         profile=read_json(folder / "profile.json", Profile),
