@@ -43,8 +43,13 @@ _PENDING = "PendingManualApproval"
 # Facts of a run's lineage in a model's metadata.
 _PROFILED_BUSY = "while it was profiled"
 _ORIGIN = (
-    *("image_digest", "git", "code", "workload_sha256", "profile_sha256"),
-    *("seeds", "packages"),
+    "image_digest",
+    "git",
+    "code",
+    "workload_sha256",
+    "profile_sha256",
+    "seeds",
+    "packages",
 )
 
 

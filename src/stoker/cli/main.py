@@ -47,8 +47,13 @@ _STEPS = (
     (
         "evaluate",
         {
-            *("--always", "--expires", "--remember", "--comparison", "--branch"),
-            *("--executor-input", "--param"),
+            "--always",
+            "--expires",
+            "--remember",
+            "--comparison",
+            "--branch",
+            "--executor-input",
+            "--param",
         },
         "evaluate",
     ),

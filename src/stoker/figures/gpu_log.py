@@ -48,7 +48,10 @@ FILE = "gpu.csv"
 # Of the steps as they are, which a profile measures first.
 BASELINE_FILE = "baseline-timeline-rank{rank}.csv"
 _FIGURES = (
-    *("utilization", "memory_bytes", "power_watts", "sm_clock_mhz"),
+    "utilization",
+    "memory_bytes",
+    "power_watts",
+    "sm_clock_mhz",
     "pcie_received_bytes_per_second",
 )
 # Share of the row's time, by reason.

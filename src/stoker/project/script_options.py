@@ -41,8 +41,20 @@ _ABSL = {
 }
 # Libraries whose options are not in the source, or have another form.
 _OTHERS = (
-    *("hydra", "fire", "jsonargparse", "tyro", "simple_parsing", "gin", "ml_collections"),
-    *("configargparse", "docopt", "getopt", "optparse", "plac", "tap", "cyclopts"),
+    "hydra",
+    "fire",
+    "jsonargparse",
+    "tyro",
+    "simple_parsing",
+    "gin",
+    "ml_collections",
+    "configargparse",
+    "docopt",
+    "getopt",
+    "optparse",
+    "plac",
+    "tap",
+    "cyclopts",
 )
 _BY_HAND = "options of this library are not read: write them by hand"
 

@@ -124,7 +124,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     ready: ReadyProbe | None = None
-    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    environment: dict[Name, str] = {}
     needs_workers: bool = False
     followers_only: bool = False
 
@@ -150,8 +150,8 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     leader: EngineCommand | None = None
     dnn: EngineCommand | None = None
     data: EngineCommand | None = None
-    ports: dict[Name, Port] = msgspec.field(default_factory=dict)
-    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    ports: dict[Name, Port] = {}
+    environment: dict[Name, str] = {}
     stop_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
     needs_all: bool | None = None
 
@@ -165,7 +165,7 @@ class EngineHost(Record, frozen=True, kw_only=True):
     """
 
     address: Name
-    ports: dict[Name, Port] = msgspec.field(default_factory=dict)
+    ports: dict[Name, Port] = {}
 
 
 @dataclass(frozen=True, slots=True)

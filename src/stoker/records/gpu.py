@@ -72,7 +72,7 @@ class GpuLoad(Record, frozen=True, kw_only=True):
     power_watts: GpuFigure | None = None
     sm_clock_mhz: GpuFigure | None = None
     pcie_received_bytes_per_second: GpuFigure | None = None
-    throttled: dict[Name, Fraction] = msgspec.field(default_factory=dict)
+    throttled: dict[Name, Fraction] = {}
 
     @property
     def number(self) -> str:

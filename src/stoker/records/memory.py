@@ -19,8 +19,14 @@ NO_CHANGE = ("skip_unchanged", "notify", "tracking", "watchdog", "on_no_capacity
 # Facts with their own values: the digest of the image, and of the code.
 _OF_FACTS = ("image",)
 _NO_CHANGE_ON_SAGEMAKER = (
-    *("source", "schedule", "schedule_role", "dead_letter_queue", "overlap", "cache_days"),
-    *("control", "pipeline_role"),
+    "source",
+    "schedule",
+    "schedule_role",
+    "dead_letter_queue",
+    "overlap",
+    "cache_days",
+    "control",
+    "pipeline_role",
 )
 _DIGITS = 16
 # How the words of a run begin that trains nothing: `stoker status` finds them in a step's log.
@@ -50,7 +56,7 @@ class RememberedRun(Record, frozen=True, kw_only=True):
     run: Name
     execution: str = ""
     ended_at: Name
-    made_of: dict[str, str] = msgspec.field(default_factory=dict)
+    made_of: dict[str, str] = {}
     profile: Profile
     decision: Decision
     training: Training
@@ -77,8 +83,8 @@ class Comparison(Record, frozen=True, kw_only=True):
     has_changed: bool = True
     words: str = ""
     since: str = ""
-    made_of: dict[str, str] = msgspec.field(default_factory=dict)
-    unknown: dict[str, str] = msgspec.field(default_factory=dict)
+    made_of: dict[str, str] = {}
+    unknown: dict[str, str] = {}
 
 
 def compared(

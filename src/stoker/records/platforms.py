@@ -149,8 +149,8 @@ class ObjectPatch(Record, frozen=True, kw_only=True):
         spec: Any other part of the object.
     """
 
-    metadata: Patch = msgspec.field(default_factory=dict)
-    spec: Patch = msgspec.field(default_factory=dict)
+    metadata: Patch = {}
+    spec: Patch = {}
 
     @property
     def document(self) -> Document:
@@ -198,7 +198,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     group: Name | None = None
     image: ImageName | None = None
     entry_point: Name | None = None
-    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    environment: dict[Name, str] = {}
     approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
     content_types: tuple[Name, ...] = ("application/json",)
     response_types: tuple[Name, ...] = ("application/json",)
@@ -234,7 +234,7 @@ class ScheduleSettings(Record, frozen=True, kw_only=True):
 
     cron: Name
     time_zone: Name = "UTC"
-    parameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
+    parameters: dict[Name, Scalar] = {}
 
 
 class QueueSettings(Record, frozen=True, kw_only=True):
@@ -328,7 +328,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     checkpoint_uri: Uri | None = None
     resume_from: Uri | None = None
     queue: QueueSettings | None = None
-    request: Patch = msgspec.field(default_factory=dict)
+    request: Patch = {}
     control: ControlSettings = ControlSettings()
     model: ModelSettings = ModelSettings()
     pipeline_role: RoleArn | None = None
@@ -564,7 +564,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     champion: Champion | None = None
     memory: Claim | None = None
     image_pull_secrets: tuple[Name, ...] = ()
-    pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
+    pools: dict[Name, NodePool] = {}
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     jobset: ObjectPatch = ObjectPatch()
     dnn: PodSettings = PodSettings()

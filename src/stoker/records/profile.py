@@ -3,8 +3,6 @@
 import shlex
 from typing import Literal
 
-import msgspec
-
 from stoker.errors import UsageError
 from stoker.records.base import (
     Fraction,
@@ -378,7 +376,7 @@ class Profile(Record, frozen=True, kw_only=True):
     epochs: EpochTimes | None = None
     unmeasured: tuple[Name, ...] = ()
     origin: ProfileOrigin | None = None
-    what: dict[str, Value] = msgspec.field(default_factory=dict)
+    what: dict[str, Value] = {}
 
     def __post_init__(self) -> None:
         if self.step is None and (self.observed is None or not self.observed.is_known):

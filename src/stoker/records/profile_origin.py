@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import msgspec
-
 from stoker.records.base import Json, Name, Record
 
 # Data, drivers and hosts drift; Kubeflow's `cache_days` ends the use of a profile then, too.
@@ -48,9 +46,9 @@ class ProfileOrigin(Record, frozen=True, kw_only=True):
 
     measured_at: Name
     image: Name | None = None
-    code: dict[str, str] = msgspec.field(default_factory=dict)
+    code: dict[str, str] = {}
     code_digest: str = ""
-    data: dict[str, str] = msgspec.field(default_factory=dict)
+    data: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

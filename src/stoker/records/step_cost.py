@@ -5,10 +5,30 @@ from collections.abc import Iterable, Sequence
 
 # Names of hyperparameters that leave a step as it is; `_` and `-` are one, as are capitals.
 SAME_COST = (
-    *("lr", "learning_rate", "base_lr", "init_lr", "max_lr", "min_lr", "lr_decay", "lr_gamma"),
-    *("weight_decay", "wd", "warmup_steps", "warmup_epochs", "warmup_ratio"),
-    *("epochs", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs", "train_epochs"),
-    *("seed", "random_seed", "run_name", "run_id", "experiment_name"),
+    "lr",
+    "learning_rate",
+    "base_lr",
+    "init_lr",
+    "max_lr",
+    "min_lr",
+    "lr_decay",
+    "lr_gamma",
+    "weight_decay",
+    "wd",
+    "warmup_steps",
+    "warmup_epochs",
+    "warmup_ratio",
+    "epochs",
+    "num_epochs",
+    "n_epochs",
+    "max_epochs",
+    "num_train_epochs",
+    "train_epochs",
+    "seed",
+    "random_seed",
+    "run_name",
+    "run_id",
+    "experiment_name",
 )
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")

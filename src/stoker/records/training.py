@@ -40,18 +40,22 @@ from stoker.units import usd, vcpus_words, wait_share
 STARTED = "training started"
 # Fields to which the leader's record contributes.
 _OF_LEADER = (
-    *("status", "exit_code", "failure", "hosts", "strategy", "engine", "hyperparameters"),
-    *(
-        "measured",
-        "others",
-        "gpus",
-        "metrics",
-        "steps",
-        "is_unfed",
-        "bad_samples",
-        "data_group_release_seconds",
-        "events",
-    ),
+    "status",
+    "exit_code",
+    "failure",
+    "hosts",
+    "strategy",
+    "engine",
+    "hyperparameters",
+    "measured",
+    "others",
+    "gpus",
+    "metrics",
+    "steps",
+    "is_unfed",
+    "bad_samples",
+    "data_group_release_seconds",
+    "events",
 )
 # Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
@@ -88,7 +92,7 @@ class Budget(Record, frozen=True, kw_only=True):
         estimated: Groups whose price is an estimate.
     """
 
-    usd_per_hour: dict[Name, NonNegativeFloat] = msgspec.field(default_factory=dict)
+    usd_per_hour: dict[Name, NonNegativeFloat] = {}
     max_usd: PositiveFloat | None = None
     predicted_usd: NonNegativeFloat | None = None
     estimated: tuple[Name, ...] = ()
@@ -207,13 +211,13 @@ class Lineage(Record, frozen=True, kw_only=True):
     git: str | None = None
     git_dirty: bool = False
     code: str | None = None
-    inputs: dict[Name, InputVersion] = msgspec.field(default_factory=dict)
+    inputs: dict[Name, InputVersion] = {}
     workload_sha256: str | None = None
     profile_sha256: str | None = None
     decision_sha256: str | None = None
-    seeds: Hyperparameters = msgspec.field(default_factory=dict)
+    seeds: Hyperparameters = {}
     python: str | None = None
-    packages: dict[str, str] = msgspec.field(default_factory=dict)
+    packages: dict[str, str] = {}
 
     def joined(self, *others: "Lineage") -> "Lineage":
         """Returns all that is known; a later one counts before an earlier one."""
@@ -312,7 +316,7 @@ class Measured(Record, frozen=True, kw_only=True):
     samples_per_second: NonNegativeFloat
     steps: NonNegativeInt
     usd_per_1000_steps: NonNegativeFloat | None = None
-    spread: dict[str, Spread] = msgspec.field(default_factory=dict)
+    spread: dict[str, Spread] = {}
     rank: NonNegativeInt = 0
     least_wait_share: NonNegativeFloat | None = None
     timeline_file: str | None = None
@@ -419,11 +423,11 @@ class Training(Record, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
     engine: str = "feed"
-    hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
+    hyperparameters: Hyperparameters = {}
     measured: Measured | None = None
     others: tuple[OtherPrograms, ...] = ()
     gpus: tuple[GpuLoad, ...] = ()
-    metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
+    metrics: dict[str, AnyFloat] = {}
     model_uri: str | None = None
     model_copy_uri: str | None = None
     job: Job
@@ -660,7 +664,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
     workload_sha256: str | None = None
     passed: bool
     reason: str = ""
-    metrics: dict[str, AnyFloat] = msgspec.field(default_factory=dict)
+    metrics: dict[str, AnyFloat] = {}
     model_uri: str | None = None
     gates: tuple[GateResult, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -590,11 +590,11 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     image: ImageName | None = None
     platform: PlatformName = "local"
     cluster: Cluster | None = None
-    channels: dict[Name, Channel] = msgspec.field(default_factory=dict)
-    hyperparameters: Hyperparameters = msgspec.field(default_factory=dict)
-    options: dict[HyperparameterName, ScriptOption] = msgspec.field(default_factory=dict)
-    environment: dict[Name, str] = msgspec.field(default_factory=dict)
-    secrets: dict[Name, SecretArn | SecretSource] = msgspec.field(default_factory=dict)
+    channels: dict[Name, Channel] = {}
+    hyperparameters: Hyperparameters = {}
+    options: dict[HyperparameterName, ScriptOption] = {}
+    environment: dict[Name, str] = {}
+    secrets: dict[Name, SecretArn | SecretSource] = {}
     constraints: Constraints = Constraints()
     training: TrainingSize = TrainingSize()
     gate: tuple[Gate, ...] = ()

@@ -397,8 +397,11 @@ def told_of_decision(record: Decision) -> Told:
 def told_of_training(record: Training) -> Told:
     """Returns the script's metrics and the measured step; and the record, for the next step."""
     names = (
-        *("step_seconds", "wait_seconds", "whole_step_seconds"),
-        *("samples_per_second", "usd_per_1000_steps"),
+        "step_seconds",
+        "wait_seconds",
+        "whole_step_seconds",
+        "samples_per_second",
+        "usd_per_1000_steps",
     )
     busy = busy_share(record.gpus)
     return Told(
