@@ -379,6 +379,10 @@ class Row:
     line: int
     cells: Mapping[str, str]
 
+    @property
+    def instance_type(self) -> str:
+        return self.cells["instance_type"].strip()
+
     def error(self, column: str, what: str) -> UsageError:
         return UsageError(what, where=f"{self.source}:{self.line}, column {column}")
 
@@ -420,7 +424,7 @@ def parse_table(
                 fix="quote cells that hold a comma",
             )
         row = Row(source=source, line=line, cells=dict(zip(header, cells, strict=True)))
-        name = row.cells["instance_type"].strip()
+        name = row.instance_type
         if not name:
             raise row.error("instance_type", "the instance type has no name")
         bare = bare_type(name)
@@ -438,7 +442,7 @@ def parse_table(
 def short_table(text: str) -> str:
     """Returns a table without the columns that repeat the catalog's cells, as CSV text."""
     table = parse_table(text, platform="sagemaker", source="prices")
-    shipped = {bare_type(row.cells["instance_type"]): row.cells for row in _shipped().rows}
+    shipped = {bare_type(row.instance_type): row.cells for row in _shipped().rows}
     kept = [name for name in table.columns if _says_more(name, table, shipped)]
     written = io.StringIO()
     writer = csv.DictWriter(written, kept, extrasaction="ignore", lineterminator="\n")
@@ -454,8 +458,7 @@ def _says_more(column: str, table: Table, shipped: Mapping[str, Mapping[str, str
     if column == "source":
         return any(_is_source_read(row.cells) for row in table.rows)
     return any(
-        row.cells[column]
-        != shipped.get(bare_type(row.cells["instance_type"].strip()), {}).get(column)
+        row.cells[column] != shipped.get(bare_type(row.instance_type), {}).get(column)
         for row in table.rows
     )
 
@@ -474,7 +477,7 @@ def to_instance(
 
     Raises UsageError with line and column, if a cell is wrong or a necessary one is missing.
     """
-    name = platform_name(row.cells["instance_type"].strip(), platform)
+    name = platform_name(row.instance_type, platform)
 
     def cell(
         column: str, parse: Callable[[str], _T], expected: str = "", *, field: str = ""
@@ -570,7 +573,7 @@ def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None
 def _estimated(row: Row, table: Table) -> _Price:
     """Returns EC2's price of the same region times the family's ratio; none where one lacks."""
     priced_on = row.value("priced_on", date.fromisoformat, _DATE)
-    ratio = price_ratio(row.cells["instance_type"].strip())
+    ratio = price_ratio(row.instance_type)
     column = (table.price_column or "").replace("sagemaker_", "ec2_", 1)
     # A column of plain prices has no counterpart: blank means that the type is not to be used.
     is_counterpart = column != table.price_column and column in table.columns
@@ -749,7 +752,7 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
     platform = catalog.platform
     instances = {instance.type: instance for instance in catalog.instances}
     for row in table.rows:
-        name = platform_name(row.cells["instance_type"].strip(), platform)
+        name = platform_name(row.instance_type, platform)
         base = instances.get(name)
         if base is None and catalog.info.is_this_machine:
             base = local_instance(name)

@@ -108,6 +108,9 @@ class _Reader:
             return
         self.found[option.name] = option
 
+    def add_flag(self, name: str, text: str) -> None:
+        self.add(FoundOption(name=name, type="flag", default=False, help=text))
+
     def leave(self, name: str, why: str) -> None:
         self.left_out.setdefault(name, why)
 
@@ -328,7 +331,7 @@ def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr
         action = _name_of(told["action"]) or "of its own"
     text = _help(reader, told)
     if action in ("store_true", "store_false", "store_const"):
-        reader.add(FoundOption(name=name, type="flag", default=False, help=text))
+        reader.add_flag(name, text)
     elif action == "BooleanOptionalAction":
         default = _value(reader, told.get("default"))
         kept = default if isinstance(default, bool) else None
@@ -475,7 +478,7 @@ def _read_absl(reader: _Reader) -> None:
                 f"--{name}", f"absl turns it off by --no{name}, which belongs into command"
             )
         elif _ABSL[kind] == "flag":
-            reader.add(FoundOption(name=name, type="flag", default=False, help=text))
+            reader.add_flag(name, text)
         else:
             choices = call.args[2] if kind == "DEFINE_enum" and len(call.args) > 2 else None
             reader.add(
@@ -524,7 +527,7 @@ def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) 
         return
     reader.aliases |= {each.lstrip("-"): name for each in names}
     if _value(reader, told.get("is_flag")) is True or isinstance(default, bool):
-        reader.add(FoundOption(name=name, type="flag", default=False, help=text))
+        reader.add_flag(name, text)
     else:
         _add_click_value(reader, name, told)
 
