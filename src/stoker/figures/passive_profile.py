@@ -32,7 +32,6 @@ from stoker.feed.wire.protocol import Progress
 from stoker.figures.feed_intervals import ProgressByRank
 from stoker.logs import now_utc
 from stoker.records import (
-    GpuLoad,
     Group,
     LoaderCounts,
     Measured,
@@ -44,7 +43,7 @@ from stoker.records import (
     StepTerms,
     Training,
 )
-from stoker.records.gpu import during_steps, step_busy_share
+from stoker.records.gpu import GpuLoads, during_steps, step_busy_share
 from stoker.records.profile import ProfiledData
 from stoker.units import wait_share
 
@@ -405,9 +404,7 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
     return fmean(counted) * world or None if counted else None
 
 
-def _observed(
-    usage: Sequence[LoaderUsage], vcpus: int, *, gpus: tuple[GpuLoad, ...]
-) -> Observed | None:
+def _observed(usage: Sequence[LoaderUsage], vcpus: int, *, gpus: GpuLoads) -> Observed | None:
     cpu = _cpu_utilization(usage, vcpus)
     gpu = step_busy_share(gpus)
     if cpu is None and gpu is None:

@@ -40,7 +40,6 @@ from stoker.profile.states import (
 from stoker.profile.steps import HOST, speed_spread
 from stoker.records import (
     Check,
-    GpuLoad,
     LoaderRate,
     Observed,
     Profile,
@@ -55,7 +54,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.base import Value
-from stoker.records.gpu import during_steps, step_busy_share
+from stoker.records.gpu import GpuLoads, during_steps, step_busy_share
 from stoker.step_model import Parts, parts_of
 
 _MAX_ROWS = 20
@@ -250,7 +249,7 @@ def combine(
     what: Mapping[str, Value],
     is_named: bool = True,
     workload_keys: Mapping[str, str] | None = None,
-    gpus: tuple[GpuLoad, ...] = (),
+    gpus: GpuLoads = (),
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
@@ -358,7 +357,7 @@ def _spreads_of(total: _GlobalStep) -> dict[str, Spread]:
     }
 
 
-def _observed(total: _GlobalStep, gpus: tuple[GpuLoad, ...]) -> Observed:
+def _observed(total: _GlobalStep, gpus: GpuLoads) -> Observed:
     ranks = total.ranks
     vcpus_of_hosts = {rank.host: rank.vcpus for rank in ranks}
     # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.

@@ -82,6 +82,10 @@ class GpuLoad(Record, frozen=True, kw_only=True):
         return f"{self.index}.{self.slice}"
 
 
+# Of all GPUs of a run.
+GpuLoads = tuple[GpuLoad, ...]
+
+
 def loads_as_json(gpus: Sequence[GpuLoad], *, max_bytes: int) -> bytes:
     """Returns the loads of the first GPUs, as many as there is room for."""
     for number in range(len(gpus), 0, -1):
@@ -91,12 +95,12 @@ def loads_as_json(gpus: Sequence[GpuLoad], *, max_bytes: int) -> bytes:
     return b""
 
 
-def loads_in(text: bytes) -> tuple[GpuLoad, ...]:
+def loads_in(text: bytes) -> GpuLoads:
     """Reads such JSON; raises msgspec.DecodeError."""
-    return msgspec.json.decode(text, type=tuple[GpuLoad, ...])
+    return msgspec.json.decode(text, type=GpuLoads)
 
 
-def used_gpus(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
+def used_gpus(gpus: Sequence[GpuLoad]) -> GpuLoads:
     """Returns the GPUs that were ever busy; all of them if none was.
 
     A script may use one of eight: the others' idleness is no news of its loop.
@@ -114,7 +118,7 @@ def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     return None
 
 
-def during_steps(gpus: Sequence[GpuLoad]) -> tuple[GpuLoad, ...]:
+def during_steps(gpus: Sequence[GpuLoad]) -> GpuLoads:
     """Returns the loads that are of the steps, and not of a command that is mostly its start."""
     return tuple(gpu for gpu in gpus if gpu.during == "steps")
 

@@ -15,7 +15,7 @@ from stoker.records.base import (
     Value,
 )
 from stoker.records.epochs import EpochTimes
-from stoker.records.gpu import GpuLoad
+from stoker.records.gpu import GpuLoads
 from stoker.records.profile_origin import ProfileOrigin
 from stoker.units import wait_share
 
@@ -155,7 +155,7 @@ class Observed(Record, frozen=True, kw_only=True):
 
     cpu_utilization: Fraction | None = None
     gpu_utilization: Fraction | None = None
-    gpus: tuple[GpuLoad, ...] = ()
+    gpus: GpuLoads = ()
     hosts: PositiveInt | None = None
     others_vcpus: NonNegativeFloat | None = None
     elsewhere_vcpus: NonNegativeFloat | None = None

@@ -29,7 +29,7 @@ from stoker.records.base import (
 )
 from stoker.records.decision import Action, Group
 from stoker.records.epochs import EpochTimes
-from stoker.records.gpu import GpuLoad
+from stoker.records.gpu import GpuLoads
 from stoker.records.hyperparameters import Hyperparameters, record_of, shown, values_of
 from stoker.records.other_programs import OTHERS, is_beyond_telling
 from stoker.records.profile import Spread
@@ -426,7 +426,7 @@ class Training(Record, frozen=True, kw_only=True):
     hyperparameters: Hyperparameters = {}
     measured: Measured | None = None
     others: tuple[OtherPrograms, ...] = ()
-    gpus: tuple[GpuLoad, ...] = ()
+    gpus: GpuLoads = ()
     metrics: dict[str, AnyFloat] = {}
     model_uri: str | None = None
     model_copy_uri: str | None = None
@@ -701,7 +701,7 @@ class TrainingFacts:
     hyperparameters: Document = field(default_factory=dict)
     measured: Measured | None = None
     others: tuple[OtherPrograms, ...] = ()
-    gpus: tuple[GpuLoad, ...] = ()
+    gpus: GpuLoads = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
