@@ -30,7 +30,7 @@ from stoker.launch import coordinator as coordinator_module
 from stoker.launch import leader_connection, roster
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.leader_connection import Membership, MembershipVerdict
-from stoker.launch.roster import Change
+from stoker.launch.roster import Change, ExpectedHosts
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from stoker.records.gpu import loads_as_json
@@ -53,12 +53,16 @@ class Run:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
 
     def coordinator(self, *, agents=("d1",), followers=(), lease_seconds=1.0, straggler=0.5):
-        coordinator = Coordinator(
-            keys=KEYS,
+        expected = ExpectedHosts(
             run_id="run",
             agents=agents,
             followers=followers,
-            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0),
+            lease_seconds=lease_seconds,
+            start_deadline_seconds=60.0,
+        )
+        coordinator = Coordinator(
+            keys=KEYS,
+            expected=expected,
             log=Log(run="run", host="leader", stream=self.log),
             address="127.0.0.1",
             port=self.port,

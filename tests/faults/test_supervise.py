@@ -57,7 +57,8 @@ def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
         leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
         words, inbox = [sys.executable, "-c", leaves], queue.SimpleQueue()
-        ending = supervise.supervise(words, environ={}, inbox=inbox, log=LOG)
+        command = supervise.SupervisedCommand(words=words, environ={})
+        ending = supervise.supervise(command, inbox=inbox, log=LOG)
         assert ending.exit_code == 0
         assert earlier.poll() is None
         left = [child.name() for child in psutil.Process().children()]

@@ -23,6 +23,7 @@ import psutil
 
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.roster import ExpectedHosts
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support import forked_tree
@@ -202,12 +203,17 @@ class Cluster:
         self.port = free_port()
         self.hosts: list[subprocess.Popen[bytes] | WarmProcess] = []
         self.trainers: list[Trainer] = []
-        self.coordinator = Coordinator(
-            keys=Keys.from_token(read_token(self._token_file)),
+        feed = FeedSettings(**self.settings)
+        expected = ExpectedHosts(
             run_id=self.run,
             agents=[f"algo-{number}" for number in range(self.agents)],
             followers=[],
-            feed=FeedSettings(**self.settings),
+            lease_seconds=feed.lease_seconds,
+            start_deadline_seconds=feed.start_deadline_seconds,
+        )
+        self.coordinator = Coordinator(
+            keys=Keys.from_token(read_token(self._token_file)),
+            expected=expected,
             log=Log(run=self.run, host="leader", stream=self._log),
             address="127.0.0.1",
             port=self.port,

@@ -16,6 +16,7 @@ from stoker.feed.wire.crypto import Keys
 from stoker.host.gpus import GpuReader
 from stoker.host.processes import free_ports
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.roster import ExpectedHosts
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -40,12 +41,16 @@ def port():
 @contextlib.contextmanager
 def coordinator_at(port: int, token_file: Path) -> Iterator[None]:
     with open(os.devnull, "w") as nowhere:
-        coordinator = Coordinator(
-            keys=Keys.from_token(bytes.fromhex(token_file.read_text())),
+        expected = ExpectedHosts(
             run_id="run",
             agents=("d1",),
             followers=(),
-            feed=FeedSettings(),
+            lease_seconds=FeedSettings().lease_seconds,
+            start_deadline_seconds=FeedSettings().start_deadline_seconds,
+        )
+        coordinator = Coordinator(
+            keys=Keys.from_token(bytes.fromhex(token_file.read_text())),
+            expected=expected,
             log=Log(run="run", host="leader", stream=nowhere),
             address="127.0.0.1",
             port=port,

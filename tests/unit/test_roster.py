@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
-from stoker.launch.roster import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, HostLeases
+from stoker.launch.roster import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, ExpectedHosts, HostLeases
 from support.property_tests import examples
 
 LEASE = 12.0
@@ -11,14 +11,14 @@ START = 1800.0
 
 
 def members(*, agents=("d1", "d2"), followers=(), lease_seconds=LEASE):
-    return HostLeases(
+    expected = ExpectedHosts(
         run_id="run",
         agents=agents,
         followers=followers,
         lease_seconds=lease_seconds,
         start_deadline_seconds=START,
-        now=0.0,
     )
+    return HostLeases(expected, now=0.0)
 
 
 def join(host="d1", *, life="a", address="10.0.0.1", **changes):

@@ -43,9 +43,9 @@ from stoker.feed.wire.protocol import (
 )
 from stoker.host.gpus import GpuState
 from stoker.launch.other_programs import OthersLog
-from stoker.launch.roster import Change, HostLeases
+from stoker.launch.roster import Change, ExpectedHosts, HostLeases
 from stoker.logs import EventName, Log, now_utc
-from stoker.records import Event, FeedSettings, GpuLoad
+from stoker.records import Event, GpuLoad
 from stoker.records.gpu import loads_in
 from stoker.repeat import Clock
 
@@ -128,10 +128,7 @@ class Coordinator:
         self,
         *,
         keys: Keys,
-        run_id: str,
-        agents: Sequence[str],
-        followers: Sequence[str],
-        feed: FeedSettings,
+        expected: ExpectedHosts,
         log: Log,
         address: str,
         port: int,
@@ -141,23 +138,16 @@ class Coordinator:
     ) -> None:
         self._keys = keys
         self._straggler_seconds = straggler_seconds
-        self._run_id = run_id
+        self._run_id = expected.run_id
         self._log = log
         self._port = port
         self._endpoint = f"tcp://{address}:{port}"
         self._on_failure = on_failure
         self._clock = clock
-        self._lease_seconds = feed.lease_seconds
+        self._lease_seconds = expected.lease_seconds
         self._turned_at = self._looked_at = clock()
-        self._members = HostLeases(
-            run_id=run_id,
-            agents=agents,
-            followers=followers,
-            lease_seconds=feed.lease_seconds,
-            start_deadline_seconds=feed.start_deadline_seconds,
-            now=clock(),
-        )
-        self.expected_agents = frozenset(agents)
+        self._members = HostLeases(expected, now=clock())
+        self.expected_agents = frozenset(expected.agents)
         self._launchers: dict[str, bytes] = {}
         self._ranks = Attendance()
         self._gpu_states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
@@ -166,7 +156,7 @@ class Coordinator:
         self._gpu_loads: dict[str, tuple[GpuLoad, ...]] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
-        self._followers = frozenset(followers)
+        self._followers = frozenset(expected.followers)
         self._starts: dict[str, Start] = {}
         # Other threads only fill these queues: ZeroMQ's sockets belong to one thread.
         self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -79,26 +79,33 @@ class _HostState:
     unfed_ranks: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedHosts:
+    """The hosts of a run, except the leader, and how long it waits for them.
+
+    Attributes:
+        agents: Data hosts.
+        followers: Further dnn hosts.
+    """
+
+    run_id: str
+    agents: Sequence[str]
+    followers: Sequence[str]
+    lease_seconds: float
+    start_deadline_seconds: float
+
+
 class HostLeases:
     """Leases of the run's hosts, except the leader."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        agents: Sequence[str],
-        followers: Sequence[str],
-        lease_seconds: float,
-        start_deadline_seconds: float,
-        now: float,
-    ) -> None:
-        self._run_id = run_id
-        self._lease_seconds = lease_seconds
-        self._beat_seconds = heartbeat_seconds(lease_seconds)
-        self._start_by = now + start_deadline_seconds
-        self._start_deadline_seconds = start_deadline_seconds
-        self._hosts = {host: _HostState("agent") for host in agents}
-        self._hosts |= {host: _HostState("follower") for host in followers}
+    def __init__(self, expected: ExpectedHosts, *, now: float) -> None:
+        self._run_id = expected.run_id
+        self._lease_seconds = expected.lease_seconds
+        self._beat_seconds = heartbeat_seconds(expected.lease_seconds)
+        self._start_by = now + expected.start_deadline_seconds
+        self._start_deadline_seconds = expected.start_deadline_seconds
+        self._hosts = {host: _HostState("agent") for host in expected.agents}
+        self._hosts |= {host: _HostState("follower") for host in expected.followers}
         self._superseded: set[tuple[str, str]] = set()
         # Launchers that prove another token, by address: they cannot say who they are.
         self._strangers: list[str] = []

@@ -185,18 +185,32 @@ def signals_to(inbox: Inbox) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedCommand:
+    """A command as it is started.
+
+    Attributes:
+        asks_children: A first signal goes to the command's children: to ranks of mpirun, which
+            itself would kill them a second later.
+        takes_input: Whether it reads this process's standard input.
+        hidden: Texts that its output must not show.
+    """
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    folder: Path | None = None
+    asks_children: bool = False
+    takes_input: bool = False
+    hidden: Sequence[str] = ()
+
+
 def supervise(
-    command: Sequence[str],
+    command: SupervisedCommand,
     *,
-    environ: Mapping[str, str],
     inbox: Inbox,
     log: Log,
     on_tick: Callable[[], None] | None = None,
-    folder: Path | None = None,
     others: Collection[int] = (),
-    asks_children: bool = False,
-    takes_input: bool = False,
-    hidden: Sequence[str] = (),
     read: Callable[[bytes], None] | None = None,
 ) -> Ending:
     """Runs `command` to its end, then ends its leftover processes, but no earlier child.
@@ -208,9 +222,6 @@ def supervise(
     Args:
         on_tick: Called about twice a second.
         others: Children of this process whose exit status their owners read.
-        asks_children: A first signal goes to the command's children: to ranks of mpirun, which
-            itself would kill them a second later.
-        hidden: Texts that its output must not show.
         read: Gets its output and errors, whole lines, in two threads.
     """
     spawn.adopt_orphans()
@@ -218,13 +229,13 @@ def supervise(
     kills_before = machine.num_memory_kills()
     began, cpu_before = time.monotonic(), _cpu_seconds()
     spared = {*others, *(child.pid for child in psutil.Process().children())}
-    process = _started(command, environ=environ, folder=folder, takes_input=takes_input)
+    process = _started(command)
     log.event(EventName.COMMAND_STARTED, pid=process.pid)
     tail = OutputTail()
-    with _shown(process, tail, hidden=hidden, read=read):
+    with _shown(process, tail, hidden=command.hidden, read=read):
         waiter = _thread(partial(_wait_for, process, inbox))
         signals, decided = _follow(
-            process, inbox, log, on_tick, others, spared=spared, asks_children=asks_children
+            process, inbox, log, on_tick, others, spared=spared, asks_children=command.asks_children
         )
         waiter.join()
         # Leftover processes hold the pipes open.
@@ -247,16 +258,14 @@ def supervise(
     )
 
 
-def _started(
-    command: Sequence[str], *, environ: Mapping[str, str], folder: Path | None, takes_input: bool
-) -> "subprocess.Popen[bytes]":
+def _started(command: SupervisedCommand) -> "subprocess.Popen[bytes]":
     """Starts a command whose core dumps, unlike this process's, are kept."""
     process = subprocess.Popen(
         # The kernel kills the command if this launcher is killed.
-        spawn.wrapped(command, signal_number=signal.SIGKILL),
-        env=dict(environ),
-        cwd=folder,
-        stdin=None if takes_input else subprocess.DEVNULL,
+        spawn.wrapped(command.words, signal_number=signal.SIGKILL),
+        env=dict(command.environ),
+        cwd=command.folder,
+        stdin=None if command.takes_input else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # A new group, so that Ctrl-C at a terminal comes once, through the launcher; the

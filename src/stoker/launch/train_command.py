@@ -31,6 +31,7 @@ from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
     COMMAND_NOT_FOUND,
     Ending,
+    SupervisedCommand,
     resolve_program,
     supervise,
 )
@@ -180,18 +181,21 @@ def _watched(training: TrainingRun, line: Sequence[str], environ: Mapping[str, s
         printed = LogMetrics(patterns) if patterns else None
         if printed:
             closed.callback(printed.close)
-        ending = supervise(
-            line,
+        command = SupervisedCommand(
+            words=line,
             environ=environ,
-            inbox=run.inbox,
-            log=run.log,
-            on_tick=training.guards.tick,
             folder=run.folder,
             asks_children=strategy == "mpi",
             # Not for several ranks, which would compete for it.
             takes_input=strategy == "none" and training.membership is None,
-            others=training.engine.pids,
             hidden=parts_to_hide(environ.get(name, "") for name in run.settings.secret_names),
+        )
+        ending = supervise(
+            command,
+            inbox=run.inbox,
+            log=run.log,
+            on_tick=training.guards.tick,
+            others=training.engine.pids,
             read=printed.read if printed else None,
         )
         if printed:

@@ -29,7 +29,7 @@ from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.finish import LeaderFacts, RunOutcome, record_end, write_failure
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
-from stoker.launch.roster import Change
+from stoker.launch.roster import Change, ExpectedHosts
 from stoker.launch.run_guards import FollowerGuards, LeaderGuards, RunGuards, is_fed
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
@@ -148,12 +148,16 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 def _coordinator(run: HostRun, *, on_failure: Callable[[Change], None]) -> Coordinator | None:
     if run.keys is None:
         return None
-    return Coordinator(
-        keys=run.keys,
+    expected = ExpectedHosts(
         run_id=run.settings.run_id,
         agents=run.topology.data_hosts,
         followers=run.topology.dnn_hosts[1:],
-        feed=run.settings.feed,
+        lease_seconds=run.settings.feed.lease_seconds,
+        start_deadline_seconds=run.settings.feed.start_deadline_seconds,
+    )
+    return Coordinator(
+        keys=run.keys,
+        expected=expected,
         log=run.log,
         address=run.listen_address,
         port=run.settings.port or run.coordinator_address[1],
