@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -355,7 +356,7 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
             where=place.at("feed.replicas"),
             fix="remove one of them",
         )
-    ranks = [rank for replica in feed.replicas for rank in replica]
+    ranks = list(chain.from_iterable(feed.replicas))
     if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
         raise UsageError(f"rank {twice[0]} is in two replicas", where=place.at("feed.replicas"))
 
@@ -560,7 +561,7 @@ def _check_size(node: yaml.Node | None, source: str) -> None:
             open_nodes.add(id(each))
             parts: list[yaml.Node] = []
             if isinstance(each, yaml.MappingNode):
-                parts = [part for pair in each.value for part in pair]
+                parts = list(chain.from_iterable(each.value))
             elif isinstance(each, yaml.SequenceNode):
                 parts = each.value
             # Each node is counted once, although aliases of aliases grow exponentially.

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
+from itertools import product
 from types import ModuleType
 
 # Stands for the installed directories in the entries of a path.
@@ -60,7 +61,7 @@ def modules_in(folders: Iterable[str], names: Container[str]) -> set[str]:
 def _has_module(folder: str, name: str) -> bool:
     # A folder without `__init__` hides no module that is imported.
     places = (os.path.join(folder, name), os.path.join(folder, name, "__init__"))
-    files = [place + suffix for place in places for suffix in all_suffixes()]
+    files = map("".join, product(places, all_suffixes()))
     return any(map(os.path.isfile, files))
 
 

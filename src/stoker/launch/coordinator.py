@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -82,7 +83,7 @@ class Attendance:
         return {rank: message for rank, (_, _, message) in self._reports.copy().items()}
 
     def senders(self) -> tuple[bytes, ...]:
-        return tuple(sender for senders in self._senders.values() for sender in senders)
+        return tuple(chain.from_iterable(self._senders.values()))
 
     def attend(self, rank: int, sender: bytes) -> None:
         senders = self._senders.setdefault(rank, {})
@@ -193,7 +194,7 @@ class Coordinator:
     @property
     def gpu_loads(self) -> tuple[GpuLoad, ...]:
         """Loads of the GPUs of the dnn hosts whose commands have ended, without the leader's."""
-        return tuple(load for loads in self._gpu_loads.copy().values() for load in loads)
+        return tuple(chain.from_iterable(self._gpu_loads.copy().values()))
 
     @property
     def live_agents(self) -> frozenset[str]:

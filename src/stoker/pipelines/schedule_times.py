@@ -262,7 +262,7 @@ def _of_kubeflow(text: str, zone: str) -> ScheduleTimes:
     days = _values(day, unit="day", low=1, high=31)
     weekdays = _values(weekday, unit="weekday", low=0, high=6, names=_WEEKDAYS)
     # Of two days that are both named, either is enough; `*` and `?` name none.
-    has_one = any(part[0] in "*?" for field in (day, weekday) for part in field.split(","))
+    has_one = any(part[0] in "*?" for part in f"{day},{weekday}".split(","))
 
     def is_day(each: date) -> bool:
         of_month, of_week = each.day in days, each.isoweekday() % 7 in weekdays

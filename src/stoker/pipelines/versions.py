@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from stoker.errors import UsageError
 from stoker.parameters import Kind
@@ -94,7 +95,7 @@ def version_named(
     for version in versions:
         if word in version.names:
             return version
-    known = [name for version in versions for name in version.names]
+    known = list(chain.from_iterable(version.names for version in versions))
     raise UsageError(
         f"pipeline {pipeline} has no version {word}", where=option, fix=nearest(word, known)
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.data_host import ENGINE_ASKED_TO_STOP
-from stoker.launch.engines.server import Server, order_of, stop_servers
+from stoker.launch.engines.server import Server, order_of, pids_of, stop_servers
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived, next_event
 from stoker.logs import EventName
@@ -39,7 +39,7 @@ class EngineCommands:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        return tuple(pid for server in self._servers for pid in server.pids)
+        return pids_of(self._servers)
 
     def lead(self, coordinator: Coordinator | None) -> Ending | None:
         """Starts the leader's commands, and waits for all hosts' ones, until the start deadline.

@@ -5,7 +5,7 @@ import time
 
 from stoker.errors import FeedError, FeedLostError
 from stoker.host import spawn
-from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
+from stoker.launch.engines.server import EngineOrder, Server, order_of, pids_of, stop_servers
 from stoker.launch.leader_connection import HostRun, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, next_event, reap_orphans
 from stoker.logs import EventName
@@ -118,7 +118,7 @@ class _DataHost:
                 has_begun = True
                 for server in self._servers:
                     server.start()
-                pids = tuple(pid for server in self._servers for pid in server.pids)
+                pids = pids_of(self._servers)
             elif has_begun and not has_told and all(s.is_ready for s in self._servers):
                 has_told = True
                 self._membership.tell("ready")

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -459,14 +460,18 @@ class Server:
                     is_open = False
 
 
+def pids_of(servers: Iterable[Server]) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(server.pids for server in servers))
+
+
 def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> None:
     """Ends servers with all their processes: SIGTERM, then SIGKILL after `seconds` or a signal."""
     began = time.monotonic()
-    others = [process for server in servers for process in server.ask()]
+    others = list(chain.from_iterable(server.ask() for server in servers))
     is_asked = False
     while True:
         elapsed = time.monotonic() - began
-        reap_orphans(spared=[pid for server in servers for pid in server.pids])
+        reap_orphans(spared=pids_of(servers))
         alive = [process for process in others if is_running(process)]
         have_ended = all(server.has_ended or not server.pids for server in servers)
         if have_ended and not alive:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from stoker.errors import ServiceError
@@ -209,7 +210,7 @@ def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha
 def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
     """Returns the uids of a workload's jobs whose end is recorded."""
     entries = _entries(cluster, workload).values()
-    return frozenset(uid for entry in entries for uid in texts(entry, "jobs"))
+    return frozenset(chain.from_iterable(texts(entry, "jobs") for entry in entries))
 
 
 def _entries(cluster: ClusterApi, workload: str) -> dict[str, Document]:

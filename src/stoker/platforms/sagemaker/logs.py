@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from stoker.errors import ServiceError
 from stoker.logs import EventName, parse_line
@@ -56,7 +57,7 @@ class JobLogs:
     def read(self) -> list[LogEntry]:
         """Returns the new lines of all hosts, the earliest first; none while there is no log."""
         self._find_streams()
-        new = [entry for stream in self._streams.values() for entry in stream.read()]
+        new = chain.from_iterable(stream.read() for stream in self._streams.values())
         return sorted(new, key=lambda entry: entry.millis)
 
     def _find_streams(self) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, starmap
 from types import MappingProxyType
 
 from stoker.errors import UsageError
@@ -95,7 +96,7 @@ def check_places(
     addresses = dict(_addresses(job, settings, others or {}))
     for key, address in addresses.items():
         _check_bucket_name(key, address)
-    named = [place for key, text in addresses.items() for place in _places_in(key, text)]
+    named = list(chain.from_iterable(starmap(_places_in, addresses.items())))
     role = _own(settings, named)
     if role.region:
         _check_region(role)
