@@ -264,6 +264,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
+    _check_splitting(workload.feed, place)
     _check_mlflow(workload.tracking.mlflow or "", place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
@@ -345,6 +346,17 @@ def _check_strategy(workload: Workload, place: Place) -> None:
     if refusal is not None:
         what, fix = refusal
         raise UsageError(what, where=place.at("strategy"), fix=fix)
+
+
+def _check_splitting(feed: FeedSettings, place: Place) -> None:
+    if feed.split_batches is not True or feed.seeding != "torch":
+        return
+    raise UsageError(
+        "split_batches cannot be used with seeding: torch, where a sample's random numbers follow "
+        "from the worker that makes it",
+        where=place.at("feed.split_batches"),
+        fix="leave one of them out",
+    )
 
 
 def _check_replicas(feed: FeedSettings, place: Place) -> None:

@@ -93,6 +93,11 @@ def test_a_workload_is_read_with_its_defaults(tmp_path):
         (GOOD + "platform: locl\n", "'locl' is not one of", "w.yaml:7, key platform"),
         (GOOD.replace("credits: 3", "pin: true"), "true is not one of auto, script", "w.yaml:4"),
         (GOOD.replace("credits: 3", "balance: 1"), "1 is not one of cost", "key feed.balance"),
+        (
+            GOOD.replace("credits: 3", "seeding: torch\n  split_batches: true"),
+            "split_batches cannot be used with seeding: torch",
+            "key feed.split_batches",
+        ),
         (GOOD.replace("credits: 3", "replace_dataloader: so"), "auto, true, false", "w.yaml:4"),
         (GOOD + "constraints: {deadline_hours: 2}\n", "number of steps", "w.yaml:7"),
         (GOOD + "tracking: {mlflow: 'https://TOKEN@host'}\n", "contains a user", "w.yaml:7"),
