@@ -1,21 +1,19 @@
 """The last words of `stoker train` name why a training was not fed, and what to do."""
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from stoker.records import FeedSettings
-from support.forked_tree import started
+from support.command import stoker
+from support.forked_tree import forking
 from support.local_job import LocalJob
 from support.other_python import other_version, python_without, with_stoker, with_version
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
-END_SECONDS = 180.0
 HEAD = """
 import os, shutil, signal, socket, sys, types
 import torch
@@ -182,10 +180,10 @@ def last_words(
     (folder / "script.py").write_text(HEAD + script)
     groups = ["--group", f"dnn={dnn}", "--group", f"data=local.c1:{data}"]
     sets = [word for each in ("feed.local_workers=0", *settings) for word in ("--set", each)]
-    words = [sys.executable, "-m", "stoker.cli", "train", *groups, *sets, "--", *command]
-    process = started(words, folder / "said", cwd=folder, env=dict(os.environ))
-    process.wait(END_SECONDS)
-    lines = (folder / "said").read_text().splitlines()
+    # The verb runs here, its hosts as processes: they are what fails.
+    with forking():
+        done = stoker("train", *groups, *sets, "--", *command, cwd=folder)
+    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     return [line for line in lines if not line.startswith(("dnn/", "data/"))]
 
 
