@@ -221,8 +221,8 @@ def _of_eventbridge(text: str, zone: str) -> ScheduleTimes:
         text=text,
         time_zone=zone,
         is_day=lambda each: each.month in months and each.year in years and is_day(each),
-        hours=tuple(sorted(_values(hour, unit="hour", low=0, high=23))),
-        minutes=tuple(sorted(_values(minute, unit="minute", low=0, high=59))),
+        hours=_times(hour, unit="hour", high=23),
+        minutes=_times(minute, unit="minute", high=59),
         last_year=None if year == "*" else max(years),
     )
 
@@ -273,10 +273,14 @@ def _of_kubeflow(text: str, zone: str) -> ScheduleTimes:
         text=text,
         time_zone=zone,
         is_day=is_day,
-        hours=tuple(sorted(_values(hour, unit="hour", low=0, high=23))),
-        minutes=tuple(sorted(_values(minute, unit="minute", low=0, high=59))),
-        second=tuple(sorted(_values(second, unit="second", low=0, high=59))),
+        hours=_times(hour, unit="hour", high=23),
+        minutes=_times(minute, unit="minute", high=59),
+        second=_times(second, unit="second", high=59),
     )
+
+
+def _times(field: str, *, unit: str, high: int) -> tuple[int, ...]:
+    return tuple(sorted(_values(field, unit=unit, low=0, high=high)))
 
 
 def _values(

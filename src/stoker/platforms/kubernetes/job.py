@@ -40,6 +40,7 @@ from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     PodEnd,
     PodState,
+    by_attempt,
     by_job,
     pod_state,
     seconds_between,
@@ -108,15 +109,12 @@ def conclude(
         state: Its last state; None if the job was gone before its end was seen.
         is_whole: Whether the log of a pod, by its uid, was read to its end.
     """
-    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
+    ordered = by_attempt(pods)
     # The last pod of each host.
     latest = {(pod.group, pod.index): pod for pod in ordered}
     leader = latest.get((layout.dnn.group.name, 0))
     output_dir = _written(output, layout.job.run_dir / "output", log=log)
     training = leader_record(output_dir)
-    exit_code = training.exit_code if training else None
-    if exit_code is None and leader and leader.ended:
-        exit_code = leader.ended.exit_code
     status: Literal["succeeded", "failed", "stopped"] = "stopped"
     failure = None
     if state is not None:
@@ -129,12 +127,10 @@ def conclude(
     unfetched = None
     has_record = training or (layout.job.settings.profile and output.files)
     if status == "succeeded" and not has_record and not (leader and is_whole(leader.uid)):
-        unfetched = f"the log of pod {leader.name if leader else layout.name}"
-        if folder:
-            unfetched = f"{folder}/output/0/data/stoker/training.json"
+        unfetched = _place_of_record(layout, leader)
     return JobEnd(
         status=status,
-        exit_code=exit_code,
+        exit_code=_exit_code(training, leader),
         failure=failure,
         output_dir=output_dir,
         data_group_release_seconds=_release_seconds(latest.values(), leader),
@@ -159,6 +155,23 @@ def _written(output: OutputParts, folder: Path, *, log: Log) -> Path | None:
         log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(folder), reason=err.strerror)
         return None
     return folder
+
+
+def _exit_code(training: Training | None, leader: PodState | None) -> int | None:
+    """Returns the training command's exit code, else the one of the leader's pod."""
+    if training and training.exit_code is not None:
+        return training.exit_code
+    if leader and leader.ended:
+        return leader.ended.exit_code
+    return None
+
+
+def _place_of_record(layout: Layout, leader: PodState | None) -> str:
+    """Returns where the leader's record is that could not be read."""
+    folder = _output_uri(layout)
+    if folder:
+        return f"{folder}/output/0/data/stoker/training.json"
+    return f"the log of pod {leader.name if leader else layout.name}"
 
 
 def _output_uri(layout: Layout) -> str:

@@ -1,6 +1,6 @@
 """State of a run's pods, as the API server describes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -119,6 +119,11 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         grace_seconds=number(described, "deletionGracePeriodSeconds"),
         gates=tuple(text(gate, "name") for gate in gates),
     )
+
+
+def by_attempt(pods: Iterable[PodState]) -> list[PodState]:
+    """Returns the pods, those of a host's earlier attempts first."""
+    return sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
 
 
 def seconds_between(begin: str, end: str) -> float | None:

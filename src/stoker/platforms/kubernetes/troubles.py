@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.events import Happenings
 from stoker.platforms.kubernetes.layout import Layout, PodGroup
-from stoker.platforms.kubernetes.pods import PodState
+from stoker.platforms.kubernetes.pods import PodState, by_attempt
 from stoker.platforms.kubernetes.state import ObjectState
 from stoker.records import bare_type
 from stoker.records.platforms import amount
@@ -369,22 +369,10 @@ def idle_wait(
     The rule for all other waits, whatever their cause: a controller, webhook, scheduler, kubelet or
     registry that is down, an object that is missing, a queue. `pods` exist, or have succeeded.
     """
-    name, count = layout.dnn.group.name, layout.dnn.group.count
     if state.phase == "suspended":
-        by = f" by queue {layout.queue}" if layout.queue else ": its JobSet is suspended"
-        why = events.last_of("Workload") or events.last_of("JobSet")
-        # A queue may hold a job for days, which costs nothing.
-        return Trouble(
-            key=f"admission {name}",
-            group=name,
-            what=f"the job waits for admission{by}{_last(why)}",
-            fix=f"see whether the queue has quota: kubectl describe workloads -n {namespace}",
-            told_after=FIRST_REPEAT_SECONDS,
-            fatal_after=60.0 * layout.settings.queue_wait_minutes,
-            is_capacity=True,
-        )
-    ordered = sorted(pods, key=lambda pod: (pod.attempt, pod.created_at))
-    hosts = {pod.index: pod for pod in ordered if pod.group == name}
+        return _admission(layout, events, namespace=namespace)
+    name, count = layout.dnn.group.name, layout.dnn.group.count
+    hosts = {pod.index: pod for pod in by_attempt(pods) if pod.group == name}
     idle = [pod for pod in hosts.values() if not (pod.is_running or pod.has_succeeded)]
     has_all = len(hosts) == count
     is_finished = has_all and all(pod.has_succeeded for pod in hosts.values())
@@ -411,6 +399,22 @@ def idle_wait(
         told_after=told_after,
         fatal_after=max(60.0 * wait_minutes, MIN_WAIT_SECONDS),
         is_finished=is_finished,
+    )
+
+
+def _admission(layout: Layout, events: Happenings, *, namespace: str) -> Trouble:
+    """Returns the wait for a queue's admission, which may last for days and costs nothing."""
+    name = layout.dnn.group.name
+    by = f" by queue {layout.queue}" if layout.queue else ": its JobSet is suspended"
+    why = events.last_of("Workload") or events.last_of("JobSet")
+    return Trouble(
+        key=f"admission {name}",
+        group=name,
+        what=f"the job waits for admission{by}{_last(why)}",
+        fix=f"see whether the queue has quota: kubectl describe workloads -n {namespace}",
+        told_after=FIRST_REPEAT_SECONDS,
+        fatal_after=60.0 * layout.settings.queue_wait_minutes,
+        is_capacity=True,
     )
 
 
