@@ -34,6 +34,11 @@ def test_batches_are_the_same_bytes_wherever_they_are_made(request, fixture, opt
     assert request.getfixturevalue(fixture).train(**options).finish() == expected
 
 
+def test_batches_that_several_workers_make_are_the_same_bytes(host):
+    env = env_of(host, split_batches=True)
+    assert host.train(env=env, num_workers=2, **SLOW).finish() == reference(**SLOW)
+
+
 def test_trainers_that_accept_no_pickles_get_what_needs_none(host):
     assert host.train(env=env_of(host, accept_pickles=False)).finish() == reference()
 
