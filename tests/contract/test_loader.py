@@ -1,5 +1,6 @@
 """stoker.DataLoader has torch's own iterators without a data group, numbered and seeded."""
 
+import functools
 import json
 import random
 
@@ -21,6 +22,17 @@ def test_epochs_differ_and_persistent_workers_count_them():
     found = hashes(one, epochs=3)
     assert found == hashes(two, epochs=3)
     assert len(set(found)) == len(found)
+
+
+def note_worker(worker_id, folder=None):
+    (folder / str(worker_id)).touch()
+
+
+# Lightning's has its arguments by name.
+def test_an_init_function_may_have_all_of_its_arguments_by_name(tmp_path):
+    init = functools.partial(note_worker, folder=tmp_path)
+    list(stoker.DataLoader(Plain(), num_workers=2, worker_init_fn=init))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_draws_of_the_dataset_do_not_move_the_trainers_state():

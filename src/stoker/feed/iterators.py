@@ -606,7 +606,8 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, user: WorkerInit | None) -> None:
-        if isinstance(user, functools.partial) and isinstance(user.args[0], StreamInit):
+        # A script's own may have no arguments by position: Lightning's.
+        if isinstance(user, functools.partial) and isinstance((*user.args, None)[0], StreamInit):
             # torch puts what it read here into the function that divides a data pipe.
             user = functools.partial(user.func, self._user_init, *user.args[1:])
         self._user_init = user
