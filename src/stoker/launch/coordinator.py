@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Literal
 
 import msgspec
 import zmq
@@ -48,6 +47,7 @@ from stoker.launch.roster import Change, ExpectedHosts, HostLeases
 from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, GpuLoad
 from stoker.records.gpu import loads_in
+from stoker.records.training import EndState
 from stoker.repeat import Clock
 
 # Processes of one rank, more than any training run has; above it the longest silent one is dropped.
@@ -111,9 +111,6 @@ class Attendance:
             if is_ahead and now - told_at <= RANK_TIMEOUT_SECONDS:
                 return
         self._reports[message.rank] = (sender, now, message)
-
-
-EndState = Literal["succeeded", "failed", "stopped"]
 
 
 class Coordinator:

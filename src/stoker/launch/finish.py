@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -64,7 +63,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import float_of
-from stoker.records.training import InputVersion, Lineage, TrainingFacts, write_training
+from stoker.records.training import EndState, InputVersion, Lineage, TrainingFacts, write_training
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
@@ -94,7 +93,7 @@ class RunOutcome:
         is_unfed: Whether no batch came from data hosts, as none could.
     """
 
-    status: Literal["succeeded", "failed", "stopped"]
+    status: EndState
     exit_code: int | None
     failure: str | None = None
     is_unfed: bool = False

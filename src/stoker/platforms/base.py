@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
@@ -36,7 +36,7 @@ from stoker.records import (
 )
 from stoker.records.base import Document
 from stoker.records.hyperparameters import order_of, values_of
-from stoker.records.training import Lineage
+from stoker.records.training import EndState, Lineage
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
 # Variables by which `mlflow.log_metric` finds its run. They may differ between attempts of one job.
@@ -159,7 +159,7 @@ class JobEnd:
         groups: Hosts that it had; empty: its plan's.
     """
 
-    status: Literal["succeeded", "failed", "stopped"]
+    status: EndState
     exit_code: int | None = None
     failure: str | None = None
     output_dir: Path | None = None

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Literal
 
 from stoker.errors import PlatformError, UsageError
 from stoker.failure_reasons import reason_of_failure
@@ -57,7 +56,7 @@ from stoker.platforms.project import Project
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
 from stoker.records.hyperparameters import encoded
-from stoker.records.training import NOT_COMPARABLE
+from stoker.records.training import NOT_COMPARABLE, EndState
 
 # Variables of an outer job, if this process is part of one.
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
@@ -575,7 +574,7 @@ class LocalRun(Run):
         training = leader_record(base / "output" / "data")
         failure = self._failure or (training.failure if training else None)
         exit_code = training.exit_code if training else (code if code >= 0 else None)
-        status: Literal["succeeded", "failed", "stopped"] = "succeeded"
+        status: EndState = "succeeded"
         is_stopped = training is not None and training.status == "stopped" and not self._failure
         if self._stopped_by_caller or is_stopped:
             status = "stopped"

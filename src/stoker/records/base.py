@@ -24,6 +24,9 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Names = tuple[Name, ...]
+# Of a command.
+Command = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 # A registry's folders and a digest, which alone has 72 characters; 255 is SageMaker's own bound.
 ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 

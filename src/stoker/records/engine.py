@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import UsageError
-from stoker.records.base import Name, NonNegativeInt, Place, PositiveFloat, Record, nearest
+from stoker.records.base import Command, Name, NonNegativeInt, Place, PositiveFloat, Record, nearest
 
 Strategy = Literal["torchrun", "smddp", "mpi", "none"]
 StrategyName = Literal["auto", Strategy]
@@ -122,7 +122,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
         followers_only: Whether it does not run on the first dnn host.
     """
 
-    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    command: Command
     ready: ReadyProbe | None = None
     environment: dict[Name, str] = {}
     needs_workers: bool = False

@@ -13,9 +13,11 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from stoker.records.base import (
+    Command,
     Document,
     ImageName,
     Name,
+    Names,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -200,8 +202,8 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     entry_point: Name | None = None
     environment: dict[Name, str] = {}
     approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
-    content_types: tuple[Name, ...] = ("application/json",)
-    response_types: tuple[Name, ...] = ("application/json",)
+    content_types: Names = ("application/json",)
+    response_types: Names = ("application/json",)
 
     def environment_of(self) -> dict[str, str]:
         program = {"SAGEMAKER_PROGRAM": self.entry_point} if self.entry_point else {}
@@ -319,12 +321,12 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     role: RoleArn
     output_uri: Uri
     region: Name | None = None
-    elsewhere: tuple[Name, ...] = ()
+    elsewhere: Names = ()
     source: Name | None = None
     requirements: Name = "auto"
-    entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
+    entrypoint: Command = ("stoker", "launch", "--")
     max_run_seconds: Annotated[int, msgspec.Meta(ge=1, le=28 * 86400)] = 86400
-    further_types: Annotated[tuple[Name, ...], msgspec.Meta(max_length=4)] = ()
+    further_types: Annotated[Names, msgspec.Meta(max_length=4)] = ()
     checkpoint_uri: Uri | None = None
     resume_from: Uri | None = None
     queue: QueueSettings | None = None
@@ -559,11 +561,11 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     namespace: Namespace | None = None
     context: Name | None = None
     strict_tls: bool = False
-    entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
+    entrypoint: Command = ("stoker", "launch", "--")
     output: Claim | None = None
     champion: Champion | None = None
     memory: Claim | None = None
-    image_pull_secrets: tuple[Name, ...] = ()
+    image_pull_secrets: Names = ()
     pools: dict[Name, NodePool] = {}
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     jobset: ObjectPatch = ObjectPatch()

@@ -7,6 +7,7 @@ from stoker.errors import UsageError
 from stoker.records.base import (
     Fraction,
     Name,
+    Names,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -374,7 +375,7 @@ class Profile(Record, frozen=True, kw_only=True):
     gpu_decoding: GpuDecoding | None = None
     loader: ProfiledLoader | None = None
     epochs: EpochTimes | None = None
-    unmeasured: tuple[Name, ...] = ()
+    unmeasured: Names = ()
     origin: ProfileOrigin | None = None
     what: dict[str, Value] = {}
 

@@ -20,6 +20,7 @@ from stoker.records.base import (
     Document,
     Fraction,
     Name,
+    Names,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -57,6 +58,8 @@ _OF_LEADER = (
     "data_group_release_seconds",
     "events",
 )
+# How the command of a run ended.
+EndState = Literal["succeeded", "failed", "stopped"]
 # Start of the event of a run whose times mean nothing for other runs.
 NOT_COMPARABLE = "not comparable"
 # What is said of times that other programs disturbed.
@@ -95,7 +98,7 @@ class Budget(Record, frozen=True, kw_only=True):
     usd_per_hour: dict[Name, NonNegativeFloat] = {}
     max_usd: PositiveFloat | None = None
     predicted_usd: NonNegativeFloat | None = None
-    estimated: tuple[Name, ...] = ()
+    estimated: Names = ()
 
     def total_usd_per_hour(self, groups: Sequence[Group]) -> float | None:
         """Returns the price of all hosts; None if one is not known."""
@@ -416,7 +419,7 @@ class Training(Record, frozen=True, kw_only=True):
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
     workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
-    status: Literal["succeeded", "failed", "stopped"]
+    status: EndState
     exit_code: int | None = None
     decision_id: str | None = None
     groups: tuple[Group, ...]
@@ -688,7 +691,7 @@ class TrainingFacts:
     """
 
     job: Job
-    status: Literal["succeeded", "failed", "stopped"]
+    status: EndState
     groups: tuple[Group, ...]
     leader: Training | None = None
     is_interrupted: bool = False

@@ -11,9 +11,11 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.records.base import (
+    Command,
     Fraction,
     ImageName,
     Name,
+    Names,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -88,11 +90,11 @@ class Channel(Record, frozen=True, kw_only=True):
     """
 
     uri: Name
-    groups: tuple[Name, ...] | None = None
+    groups: Names | None = None
     data_type: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] = "S3Prefix"
     distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
     mode: Literal["File", "Pipe", "FastFile"] = "File"
-    attribute_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=16)] | None = None
+    attribute_names: Annotated[Names, msgspec.Meta(max_length=16)] | None = None
     record_wrapper: Literal["None", "RecordIO"] | None = None
 
 
@@ -137,8 +139,8 @@ class Constraints(Record, frozen=True, kw_only=True):
     max_usd: PositiveFloat | None = None
     deadline_hours: PositiveFloat | None = None
     max_data_hosts: NonNegativeInt = 8
-    allowed_instance_types: tuple[Name, ...] | None = None
-    regions: tuple[Name, ...] | None = None
+    allowed_instance_types: Names | None = None
+    regions: Names | None = None
     prices_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     follow: Followed | None = None
     storage: Storage | None = None
@@ -353,7 +355,7 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
     budget_seconds: Annotated[float, msgspec.Meta(ge=5, le=86_400)] = 180.0
     max_unexplained: Fraction = 0.15
     instance_type: Name | None = None
-    same_cost: tuple[Name, ...] | None = None
+    same_cost: Names | None = None
 
     @property
     def free_names(self) -> tuple[str, ...]:
@@ -586,7 +588,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
-    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    command: Command
     image: ImageName | None = None
     platform: PlatformName = "local"
     cluster: Cluster | None = None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from stoker.errors import (
@@ -67,7 +66,7 @@ from stoker.platforms.kubernetes.troubles import (
 )
 from stoker.records import Event, Training
 from stoker.records.base import mapping
-from stoker.records.training import InputVersion, Lineage
+from stoker.records.training import EndState, InputVersion, Lineage
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
@@ -115,7 +114,7 @@ def conclude(
     leader = latest.get((layout.dnn.group.name, 0))
     output_dir = _written(output, layout.job.run_dir / "output", log=log)
     training = leader_record(output_dir)
-    status: Literal["succeeded", "failed", "stopped"] = "stopped"
+    status: EndState = "stopped"
     failure = None
     if state is not None:
         status = "succeeded" if state.phase == "succeeded" else "failed"

@@ -4,7 +4,7 @@ import tarfile
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import IO, Literal
+from typing import IO
 
 from stoker import archive
 from stoker.environment import pipeline_execution
@@ -37,7 +37,7 @@ from stoker.platforms.sagemaker.submit import (
     stop_job,
 )
 from stoker.records.base import mapping
-from stoker.records.training import Lineage
+from stoker.records.training import EndState, Lineage
 from stoker.repeat import ResultT, Suppressed, may_pass
 
 FOLDER = "stoker"
@@ -162,9 +162,7 @@ def _copy_model(
     return asked_uri
 
 
-def _verdict(
-    state: TrainingJobState, *, has_checkpoints: bool
-) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
+def _verdict(state: TrainingJobState, *, has_checkpoints: bool) -> tuple[EndState, str | None]:
     if state.status == "Completed":
         return "succeeded", None
     if state.status != "Stopped":
