@@ -44,15 +44,11 @@ def compile_verb(
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
         stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
     """
-    from stoker.pipelines.base import platform_of
-    from stoker.project.unreported import unreported_words
     from stoker.records import write_text
-    from stoker.run.billing import say_prices
     from stoker.workload_file import read_workload
 
-    is_kubeflow = target == "kubeflow"
     record = read_workload(workload, overrides=overrides or ())
-    if components and not is_kubeflow:
+    if components and target != "kubeflow":
         raise UsageError(
             "--components is only for kubeflow: the steps of a pipeline on SageMaker are functions "
             "of stoker.sagemaker",
@@ -62,35 +58,56 @@ def compile_verb(
     with working(f"compiling {record.name}", quiet=as_json):
         compiled = compiled_for(target, record)
     write_text(out, compiled.definition)
-    files: list[Path] = []
-    if components:
-        from stoker.pipelines.kubeflow.compile import component_files
-
-        for name, component in component_files().items():
-            files.append(components / f"{name}.yaml")
-            write_text(files[-1], component)
+    files = _written_components(components) if components else []
     defaults = {parameter.name: parameter.default(record) for parameter in compiled.parameters}
     if as_json:
         summary = {"name": compiled.name, "definition": str(out), "parameters": defaults}
-        told = {**summary, "inputs": sorted(compiled.uploads), "components": list(map(str, files))}
-        print(json.dumps(told, indent=2))
+        inputs = {"inputs": sorted(compiled.uploads), "components": [str(file) for file in files]}
+        print(json.dumps({**summary, **inputs}, indent=2))
         return
-    say(
-        f"{compiled.name}: {len(compiled.definition.encode()) / 1024:.0f} KiB in {out}", quiet=False
-    )
+    size = len(compiled.definition.encode()) / 1024
+    say(f"{compiled.name}: {size:.0f} KiB in {out}", quiet=False)
     for name, default in defaults.items():
-        # A pools file is a default of many lines.
-        text = str(default).replace("\n", " ") or "(empty)"
-        say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
+        say(f"  {name:<18} {_shown_default(default)}", quiet=False)
     for file in files:
         say(f"component: {file}", quiet=False)
-    say_prices(record, platform=platform_of(target), quiet=False)
-    settings = record.sagemaker if target == "sagemaker" else None
-    folder = Path(settings.source) if settings and settings.source else Path()
-    if warning := unreported_words(record, folder=folder):
-        say(f"warning: {warning}", quiet=False)
+    _say_warnings(record, target)
     again = again_words(overrides or ())
     say(f"next:      stoker upload {target} {workload}{again}", quiet=False)
+
+
+def _written_components(folder: Path) -> list[Path]:
+    """Writes one file per component of Kubeflow, and returns the files."""
+    from stoker.pipelines.kubeflow.compile import component_files
+    from stoker.records import write_text
+
+    files = []
+    for name, component in component_files().items():
+        files.append(folder / f"{name}.yaml")
+        write_text(files[-1], component)
+    return files
+
+
+def _shown_default(default: object) -> str:
+    # A pools file is a default of many lines.
+    text = str(default).replace("\n", " ") or "(empty)"
+    if len(text) > 60:
+        return text[:57] + "..."
+    return text
+
+
+def _say_warnings(workload: "Workload", target: str) -> None:
+    """Warns of hosts without a price, and of metrics that the script does not report."""
+    from stoker.pipelines.base import platform_of
+    from stoker.project.unreported import unreported_words
+    from stoker.run.billing import say_prices
+
+    say_prices(workload, platform=platform_of(target), quiet=False)
+    folder = Path()
+    if target == "sagemaker" and workload.sagemaker:
+        folder = Path(workload.sagemaker.source or "")
+    if warning := unreported_words(workload, folder=folder):
+        say(f"warning: {warning}", quiet=False)
 
 
 def again_words(overrides: Sequence[str]) -> str:

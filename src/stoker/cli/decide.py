@@ -14,6 +14,7 @@ import typer
 from stoker.cli.options import (
     HIDDEN,
     AsJson,
+    GroupTexts,
     Overrides,
     PlatformName,
     Prices,
@@ -74,7 +75,7 @@ class DecideFlags:
     workload: str | None = None
     objective: Annotated[str | None, typer.Option(autocompletion=offered("cost", "time"))] = None
     max_usd_per_hour: float | None = None
-    groups: Annotated[list[str] | None, typer.Option("--group")] = None
+    groups: GroupTexts = None
     as_type: Annotated[str | None, typer.Option("--as")] = None
     cpu_speed: float | None = None
     instance_type: str | None = None

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,24 +54,11 @@ command: {command}
 """
 
 
-def init_verb(
-    folder: Path | None = None,
-    *,
-    script: str | None = None,
-    example: Annotated[str, typer.Option(show_default=False)] = "",
-    platform: Annotated[
-        str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
-    ] = _DEFAULT_PLATFORM,
-    ci: Literal["github", "gitlab"] = "github",
-    from_training_job: str | None = None,
-    region: str | None = None,
-) -> None:
-    """Create a project from a script, a training job or an example.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitFlags:
+    """What a project is made from, and where it will run.
 
-    Existing files are never overwritten.
-
-    Args:
-        folder ([DIR]): Folder of the project, new or existing (default with --script: this folder).
+    Attributes:
         script (F): Create a workload for this training script and a .gitignore; with --platform
             also CI jobs that compile, check and deploy the pipeline (default: copy an example).
             Give a Python or shell script, a program, a module (-m package.module), or a whole line,
@@ -81,6 +69,55 @@ def init_verb(
         from_training_job (NAME): Create a workload from this SageMaker training job (default: copy
             an example).
         region (R): AWS region of that job (default: as boto3 finds it).
+    """
+
+    script: str | None = None
+    example: Annotated[str, typer.Option(show_default=False)] = ""
+    platform: Annotated[
+        str, platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local).")
+    ] = _DEFAULT_PLATFORM
+    ci: Literal["github", "gitlab"] = "github"
+    from_training_job: str | None = None
+    region: str | None = None
+
+    def check(self, *, has_folder: bool) -> None:
+        """Refuses flags that do not fit together, or that name nothing to make."""
+        from stoker.records import nearest
+
+        sources = {
+            "--script": self.script,
+            "--from-training-job": self.from_training_job,
+            "--example": self.example,
+        }
+        given = [flag for flag, value in sources.items() if value]
+        if len(given) > 1:
+            what = f"{given[0]} cannot be used with {given[1]}"
+            raise UsageError(what, fix="leave one of them out")
+        if self.script and self.platform not in PLATFORMS:
+            fix = nearest(self.platform, PLATFORMS)
+            raise UsageError(f"--platform {self.platform} is not known", fix=fix)
+        if self.platform != _DEFAULT_PLATFORM and not self.script:
+            raise UsageError("--platform is only for --script", fix="name the script with --script")
+        if self.region and not self.from_training_job:
+            raise UsageError("--region is only for --from-training-job", fix="name the job")
+        if not has_folder and not self.script:
+            raise UsageError(
+                "no folder and no script",
+                fix="stoker init DIR, or for your own script: stoker init --script train.py",
+            )
+
+
+def init_verb(
+    folder: Path | None = None,
+    *,
+    flags: InitFlags,
+) -> None:
+    """Create a project from a script, a training job or an example.
+
+    Existing files are never overwritten.
+
+    Args:
+        folder ([DIR]): Folder of the project, new or existing (default with --script: this folder).
 
     Examples:
         stoker init --script train.py
@@ -88,30 +125,14 @@ def init_verb(
         stoker init my-project --example mnist-sagemaker
         stoker init my-project --from-training-job my-job --region eu-west-1
     """
-    from stoker.records import nearest
-
-    chosen = {"--script": script, "--from-training-job": from_training_job, "--example": example}
-    given = [flag for flag, value in chosen.items() if value]
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} cannot be used with {given[1]}", fix="leave one of them out")
-    if script and platform not in PLATFORMS:
-        raise UsageError(f"--platform {platform} is not known", fix=nearest(platform, PLATFORMS))
-    if platform != _DEFAULT_PLATFORM and not script:
-        raise UsageError("--platform is only for --script", fix="name the script with --script")
-    if region and not from_training_job:
-        raise UsageError("--region is only for --from-training-job", fix="name the job")
-    if folder is None and not script:
-        raise UsageError(
-            "no folder and no script",
-            fix="stoker init DIR, or for your own script: stoker init --script train.py",
-        )
+    flags.check(has_folder=folder is not None)
     folder = folder or Path()
-    if script:
-        files, commands = _of_script(script, folder, platform=platform, ci=ci)
-    elif from_training_job:
-        files, commands = _of_job(from_training_job, region=region)
+    if flags.script:
+        files, commands = _of_script(flags.script, folder, platform=flags.platform, ci=flags.ci)
+    elif flags.from_training_job:
+        files, commands = _of_job(flags.from_training_job, region=flags.region)
     else:
-        files, commands = _of_example(example or _DEFAULT_EXAMPLE)
+        files, commands = _of_example(flags.example or _DEFAULT_EXAMPLE)
     if not (folder / ".gitignore").exists():
         files[Path(".gitignore")] = _GITIGNORE
     write_project(folder, files)
@@ -126,8 +147,9 @@ def init_verb(
         print(f"{'' if number else 'next:':<6}{line}")
 
 
-# Files of a project, and the next commands.
-_Made = tuple[dict[Path, Path | str], list[str]]
+# The file to copy, or the text to write, by the path in the project; with the next commands.
+_Files = dict[Path, Path | str]
+_Made = tuple[_Files, list[str]]
 
 
 def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made:
@@ -159,24 +181,36 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
         hosts=command.hosts,
         processes=processes,
     )
-    found = options_of(sources_of(command.words, folder), given=command.words[2:])
-    text += options_text(found)
-    files: dict[Path, Path | str] = {file: text, Path("workload.schema.json"): _schema()}
+    text += options_text(options_of(sources_of(command.words, folder), given=command.words[2:]))
+    files: _Files = {file: text, Path("workload.schema.json"): _schema()}
     if is_here:
         return files, [
             f"stoker profile {file}      measure what a step waits for; this runs the script",
             f"stoker run {file}          profile, decide, train, evaluate and write a report",
         ]
+    service_files, commands = _of_service(project, file, folder=folder, ci=ci)
+    return files | service_files, commands
+
+
+def _of_service(project: "Project", file: Path, *, folder: Path, ci: CiHost) -> _Made:
+    """Returns what a script needs that runs on another platform than this machine.
+
+    Args:
+        project: Of that platform.
+        file: The workload.
+        folder: Where the project will be.
+        ci: Whose jobs are written.
+    """
+    files = _files_of(project)
     commands = [f"put your names into {file} in place of the words in capital letters"]
     if project.target:
         jobs = ci_file(ci, folder)
-        files[jobs] = ci_text(ci, target=project.target, file=file, out=project.compiled)
+        files = {jobs: ci_text(ci, target=project.target, file=file, out=project.compiled), **files}
         commands.append(f"{_compile_command(project, file)}      compile the pipeline")
         if jobs.parts[0] == ".gitlab":
             commands.append(f"add to .gitlab-ci.yml: include: [{{local: {jobs}}}]")
     else:
         commands.append(f"stoker train --dry-run {file}      print the request, send nothing")
-    files |= _files_of(project)
     if project.stokerignore and not (folder / ".stokerignore").exists():
         files[Path(".stokerignore")] = project.stokerignore
     return files, commands
@@ -201,7 +235,7 @@ def _schema() -> str:
     return json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
 
 
-def _files_of(project: "Project") -> dict[Path, Path | str]:
+def _files_of(project: "Project") -> _Files:
     """Returns the roles or rights, and the tool for prices, that this installation has."""
     with contextlib.suppress(UsageError):
         root = project_source()
@@ -241,7 +275,7 @@ def _of_example(name: str) -> _Made:
     project = _project_of(platform[1] if platform else _DEFAULT_PLATFORM)
     folders = [*sorted(set(re.findall(r"examples/\w+", text))), *project.example_files]
     schema = Path("configs/workload.schema.json")
-    files: dict[Path, Path | str] = {path: root / path for path in (file, schema)}
+    files: _Files = {path: root / path for path in (file, schema)}
     for folder in folders:
         below = root / folder
         for path in [below] if below.is_file() else sorted(below.rglob("*")):
@@ -274,7 +308,7 @@ def project_source() -> Path:
     )
 
 
-def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
+def write_project(folder: Path, files: _Files) -> None:
     """Writes the files, or none; skips those that exist with the same content.
 
     Args:

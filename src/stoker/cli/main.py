@@ -83,8 +83,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Runs one command line and returns its exit code; prints errors to stderr."""
     # Imported here: a launcher needs no parser.
-    from stoker.cli.app import VERBS, app_for
-    from stoker.terminal import program
+    from stoker.cli.app import app_for
 
     debug = "--debug" in arguments
     typed_words, arguments = arguments, with_step(arguments)
@@ -104,42 +103,54 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _parser_error() as err:
-        begin = _command_at(err, arguments)
-        wanted = [arguments[0], "--help"] if arguments[0] in VERBS else ["--help"]
-        if begin:
-            wanted = [*arguments[:begin], "--", *arguments[begin:]]
-        words = err.message if begin else err.format_message()
-        words = words[:1].lower() + words[1:].rstrip(".")
-        return _say(
-            f"error: {words}\ntry:   {shlex.join([program(), *wanted])}", code=UsageError.exit_code
-        )
+        return _say_unparsed(err, arguments)
     except KeyboardInterrupt as err:
         words = printable(str(err)) or "stopping all processes"
         return _say(f"interrupted; {words}", code=EXIT_INTERRUPTED)
     except TerminatedError as err:
         words = printable(str(err)) or "stopping all processes"
         return _say(f"stopped by SIGTERM; {words}", code=EXIT_TERMINATED)
-    except StokerError as err:
-        if debug:
-            traceback.print_exc()
-        return _say(f"error: {printable(str(err), keep=_LINES)}", code=err.exit_code)
     except ReaderGoneError:
         return 0
     except Exception as err:
         if debug:
             traceback.print_exc()
-        # A file name that is not UTF-8, which Python reads as surrogates.
-        if isinstance(err, UnicodeEncodeError) and err.reason.startswith("surrogates"):
-            return _say(
-                f"error: a name that is not UTF-8: {printable(str(err.object))[:200]}\n"
-                f"where: folder {printable(os.getcwd())}\ntry:   rename it",
-                code=UsageError.exit_code,
-            )
+        return _say_error(err)
+
+
+def _say_unparsed(err: "ParserError", arguments: list[str]) -> int:
+    """Prints why a command line cannot be read, and the right one where it is clear."""
+    from stoker.cli.app import VERBS
+    from stoker.terminal import program
+
+    begin = _command_at(err, arguments)
+    if begin:
+        words, wanted = err.message, [*arguments[:begin], "--", *arguments[begin:]]
+    else:
+        words, wanted = err.format_message(), ["--help"]
+        if arguments[0] in VERBS:
+            wanted.insert(0, arguments[0])
+    words = words[:1].lower() + words[1:].rstrip(".")
+    return _say(
+        f"error: {words}\ntry:   {shlex.join([program(), *wanted])}", code=UsageError.exit_code
+    )
+
+
+def _say_error(err: Exception) -> int:
+    if isinstance(err, StokerError):
+        return _say(f"error: {printable(str(err), keep=_LINES)}", code=err.exit_code)
+    # A file name that is not UTF-8, which Python reads as surrogates.
+    if isinstance(err, UnicodeEncodeError) and err.reason.startswith("surrogates"):
         return _say(
-            f"error: {type(err).__name__}: {err}\nwhere: inside stoker: this is a bug\n"
-            "try:   run it again with --debug, and report the traceback",
-            code=StokerError.exit_code,
+            f"error: a name that is not UTF-8: {printable(str(err.object))[:200]}\n"
+            f"where: folder {printable(os.getcwd())}\ntry:   rename it",
+            code=UsageError.exit_code,
         )
+    return _say(
+        f"error: {type(err).__name__}: {err}\nwhere: inside stoker: this is a bug\n"
+        "try:   run it again with --debug, and report the traceback",
+        code=StokerError.exit_code,
+    )
 
 
 def with_step(arguments: list[str]) -> list[str]:

@@ -228,6 +228,8 @@ TargetName = Annotated[
         autocompletion=offered(*_TARGETS),
     ),
 ]
+GroupTexts = Annotated[list[str] | None, typer.Option("--group")]
+RunParams = Annotated[list[str] | None, typer.Option("--param")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

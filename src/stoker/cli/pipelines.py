@@ -1,17 +1,16 @@
 """The verbs of runs of compiled pipelines: start, status and stop."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import (
     AsJson,
     Overrides,
     Reach,
+    RunParams,
     RunReach,
     TargetName,
     WorkloadFile,
@@ -30,26 +29,34 @@ if TYPE_CHECKING:
     from stoker.pipelines.base import RunState
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFlags:
+    """Which run is started, and whether it is awaited.
+
+    Attributes:
+        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
+            repeated.
+        version (VERSION): Run this version of the pipeline, given by its number, name or alias
+            (default: the newest).
+        wait: Wait until the run has ended; Ctrl-C does not stop the run.
+    """
+
+    params: RunParams = None
+    version: str | None = None
+    wait: bool = False
+
+
 def start_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    params: Annotated[list[str] | None, typer.Option("--param")] = None,
-    version: str | None = None,
-    wait: bool = False,
+    flags: StartFlags,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
     """Start a run of the uploaded pipeline.
-
-    Args:
-        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
-            repeated.
-        version (VERSION): Run this version of the pipeline, given by its number, name or alias
-            (default: the newest).
-        wait: Wait until the run has ended; Ctrl-C does not stop the run.
 
     Examples:
         stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
@@ -60,36 +67,51 @@ def start_verb(
     from stoker.run.billing import confirm_run
 
     of = workload_of(workload, overrides=overrides or ())
+    params = flags.params or ()
     # Before the service is reached: a wrong value is reported without credentials.
-    told = with_params(of, params or (), target=target)
-    check_run_decidable(of, told, target=target, parameters=params or ())
+    judged = with_params(of, params, target=target)
+    check_run_decidable(of, judged, target=target, parameters=params)
     client = client_of(target, of, reach)
     where = reach.words(workload if target == "kubeflow" else None)
-    confirm_run(told, assume_yes=yes, quiet=as_json)
+    confirm_run(judged, assume_yes=yes, quiet=as_json)
     run: RunState | None = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
-            run = client.start(of, params or (), version=chosen_version(client, of, version))
-        # For scripts: run=$(stoker start ...). With --wait and --json only the end is printed.
-        if not (as_json and wait):
-            print(json.dumps(asdict(run), indent=2) if as_json else run.run, flush=True)
+            run = client.start(of, params, version=chosen_version(client, of, flags.version))
+        # With --wait and --json only the end is printed.
+        if not (as_json and flags.wait):
+            # For scripts: run=$(stoker start ...).
+            print(_document(run) if as_json else run.run, flush=True)
         if run.url:
             say(f"page:    {run.url}", quiet=as_json)
         say(f"next:    stoker status {target} {run.run}{where}", quiet=as_json)
-        if not wait:
+        if not flags.wait:
             return 0
         with working(f"waiting until {run.run} has ended", quiet=as_json):
             run = client.wait(run.run, show=partial(say, quiet=as_json))
-        if as_json:
-            print(json.dumps(asdict(run), indent=2))
-        say(ending_text(run), quiet=as_json)
-        return run.exit_code or 0
     except (KeyboardInterrupt, TerminatedError) as err:
-        name = run.run if run else of.name
-        words = "stopped waiting; the run continues" if run else "a run may have started"
-        see = f"see:     stoker status {target} {name}{where}"
-        say(f"{words}\n{see}\nstop:    stoker stop {target} {name}{where}", quiet=False)
+        _say_left(run, named=f"{target} {run.run if run else of.name}{where}")
         return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
+    if as_json:
+        print(_document(run))
+    say(ending_text(run), quiet=as_json)
+    return run.exit_code or 0
+
+
+def _document(run: "RunState") -> str:
+    return json.dumps(asdict(run), indent=2)
+
+
+def _say_left(run: "RunState | None", *, named: str) -> None:
+    """Says what may still run after Ctrl-C or SIGTERM, and how to see and to stop it.
+
+    Args:
+        run: None: it is not known whether one has started.
+        named: The run, or the pipeline, as arguments of a verb.
+    """
+    words = "stopped waiting; the run continues" if run else "a run may have started"
+    see = f"see:     stoker status {named}"
+    say(f"{words}\n{see}\nstop:    stoker stop {named}", quiet=False)
 
 
 def status_verb(

@@ -10,6 +10,7 @@ import typer
 
 from stoker.cli.options import (
     AsJson,
+    GroupTexts,
     Overrides,
     Prices,
     ReplaceDataLoader,
@@ -38,7 +39,7 @@ class ChainFlags:
     """
 
     from_step: Annotated[str | None, typer.Option("--from", autocompletion=offered(*STEPS))] = None
-    groups: Annotated[list[str] | None, typer.Option("--group")] = None
+    groups: GroupTexts = None
     replace_dataloader: ReplaceDataLoader = None
     prices: Prices = None
 

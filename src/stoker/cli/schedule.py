@@ -5,12 +5,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from stoker.cli.clients import client_of, workload_of
-from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile, Yes
+from stoker.cli.options import AsJson, Overrides, Reach, RunParams, TargetName, WorkloadFile, Yes
 from stoker.errors import ServiceError, UsageError
 from stoker.terminal import ask, say, working
 
@@ -20,15 +18,70 @@ if TYPE_CHECKING:
     from stoker.records import Json, Workload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleFlags:
+    """The schedule that is wanted; what no flag says stays as it is.
+
+    Attributes:
+        cron (E): Start runs at these times. SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12
+            hours)'; Kubeflow: six fields, seconds first, '0 0 6 * * 1-5', or '@every 12h' (default:
+            unchanged).
+        name (N): Name of this schedule, if the pipeline has several (default: the only one).
+        time_zone (Z): Time zone of --cron, SageMaker only (default: unchanged; UTC for a new
+            schedule).
+        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
+            repeated.
+        fresh: Drop the parameters and the time zone that the schedule has now.
+    """
+
+    cron: str | None = None
+    name: str | None = None
+    time_zone: str | None = None
+    params: RunParams = None
+    fresh: bool = False
+
+    def asked(self, workload: "Workload", *, target: str) -> "AskedSchedule":
+        """Returns what these flags ask of a pipeline's schedule, checked without a service.
+
+        Args:
+            workload: Workload of the uploaded pipeline.
+            target: sagemaker or kubeflow.
+        """
+        from stoker.cli.workloads import with_params
+        from stoker.pipelines.base import check_run_decidable
+        from stoker.pipelines.schedule_times import checked_times
+        from stoker.pipelines.schedules import AskedSchedule, schedule_name
+        from stoker.records.platforms import NAME_END
+
+        end = NAME_END if target == "sagemaker" else "-"
+        full_name = schedule_name(workload, self.name, end=end)
+        params = self.params or ()
+        judged = with_params(workload, params, target=target)
+        check_run_decidable(workload, judged, target=target, parameters=params)
+        if self.cron or self.time_zone:
+            # Any expression, to check the zone alone.
+            any_cron = "rate(1 day)" if target == "sagemaker" else "@daily"
+            checked_times(
+                self.cron or any_cron,
+                time_zone=self.time_zone or "UTC",
+                target=target,
+                now=datetime.now(UTC),
+                where="--cron" if self.cron else "--time-zone",
+            )
+        return AskedSchedule(
+            name=full_name,
+            cron=self.cron,
+            time_zone=self.time_zone,
+            parameters=params,
+            is_whole=self.fresh,
+        )
+
+
 def schedule_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    cron: str | None = None,
-    name: str | None = None,
-    time_zone: str | None = None,
-    params: Annotated[list[str] | None, typer.Option("--param")] = None,
-    fresh: bool = False,
+    flags: ScheduleFlags,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -39,17 +92,6 @@ def schedule_verb(
     An existing schedule keeps what no option changes. `stoker upload` makes the schedule that is in
     the workload (sagemaker.schedule, kubernetes.kubeflow.schedule).
 
-    Args:
-        cron (E): Start runs at these times. SageMaker: 'cron(0 6 ? * MON-FRI *)' or 'rate(12
-            hours)'; Kubeflow: six fields, seconds first, '0 0 6 * * 1-5', or '@every 12h' (default:
-            unchanged).
-        name (N): Name of this schedule, if the pipeline has several (default: the only one).
-        time_zone (Z): Time zone of --cron, SageMaker only (default: unchanged; UTC for a new
-            schedule).
-        params (NAME=VALUE): Set a parameter of the pipeline's run, such as epochs=3; may be
-            repeated.
-        fresh: Drop the parameters and the time zone that the schedule has now.
-
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
         stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
@@ -57,15 +99,7 @@ def schedule_verb(
     """
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value is reported without credentials.
-    asked = _told(
-        of,
-        target=target,
-        cron=cron,
-        time_zone=time_zone,
-        name=name,
-        params=params or (),
-        is_whole=fresh,
-    )
+    asked = flags.asked(of, target=target)
     client = client_of(target, of, reach)
     with working(f"reading the schedules of {of.name}", quiet=as_json):
         change = client.plan_schedule(of, asked)
@@ -142,55 +176,6 @@ def early_schedules(client: "PipelineClient", of: "Workload", *, workload: str) 
     except (ServiceError, UsageError):
         # It needs a right to see schedules, and the command has done its own part.
         return []
-
-
-def _told(
-    workload: "Workload",
-    *,
-    target: str,
-    cron: str | None,
-    time_zone: str | None,
-    name: str | None,
-    params: Sequence[str],
-    is_whole: bool,
-) -> "AskedSchedule":
-    """Returns what a command line says about a schedule, checked without asking a service.
-
-    Args:
-        workload: Workload of the uploaded pipeline.
-        target: sagemaker or kubeflow.
-        cron: None: as it is.
-        time_zone: None: as it is.
-        name: None: the pipeline's only schedule.
-        params: NAME=VALUE texts.
-        is_whole: Whether nothing is kept of the schedule that is there.
-    """
-    from stoker.cli.workloads import with_params
-    from stoker.pipelines.base import check_run_decidable
-    from stoker.pipelines.schedule_times import checked_times
-    from stoker.pipelines.schedules import AskedSchedule, schedule_name
-    from stoker.records.platforms import NAME_END
-
-    full_name = schedule_name(workload, name, end=NAME_END if target == "sagemaker" else "-")
-    judged = with_params(workload, params, target=target)
-    check_run_decidable(workload, judged, target=target, parameters=params)
-    if cron or time_zone:
-        # Any expression, to check the zone alone.
-        any_cron = "rate(1 day)" if target == "sagemaker" else "@daily"
-        checked_times(
-            cron or any_cron,
-            time_zone=time_zone or "UTC",
-            target=target,
-            now=datetime.now(UTC),
-            where="--cron" if cron else "--time-zone",
-        )
-    return AskedSchedule(
-        name=full_name,
-        cron=cron,
-        time_zone=time_zone,
-        parameters=params,
-        is_whole=is_whole,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from stoker.cli.options import PlatformName, Prices, ReplaceDataLoader, told_by_flag, typed_keys
+from stoker.cli.options import (
+    GroupTexts,
+    PlatformName,
+    Prices,
+    ReplaceDataLoader,
+    told_by_flag,
+    typed_keys,
+)
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ class TrainingFlags:
 
     platform: PlatformName = None
     decision: Path | None = None
-    groups: Annotated[list[str] | None, typer.Option("--group")] = None
+    groups: GroupTexts = None
     replace_dataloader: ReplaceDataLoader = None
     dry_run: bool = False
     name: str | None = None
