@@ -27,7 +27,13 @@ from stoker.workload_file import read_workload, workload_from
 def read_with_params(
     file: str, *, overrides: Sequence[str], params: Sequence[str] = ()
 ) -> Workload:
-    """Reads a workload file, and applies a run's parameters, then `overrides`."""
+    """Reads a workload file, and applies a run's parameters, then `overrides`.
+
+    Args:
+        file: The workload file, or its text as JSON.
+        overrides: KEY=VALUE texts; they win.
+        params: NAME=VALUE texts.
+    """
     if params:
         known = read_workload(file, overrides=overrides)
         overrides = [*overrides_of(params, workload=known), *overrides]
@@ -35,7 +41,16 @@ def read_with_params(
 
 
 def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Workload:
-    """Applies a run's parameters to the workload; those that only its pipeline has are left out."""
+    """Applies a run's parameters to the workload; those that only its pipeline has are left out.
+
+    Args:
+        workload: Whose pipeline runs.
+        params: NAME=VALUE texts.
+        target: sagemaker or kubeflow.
+
+    Raises:
+        UsageError: Neither the workload nor its pipeline has a parameter of such a name.
+    """
     from stoker.cli.compile import has_parameter
 
     known = {parameter.name for parameter in parameters_of(workload)}

@@ -41,7 +41,7 @@ from stoker.host.gpus import (
 from stoker.logs import EventName, Log, LogEvent, LogValue
 from stoker.record_words import gpu_noun
 from stoker.records import GpuLoad
-from stoker.records.gpu import GpuFigure
+from stoker.records.gpu import GpuFigure, GpuLoads
 from stoker.units import percentage
 
 FILE = "gpu.csv"
@@ -212,7 +212,7 @@ def _merged(spans: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], 
 
 def loads_of(
     rows: Sequence[GpuRow], gpus: Sequence[Gpu], *, host: str, spans: StepSpans
-) -> tuple[GpuLoad, ...]:
+) -> GpuLoads:
     """Returns the loads of a host's GPUs while it trained; without known steps, all the time."""
     by_gpu: defaultdict[str, list[GpuRow]] = defaultdict(list)
     for row in rows:
@@ -494,7 +494,7 @@ class GpuLog:
             self._thread.join(CLOSE_SECONDS)
             self._thread = None
 
-    def loads(self) -> tuple[GpuLoad, ...]:
+    def loads(self) -> GpuLoads:
         """Returns the loads of the command; after `close`."""
         rows = read_rows(self._output / FILE) if self._gpus else []
         return loads_of(rows, self._gpus, host=self._host, spans=self._spans())

@@ -45,8 +45,8 @@ from stoker.host.gpus import GpuState
 from stoker.launch.other_programs import OthersLog
 from stoker.launch.roster import Change, ExpectedHosts, HostLeases
 from stoker.logs import EventName, Log, now_utc
-from stoker.records import Event, GpuLoad
-from stoker.records.gpu import loads_in
+from stoker.records import Event
+from stoker.records.gpu import GpuLoads, loads_in
 from stoker.records.training import EndState
 from stoker.repeat import Clock
 
@@ -151,7 +151,7 @@ class Coordinator:
         self._gpu_states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
         # What other programs use of the hosts.
         self.others = OthersLog()
-        self._gpu_loads: dict[str, tuple[GpuLoad, ...]] = {}
+        self._gpu_loads: dict[str, GpuLoads] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._followers = frozenset(expected.followers)
@@ -189,7 +189,7 @@ class Coordinator:
         return {host: states for host, (told_at, states) in reports if told_at > since}
 
     @property
-    def gpu_loads(self) -> tuple[GpuLoad, ...]:
+    def gpu_loads(self) -> GpuLoads:
         """Loads of the GPUs of the dnn hosts whose commands have ended, without the leader's."""
         return tuple(chain.from_iterable(self._gpu_loads.copy().values()))
 

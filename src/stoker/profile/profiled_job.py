@@ -42,7 +42,6 @@ from stoker.profile.rank_results import AsIs, RankResult, read_ranks
 from stoker.profile.steps import NO_BATCH
 from stoker.records import (
     Cluster,
-    GpuLoad,
     Group,
     Observed,
     Profile,
@@ -54,7 +53,7 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.base import Value
-from stoker.records.gpu import busy_share
+from stoker.records.gpu import GpuLoads, busy_share
 from stoker.records.profile_origin import ProfileOrigin, digests_of
 from stoker.units import percentage, size, step_words
 
@@ -251,7 +250,7 @@ def unmeasured(
     used: CommandUsage | None,
     timed: str = "",
     cut_off_seconds: float | None = None,
-    gpus: tuple[GpuLoad, ...] = (),
+    gpus: GpuLoads = (),
 ) -> UnmeasuredError | None:
     """Returns why there is no profile of a command; None if there is one.
 
