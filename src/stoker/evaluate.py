@@ -77,10 +77,8 @@ def evaluate(
     Raises:
         UsageError: If a record was made for another workload.
     """
-    taken = decision.taken_elsewhere is not None
-    profiled = msgspec.structs.replace(
-        profile, workload_keys=own_keys(profile.workload_keys, is_elsewhere=taken)
-    )
+    keys = own_keys(profile.workload_keys, is_elsewhere=decision.taken_elsewhere is not None)
+    profiled = msgspec.structs.replace(profile, workload_keys=keys)
     records: tuple[tuple[RecordKind, Profile | Decision | Training], ...] = (
         ("profile", profiled),
         ("decision", decision),
@@ -342,9 +340,16 @@ def _change(value: float | None, reference: float | None) -> float | None:
 
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
     """Whether the run had the plan's hosts; workers count only where both records have them."""
-    hosts = [
-        [(g.role, bare_type(g.instance_type), g.count) for g in groups] for groups in (planned, ran)
-    ]
-    # A run that was named by hand may leave its workers open.
-    workers = [{p.workers_per_host, r.workers_per_host} for p, r in zip(planned, ran, strict=False)]
-    return hosts[0] == hosts[1] and all(len(counts - {None}) < 2 for counts in workers)
+    if len(planned) != len(ran):
+        return False
+    for plan, group in zip(planned, ran, strict=True):
+        if _hosts(plan) != _hosts(group):
+            return False
+        # A run that was named by hand may leave its workers open.
+        if len({plan.workers_per_host, group.workers_per_host} - {None}) > 1:
+            return False
+    return True
+
+
+def _hosts(group: Group) -> tuple[str, str, int]:
+    return group.role, bare_type(group.instance_type), group.count

@@ -165,8 +165,10 @@ def stop_verb(
 def ending_text(run: "RunState") -> str:
     """Returns how a run has ended, with the reason and the failed step's own last lines."""
     reason = f": {run.reason}" if run.reason else ""
-    told = [f"    {line}" for step in run.steps for line in step.lines]
-    return "\n".join(filter(None, (f"{run.run} has ended: {run.status}{reason}", *told, run.note)))
+    lines = [f"{run.run} has ended: {run.status}{reason}"]
+    for step in run.steps:
+        lines += [f"    {line}" for line in step.lines]
+    return "\n".join(filter(None, (*lines, run.note)))
 
 
 def _show(run: "RunState", *, as_json: bool) -> None:

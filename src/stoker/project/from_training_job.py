@@ -100,11 +100,12 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
         + (f" The job's metrics ended at {ended}." if ended else "")
     )
-    lines = (line for note in notes for line in textwrap.wrap(note, 96, break_on_hyphens=False))
-    head = "\n".join(f"# {line}" for line in lines)
+    head = ""
+    for note in notes:
+        head += textwrap.indent(textwrap.fill(note, 96, break_on_hyphens=False), "# ") + "\n"
     body = {key: value for key, value in document.items() if value}
     dumped = yaml.dump(body, Dumper=_WorkloadDumper, sort_keys=False, allow_unicode=True, width=96)
-    return short, f"{head}\n{dumped}"
+    return short, f"{head}{dumped}"
 
 
 def _at(document: Json, path: str) -> Json:
