@@ -411,6 +411,7 @@ def test_a_state_of_an_iterable_dataset_of_an_earlier_version_is_read_without_wo
     next(iter(loader))
     state = loader.state_dict()
     del state["begun"]["stream"]
+    state["begun"]["dataset"] = {"at": 3}
     other = stoker.DataLoader(Stateful(), batch_size=3)
     other.load_state_dict(state)
     iterator = iter(other)

@@ -30,7 +30,7 @@ from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
-from stoker.feed.loader_state import Stateful, seeding_of
+from stoker.feed.loader_state import Stateful, own_state_of, seeding_of
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import (
     Numbered,
@@ -518,19 +518,19 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         self, loader: "DataLoader[object] | LoaderView", progress: StreamProgress
     ) -> None:
         order, dataset = self._epoch.order, loader.dataset
-        state = order.position.resumed
-        begun = state and state["begun"]
+        is_resumed = order.position.resumed is not None
         inline = InlineStream(cast("DataLoader[object]", loader), progress)
-        has_own = begun is not None and begun["dataset"] is not None
-        if begun is not None and has_own and isinstance(dataset, Stateful):
-            dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
-            inline.skip()
-        # Seeds are drawn again, too, as when the epoch began.
-        order.keeps_draws = is_replayed = begun is not None and not has_own
-        with inline.begin(is_resumed=is_replayed), _making_here():
+        if not is_resumed:
+            progress.own_state = own_state_of(dataset)
+        elif progress.own_state is not None and isinstance(dataset, Stateful):
+            dataset.load_state_dict(copy.deepcopy(progress.own_state))
+            inline.position = progress.own_made
+        # Seeds are drawn again, too, as when the epoch began; an earlier version did not keep that.
+        order.keeps_draws = is_resumed and not progress.own_made
+        with inline.begin(is_resumed=order.keeps_draws), _making_here():
             super().__init__(loader)
             inline.fetcher = self._dataset_fetcher
-            if is_replayed:
+            if is_resumed:
                 inline.make_again(next(self._sampler_iter))
         order.keeps_draws = False
         self._inline = inline

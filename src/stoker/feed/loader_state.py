@@ -11,6 +11,7 @@ The feed draws from a sampler further ahead than torch's loader does. So that th
 same order, generators of the script are restored when an epoch ends early (`Rewind`).
 """
 
+import contextlib
 import copy
 import hashlib
 import random
@@ -373,9 +374,7 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
         if progress is None or not progress.is_known:
             raise stream_error(loader.dataset)
         begun["stream"] = progress.state(begun["num_yielded"] - position.first)
-        # What it gave is all that it knows of: one held back would be lost.
-        if position.is_inline and not num_held and isinstance(loader.dataset, Stateful):
-            begun["dataset"] = copy.deepcopy(loader.dataset.state_dict())
+        begun["stream"]["own_state"] = copy.deepcopy(progress.own_state)
     return begun
 
 
@@ -385,6 +384,16 @@ def stream_error(dataset: object) -> UsageError:
         "script changed it between two batches",
         fix="save the state between epochs, or use num_workers=1 or more",
     )
+
+
+def own_state_of(dataset: object) -> object:
+    """Returns the state of an iterable dataset that has one; None: it has not."""
+    if not isinstance(dataset, Stateful):
+        return None
+    # The user's code, which may also want arguments: an error must not end the training.
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(dataset.state_dict())
+    return None
 
 
 def progress_of(begun: EpochBeginning, dataset: object, *, is_inline: bool) -> StreamProgress:
@@ -403,7 +412,12 @@ def progress_of(begun: EpochBeginning, dataset: object, *, is_inline: bool) -> S
         )
     count = begun["num_yielded"]
     return StreamProgress(
-        num_workers=0, shards=[ShardProgress(num_made=count)], is_inline=True, next_number=count
+        num_workers=0,
+        shards=[ShardProgress(num_made=count)],
+        is_inline=True,
+        next_number=count,
+        own_state=begun["dataset"],
+        own_made=count,
     )
 
 

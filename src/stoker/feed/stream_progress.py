@@ -42,6 +42,8 @@ class StreamState(TypedDict):
         next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
         shared_seed: torch's, for data pipes.
         epochs_before: Epochs of the same workers before this one.
+        own_state: Of a dataset with a `state_dict` that the trainer's process reads: its state when
+            the epoch began. In what an earlier version saved: after `own_made` batches.
     """
 
     num_workers: int
@@ -50,6 +52,8 @@ class StreamState(TypedDict):
     shared_seed: int | None
     epochs_before: int
     shards: list[ShardState]
+    own_state: object
+    own_made: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class StreamProgress:
     next_number: int = 0
     shared_seed: int | None = None
     epochs_before: int = 0
+    own_state: object = None
+    own_made: int = 0
     num_here: int = 0
     num_resumed: int = 0
     is_known: bool = True
@@ -127,6 +133,8 @@ class StreamProgress:
             shared_seed=self.shared_seed,
             epochs_before=self.epochs_before,
             shards=[_shard_state(shard) for shard in shards],
+            own_state=self.own_state,
+            own_made=self.own_made,
         )
 
 
@@ -149,6 +157,8 @@ def progress_from(state: StreamState) -> StreamProgress:
         next_number=state["next_number"],
         shared_seed=state["shared_seed"],
         epochs_before=state["epochs_before"],
+        own_state=state["own_state"],
+        own_made=state["own_made"],
         num_resumed=sum(shard.num_made for shard in shards),
     )
 

@@ -185,7 +185,8 @@ class InlineStream:
         """Sets the random states for the beginning of an epoch that is resumed, until its end."""
         shard, roots = self.progress.shards[0], self._roots | self._drawn_from
         if not is_resumed:
-            shard.random = shard.random or states_here(roots)
+            if not self.progress.own_made:
+                shard.random = states_here(roots)
             yield
             return
         here = states_here(self._drawn_from)
@@ -198,11 +199,6 @@ class InlineStream:
     def make_again(self, index: object) -> None:
         shard = self.progress.shards[0]
         self._replay.up_to(shard.num_made, made=shard.num_made, digest=shard.digest, index=index)
-
-    def skip(self) -> None:
-        """Continues behind the batches that were made before: the dataset has its own state."""
-        shard = self.progress.shards[0]
-        self.position, self._replay.digest = shard.num_made, shard.digest
 
     def make(self, index: object) -> object:
         assert self.fetcher is not None

@@ -1,0 +1,53 @@
+"""Streams of six libraries resume in mid-epoch with the bytes of a run that was not interrupted."""
+
+import importlib.util
+import itertools
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, run_script
+
+pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "stream_resumed.py")
+LIBRARIES = ["datasets", "grain", "litdata", "streaming", "torchdata", "webdataset"]
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+SAVE_AT = 4
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Cluster(agents=2, workers=2, feed={"start_deadline_seconds": 120.0}) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_librarys_stream_resumes_exactly(tmp_path, library, num_workers):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"no {library} here: make test-libraries")
+    given = {"library": library, "folder": str(tmp_path), "num_workers": num_workers}
+    expected = run_script(given, script=SCRIPT, env=QUIET).finish()
+    # As many samples as there are, in two epochs.
+    ids = itertools.chain.from_iterable(line["ids"] for line in expected)
+    assert sorted(ids) == sorted(2 * list(range(60)))
+    path = str(tmp_path / "state.pt")
+    run_script(given | {"save": path, "save_at": SAVE_AT}, script=SCRIPT, env=QUIET).finish()
+    rest = run_script(given | {"load": path}, script=SCRIPT, env=QUIET).finish()
+    assert rest == expected[SAVE_AT:]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_librarys_stream_resumes_on_other_hosts_after_a_host_is_killed(hosts, tmp_path, library):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"no {library} here: make test-libraries")
+    given = {"library": library, "folder": str(tmp_path), "num_workers": 2}
+    expected = run_script(given, script=SCRIPT, env=QUIET).finish()
+    path = str(tmp_path / "state.pt")
+    saved = hosts.train(**given, save=path, save_at=SAVE_AT, workers=0, script=SCRIPT, env=QUIET)
+    saved.finish()
+    fed = hosts.train(**given, load=path, workers=0, script=SCRIPT, env=QUIET)
+    assert fed.finish() == expected[SAVE_AT:]
+    assert "stream_resumed" in fed.errors
