@@ -119,13 +119,15 @@ class HostNews:
         for host, since in list(self._unsure.items()):
             if (now - since).total_seconds() >= SETTLE_SECONDS:
                 yield from self._loses(host, "no longer answers: its connection was lost")
+        # After its end a run loses all hosts, as expected.
+        if not self._is_over:
+            yield from self._news(event, now)
+
+    def _news(self, event: LogEvent, now: datetime) -> Iterator[str]:
         values = event.values
         host = values.get("about") or values.get("agent") or event.host
         is_agent = values.get("kind") == "agent"
         match event.event:
-            # First: after its end a run loses all hosts, as expected.
-            case _ if self._is_over:
-                return
             case EventName.ROSTER:
                 self._begin(event.host, values.get("groups", ""))
             case EventName.AGENT_CONNECTION_LOST if host in self._hosts - self._gone:
@@ -133,10 +135,9 @@ class HostNews:
                 self._unsure.setdefault(host, now)
             case EventName.HOST_ENDED if host in self._hosts:
                 yield from self._loses(host, f"ended with {values.get('how', '')}")
-            case EventName.HOST_LOST if is_agent:
-                yield from self._loses(host, f"was lost: {values.get('reason', '')}")
-            case EventName.HOST_LEFT if is_agent:
-                yield from self._loses(host, f"left: {values.get('reason', '')}")
+            case EventName.HOST_LOST | EventName.HOST_LEFT if is_agent:
+                fate = "left" if event.event == EventName.HOST_LEFT else "was lost"
+                yield from self._loses(host, f"{fate}: {values.get('reason', '')}")
             case EventName.NO_DATA_HOST_LEFT if not self._is_alone:
                 self._is_alone = True
                 yield f"no data host is left: {values.get('text', '')}"
@@ -147,17 +148,14 @@ class HostNews:
 
     def _begin(self, leader: str, groups: str) -> None:
         self._leader = leader
+        self._hosts = set()
         try:
-            described = json.loads(groups)
-            self._hosts = {
-                str(host)
-                for group in described.values()
-                if group["role"] == "data"
-                for host in group["hosts"]
-            }
+            for group in json.loads(groups).values():
+                if group["role"] == "data":
+                    self._hosts.update(map(str, group["hosts"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             # The log of another version, without the hosts' names.
-            self._hosts = set()
+            self._hosts.clear()
 
     def _loses(self, host: str, fate: str) -> Iterator[str]:
         self._unsure.pop(host, None)
