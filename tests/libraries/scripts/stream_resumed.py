@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,8 +140,10 @@ def main() -> None:
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
-    dataset = STREAMS[given["library"]](Path(given["folder"]))
-    loader = stoker.DataLoader(dataset, batch_size=4, num_workers=given["num_workers"])
+    dataset: Any = STREAMS[given["library"]](Path(given["folder"]))
+    loader: stoker.DataLoader[Any] = stoker.DataLoader(
+        dataset, batch_size=4, num_workers=given["num_workers"]
+    )
     first_epoch = first = 0
     if given["load"]:
         state = torch.load(given["load"], weights_only=True)
