@@ -9,6 +9,7 @@ import multiprocessing
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -409,7 +410,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own_goes_on(num_workers):
 def test_a_state_of_an_iterable_dataset_of_an_earlier_version_is_read_without_workers():
     loader = stoker.DataLoader(Stateful(), batch_size=3)
     next(iter(loader))
-    state = loader.state_dict()
+    state: Any = loader.state_dict()
     del state["begun"]["stream"]
     state["begun"]["dataset"] = {"at": 3}
     other = stoker.DataLoader(Stateful(), batch_size=3)

@@ -43,7 +43,7 @@ def test_a_librarys_stream_resumes_exactly(tmp_path, library, num_workers):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_librarys_stream_resumes_on_other_hosts_after_a_host_is_killed(hosts, tmp_path, library):
+def test_a_librarys_stream_resumes_on_other_hosts(hosts, tmp_path, library):
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"no {library} here: make test-libraries")
     given = {"library": library, "folder": str(tmp_path), "num_workers": 2}

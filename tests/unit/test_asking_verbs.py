@@ -11,6 +11,7 @@ import pytest
 from stoker import terminal
 from stoker.cli import prune, schedule
 from stoker.cli.options import Reach
+from stoker.cli.schedule import ScheduleFlags
 from stoker.errors import UsageError
 from stoker.pipelines.sagemaker import prune as left_behind
 from stoker.pipelines.sagemaker.prune import LeftFolder
@@ -66,7 +67,8 @@ def replaced(monkeypatch):
         put_schedule=lambda _, wanted: done.append(wanted),
     )
     monkeypatch.setattr(schedule, "client_of", lambda *_, **__: client)
-    monkeypatch.setattr(schedule, "_told", lambda *_, **__: None)
+    monkeypatch.setattr(schedule, "heartbeat_line", lambda *_, **__: "")
+    monkeypatch.setattr(schedule, "early_schedules", lambda *_, **__: [])
     return done, change
 
 
@@ -98,11 +100,11 @@ def test_schedule_asks_before_it_changes_one(file, answering, replaced, capsys):
     done, _ = replaced
     answering("n")
     with pytest.raises(UsageError, match="schedule not changed"):
-        schedule.schedule_verb("kubeflow", file, reach=Reach())
+        schedule.schedule_verb("kubeflow", file, flags=ScheduleFlags(), reach=Reach())
     assert done == []
     assert "cron: a -> b" in capsys.readouterr().err
     answering("y")
-    schedule.schedule_verb("kubeflow", file, reach=Reach())
+    schedule.schedule_verb("kubeflow", file, flags=ScheduleFlags(), reach=Reach())
     assert done == ["the new one"]
 
 
@@ -110,7 +112,7 @@ def test_schedule_asks_before_it_changes_one(file, answering, replaced, capsys):
 def test_schedule_does_not_ask(given, file, answering, replaced):
     done, _ = replaced
     answering("n")
-    schedule.schedule_verb("kubeflow", file, reach=Reach(), **given)
+    schedule.schedule_verb("kubeflow", file, flags=ScheduleFlags(), reach=Reach(), **given)
     assert done == ["the new one"]
 
 
@@ -119,5 +121,5 @@ def test_a_new_schedule_and_the_same_one_are_no_question(action, made, file, ans
     done, change = replaced
     change.action = action
     answering("n")
-    schedule.schedule_verb("kubeflow", file, reach=Reach())
+    schedule.schedule_verb("kubeflow", file, flags=ScheduleFlags(), reach=Reach())
     assert done == made

@@ -160,7 +160,7 @@ def test_batches_are_the_same_whoever_makes_which_part(kind, collate_fn, monkeyp
 
 
 def test_a_sample_draws_the_same_in_a_subset_and_alone():
-    plain, subset = Worker(Torch, list), Worker(lambda: Subset(Torch(), range(1000)), list)
+    plain, subset = Worker(Torch, list), Worker(lambda: Subset(Torch(), range(1000)), list)  # type: ignore[type-var,arg-type]
     assert subset.batch(2) == plain.batch(2)
 
 

@@ -77,7 +77,7 @@ class Worker:
             seed_words=(),
             stream=stream,
         )
-        return answer(order, self.slots, self.source)
+        return answer(lambda: self.source.make(order), self.slots, self.source)
 
 
 @pytest.fixture
