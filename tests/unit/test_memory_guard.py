@@ -80,9 +80,9 @@ FILES = {
             "pod/main/memory.current": "5000",
             "pod/memory.max": "10000",
             "pod/memory.current": "9700",
-            "pod/memory.stat": "anon 9000\ninactive_file 700\nactive_file 10\n",
+            "pod/memory.stat": "anon 8900\ninactive_file 700\nactive_file 10\n",
         },
-        MemoryUse(9000, 10000, is_cgroups=True),
+        MemoryUse(8990, 10000, is_cgroups=True),
     ),
     "version 1": (
         "5:memory:/job\n",
@@ -92,6 +92,15 @@ FILES = {
             "memory/job/memory.stat": "inactive_file 100\ntotal_inactive_file 400\n",
         },
         MemoryUse(9500, 10000, is_cgroups=True),
+    ),
+    "files that are read again and again": (
+        "0::/a\n",
+        {
+            "a/memory.max": "10000",
+            "a/memory.current": "9700",
+            "a/memory.stat": "anon 2000\nactive_file 7400\ninactive_file 200\n",
+        },
+        MemoryUse(75 * 1024, 100 * 1024, is_cgroups=False),
     ),
     "the machine is nearer": (
         "0::/a\n",

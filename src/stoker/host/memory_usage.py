@@ -10,7 +10,8 @@ _MEMINFO = Path("/proc/meminfo")
 # Version 2 and version 1 of cgroups.
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
-_INACTIVE = ("inactive_file", "total_inactive_file")
+# Files in the page cache; version 1 tells the sums over the groups below by other names.
+_FILES = (("inactive_file", "active_file"), ("total_inactive_file", "total_active_file"))
 # Version 1 shows "no limit" as a number of nearly 2**63.
 _NO_LIMIT = 1 << 60
 
@@ -20,7 +21,7 @@ class MemoryUse:
     """Memory that is in use, of what may be used.
 
     Attributes:
-        used_bytes: Without files in the page cache that were not read lately (as the kubelet does).
+        used_bytes: Without files in the page cache, which the kernel drops before it kills.
         limit_bytes: Of a cgroup, or the machine's memory.
         is_cgroups: Whether the limit is a cgroup's.
     """
@@ -62,8 +63,7 @@ def _of_machine() -> Iterator[MemoryUse]:
 
 def _droppable(path: Path) -> int:
     sizes = dict(_pairs(path))
-    # Version 1 has both: the total is of the groups below it, too.
-    return max((sizes.get(name, 0) for name in _INACTIVE), default=0)
+    return max(sizes.get(inactive, 0) + sizes.get(active, 0) for inactive, active in _FILES)
 
 
 def _number(group: Path, names: tuple[str, ...]) -> int | None:

@@ -515,7 +515,8 @@ class IoThread:
     def _guard_memory(self, now: float) -> None:
         words = self._guard.tick(now)
         self._shared.memory_share = self._guard.share
-        if words and self._settings.rank == 0:
+        is_first = self._settings.rank % max(1, self._settings.local_world_size) == 0
+        if words and is_first:
             self._shared.log.event(EventName.MEMORY_SHORT, text=words)
 
     def _tick_session(self, session: FeedSession, now: float) -> None:
