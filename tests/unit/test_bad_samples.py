@@ -17,6 +17,7 @@ from stoker.feed.bad_samples import (
     MAX_ROWS,
     BadSampleFile,
     BadSamples,
+    ListedBatch,
     join_files,
 )
 from stoker.feed.bookkeeping import TrainerProcess
@@ -65,6 +66,10 @@ class Stream(IterableDataset):
 def process_of(tmp_path, on_error: Any, **feed: Any) -> TrainerProcess:
     settings = ProcessSettings(feed=FeedSettings(on_error=on_error, **feed), output=tmp_path)
     return TrainerProcess(settings, Timeline(None))
+
+
+def batch_of(number: int) -> ListedBatch:
+    return ListedBatch(epoch=0, number=number, loader=0, host="algo-1", worker=2)
 
 
 def values_of(loader: DataLoader, process: TrainerProcess) -> list[list[float]]:
@@ -265,16 +270,69 @@ def test_the_list_is_bounded_and_joined_in_order_each_sample_once(tmp_path):
     for rank in (1, 0):
         file = BadSampleFile(tmp_path / FILE_OF_RANK.format(rank=rank), rank=rank)
         for batch_number in (2, 1, 1):
-            file.add([one, one.at(3)], epoch=0, batch_number=batch_number, maker=("algo-1", 2))
+            file.add([one, one.at(3)], batch_of(batch_number))
     path = tmp_path / FILE_OF_RANK.format(rank=0)
-    path.write_text(path.read_text() + "0,5,0,1,cut off")
+    path.write_text(path.read_text() + "0,5,0,0,1,cut off")
     assert join_files(tmp_path) == 8
     with (tmp_path / FILE).open(newline="") as rows:
         places = [(row["batch_number"], row["rank"], row["place"]) for row in csv.DictReader(rows)]
     assert places == sorted(places)
     assert list(tmp_path.iterdir()) == [tmp_path / FILE]
     many = BadSampleFile(tmp_path / FILE_OF_RANK.format(rank=2), rank=2)
-    many.add(
-        [one.at(place) for place in range(MAX_ROWS + 5)], epoch=1, batch_number=0, maker=("", -1)
-    )
-    assert join_files(tmp_path) == MAX_ROWS
+    many.add([one.at(place) for place in range(MAX_ROWS + 5)], batch_of(0))
+    assert join_files(tmp_path) == MAX_ROWS + 5
+    assert len((tmp_path / FILE).read_text().splitlines()) == MAX_ROWS + 1
+
+
+def test_samples_of_two_loaders_at_the_same_place_are_both_listed(tmp_path):
+    process = process_of(tmp_path, "skip", max_errors=3)
+    for _ in range(2):
+        list(placed_iterator(DataLoader(Numbers((1,)), batch_size=4), process))
+    assert process.num_bad == join_files(tmp_path) == 2
+
+
+def test_a_text_that_is_no_unicode_is_listed(tmp_path):
+    class Named(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index in self.bad:
+                raise ValueError("cannot decode \udcff.jpg")
+            return super().__getitem__(index)
+
+    process = process_of(tmp_path, "skip", max_errors=3)
+    assert len(values_of(DataLoader(Named((1,)), batch_size=4), process)) == 5
+
+
+def test_stop_iteration_of_a_dataset_ends_the_epoch_as_without_on_error(tmp_path):
+    class Ending(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index in self.bad:
+                raise StopIteration
+            return super().__getitem__(index)
+
+    process = process_of(tmp_path, "skip", max_errors=3)
+    assert len(values_of(DataLoader(Ending((9,)), batch_size=4), process)) == 2
+
+
+def test_a_list_of_indices_is_never_replaced_by_one_sample(tmp_path):
+    class Lists(Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            if isinstance(index, list) and 5 in index:
+                raise ValueError("damaged")
+            return torch.tensor(index, dtype=torch.float)
+
+    process = process_of(tmp_path, "replace", max_errors=3)
+    loader = DataLoader(Lists(), batch_size=None, sampler=cast("Any", [[0, 1], [4, 5]]))
+    with pytest.raises(UsageError, match="integer"):
+        list(placed_iterator(loader, process))
+
+
+def test_a_row_that_a_kill_cut_costs_no_other_row(tmp_path):
+    path = tmp_path / FILE_OF_RANK.format(rank=0)
+    bad = BadSample(index="1", error="ValueError", text="damaged")
+    BadSampleFile(path, rank=0).add([bad], batch_of(0))
+    path.write_text(path.read_text() + "0,1,0,")
+    BadSampleFile(path, rank=0).add([bad], batch_of(2))
+    assert join_files(tmp_path) == 2

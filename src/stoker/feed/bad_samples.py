@@ -15,10 +15,13 @@ from stoker.feed.wire.protocol import BadSample
 # The leader joins those of the ranks of its host.
 FILE = "bad_samples.csv"
 FILE_OF_RANK = "bad_samples-rank{rank}.csv"
+# How many a rank has had, if they are more than its rows.
+_COUNT_OF_RANK = "bad_samples-rank{rank}.count"
 COLUMNS = (
     "epoch",
     "batch_number",
     "rank",
+    "loader",
     "place",
     "index",
     "error",
@@ -113,50 +116,86 @@ class BadSampleFile:
     def __init__(self, path: Path, *, rank: int) -> None:
         self._path = path
         self._rank = rank
-        self._num_rows = 0
+        self._num_bad = 0
+        self._has_begun = False
 
-    def add(
-        self, bad: Iterable[BadSample], *, epoch: int, batch_number: int, maker: tuple[str, int]
-    ) -> None:
+    def add(self, bad: Iterable[BadSample], batch: "ListedBatch") -> None:
         """Appends the bad samples of a batch; raises OSError if the file cannot be written.
 
         Args:
-            maker: Host and number of the worker that made it; -1: it is not known.
+            bad: In the order of their places.
+            batch: Theirs.
         """
-        host, worker = maker
-        is_new = not self._path.exists()
+        worker = batch.worker if batch.worker >= 0 else ""
+        self._begin()
         with self._path.open("a", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
-            if is_new:
-                rows.writerow(COLUMNS)
             for one in bad:
-                if self._num_rows == MAX_ROWS:
-                    return
-                self._num_rows += 1
-                where = (epoch, batch_number, self._rank, one.place)
+                self._num_bad += 1
+                if self._num_bad > MAX_ROWS:
+                    continue
+                where = (batch.epoch, batch.number, self._rank, batch.loader, one.place)
                 what = (one.index, one.error, one.text, one.replaced_by)
-                rows.writerow((*where, *what, host, worker if worker >= 0 else ""))
+                rows.writerow((*where, *what, batch.host, worker))
+        if self._num_bad > MAX_ROWS:
+            count = _COUNT_OF_RANK.format(rank=self._rank)
+            self._path.with_name(count).write_text(str(self._num_bad), encoding="utf-8")
+
+    def _begin(self) -> None:
+        """Begins the file, or a new line in that of a process that may have been killed."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        is_new = not self._path.exists()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            if is_new:
+                csv.writer(file).writerow(COLUMNS)
+            else:
+                file.write("\r\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedBatch:
+    """A batch with bad samples.
+
+    Attributes:
+        epoch, loader: As in the rank's timeline.
+        host, worker: That made it; -1: it is not known.
+    """
+
+    epoch: int
+    number: int
+    loader: int
+    host: str
+    worker: int = -1
 
 
 def join_files(output: Path) -> int:
-    """Joins the lists of ranks into one file, in order, each sample once; returns its rows.
+    """Joins the lists of ranks into one file, in order, each sample once.
 
     A rank that was started again from a state may have listed a batch before.
+
+    Returns:
+        How many bad samples the ranks of this host had, also those that are not listed.
     """
     files = sorted(output.glob(FILE_OF_RANK.format(rank="*")))
     if not files:
         return 0
     rows: dict[tuple[int, ...], list[str]] = {}
+    unlisted = 0
+    for path in output.glob(_COUNT_OF_RANK.format(rank="*")):
+        unlisted += int(path.read_text(encoding="utf-8")) - MAX_ROWS
+        path.unlink()
     for path in files:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.reader(file):
                 # Not the head, nor the last line of a process that was killed.
                 if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
-                    rows[tuple(map(int, row[:4]))] = row
+                    rows[tuple(map(int, row[:5]))] = row
     with (output / FILE).open("w", newline="", encoding="utf-8") as file:
         written = csv.writer(file)
         written.writerow(COLUMNS)
         written.writerows(rows[key] for key in sorted(rows))
     for path in files:
         path.unlink()
-    return len(rows)
+    return len(rows) + unlisted

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
 from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
-from stoker.feed.bad_samples import FILE_OF_RANK, BadSampleFile, BadSamples, BadSamplesState
+from stoker.feed.bad_samples import (
+    FILE_OF_RANK,
+    BadSampleFile,
+    BadSamples,
+    BadSamplesState,
+    ListedBatch,
+)
 from stoker.feed.data_worker import is_worker
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
@@ -491,19 +497,12 @@ class TrainerProcess:
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
         return self._books.get(id(loader))
 
-    def list_bad(
-        self,
-        bad: Sequence[BadSample],
-        *,
-        epoch: int,
-        batch_number: int,
-        maker: tuple[str, int],
-    ) -> None:
+    def list_bad(self, bad: Sequence[BadSample], batch: ListedBatch) -> None:
         """Lists bad samples of a batch, and says so at the first ones.
 
         Args:
-            epoch: Of the loader.
-            maker: Host and number of the worker that made the batch.
+            bad: At least one.
+            batch: Theirs.
         """
         settings = self.settings
         log = Log(run=settings.run_id, host=settings.host)
@@ -523,7 +522,7 @@ class TrainerProcess:
             path = settings.output / FILE_OF_RANK.format(rank=settings.rank)
             self._bad_file = BadSampleFile(path, rank=settings.rank)
         try:
-            self._bad_file.add(bad, epoch=epoch, batch_number=batch_number, maker=maker)
+            self._bad_file.add(bad, batch)
         except OSError as err:
             log.event(EventName.FEED_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
 

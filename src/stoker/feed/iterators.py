@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.bad_samples import BadSamples
+from stoker.feed.bad_samples import BadSamples, ListedBatch
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
@@ -215,7 +215,15 @@ class Epoch:
     def note_bad(self, bad: tuple[BadSample, ...], maker: tuple[str, int]) -> None:
         """Lists the bad samples of the next batch, before the script gets it."""
         self._bad_now = bad
-        self._process.list_bad(bad, epoch=self.number, batch_number=self._num_taken, maker=maker)
+        host, worker = maker
+        batch = ListedBatch(
+            epoch=self._books.first_epoch + self.number,
+            number=self._num_taken,
+            loader=self._books.number,
+            host=host,
+            worker=worker,
+        )
+        self._process.list_bad(bad, batch)
 
     def _judge(self, samples: int) -> None:
         """Counts a batch's samples and bad ones; raises FeedError if these are too many."""

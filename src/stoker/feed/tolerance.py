@@ -79,6 +79,9 @@ def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) ->
 
 def is_samples_fault(err: Exception) -> bool:
     """Returns whether an error of a dataset is a sample's, not its host's or its code's."""
+    if isinstance(err, StopIteration):
+        # It ends the epoch, as with torch.
+        return False
     side = why_unfed.of_worker("")
     for error in errors_behind(err):
         if isinstance(error, MemoryError | StokerError | ImportError):
@@ -138,9 +141,16 @@ class TolerantDataset:
         """Returns the mark of a bad sample with the one that replaces it.
 
         Raises:
+            UsageError: If the index is no integer.
             Exception: The last error, if eight others are bad, too; the first one, if the dataset
                 has no length to draw another one from.
         """
+        if not _is_integer(index):
+            raise UsageError(
+                f"a bad sample has no integer as its index, so no other one can be drawn: {err}",
+                where=f"feed.on_error, index {repr(index)[:_MAX_CHARACTERS]}",
+                fix="set feed.on_error: skip with batches of single samples, or raise",
+            ) from err
         try:
             length = len(cast("Sized", self._dataset))
         except TypeError:
@@ -269,6 +279,17 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError) -> None:
     fetcher.collate_fn = TorchCollate(collate)
 
 
+def _is_integer(index: object) -> bool:
+    if isinstance(index, torch.Tensor):
+        return index.dim() == 0 and not index.is_floating_point()
+    return isinstance(index, int | np.integer)
+
+
+def _cut(text: str) -> str:
+    # A name of a file that is no Unicode could be neither sent nor written.
+    return text[:_MAX_CHARACTERS].encode("utf-8", "replace").decode()
+
+
 def _bad(index: object, err: Exception, *, replaced_by: str = "") -> BadSample:
     try:
         text = " ".join(str(err).split())
@@ -277,8 +298,8 @@ def _bad(index: object, err: Exception, *, replaced_by: str = "") -> BadSample:
     # The same for 3, numpy.int64(3) and tensor(3): it depends on the sampler and on the wire.
     plain = index.tolist() if isinstance(index, torch.Tensor | np.generic | np.ndarray) else index
     return BadSample(
-        index=repr(plain)[:_MAX_CHARACTERS],
-        error=type(err).__name__[:_MAX_CHARACTERS],
-        text=text[:_MAX_CHARACTERS],
+        index=_cut(repr(plain)),
+        error=_cut(type(err).__name__),
+        text=_cut(text),
         replaced_by=replaced_by,
     )
