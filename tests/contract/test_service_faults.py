@@ -363,10 +363,10 @@ def test_a_fault_of_the_cluster_ends_no_training(
     until(lambda: "runs on node" in followed.status, what="its hosts are seen")
     proxy.rule = lambda call: KUBERNETES_FAULTS[fault] if part in call else None
     api.drop_streams()
-    until(lambda: proxy.num_failed(part) > 3, what="calls fail", seconds=5)
+    until(lambda: proxy.num_failed(part) > 3, what="calls fail")
     clock.ahead += FAULT_SECONDS
     seen = proxy.num_failed(part)
-    until(lambda: proxy.num_failed(part) > seen, what="they fail after two minutes", seconds=5)
+    until(lambda: proxy.num_failed(part) > seen, what="they fail after two minutes")
     assert followed.error is None
     proxy.rule = lambda call: None
     api.say(leader, "said later")

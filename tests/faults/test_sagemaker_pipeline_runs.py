@@ -118,7 +118,8 @@ def test_a_training_that_no_data_host_could_feed_ends_the_run_with_what_it_cost(
     assert (group.batches, group.all_batches, group.idle_share) == (0, 24, 1.0)
     assert group.idle_usd == pytest.approx(group.usd)
     evaluation = project.record(run, "evaluation/evaluation.json", Evaluation)
-    assert evaluation.warnings == (group.made_words,)
+    # Without other programs beside it, its steps are outside of the predicted band, too.
+    assert group.made_words in evaluation.warnings
     assert "made 0 of 24 batches, $" in group.made_words
     assert run.status == "Failed"
     assert "no batch came from its data hosts" in run.reason
