@@ -1,4 +1,9 @@
-"""Records: typed, versioned documents, the only thing that components pass to each other."""
+"""Records: typed, versioned documents, the only thing that components pass to each other.
+
+To add a field: a line in the record's class (`records/NAME.py`) with a default, and its text under
+Attributes of the class's docstring, where schema and reference read it; then `make docs`. A field
+without a default, or with another meaning, is a new version of the record's `schema`.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

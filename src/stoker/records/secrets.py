@@ -1,6 +1,9 @@
 """Variables of the training command: plain ones, and secrets, of which only the place is known.
 
-A secret's value is in no record, request or definition: its host reads it where it is kept.
+A secret's value is in no record, request or definition: its host reads it where it is kept
+(`launch.secrets`). Values are hidden in logs (`hidden`, by `launch.train_command` and `supervise`),
+refused in code that is packed (`platforms.source_secrets`) and in requests (`check_secrets` of each
+platform's checks), and not shown in errors (`records.base`).
 """
 
 import json
