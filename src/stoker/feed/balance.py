@@ -95,7 +95,7 @@ def _bytes_of_many(parts: Sequence[object], left: list[int]) -> int:
 
 
 def class_of(nbytes: int) -> int:
-    """Returns the class of a cost, 1 to 65,535; 64 to a doubling."""
+    """Returns the class of a cost, from 1 on; 64 to a doubling, up to 1 TiB."""
     return min(1 + round(_CLASSES_PER_DOUBLING * math.log2(max(1, nbytes))), _MAX_CLASS)
 
 
@@ -213,7 +213,7 @@ class SampleCosts:
             raise FeedError(
                 f"the ranks could not exchange what samples cost: {err}",
                 where="feed.balance: cost, at the begin of an epoch",
-                fix="let all ranks iterate over this loader, or set feed.balance: false",
+                fix="let all ranks iterate over this loader, or leave feed.balance out",
             ) from err
         for fresh in merged:
             for index, cost in fresh.items():
