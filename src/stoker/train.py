@@ -497,6 +497,7 @@ def _keep_files(
                 timeline_file = "timeline.csv"
         _keep(folder / "feed.csv", job.run_dir / "feed.csv")
         _keep(folder / "gpu.csv", job.run_dir / "gpu.csv")
+        _keep(folder / "bad_samples.csv", job.run_dir / "bad_samples.csv")
         _keep_passive(folder / PASSIVE_PROFILE, job)
     # On a full disk the report lacks a picture.
     except (OSError, UsageError) as err:

@@ -2,12 +2,14 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.records import FeedSettings
+from stoker.train import _keep_files
 from support.bad_samples_script import BAD, NUM_SAMPLES
 from support.local_job import LocalJob
 
@@ -26,6 +28,10 @@ def run(folder: Path, on_error: Any, *, workers: int, data: int, kills: bool = F
         job.succeeds()
         record = job.training()
         (path,) = job.base_dir(job.leader).rglob("bad_samples.csv")
+        kept = folder / "kept"
+        kept.mkdir(exist_ok=True)
+        _keep_files(path.parent, replace(job.spec, run_dir=kept), None)
+        assert (kept / "bad_samples.csv").read_text() == path.read_text()
     with path.open(newline="") as text:
         rows = list(csv.DictReader(text))
     assert record.bad_samples == len(rows) == 2 * len(BAD)
