@@ -138,6 +138,26 @@ class Service:
         if self._is_draining:
             self.outbox.answer(identity, protocol.Leaving())
             return
+        session = self._session_of(identity, message)
+        left, before = session.spec, session.identity
+        if left != message.spec:
+            self._specs.stop_shards(session.name)
+        self._renew(session, identity, message)
+        problem = self._why_refused(identity, message)
+        if problem:
+            self._fail(session, problem.what, fix=problem.fix)
+            return
+        self._sessions[session.name] = session
+        self._bring(session, before, message.spec_bytes)
+        hosted = self._specs.find(message.spec)
+        if hosted is not None:
+            hosted.first_worker, hosted.worker_step = message.first_worker, message.worker_step
+        if left != message.spec:
+            self._request_from_others(left)
+        self._close_unused_specs()
+
+    def _session_of(self, identity: bytes, message: protocol.Open) -> AgentSession:
+        """Returns the session that is opened: again, or for the first time."""
         session = self._sessions.get(message.session)
         if session is None:
             session = AgentSession(
@@ -148,41 +168,48 @@ class Service:
                 seeding=message.seeding,
             )
             self._log.event(EventName.SESSION_OPENED, session=session.name, rank=session.rank)
-        left = session.spec
-        if left != message.spec:
-            self._specs.stop_shards(session.name)
-        before, session.identity = session.identity, identity
+        return session
+
+    def _renew(self, session: AgentSession, identity: bytes, message: protocol.Open) -> None:
+        """Gives a session what its trainer says now, over the connection it has now."""
+        session.identity = identity
         session.spec, session.seeding = message.spec, message.seeding
         session.base_seed = message.base_seed
         # The trainer sends next which epochs are over.
         session.before_epoch_id = 0
         session.is_ready, session.unreachable_since = False, None
+
+    def _why_refused(self, identity: bytes, message: protocol.Open) -> why_unfed.WhyUnfed | None:
+        """Returns why this host cannot serve a trainer's dataset, and warns of what may differ."""
         problem, warning = compare_versions(message, self._versions, host=self._host)
         most = self._feed.max_dataset_bytes
-        if not problem and message.spec_bytes > most:
-            problem = why_unfed.too_large(message.spec_bytes, most=most, largest="")
         if problem:
-            self._fail(session, problem.what, fix=problem.fix)
-            return
+            return problem
+        if message.spec_bytes > most:
+            return why_unfed.too_large(message.spec_bytes, most=most, largest="")
         if warning:
             self.warn(identity, EventName.VERSIONS_DIFFER, warning)
-        self._sessions[session.name] = session
-        hosted = self._specs.find(message.spec)
+        return None
+
+    def _bring(self, session: AgentSession, before: bytes, nbytes: int) -> None:
+        """Asks for the dataset of a session, or tells that it is ready.
+
+        Args:
+            session: The session that was opened.
+            before: Identity of its connection until now.
+            nbytes: Size of the dataset's pickle.
+        """
+        hosted = self._specs.find(session.spec)
+        identity = session.identity
         if hosted is None:
-            now, nbytes = time.monotonic(), message.spec_bytes
-            self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
-            self.outbox.send(session, protocol.Need(spec=message.spec))
+            now = time.monotonic()
+            self._specs.expect(session.spec, nbytes=nbytes, shipper=identity, now=now)
+            self.outbox.send(session, protocol.Need(spec=session.spec))
         elif hosted.state == "ready":
             self._announce(hosted)
         elif hosted.state == "expected" and before != identity and hosted.shipper in (b"", before):
             # It was sent over a connection that is lost.
             self._request(hosted)
-        hosted = self._specs.find(message.spec)
-        if hosted is not None:
-            hosted.first_worker, hosted.worker_step = message.first_worker, message.worker_step
-        if left != message.spec:
-            self._request_from_others(left)
-        self._close_unused_specs()
 
     def _ship(self, identity: bytes, message: protocol.Ship, piece: memoryview) -> None:
         hosted = self._specs.find(message.spec)

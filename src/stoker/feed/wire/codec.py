@@ -115,6 +115,11 @@ class Tag(IntEnum):
     STRIDED_ARRAY = 12
 
 
+TAGS_IN_MEMORY = frozenset(
+    {Tag.TENSOR, Tag.ARRAY, Tag.SCALAR, Tag.STRIDED_TENSOR, Tag.STRIDED_ARRAY}
+)
+
+
 class Encoded:
     """An encoded value: its tree, and functions that copy the payload, but for bytes `in_place`."""
 
@@ -186,17 +191,25 @@ class Encoded:
         if isinstance(value, complex) and kind is complex:
             return [Tag.COMPLEX, value.real, value.imag]
         if depth < MAX_DEPTH:
-            if isinstance(value, list | tuple) and kind in (list, tuple):
-                nodes = (self.node(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value))
-                return [Tag.LIST if kind is list else Tag.TUPLE, *nodes]
-            if isinstance(value, dict) and kind is dict:
-                items: list[object] = [Tag.DICT]
-                for key, item in value.items():
-                    items.append(self.node(key, f"key {key!r} of {path}", depth + 1))
-                    items.append(self.node(item, f"{path}[{key!r}]", depth + 1))
-                return items
+            container = self._container(value, path, depth)
+            if container is not None:
+                return container
         leaf = self.leaf(value)
         return self._pickled(value, path) if leaf is None else leaf
+
+    def _container(self, value: object, path: str, depth: int) -> list[object] | None:
+        """Returns the node of a list, tuple or dict; None for all others, also subclasses."""
+        kind = type(value)
+        if isinstance(value, list | tuple) and kind in (list, tuple):
+            nodes = (self.node(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value))
+            return [Tag.LIST if kind is list else Tag.TUPLE, *nodes]
+        if not isinstance(value, dict) or kind is not dict:
+            return None
+        items: list[object] = [Tag.DICT]
+        for key, item in value.items():
+            items.append(self.node(key, f"key {key!r} of {path}", depth + 1))
+            items.append(self.node(item, f"{path}[{key!r}]", depth + 1))
+        return items
 
     def leaf(self, value: object) -> list[object] | None:
         """Returns the node of a tensor, array or NumPy scalar; None if it cannot be sent raw."""
@@ -326,12 +339,10 @@ class Encoded:
 
 
 def _tensor(encoder: Encoded, value: object) -> list[object] | None:
+    """Returns the node of a tensor whose bytes are its values; None for all others."""
     import torch
 
-    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_nested:
-        return None
-    name = str(value.dtype).removeprefix("torch.")
-    if name not in TENSOR_DTYPES or value.device.type == "meta":
+    if type(value) is not torch.Tensor or not _is_raw(value):
         return None
     if value.device.type != "cpu":
         raise ShippingError(
@@ -339,45 +350,68 @@ def _tensor(encoder: Encoded, value: object) -> list[object] | None:
             fix="make batches on the CPU and move them in the training loop",
         )
     tensor = value.detach() if value.requires_grad else value
-    address, nbytes = tensor.data_ptr(), tensor.nbytes
     # Conjugate and negative views are flags of the tensor: its raw bytes are other values. One
     # without memory consists of zeros.
-    if tensor.is_conj() or tensor.is_neg() or (nbytes and not address):
+    if tensor.is_conj() or tensor.is_neg() or (tensor.nbytes and not tensor.data_ptr()):
         tensor = tensor.resolve_conj().resolve_neg().clone()
-        address = tensor.data_ptr()
-    elif nbytes:
-        node = _in_region(encoder, value, address)
+    elif tensor.nbytes:
+        node = _in_region(encoder, value, tensor.data_ptr())
         if node is not None:
             return node
-    is_contiguous = tensor.is_contiguous()
-    axes = [] if is_contiguous else _order(tensor.stride())
-    if axes and tensor.permute(axes).is_contiguous():
-        # Channels last, or another order of dense memory, is restored by the decoder.
-        tensor = tensor.permute(axes)
-        is_contiguous = True
-    else:
-        axes = []
+    axes: list[int] = []
+    if not tensor.is_contiguous():
+        tensor, axes = _dense(tensor)
     end: list[object] = [*_back(axes)]
     if value.requires_grad:
         # The flag comes after the order of axes, empty if there is none.
         end = [*(end or [[]]), True]
-    if is_contiguous and nbytes:
+    offset = _offset(encoder, tensor)
+    name = str(value.dtype).removeprefix("torch.")
+    return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
+
+
+def _is_raw(tensor: "torch.Tensor") -> bool:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type == "meta":
+        return False
+    return str(tensor.dtype).removeprefix("torch.") in TENSOR_DTYPES
+
+
+def _dense(tensor: "torch.Tensor") -> "tuple[torch.Tensor, list[int]]":
+    """Returns a tensor whose memory is dense in the order of its axes, and that order.
+
+    Channels last, or another order of dense memory, is restored by the decoder. Where there is no
+    such order, this is the tensor itself and no order.
+    """
+    axes = _order(tensor.stride())
+    if axes and tensor.permute(axes).is_contiguous():
+        return tensor.permute(axes), axes
+    return tensor, []
+
+
+def _offset(encoder: Encoded, tensor: "torch.Tensor") -> int:
+    """Returns a tensor's place in the payload: where it lies already, or where it is copied."""
+    import torch
+
+    nbytes = tensor.nbytes
+    if nbytes and tensor.is_contiguous():
+        address = tensor.data_ptr()
         encoder.note(address, address + nbytes)
-    elif nbytes:
-        encoder.note_strided(_view(tensor))
-    if encoder.arena is not None and nbytes and is_contiguous:
-        place = encoder.arena.offset_of(tensor.data_ptr(), nbytes)
+        place = encoder.arena.offset_of(address, nbytes) if encoder.arena is not None else None
         if place is not None:
             encoder.in_place += nbytes
-            return [Tag.TENSOR, name, list(tensor.shape), place, *end]
-    if name in RARE_DTYPES:
-        tensor = tensor.view(getattr(torch, RARE_DTYPES[name]))
+            return place
+    elif nbytes:
+        encoder.note_strided(_view(tensor))
+    rare = RARE_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    if rare is not None:
+        tensor = tensor.view(getattr(torch, rare))
 
     def copy(target: Bytes1D) -> None:
         torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
-    offset = encoder.reserve(nbytes, copy)
-    return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
+    return encoder.reserve(nbytes, copy)
 
 
 def _in_region(encoder: Encoded, tensor: "torch.Tensor", address: int) -> list[object] | None:
@@ -565,6 +599,10 @@ def _type_in(data: bytes) -> str:
     return "value of unknown type"
 
 
+def _invalid_node(tag: int, rest: list[object]) -> ProtocolError:
+    return ProtocolError(f"invalid node: tag {tag} with {len(rest)} parts")
+
+
 class Decoder:
     """Values of one payload."""
 
@@ -601,36 +639,11 @@ class Decoder:
             raise ProtocolError(f"malformed dict: {err}") from None
 
     def _leaf(self, tag: int, rest: list[object]) -> object:
+        if tag in TAGS_IN_MEMORY:
+            return self._in_memory(tag, rest)
         match tag, rest:
             case (Tag.PICKLE, [list() as place, list() as leaves]) if place[:1] == [Tag.BYTES]:
                 return self._unpickled(place, leaves)
-            case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
-                earlier = self._known.get(offset)
-                # All that has no elements is at offset 0.
-                if earlier is not None and earlier[0] == rest and 0 not in shape:
-                    return earlier[1]
-                tensor = _arranged(self._tensor(dtype, shape, offset), end)
-                if earlier is None:
-                    self._known[offset] = (rest, tensor)
-                return tensor
-            case (Tag.STRIDED_TENSOR, [str(dtype), list(shape), list(strides), int(place), *end]):
-                strided = self._strided_tensor(dtype, shape, strides, place)
-                return _arranged(strided, [[], *end] if end else [])
-            case (Tag.STRIDED_ARRAY, [str(dtype), list(shape), list(strides), int(place)]):
-                return self._strided_array(dtype, shape, strides, place)
-            case (Tag.SCALAR, [str(dtype), [], int(offset)]):
-                scalar: object = self._array(dtype, [], offset)[()]
-                return scalar
-            case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
-                earlier = self._known.get(offset)
-                if earlier is not None and earlier[0] == rest and 0 not in shape:
-                    return earlier[1]
-                array = self._array(dtype, shape, offset)
-                if earlier is None:
-                    self._known[offset] = (rest, array)
-                return array
-            case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):
-                return self._array(dtype, shape, offset).transpose(_order_of_node(axes, len(shape)))
             case (Tag.BYTES, [int(offset), int(nbytes)]):
                 return self._bytes(offset, nbytes)
             case (Tag.INTEGER, [bytes(digits)]):
@@ -639,7 +652,46 @@ class Decoder:
                 return complex(real, imaginary)
             case (Tag.TEXT, [bytes(text)]):
                 return text.decode("utf-8", "surrogatepass")
-        raise ProtocolError(f"invalid node: tag {tag} with {len(rest)} parts")
+        raise _invalid_node(tag, rest)
+
+    def _in_memory(self, tag: int, rest: list[object]) -> object:
+        """Returns a tensor, array or NumPy scalar, a view of the payload."""
+        match tag, rest:
+            case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
+                earlier = self._earlier(offset, rest)
+                if earlier is not None:
+                    return earlier
+                tensor = _arranged(self._tensor(dtype, shape, offset), end)
+                self._known.setdefault(offset, (rest, tensor))
+                return tensor
+            case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
+                earlier = self._earlier(offset, rest)
+                if earlier is not None:
+                    return earlier
+                array = self._array(dtype, shape, offset)
+                self._known.setdefault(offset, (rest, array))
+                return array
+            case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):
+                return self._array(dtype, shape, offset).transpose(_order_of_node(axes, len(shape)))
+            case (Tag.SCALAR, [str(dtype), [], int(offset)]):
+                scalar: object = self._array(dtype, [], offset)[()]
+                return scalar
+            case (Tag.STRIDED_TENSOR, [str(dtype), list(shape), list(strides), int(place), *end]):
+                strided = self._strided_tensor(dtype, shape, strides, place)
+                return _arranged(strided, [[], *end] if end else [])
+            case (Tag.STRIDED_ARRAY, [str(dtype), list(shape), list(strides), int(place)]):
+                return self._strided_array(dtype, shape, strides, place)
+        raise _invalid_node(tag, rest)
+
+    def _earlier(self, offset: int, rest: list[object]) -> object:
+        """Returns the tensor or array that the same node has given before, else None."""
+        earlier = self._known.get(offset)
+        if earlier is None or earlier[0] != rest:
+            return None
+        # All that has no elements is at offset 0.
+        shape = rest[1]
+        assert isinstance(shape, list)
+        return None if 0 in shape else earlier[1]
 
     def _place(self, offset: int, nbytes: int) -> Bytes1D:
         if offset < 0 or nbytes < 0 or offset % ALIGNMENT or offset + nbytes > self._payload.nbytes:
@@ -728,12 +780,12 @@ class Decoder:
             )
         values: list[object] = []
         # No other nodes: a pickle within a pickle would evade the bound on depth.
-        strided = ([Tag.STRIDED_TENSOR], [Tag.STRIDED_ARRAY])
-        raw = ([Tag.TENSOR], [Tag.ARRAY], [Tag.SCALAR], *strided)
         for leaf in leaves:
-            if not isinstance(leaf, list) or leaf[:1] not in raw:
-                raise ProtocolError("leaf of a pickle that is neither tensor nor array")
-            values.append(self._leaf(leaf[0], leaf[1:]))
+            match leaf:
+                case [int(tag), *rest] if tag in TAGS_IN_MEMORY:
+                    values.append(self._in_memory(tag, rest))
+                case _:
+                    raise ProtocolError("leaf of a pickle that is neither tensor nor array")
         try:
             value: object = _LeafUnpickler(data, values).load()
         except ProtocolError:
