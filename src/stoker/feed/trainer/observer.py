@@ -50,6 +50,26 @@ class _HostBooks:
     # Each one's batches and busy seconds.
     workers: dict[int, tuple[int, float]] = field(default_factory=dict)
 
+    def work(
+        self, host: str, *, is_local: bool, in_flight: int, credits: int, max_workers: int
+    ) -> HostWork:
+        """Returns a host's part of a report, with at most `max_workers` of its workers."""
+        workers = sorted(self.workers.items())[:max_workers]
+        return HostWork(
+            host=host,
+            is_local=is_local,
+            batches=self.batches,
+            frame_bytes=self.frame_bytes,
+            duplicates=self.duplicates,
+            moved=self.moved,
+            in_flight=in_flight,
+            credits=credits,
+            busy_seconds=self.busy_seconds,
+            cpu_seconds=self.cpu_seconds,
+            num_workers=len(self.workers),
+            workers=tuple(WorkerWork(number, *value) for number, value in workers),
+        )
+
 
 class Observer:
     """Feed statistics of this process; callers hold the feed's lock."""
@@ -105,6 +125,16 @@ class Observer:
             self._hosts[host]  # Listed from now on.
         hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
         max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
+        works: list[HostWork] = []
+        for host, books in hosts:
+            work = books.work(
+                host,
+                is_local=host == self._own_host,
+                in_flight=in_flight[host],
+                credits=credits.get(host, 0),
+                max_workers=max_workers,
+            )
+            works.append(work)
         return FeedWork(
             seconds=self._clock() - self._began,
             taken=self._taken,
@@ -113,24 +143,5 @@ class Observer:
             window=window,
             shards=self._shards[0],
             shard_workers=self._shards[1],
-            hosts=tuple(
-                HostWork(
-                    host=name,
-                    is_local=name == self._own_host,
-                    batches=books.batches,
-                    frame_bytes=books.frame_bytes,
-                    duplicates=books.duplicates,
-                    moved=books.moved,
-                    in_flight=in_flight[name],
-                    credits=credits.get(name, 0),
-                    busy_seconds=books.busy_seconds,
-                    cpu_seconds=books.cpu_seconds,
-                    num_workers=len(books.workers),
-                    workers=tuple(
-                        WorkerWork(number, *value)
-                        for number, value in sorted(books.workers.items())[:max_workers]
-                    ),
-                )
-                for name, books in hosts
-            ),
+            hosts=tuple(works),
         )

@@ -145,9 +145,14 @@ def _groups(cluster: list[View]) -> list[list[View]]:
         return [cluster]
     groups: list[list[View]] = []
     for view in cluster:
-        joined = [group for group in groups if any(_share(view, other) for other in group)]
-        rest = [group for group in groups if group not in joined]
-        groups = [*rest, [view, *(other for group in joined for other in group)]]
+        # The groups that this view joins become one.
+        joined, apart = [view], []
+        for group in groups:
+            if any(_share(view, other) for other in group):
+                joined.extend(group)
+            else:
+                apart.append(group)
+        groups = [*apart, joined]
     return groups
 
 

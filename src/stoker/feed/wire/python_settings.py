@@ -215,17 +215,14 @@ def _logger_levels() -> "LoggerLevels":
         for name, logger in sorted(manager.loggerDict.copy().items())
         if isinstance(logger, logging.Logger)
     }
+    levels = {logger.level for logger in loggers.values()}
+    levels.add(logging.root.level)
     return {
         "disable": manager.disable,
         "root": logging.root.level,
         "levels": {name: logger.level for name, logger in loggers.items() if logger.level},
         "disabled": [name for name, logger in loggers.items() if logger.disabled],
-        "names": {
-            logging.getLevelName(level): level
-            for level in sorted(
-                {logger.level for logger in loggers.values()} | {logging.root.level}
-            )
-        },
+        "names": {logging.getLevelName(level): level for level in sorted(levels)},
     }
 
 
