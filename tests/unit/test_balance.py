@@ -3,6 +3,8 @@
 import itertools
 import random
 import re
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from stoker.feed.balance import (
     sizes_of,
     why_unbalanced,
 )
+from stoker.feed.bookkeeping import line_words, note_making
 
 
 def pareto(count: int, *, seed: int, alpha: float = 1.5) -> list[int]:
@@ -160,6 +163,16 @@ def test_a_class_is_within_one_percent_of_its_bytes():
         assert abs(cost_of(class_of(nbytes)) / 1024 / nbytes - 1) < 0.011
 
 
+def test_costs_are_known_from_the_first_measured_sample_on_also_after_a_load():
+    costs = SampleCosts(4)
+    assert not costs.is_known
+    measured = SampleCosts(4)
+    measured._table[2] = class_of(100)
+    costs.load(measured.state())
+    assert costs.is_known
+    assert costs.costs_of([0, 2]) == [cost_of(class_of(100))] * 2
+
+
 def test_a_state_goes_on_with_the_table_and_what_was_measured_since():
     costs = SampleCosts(4)
     costs.note([0, torch.tensor(2)], sizes_of([b"1234", b"12"]))
@@ -207,3 +220,14 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
 )
 def test_what_cannot_be_dealt_is_named(loader, words):
     assert re.search(words, why_unbalanced(loader, world_size=4, rank=1))
+
+
+def test_a_loader_that_a_package_makes_is_named_by_the_scripts_line():
+    loader = SimpleNamespace()
+    package = {"__name__": "accelerate.data_loader", "note_making": note_making}
+    text = "def prepare(loader):\n    note_making(loader)\n"
+    exec(compile(text, "/env/site-packages/accelerate/data_loader.py", "exec"), package)
+    line = sys._getframe().f_lineno + 1
+    package["prepare"](loader)
+    assert line_words(loader) == f"test_balance.py:{line}"
+    assert line_words(SimpleNamespace()) == ""

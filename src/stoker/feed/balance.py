@@ -173,14 +173,20 @@ class SampleCosts:
     def __init__(self, num_samples: int) -> None:
         self._table: Classes = np.zeros(num_samples, dtype=np.uint16)
         self._fresh: dict[int, int] = {}
-        # The median class of those known; 0: to be looked up.
-        self._usual = 0
+        # The median class of those known, 0 if none is; None: to be looked up.
+        self._usual: int | None = None
         self._group: dist.ProcessGroup | None = None
 
     @property
     def is_known(self) -> bool:
         """Whether any sample's cost is known."""
-        return bool(self._table.any())
+        return self._usual_class() > 0
+
+    def _usual_class(self) -> int:
+        if self._usual is None:
+            measured = np.sort(self._table[self._table > 0])
+            self._usual = int(measured[measured.size // 2]) if measured.size else 0
+        return self._usual
 
     def note(self, indices: Iterable[object], sizes: bytes) -> None:
         """Notes the bytes of a batch's samples, as `sizes_of` packs them."""
@@ -190,10 +196,8 @@ class SampleCosts:
     def costs_of(self, indices: Sequence[int]) -> list[int]:
         """Returns the costs of these samples; of unknown ones the median of all that are known."""
         classes: list[int] = self._table[np.asarray(indices, dtype=np.int64)].tolist()
-        if self._usual == 0:
-            measured = np.sort(self._table[self._table > 0])
-            self._usual = int(measured[measured.size // 2]) if measured.size else 1
-        return [cost_of(cost_class or self._usual) for cost_class in classes]
+        usual = self._usual_class() or 1
+        return [cost_of(cost_class or usual) for cost_class in classes]
 
     def exchange(self) -> None:
         """Exchanges with all ranks what each has measured since the last time.
@@ -219,7 +223,7 @@ class SampleCosts:
             for index, cost in fresh.items():
                 self._table[index] = cost
         self._fresh = {}
-        self._usual = 0
+        self._usual = None
 
     def state(self) -> CostsState:
         """Returns what `load` takes."""
@@ -229,7 +233,7 @@ class SampleCosts:
         """Goes on from a saved state, whose epoch was dealt by its table."""
         table = np.frombuffer(zlib.decompress(state["table"]), dtype=np.uint16)
         self._table = table.copy()
-        self._usual = 0
+        self._usual = None
         self._fresh = dict(state["fresh"])
 
 

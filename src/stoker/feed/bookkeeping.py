@@ -317,6 +317,19 @@ def making_of(loader: object) -> Making | None:
     return making
 
 
+def line_words(loader: object) -> str:
+    """Returns FILE:LINE of the script's line that led to a loader's making; empty: not known.
+
+    Of a loader that only other packages made it is the package's line.
+    """
+    making = making_of(loader)
+    if making is None or not making.lines:
+        return ""
+    in_script = (place for place in making.lines if not INSTALLED.search(place[0]))
+    file, line = next(in_script, making.lines[0])
+    return f"{os.path.basename(file)}:{line}"
+
+
 def gives_pin_memory(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Returns whether a call of DataLoader (without `self`) says if batches are pinned."""
     return "pin_memory" in kwargs or len(args) > _PIN_MEMORY
@@ -544,14 +557,10 @@ class TrainerProcess:
         if self.settings.rank or number in self.said_unbalanced:
             return
         self.said_unbalanced.add(number)
-        making = making_of(loader)
-        which = "a loader"
-        if making is not None and making.lines:
-            file, line = making.lines[0]
-            which = f"the loader of {os.path.basename(file)}:{line}"
+        where = line_words(loader) or "a line that is not known"
         Log(run=self.settings.run_id, host=self.settings.host).event(
             EventName.LOADER_NOT_BALANCED,
-            text=f"feed.balance: the samples of {which} are not dealt by cost: {why}",
+            text=f"feed.balance: samples of the loader of {where} are not dealt by cost: {why}",
         )
 
     def share(self, workers_of_host: int) -> int:

@@ -7,7 +7,6 @@ loader, kept in its books, and said in one line that names the object at fault.
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.environment import ProcessSettings
 from stoker.errors import ShippingError
-from stoker.feed.bookkeeping import Placement, TrainerProcess, making_of
+from stoker.feed.bookkeeping import Placement, TrainerProcess, line_words
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.in_step import Say, what_waits
 from stoker.feed.iterators import (
@@ -154,12 +153,7 @@ def _say_short(loader: AnyLoader, process: TrainerProcess, line: LoaderLine) -> 
     settings = process.settings
     if settings.rank:
         return
-    making = making_of(loader)
-    where = (
-        f"{Path(making.lines[0][0]).name}:{making.lines[0][1]}"
-        if making and making.lines
-        else "a line"
-    )
+    where = line_words(loader) or "a line"
     text = f"loaders of {where} are made here, by {_who(loader)}: {line.why_here()}"
     log = Log(run=settings.run_id, host=settings.host)
     log.event(EventName.LOADERS_TOO_SHORT, rank=settings.rank, text=text)
