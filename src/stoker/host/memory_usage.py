@@ -1,5 +1,9 @@
-"""How near this host's memory is to its limit, without what the kernel can drop at once."""
+"""How near this host's memory is to its limit, what processes hold of it, and what is paged.
 
+Files in the page cache, which the kernel drops before it kills, are no part of what is in use.
+"""
+
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +11,8 @@ from pathlib import Path
 from stoker.host import machine
 
 _MEMINFO = Path("/proc/meminfo")
+_VMSTAT = Path("/proc/vmstat")
+_KIB = 1024
 # Version 2 and version 1 of cgroups.
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _USED = ("memory.current", "memory.usage_in_bytes")
@@ -35,6 +41,71 @@ class MemoryUse:
         return self.used_bytes / self.limit_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Memory of a process, in bytes, as `smaps_rollup` has it.
+
+    Attributes:
+        pss_bytes: Resident; a page that several processes share is divided among them.
+        private_bytes: Written by this process, and shared with no other one.
+        anonymous_bytes: Resident without files and shared memory, inherited pages included.
+        swapped_bytes: Swapped out.
+    """
+
+    pss_bytes: int
+    private_bytes: int
+    anonymous_bytes: int
+    swapped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """What the kernel had to read again so far, of this process's group or of the machine.
+
+    Attributes:
+        refaulted_bytes: Pages of files that had been thrown out of the page cache shortly before.
+        major_faults: Accesses to memory that waited for a disk.
+        swapped_in_bytes: Of the machine.
+        swapped_out_bytes: Of the machine.
+    """
+
+    refaulted_bytes: int
+    major_faults: int
+    swapped_in_bytes: int
+    swapped_out_bytes: int
+
+
+def process_memory(pid: int) -> ProcessMemory | None:
+    """Returns the memory of a process; None: it has ended, or may not be looked at.
+
+    The kernel walks all its pages: 2 ms for 0.1 GB, about 10 ms for a GB.
+    """
+    sizes = {
+        name.rstrip(":"): kib * _KIB for name, kib in _pairs(Path(f"/proc/{pid}/smaps_rollup"))
+    }
+    if "Pss" not in sizes:
+        return None
+    return ProcessMemory(
+        pss_bytes=sizes["Pss"],
+        private_bytes=sizes.get("Private_Dirty", 0),
+        anonymous_bytes=sizes.get("Anonymous", 0),
+        swapped_bytes=sizes.get("Swap", 0),
+    )
+
+
+def paging() -> Paging:
+    """Returns what was paged so far: files by this process's group, if it counts, and swap."""
+    whole = dict(_pairs(_VMSTAT))
+    counts = next(filter(None, map(_refaults, _counters(whole))), (0, 0))
+    page = os.sysconf("SC_PAGE_SIZE")
+    return Paging(
+        refaulted_bytes=counts[0] * page,
+        major_faults=counts[1],
+        swapped_in_bytes=whole.get("pswpin", 0) * page,
+        swapped_out_bytes=whole.get("pswpout", 0) * page,
+    )
+
+
 def memory_use() -> MemoryUse | None:
     """Returns the use that is nearest to its limit, of all cgroups and of the machine.
 
@@ -57,8 +128,23 @@ def _of_machine() -> Iterator[MemoryUse]:
     sizes = {name.rstrip(":"): size for name, size in _pairs(_MEMINFO)}
     total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
     if total and available is not None:
-        kib = 1024
-        yield MemoryUse((total - available) * kib, total * kib, is_cgroups=False)
+        yield MemoryUse((total - available) * _KIB, total * _KIB, is_cgroups=False)
+
+
+def _counters(of_machine: dict[str, int]) -> Iterator[dict[str, int]]:
+    """Yields the counters of this process's groups, the nearest first, then the machine's."""
+    for group in machine.memory_groups():
+        yield dict(_pairs(group / "memory.stat"))
+    yield of_machine
+
+
+def _refaults(counters: dict[str, int]) -> tuple[int, int] | None:
+    # Version 1 has sums over the groups below by names that begin with "total_".
+    for prefix in ("total_", ""):
+        refaults = counters.get(f"{prefix}workingset_refault_file")
+        if refaults is not None:
+            return refaults, counters.get(f"{prefix}pgmajfault", 0)
+    return None
 
 
 def _droppable(path: Path) -> int:

@@ -15,6 +15,7 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.platforms.sagemaker.load import group_loads
 from stoker.platforms.sagemaker.observed_job import ObservedJob
+from stoker.profile.memory_states import memory_of
 from stoker.profile.rank_results import (
     AsIs,
     Cost,
@@ -274,6 +275,7 @@ def combine(
         gpu_decoding=next((rank.gpu_decoding for rank in ranks if rank.gpu_decoding), None),
         loader=loader_of(ranks),
         epochs=epochs_of(total.waiting.result, batch_in_one_worker=_loader_wall(total.waiting)),
+        memory=memory_of(ranks),
         what={**what, **_facts_of(total, note=note_of_host(ranks[0], host))},
     )
     return _checked(profile, total, settings=settings)

@@ -44,6 +44,7 @@ from stoker.profile.batches import (
     facts_of,
     is_cuda_used,
     is_divided,
+    length_of,
     versions,
     watch_streams,
 )
@@ -72,6 +73,8 @@ from stoker.profile.lockstep import (
     RankPlace,
     end_process,
 )
+from stoker.profile.memory_watch import MemoryWatch, measure_growth
+from stoker.profile.python_objects import held_objects
 from stoker.profile.rank_results import Drain, quartiles
 from stoker.profile.script_phases import Reading, Replay, StepsSoFar, VariantPhases
 from stoker.profile.states import with_one_step
@@ -94,6 +97,7 @@ _RECEIVE_SHARE = 0.03
 _READS_SHARE = 0.03
 _COSTS_SHARE = 0.03
 _DECODING_SHARE = 0.05
+_MEMORY_SHARE = 0.03
 _MOST_SECONDS = 6.0
 # A shorter phase measures nothing.
 _LEAST_SECONDS = 0.2
@@ -143,6 +147,7 @@ class ProfileSession:
         self._choice = Choice()
         self._loaders = 0
         self._loop = LoopChanges()
+        self._memory = MemoryWatch()
         self._reading = Reading(budget_seconds=self._budget, say=self._say_so_far)
         self._steps = 0
         self._is_read_out = False
@@ -184,6 +189,7 @@ class ProfileSession:
         if is_main and self._choice.has_changed:
             self._choice.has_changed = False
             self._reading.start_over(delivered=delivered)
+            self._memory = MemoryWatch()
         return is_main
 
     def is_replaying(self, loader: Loader) -> bool:
@@ -325,8 +331,11 @@ class ProfileSession:
         if self._kept is None or now - self._kept >= _KEEP_SECONDS:
             self._kept = now
             self._write(missing=self._missing())
+        facts = self._findings.result.batch
+        if steps.count and facts is not None:
+            self._memory.look(inner, steps=steps.batches, batch_size=facts.samples)
         self._loop.made()
-        # Last: the time for writing must not count as part of the script's step.
+        # Last: the time for writing and looking must not count as part of the script's step.
         self._reading.gave()
         return batch
 
@@ -380,6 +389,7 @@ class ProfileSession:
             )
         self._learn_as_is(steps)
         self._note_loop()
+        self._learn_memory(loader)
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)
         # A copy, as scripts drop their loaders, and the next one then becomes the main one.
@@ -435,6 +445,17 @@ class ProfileSession:
                 f"{loop.once} changed once between two batches: with data hosts or a plan's "
                 "workers the trainer makes the rest of that epoch"
             )
+
+    def _learn_memory(self, loader: Loader) -> None:
+        facts = self._findings.result.batch
+        length = length_of(loader)
+        samples = None
+        if length is not None and facts is not None:
+            samples = length * facts.samples
+        factor = loader.prefetch_factor or 2 if loader.num_workers else 0
+        self._findings.learn(
+            memory=self._memory.result(prefetch_factor=factor, epoch_samples=samples)
+        )
 
     def _set_up_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
         """Waits until the loader's workers are idle, and notes anything unusual."""
@@ -739,6 +760,21 @@ class ProfileSession:
             )
             findings.learn(costs=costs or ())
             findings.write()
+        if not findings.is_stopped() and findings.result.rank == 0:
+            self._look_at_memory(loader)
+
+    def _look_at_memory(self, loader: Loader) -> None:
+        """Learns what a worker copies and grows by, and what of the dataset that may be."""
+        seconds = min(_MOST_SECONDS, _MEMORY_SHARE * self._budget)
+        growth = self._tried(
+            "how a worker's memory grows",
+            lambda: measure_growth(loader, seconds=seconds, iterate=self._iterate),
+        )
+        held = self._tried(
+            "what the dataset holds in memory", lambda: (held_objects(loader.dataset), [])
+        )
+        self._findings.learn(worker_growth=growth, held_objects=held or ())
+        self._findings.write()
 
     def _tried(self, what: str, measure: Callable[[], tuple[_FoundT, list[str]]]) -> _FoundT | None:
         try:

@@ -10,7 +10,15 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.host.machine import CpuLimit
-from stoker.records import EpochPause, EpochTimes, GpuDecoding, Shippable, read_text
+from stoker.records import (
+    EpochPause,
+    EpochTimes,
+    GpuDecoding,
+    GrowingObjects,
+    HeldObjects,
+    Shippable,
+    read_text,
+)
 
 # Blocks of steps of which a median and its quartiles are taken.
 MIN_BLOCKS = 3
@@ -287,6 +295,51 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     shippable: Shippable | None = None
 
 
+class WorkerGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one fresh worker alone while it made samples, after its first third.
+
+    Attributes:
+        samples: Samples that it made.
+        copied_bytes_per_sample: Inherited pages of which it got a copy, as it wrote to them.
+        grown_bytes_per_sample: New pages of its own.
+        growing: What of its dataset grew meanwhile.
+    """
+
+    samples: int
+    copied_bytes_per_sample: float
+    grown_bytes_per_sample: float
+    growing: tuple[GrowingObjects, ...] = ()
+
+
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a rank, its workers and its host while the steps ran unchanged; see ProfiledMemory.
+
+    Attributes:
+        looks: How often it was looked at; `look_seconds` is the mean time of one.
+        trainer_grown_bytes_per_step: New pages of the trainer process, after its first third.
+        epoch_samples: Samples of an epoch of this rank; None: a stream does not say.
+    """
+
+    looks: int
+    look_seconds: float
+    limit_bytes: int = 0
+    used_bytes: int = 0
+    is_cgroups: bool = False
+    trainer_bytes: int = 0
+    trainer_grown_bytes_per_step: float = 0.0
+    workers: int = 0
+    worker_bytes: float = 0.0
+    worker_private_bytes: float = 0.0
+    copied_bytes_per_sample: float = 0.0
+    grown_bytes_per_sample: float = 0.0
+    swapped_bytes: int = 0
+    swapped_bytes_per_second: float = 0.0
+    refaulted_bytes_per_second: float = 0.0
+    major_faults_per_second: float = 0.0
+    prefetch_factor: int = 0
+    epoch_samples: int | None = None
+
+
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """Results of one rank; phases that were not reached are None.
 
@@ -332,6 +385,9 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     has_ended: bool = False
     ended_before: str = ""
     epoch_times: EpochTimes | None = None
+    memory: RankMemory | None = None
+    held_objects: tuple[HeldObjects, ...] = ()
+    worker_growth: WorkerGrowth | None = None
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:

@@ -66,12 +66,15 @@ from stoker.records.platforms import bare_type as bare_type
 from stoker.records.profile import Check as Check
 from stoker.records.profile import Fix as Fix
 from stoker.records.profile import GpuDecoding as GpuDecoding
+from stoker.records.profile import GrowingObjects as GrowingObjects
+from stoker.records.profile import HeldObjects as HeldObjects
 from stoker.records.profile import LoaderRate as LoaderRate
 from stoker.records.profile import Observed as Observed
 from stoker.records.profile import Profile as Profile
 from stoker.records.profile import ProfiledData as ProfiledData
 from stoker.records.profile import ProfiledHost as ProfiledHost
 from stoker.records.profile import ProfiledLoader as ProfiledLoader
+from stoker.records.profile import ProfiledMemory as ProfiledMemory
 from stoker.records.profile import ProfileState as ProfileState
 from stoker.records.profile import Shippable as Shippable
 from stoker.records.profile import Spread as Spread

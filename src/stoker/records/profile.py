@@ -334,6 +334,84 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     shippable: Shippable | None = None
 
 
+class HeldObjects(Record, frozen=True, kw_only=True):
+    """A collection of Python objects that the dataset holds, and that forked workers copy.
+
+    Attributes:
+        name: Attribute, by its class, such as Photos.paths.
+        container: Type of the attribute, such as list.
+        element: Type of its elements, or of a mapping's values.
+        count: Number of elements.
+        num_bytes: Estimated bytes of the collection with its elements.
+    """
+
+    name: str
+    container: str
+    element: str
+    count: PositiveInt
+    num_bytes: NonNegativeInt
+
+
+class GrowingObjects(Record, frozen=True, kw_only=True):
+    """A collection or cache of the dataset that grows in its workers.
+
+    Attributes:
+        name: Attribute, by its class, or a variable of the dataset's module.
+        count_per_sample: Elements that are added for each sample.
+        max_count: Elements that it holds at most; None: it has no limit.
+    """
+
+    name: str
+    count_per_sample: NonNegativeFloat
+    max_count: NonNegativeInt | None = None
+
+
+class ProfiledMemory(Record, frozen=True, kw_only=True):
+    """Memory of the profiled host, while the script ran unchanged unless it says otherwise.
+
+    Attributes:
+        limit_bytes: The nearest limit: a control group's, or the machine's memory.
+        used_bytes: Highest use of it, without files that the kernel can drop.
+        limited_by: Whose limit it is.
+        trainer_bytes: PSS of the trainer processes, all ranks of the host.
+        trainer_grown_bytes_per_step: What they grow by in each step.
+        workers: Loader workers that were looked at, all ranks of the host.
+        worker_bytes: Mean PSS of a worker: pages that processes share are divided among them.
+        worker_private_bytes: Mean bytes that only one worker has written.
+        copied_bytes_per_sample: Bytes that a worker copies on write for each sample that it makes.
+        grown_bytes_per_sample: Bytes that a worker grows by for each sample that it makes.
+        waiting_bytes: Batches that wait at most: workers x prefetch_factor x batch.
+        epoch_samples: Samples of an epoch, all ranks of the host. None: not known.
+        swapped_bytes: Bytes of trainers and workers that were swapped out.
+        swapped_bytes_per_second: Swapped in and out, by all programs of the machine.
+        refaulted_bytes_per_second: Read again from files that the page cache had just thrown out.
+        major_faults_per_second: Accesses to memory that waited for a disk.
+        look_seconds: Mean time of a look at all these, once a second at most.
+        objects: Collections of Python objects in the dataset, the largest first.
+        growing: What of the dataset grows as samples are made, in one worker alone.
+    """
+
+    limit_bytes: PositiveInt
+    used_bytes: NonNegativeInt
+    limited_by: Literal["cgroup", "machine"]
+    trainer_bytes: NonNegativeInt
+    trainer_grown_bytes_per_step: NonNegativeFloat = 0.0
+    workers: NonNegativeInt = 0
+    worker_bytes: NonNegativeFloat = 0.0
+    worker_private_bytes: NonNegativeFloat = 0.0
+    copied_bytes_per_sample: NonNegativeFloat = 0.0
+    grown_bytes_per_sample: NonNegativeFloat = 0.0
+    waiting_bytes: NonNegativeInt = 0
+    epoch_samples: NonNegativeInt | None = None
+    swapped_bytes: NonNegativeInt = 0
+    swapped_bytes_per_second: NonNegativeFloat = 0.0
+    refaulted_bytes_per_second: NonNegativeFloat = 0.0
+    major_faults_per_second: NonNegativeFloat = 0.0
+    look_seconds: NonNegativeFloat = 0.0
+    objects: tuple[HeldObjects, ...] = ()
+    growing: tuple[GrowingObjects, ...] = ()
+
+
 class Profile(Record, frozen=True, kw_only=True):
     """Measured parts of a global step of the workload.
 
@@ -354,6 +432,7 @@ class Profile(Record, frozen=True, kw_only=True):
         gpu_decoding: JPEGs of the dataset, decoded on the accelerator. None: not tried.
         loader: The loader that made the batches.
         epochs: Time beyond the usual steps of whole epochs. None: not known.
+        memory: Memory of trainers and workers. None: not known.
         unmeasured: Parts that cannot be measured without torch's DataLoader.
         origin: When it was measured, and with what. None: an early version wrote it.
         what: Facts about the profiled run, such as ranks and versions; not stable.
@@ -375,6 +454,7 @@ class Profile(Record, frozen=True, kw_only=True):
     gpu_decoding: GpuDecoding | None = None
     loader: ProfiledLoader | None = None
     epochs: EpochTimes | None = None
+    memory: ProfiledMemory | None = None
     unmeasured: Names = ()
     origin: ProfileOrigin | None = None
     what: dict[str, Value] = {}

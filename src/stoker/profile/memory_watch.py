@@ -1,0 +1,242 @@
+"""Looks at the memory of a trainer and its workers, and how one worker's grows by itself.
+
+A forked worker inherits the trainer's pages. One that it writes to becomes its own, *copied*, while
+its resident memory stays as it is; memory that it takes for itself, *grown*, adds to both.
+"""
+
+import itertools
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+from typing import NamedTuple, cast
+
+from stoker.host.memory_usage import (
+    MemoryUse,
+    Paging,
+    ProcessMemory,
+    memory_use,
+    paging,
+    process_memory,
+)
+from stoker.profile.batches import num_samples
+from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
+from stoker.profile.python_objects import grown_between, sizes_of
+from stoker.profile.rank_results import RankMemory, WorkerGrowth
+
+# At most once a second, and where the kernel takes long to count pages, in 1 % of the time.
+_EVERY_SECONDS = 1.0
+_MAX_SHARE = 0.01
+# Looks of a worker at itself.
+_LOOKS = 24
+# Imports, open files and buffers come in the first third.
+_WARM_UP_SHARE = 1 / 3
+# Of the intervals after it: noise comes and goes.
+_STEADY_SHARE = 0.5
+_LEAST_LOOKS = 4
+# Their numbers are Python objects, too, which the worker copies.
+_MAX_SAMPLES = 20_000
+
+
+class _Point(NamedTuple):
+    """Memory after so many samples or steps."""
+
+    done: float
+    private_bytes: int
+    anonymous_bytes: int
+
+    @property
+    def copied_bytes(self) -> int:
+        return self.private_bytes - self.anonymous_bytes
+
+
+class MemoryWatch:
+    """Memory of this process, of a loader's workers and of the host, once a second at most."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_at = 0.0
+        self._looks: list[float] = []
+        self._trainer: list[_Point] = []
+        self._trainer_bytes = 0
+        self._workers: dict[int, list[_Point]] = defaultdict(list)
+        self._worker_bytes: list[float] = []
+        self._num_workers = 0
+        self._use: MemoryUse | None = None
+        self._swapped_bytes = 0
+        self._first: tuple[float, Paging] | None = None
+        self._last: tuple[float, Paging] | None = None
+
+    def look(self, inner: object, *, steps: int, batch_size: int) -> None:
+        """Looks if it is time for it; blocks for some milliseconds a process.
+
+        Args:
+            inner: Torch's iterator, whose workers are looked at.
+            steps: Batches that were taken so far.
+            batch_size: Samples of one.
+        """
+        now = self._clock()
+        if now < self._due_at:
+            return
+        self._look_at_processes(worker_pids(inner), steps=steps, batch_size=batch_size)
+        use = memory_use()
+        if use is not None and (self._use is None or use.share > self._use.share):
+            self._use = use
+        self._last = (now, paging())
+        self._first = self._first or self._last
+        seconds = self._clock() - now
+        self._looks.append(seconds)
+        self._due_at = now + max(_EVERY_SECONDS, seconds / _MAX_SHARE)
+
+    def result(self, *, prefetch_factor: int, epoch_samples: int | None) -> RankMemory | None:
+        """Returns what was seen; None: nothing.
+
+        Args:
+            prefetch_factor: Batches that each worker makes ahead.
+            epoch_samples: Samples of an epoch of this rank, if known.
+        """
+        if self._first is None or self._last is None:
+            return None
+        seconds = self._last[0] - self._first[0]
+        before, after = self._first[1], self._last[1]
+        growths = [growth_of(points) for points in self._workers.values()]
+        privates = [points[-1].private_bytes for points in self._workers.values()]
+        swapped = after.swapped_in_bytes + after.swapped_out_bytes
+        swapped -= before.swapped_in_bytes + before.swapped_out_bytes
+        use = self._use
+        return RankMemory(
+            looks=len(self._looks),
+            look_seconds=fmean(self._looks),
+            limit_bytes=use.limit_bytes if use else 0,
+            used_bytes=use.used_bytes if use else 0,
+            is_cgroups=use.is_cgroups if use else False,
+            trainer_bytes=self._trainer_bytes,
+            trainer_grown_bytes_per_step=growth_of(self._trainer).grown,
+            workers=self._num_workers,
+            worker_bytes=max(self._worker_bytes, default=0.0),
+            worker_private_bytes=fmean(privates) if privates else 0.0,
+            copied_bytes_per_sample=max((growth.copied for growth in growths), default=0.0),
+            grown_bytes_per_sample=max((growth.grown for growth in growths), default=0.0),
+            swapped_bytes=self._swapped_bytes,
+            swapped_bytes_per_second=_per_second(swapped, seconds),
+            refaulted_bytes_per_second=_per_second(
+                after.refaulted_bytes - before.refaulted_bytes, seconds
+            ),
+            major_faults_per_second=_per_second(after.major_faults - before.major_faults, seconds),
+            prefetch_factor=prefetch_factor,
+            epoch_samples=epoch_samples,
+        )
+
+    def _look_at_processes(self, pids: Sequence[int], *, steps: int, batch_size: int) -> None:
+        trainer = process_memory(os.getpid())
+        swapped = 0
+        if trainer is not None:
+            self._trainer.append(_point(steps, trainer))
+            self._trainer_bytes = max(self._trainer_bytes, trainer.pss_bytes)
+            swapped += trainer.swapped_bytes
+        shared: list[int] = []
+        for pid in pids:
+            worker = process_memory(pid)
+            if worker is not None:
+                self._workers[pid].append(_point(steps * batch_size / len(pids), worker))
+                shared.append(worker.pss_bytes)
+                swapped += worker.swapped_bytes
+        if shared:
+            self._num_workers = max(self._num_workers, len(shared))
+            self._worker_bytes.append(fmean(shared))
+        self._swapped_bytes = max(self._swapped_bytes, swapped)
+
+
+class Growth(NamedTuple):
+    """Bytes copied, and bytes grown, for each sample or step."""
+
+    copied: float = 0.0
+    grown: float = 0.0
+
+
+def growth_of(points: Sequence[_Point]) -> Growth:
+    """Returns the steady growth after a warm-up; nothing where it comes and goes, or is not known.
+
+    What is copied once, as by Python's garbage collector, is no growth: a median of intervals.
+    """
+    usual = [point for point in points if point.done > _WARM_UP_SHARE * points[-1].done]
+    if len(usual) < _LEAST_LOOKS or usual[-1].done <= usual[0].done:
+        return Growth()
+    pairs = list(itertools.pairwise(usual))
+    copied = [
+        (later.copied_bytes - earlier.copied_bytes) / (later.done - earlier.done)
+        for earlier, later in pairs
+        if later.done > earlier.done
+    ]
+    grew = [later.anonymous_bytes > earlier.anonymous_bytes for earlier, later in pairs]
+    grown = 0.0
+    if sum(grew) >= _STEADY_SHARE * len(grew):
+        done = usual[-1].done - usual[0].done
+        grown = (usual[-1].anonymous_bytes - usual[0].anonymous_bytes) / done
+    return Growth(copied=max(0.0, median(copied)), grown=max(0.0, grown))
+
+
+def worker_pids(inner: object) -> list[int]:
+    """Returns the pids of a torch iterator's workers; none where it has no workers."""
+    workers = cast("Sequence[object]", getattr(inner, "_workers", ()))
+    pids = [getattr(worker, "pid", None) for worker in workers]
+    return [pid for pid in pids if isinstance(pid, int)]
+
+
+def measure_growth(
+    loader: Loader, *, seconds: float, iterate: Iterate
+) -> tuple[WorkerGrowth | None, list[str]]:
+    """Measures in a fresh worker how its memory grows; blocks for about `seconds` and its start."""
+    reports = run_in_workers(
+        loader,
+        watch_own_memory,
+        workers=1,
+        num_batches=max(1, _MAX_SAMPLES // max(1, loader.batch_size or 1)),
+        seconds=seconds,
+        iterate=iterate,
+    )
+    growth = cast("WorkerGrowth | None", reports[0]) if reports else None
+    return growth, []
+
+
+def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
+    """Makes samples in a worker until then, once around, and looks at its memory meanwhile."""
+    before = sizes_of(source.dataset)
+    began = time.monotonic()
+    every = (until - began) / _LOOKS
+    points: list[_Point] = []
+    samples = 0
+    due_at = began
+    for items in source.samples():
+        source.collate(items)
+        samples += num_samples(items) if not source.is_batched else _length(items)
+        del items
+        now = time.monotonic()
+        if now >= due_at:
+            memory = process_memory(os.getpid())
+            points += [_point(samples, memory)] if memory else []
+            due_at = now + every
+        if now >= until:
+            break
+    if not points:
+        return None
+    growth = growth_of(points)
+    return WorkerGrowth(
+        samples=samples,
+        copied_bytes_per_sample=growth.copied,
+        grown_bytes_per_sample=growth.grown,
+        growing=grown_between(before, sizes_of(source.dataset), samples=samples),
+    )
+
+
+def _length(items: object) -> int:
+    return len(cast("Sequence[object]", items))
+
+
+def _point(done: float, memory: ProcessMemory) -> _Point:
+    return _Point(done, memory.private_bytes, memory.anonymous_bytes)
+
+
+def _per_second(amount: float, seconds: float) -> float:
+    return max(0.0, amount / seconds) if seconds > 0 else 0.0

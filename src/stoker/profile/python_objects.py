@@ -1,0 +1,219 @@
+"""Python objects that a dataset holds, and what of it grows as samples are made.
+
+An access to a Python object changes its reference count, so that a forked worker gets a copy of the
+page that it lies on. Arrays and tensors have one object for all their values.
+"""
+
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from stoker.profile.loader_phases import attributes_of, objects_below
+from stoker.records import GrowingObjects, HeldObjects
+
+# As long as the search may take.
+_MAX_SECONDS = 0.5
+_SAMPLED = 256
+# Objects of one element that are counted, and how deep.
+_MAX_PARTS, _MAX_DEPTH = 64, 4
+# Smaller arrays lie on pages of other objects, which are copied with them.
+_SMALL_ARRAY_BYTES = 4096
+# Fewer elements are no list of samples.
+_LEAST_COUNT = 1000
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+# One for all, whoever holds it.
+_SHARED = (type(None), bool, type, type(len), type(sys))
+_SMALL_INT = 256
+# Of samples made: a cache that is hit as often as not still grows by half of them.
+_LEAST_GROWTH = 0.1
+_LEAST_GROWN = 8
+
+
+def held_objects(
+    dataset: object, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[HeldObjects, ...]:
+    """Returns the collections of Python objects in a dataset's attributes, the largest first.
+
+    Blocks for half a second at most; sizes are estimates from 256 elements of each collection.
+    """
+    until = clock() + _MAX_SECONDS
+    by_name: dict[str, HeldObjects] = {}
+    for name, value in _attributes(dataset):
+        if clock() >= until:
+            break
+        for path, elements in _collections(name, value):
+            held = _held(path, value, elements)
+            if held is not None:
+                by_name.setdefault(path, held)
+    return tuple(sorted(by_name.values(), key=lambda held: -held.num_bytes))
+
+
+def sizes_of(dataset: object) -> dict[str, tuple[int, int | None]]:
+    """Returns the lengths, and limits, of a dataset's collections and caches, by name.
+
+    Those of its module are among them, and results that `functools.lru_cache` keeps of its methods.
+    """
+    sizes: dict[str, tuple[int, int | None]] = {}
+    modules = set[str]()
+    for owner in objects_below(dataset, leads_on=_may_hold, seen=set()):
+        kind = type(owner)
+        for name, value in attributes_of(owner).items():
+            _add_size(sizes, f"{kind.__name__}.{name}", value)
+        for base in kind.__mro__:
+            for name, value in attributes_of(base).items():
+                _add_size(sizes, f"{kind.__name__}.{name}", value)
+        modules.add(kind.__module__)
+    for module in modules:
+        if _is_of_library(module):
+            continue
+        for name, value in attributes_of(sys.modules.get(module)).items():
+            _add_size(sizes, name, value)
+    return sizes
+
+
+def grown_between(
+    before: Mapping[str, tuple[int, int | None]],
+    after: Mapping[str, tuple[int, int | None]],
+    *,
+    samples: int,
+) -> tuple[GrowingObjects, ...]:
+    """Returns what grew by a good part of the samples that were made, the fastest first."""
+    grown = []
+    for name, (length, limit) in after.items():
+        more = length - before.get(name, (0, None))[0]
+        if more >= max(_LEAST_GROWN, _LEAST_GROWTH * samples):
+            grown.append(
+                GrowingObjects(name=name, count_per_sample=more / samples, max_count=limit)
+            )
+    return tuple(sorted(grown, key=lambda growing: -growing.count_per_sample))
+
+
+def _attributes(dataset: object) -> Iterator[tuple[str, object]]:
+    for owner in objects_below(dataset, leads_on=_may_hold, seen=set()):
+        for name, value in attributes_of(owner).items():
+            yield f"{type(owner).__name__}.{name}", value
+
+
+def _may_hold(name: str, value: object) -> bool:
+    return isinstance(value, Dataset) or any(
+        word in name for word in ("dataset", "cache", "transform", "store", "reader", "source")
+    )
+
+
+def _collections(name: str, value: object) -> Iterator[tuple[str, Sequence[object] | object]]:
+    """Yields what of an attribute has many Python objects: of a table, each such column."""
+    if isinstance(value, _CONTAINERS):
+        yield name, value
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        yield name, value.reshape(-1)
+    elif type(value).__module__.partition(".")[0] == "pandas":
+        yield from _columns(name, value)
+
+
+def _columns(name: str, table: object) -> Iterator[tuple[str, object]]:
+    """Yields the object columns of a table or series of pandas, without a copy."""
+    if hasattr(table, "columns") and hasattr(table, "items"):
+        for column, series in table.items():
+            yield from _columns(f"{name}[{column!r}]", series)
+        return
+    array = getattr(table, "array", None)
+    values = getattr(array, "_ndarray", None)
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        yield name, values
+
+
+def _held(name: str, holder: object, collection: object) -> HeldObjects | None:
+    count = len(cast("Sequence[object]", collection))
+    if count < _LEAST_COUNT:
+        return None
+    elements = _some_of(collection)
+    sizes = [_deep_bytes(element) for element in elements]
+    if not any(sizes):
+        return None
+    list_bytes = sys.getsizeof(collection)
+    if isinstance(collection, np.ndarray):
+        list_bytes = int(collection.nbytes)
+    kinds = [_kind_of(collection, element) for element in elements]
+    return HeldObjects(
+        name=name,
+        container=type(holder).__name__,
+        element=max(set(kinds), key=kinds.count),
+        count=count,
+        num_bytes=int(list_bytes + count * sum(sizes) / len(sizes)),
+    )
+
+
+def _some_of(collection: object) -> list[object]:
+    """Returns some elements, of a list from all over it; of a mapping pairs of key and value."""
+    if isinstance(collection, list | tuple | np.ndarray):
+        every = max(1, len(collection) // _SAMPLED)
+        return list(collection[::every][:_SAMPLED])
+    if isinstance(collection, dict):
+        return list(itertools.islice(collection.items(), _SAMPLED))
+    return list(itertools.islice(cast("Sequence[object]", collection), _SAMPLED))
+
+
+def _kind_of(collection: object, element: object) -> str:
+    if isinstance(collection, dict):
+        element = cast("tuple[object, object]", element)[1]
+    return type(element).__name__
+
+
+def _deep_bytes(element: object) -> int:
+    """Returns the bytes of an object and of those in it, without large arrays' values."""
+    total = 0
+    seen = set[int]()
+    waiting: deque[tuple[object, int]] = deque([(element, 0)])
+    while waiting and len(seen) < _MAX_PARTS:
+        part, depth = waiting.popleft()
+        if id(part) in seen or _is_shared(part):
+            continue
+        seen.add(id(part))
+        total += _own_bytes(part)
+        if depth < _MAX_DEPTH:
+            waiting += ((child, depth + 1) for child in _parts_of(part))
+    return total
+
+
+def _is_shared(part: object) -> bool:
+    is_small = isinstance(part, int) and -5 <= part <= _SMALL_INT
+    return is_small or isinstance(part, _SHARED)
+
+
+def _own_bytes(part: object) -> int:
+    if isinstance(part, torch.Tensor | np.ndarray):
+        num_bytes = part.nbytes
+        header = 64 + sys.getsizeof(np.empty(0))
+        return header + (num_bytes if num_bytes < _SMALL_ARRAY_BYTES else 0)
+    return sys.getsizeof(part)
+
+
+def _parts_of(part: object) -> Sequence[object]:
+    if isinstance(part, dict):
+        return [*itertools.chain.from_iterable(itertools.islice(part.items(), _MAX_PARTS))]
+    if isinstance(part, list | tuple | set | frozenset | deque):
+        return list(itertools.islice(part, _MAX_PARTS))
+    if isinstance(part, str | bytes | int | float | torch.Tensor | np.ndarray):
+        return ()
+    return [*attributes_of(part).values()]
+
+
+def _add_size(sizes: dict[str, tuple[int, int | None]], name: str, value: object) -> None:
+    if isinstance(value, list | dict | set | deque):
+        sizes[name] = (len(value), getattr(value, "maxlen", None))
+        return
+    info = getattr(value, "cache_info", None)
+    if callable(info) and not isinstance(value, type):
+        cached = info()
+        sizes[name] = (int(cached.currsize), cached.maxsize)
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "builtins", "torchvision", "datasets")

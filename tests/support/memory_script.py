@@ -1,0 +1,205 @@
+"""A training script whose memory is in the state that its arguments put it in.
+
+Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
+epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs.
+"""
+
+import collections
+import ctypes
+import functools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+DEFAULTS = "samples=40000 workers=2 batch=50 prefetch=2 model_ms=3 width=64 epochs=100"
+LIBC = ctypes.CDLL(None)
+LIBC.malloc.restype = ctypes.c_void_p
+LIBC.malloc.argtypes = [ctypes.c_size_t]
+LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+LEAKED_BYTES = 20_000
+
+
+def name_of(number: int) -> str:
+    return f"/data/pictures/of/class-{number % 1000:04d}/picture-{number:09d}.jpeg"
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __init__(self, asked: dict[str, str]) -> None:
+        self.width = int(asked["width"])
+        self.length = int(asked["samples"])
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(index % 255))
+
+
+class ListOfPaths(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.paths = [name_of(number) for number in range(self.length)]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(len(self.paths[index])))
+
+
+class ListOfDicts(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.rows: list[dict[str, Any]] = [
+            {"path": name_of(number), "label": number, "box": [number / 2, number / 3]}
+            for number in range(self.length)
+        ]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(self.rows[index]["label"]))
+
+
+class Annotation:
+    def __init__(self, number: int) -> None:
+        self.path = name_of(number)
+        self.label = number
+
+
+class DictOfObjects(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.annotations = {name_of(number): Annotation(number) for number in range(self.length)}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        annotation = self.annotations[name_of(index)]
+        return torch.full((self.width,), float(annotation.label))
+
+
+class ObjectColumn(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        import pandas
+
+        super().__init__(asked)
+        names = [name_of(number) for number in range(self.length)]
+        self.table = pandas.DataFrame({"path": pandas.Series(names, dtype=object)})
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(len(self.table["path"].iat[index])))
+
+
+class CachedGetitem(Samples):
+    @functools.cache  # noqa: B019  # This is what goes wrong.
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(index))
+
+
+class OwnCache(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.cache: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index not in self.cache:
+            self.cache[index] = torch.full((self.width,), float(index))
+        return self.cache[index]
+
+
+class GrowingList(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.seen: list[torch.Tensor] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.seen.append(torch.full((self.width,), float(index)))
+        return self.seen[-1]
+
+
+class LeakInC(Samples):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        LIBC.memset(LIBC.malloc(LEAKED_BYTES), 1, LEAKED_BYTES)
+        return super().__getitem__(index)
+
+
+class ReadsFiles(Samples):
+    """Reads a file that is larger than its group's memory, from random places."""
+
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.file = asked["file"]
+        self.values = np.memmap(self.file, dtype=np.uint8, mode="r").reshape(self.length, -1)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(self.values[index].sum()))
+
+
+class OneArray(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.paths = np.array([name_of(number) for number in range(self.length)], dtype="S")
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.width,), float(len(self.paths[index])))
+
+
+class OneTensor(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.values = torch.arange(self.length * self.width).reshape(self.length, self.width)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.values[index].float()
+
+
+class MemoryMap(ReadsFiles):
+    """Reads a small file, which stays in the page cache."""
+
+
+CASES = {
+    "list of paths": ListOfPaths,
+    "list of dicts": ListOfDicts,
+    "dict of objects": DictOfObjects,
+    "object column": ObjectColumn,
+    "lru_cache": CachedGetitem,
+    "own cache": OwnCache,
+    "growing list": GrowingList,
+    "leak in C": LeakInC,
+    "more than the page cache": ReadsFiles,
+    "plain": Samples,
+    "one array": OneArray,
+    "one tensor": OneTensor,
+    "memory map": MemoryMap,
+}
+
+
+def main() -> None:
+    asked = dict(word.split("=", 1) for word in [*DEFAULTS.split(), *sys.argv[1:]])
+    if "group" in asked:
+        Path(asked["group"], "cgroup.procs").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    dataset = CASES[asked["case"]](asked)
+    workers = int(asked["workers"])
+    loader = DataLoader(
+        dataset,
+        int(asked["batch"]),
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=workers > 0 and asked.get("persistent") == "yes",
+        prefetch_factor=int(asked["prefetch"]) if workers else None,
+    )
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    counts: collections.Counter[str] = collections.Counter()
+    for _ in range(int(asked["epochs"])):
+        for batch in loader:
+            time.sleep(float(asked["model_ms"]) / 1000)
+            optimizer.zero_grad()
+            (weight * batch.mean()).sum().backward()
+            optimizer.step()
+            counts["steps"] += 1
+
+
+if __name__ == "__main__":
+    main()
