@@ -1,12 +1,17 @@
 """Ranks whose samples are dealt by their measured cost, with data hosts, stopped and resumed."""
 
+import itertools
 import json
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from stoker.records import FeedSettings
+from support.balanced_script import BATCH_SIZE, NUM_SAMPLES
 from support.local_job import LocalJob
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "balanced_script.py"
@@ -16,14 +21,22 @@ EPOCHS = 3
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def steps_of(folder: Path) -> list[list]:
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+def steps_of(folder: Path, *, ranks: int = 2) -> list[list]:
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def train(folder: Path, *words: str, feed: FeedSettings = BALANCED, data: int = 1) -> LocalJob:
+def train(
+    folder: Path,
+    *words: str,
+    feed: FeedSettings = BALANCED,
+    data: int = 1,
+    hosts: int = 1,
+    processes: int = 2,
+) -> LocalJob:
     command = ("python", str(SCRIPT), str(folder), str(EPOCHS), *words)
     name = f"job-{'-'.join(words).replace(':', '-') or 'whole'}"
-    with LocalJob(folder / name, command, data=data, processes=2, feed=feed) as job:
+    job = LocalJob(folder / name, command, dnn=hosts, data=data, processes=processes, feed=feed)
+    with job:
         job.succeeds()
     return job
 
@@ -36,14 +49,20 @@ def balanced(tmp_path_factory):
 
 
 def global_batches(ranks: list[list]) -> list[list[int]]:
-    return [sorted(ours[1] + theirs[1]) for ours, theirs in zip(*ranks, strict=True)]
+    batches = []
+    for step in zip(*ranks, strict=True):
+        indices = itertools.chain.from_iterable(rank[1] for rank in step)
+        batches.append(sorted(indices))
+    return batches
 
 
 def imbalance(ranks: list[list]) -> dict[int, list[float]]:
-    """Of each step, by epoch: the higher cost over the mean."""
+    """Of each step, by epoch: the highest cost over the mean."""
     ratios = defaultdict(list)
-    for ours, theirs in zip(*ranks, strict=True):
-        ratios[ours[0]].append(2 * max(ours[2], theirs[2]) / (ours[2] + theirs[2]))
+    for step in zip(*ranks, strict=True):
+        costs = [rank[2] for rank in step]
+        epoch = step[0][0]
+        ratios[epoch].append(max(costs) / statistics.fmean(costs))
     return ratios
 
 
@@ -66,3 +85,36 @@ def test_a_resumed_training_deals_as_the_whole_one(tmp_path, balanced, stop):
     train(tmp_path, "--stop", stop)
     train(tmp_path, "--resume", data=2)
     assert steps_of(tmp_path) == balanced
+
+
+def torchs_global_batches(num_ranks: int) -> list[list[int]]:
+    """What the script's ranks read together in each step with torch alone, without order."""
+    data = TensorDataset(torch.arange(NUM_SAMPLES))
+    batches = []
+    for epoch in range(EPOCHS):
+        of_ranks = []
+        for rank in range(num_ranks):
+            sampler: DistributedSampler = DistributedSampler(
+                data, num_replicas=num_ranks, rank=rank, seed=3
+            )
+            sampler.set_epoch(epoch)
+            of_ranks.append(list(sampler))
+        for start in range(0, len(of_ranks[0]), BATCH_SIZE):
+            step = [indices[start : start + BATCH_SIZE] for indices in of_ranks]
+            batches.append(sorted(itertools.chain.from_iterable(step)))
+    return batches
+
+
+def test_ranks_of_two_hosts_deal_alike_and_resume_on_one_host(tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir()
+    stopped.mkdir()
+    train(whole, hosts=2, data=2)
+    steps = steps_of(whole, ranks=4)
+    assert global_batches(steps) == torchs_global_batches(4)
+    ratios = imbalance(steps)
+    assert max(ratios[0]) > 1.2
+    assert max(ratios[1] + ratios[2]) < 1.05
+    train(stopped, "--stop", "1:2", hosts=2)
+    train(stopped, "--resume", hosts=1, processes=4)
+    assert steps_of(stopped, ranks=4) == steps

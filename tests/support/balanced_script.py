@@ -1,4 +1,4 @@
-"""Two ranks read samples of very different lengths: what each got is written, and states of both.
+"""Ranks read samples of very different lengths: what each got is written, and states of all.
 
 balanced_script.py FOLDER EPOCHS [--stop EPOCH:STEP] [--resume]
 """
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, DistributedSampler
 from stoker import DataLoader
 
 NUM_SAMPLES = 96
+BATCH_SIZE = 8
 
 
 class Lengths(Dataset):
@@ -48,7 +49,9 @@ def main() -> None:
     torch.manual_seed(7)
     data = Lengths()
     sampler: DistributedSampler = DistributedSampler(data, seed=3)
-    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1, collate_fn=padded)
+    loader = DataLoader(
+        data, batch_size=BATCH_SIZE, sampler=sampler, num_workers=1, collate_fn=padded
+    )
     checkpoint = options.folder / f"checkpoint-{rank}.pt"
     first, got = 0, []
     if options.resume:

@@ -224,7 +224,7 @@ def test_what_cannot_be_dealt_is_named(loader, words):
 
 def test_a_loader_that_a_package_makes_is_named_by_the_scripts_line():
     loader = SimpleNamespace()
-    package = {"__name__": "accelerate.data_loader", "note_making": note_making}
+    package: dict[str, Any] = {"__name__": "accelerate.data_loader", "note_making": note_making}
     text = "def prepare(loader):\n    note_making(loader)\n"
     exec(compile(text, "/env/site-packages/accelerate/data_loader.py", "exec"), package)
     line = sys._getframe().f_lineno + 1
