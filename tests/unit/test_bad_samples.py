@@ -98,8 +98,8 @@ def test_a_bad_sample_is_left_out_and_listed(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [Numbers, ManyNumbers])
-def test_a_bad_sample_is_replaced_by_one_that_its_index_says(tmp_path, kind):
-    process = process_of(tmp_path, "replace", max_errors=3)
+def test_with_torchs_seeding_the_index_says_what_replaces_a_bad_sample(tmp_path, kind):
+    process = process_of(tmp_path, "replace", max_errors=3, seeding="torch")
     bad = (3, replacement(3, 0, length=20))
     values = values_of(DataLoader(kind(bad), batch_size=20), process)
     expected = [float(index) for index in range(20)]
@@ -115,8 +115,38 @@ def test_a_bad_sample_is_replaced_by_one_that_its_index_says(tmp_path, kind):
     assert values == [expected]
 
 
+class NoisyNumbers(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + torch.rand(1)
+
+
+class ManyNoisyNumbers(NoisyNumbers):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [NoisyNumbers, ManyNoisyNumbers])
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+@pytest.mark.parametrize("splits", [True, False])
+def test_each_epoch_draws_another_replacement_and_each_run_the_same(
+    tmp_path, kind, seeding, splits
+):
+    epochs = []
+    for _ in range(2):
+        process = process_of(
+            tmp_path, "replace", max_errors=3, seeding=seeding, split_batches=splits
+        )
+        generator = torch.Generator()
+        generator.manual_seed(3)
+        loader = DataLoader(kind((3,), count=2000), batch_size=5, generator=generator)
+        epochs += [values_of(loader, process) for _ in range(2)]
+    assert epochs[:2] == epochs[2:]
+    assert epochs[0][0][3] != epochs[1][0][3]
+    assert epochs[0][0][3][0] // 1 != epochs[1][0][3][0] // 1
+
+
 def test_where_all_samples_of_a_batch_are_bad_the_first_one_is_replaced(tmp_path):
-    process = process_of(tmp_path, "skip", max_errors=9)
+    process = process_of(tmp_path, "skip", max_errors=9, seeding="torch")
     values = values_of(DataLoader(Numbers((4, 5, 6, 7)), batch_size=4), process)
     assert [len(batch) for batch in values] == [4, 1, 4, 4, 4]
     candidates = [replacement(4, attempt, length=20) for attempt in range(8)]

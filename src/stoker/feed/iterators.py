@@ -375,12 +375,13 @@ class TrainerMaker:
             loader.drop_last,
         )
         self._fetcher = fetcher
+        seeder: Seeder | None = None
         if seeding != "torch":
             roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
             seeder = Seeder(roots, num_workers=None, seeding=seeding)
             self._fetcher = PreservingFetcher(fetcher, seeder)
         if loader._dataset_kind == _DatasetKind.Map:
-            tolerate(cast("TorchsFetcher", fetcher), on_error)
+            tolerate(cast("TorchsFetcher", fetcher), on_error, seeder=seeder)
 
     def make(self, numbered: Numbered) -> object:
         with _making_here():
@@ -472,9 +473,11 @@ class SeedingInit:
         def create_seeded(*args: object) -> Fetcher:
             fetcher = create(*args)  # type: ignore[no-untyped-call]
             seeded: Fetcher = fetcher
+            seeder: Seeder | None = None
             if self.seeding != "torch":
-                seeded = SeededFetcher(fetcher, seeder_of(*args))
-            tolerate(fetcher, self.on_error)
+                seeder = seeder_of(*args)
+                seeded = SeededFetcher(fetcher, seeder)
+            tolerate(fetcher, self.on_error, seeder=seeder)
             return seeded
 
         def seeder_of(*args: object) -> Seeder:
@@ -514,12 +517,13 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
             self._begin_stream(loader, epoch.stream)
         self._ask_sampler_again()
         fetcher = self._dataset_fetcher
+        seeder: Seeder | None = None
         if epoch.seeding != "torch":
             roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
             seeder = Seeder(roots, num_workers=None, seeding=epoch.seeding)
             self._dataset_fetcher = PreservingFetcher(fetcher, seeder)
         if self._dataset_kind == _DatasetKind.Map:
-            tolerate(fetcher, epoch.on_error)
+            tolerate(fetcher, epoch.on_error, seeder=seeder)
         weakref.finalize(self, epoch.end_in_finalizer)
 
     def _begin_stream(

@@ -35,6 +35,7 @@ from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
 from stoker.feed.wire.process_settings import InheritedSettings
+from stoker.feed.workers.crashes import LossRules
 from stoker.logs import EventName, Log
 
 _PINNED = (
@@ -295,6 +296,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             base_seed=int(self._base_seed),
             seeding=self._seeding,
             splits=settings.feed.split_batches,
+            rules=LossRules.of(settings.feed),
             host=settings.host,
             wake=self._feed.shared.wake,
             on_death=lambda how: log.event(EventName.LOCAL_WORKER_DIED, how=how),

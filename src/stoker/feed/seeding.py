@@ -158,6 +158,13 @@ def _digest(seed_words: Sequence[int]) -> bytes:
     return digest.digest()
 
 
+def _digest_of_place(seed_words: Sequence[int], place: int) -> bytes:
+    digest = _OF_PLACES.copy()
+    digest.update(_digest(seed_words[:BATCH_WORDS]))
+    digest.update(_PLACE.pack(place))
+    return digest.digest()
+
+
 def index_bytes(index: object) -> bytes:
     """Returns what a sampler gave as bytes, the same for 3, numpy.int64(3) and tensor(3)."""
     if isinstance(index, torch.Tensor | np.ndarray | np.generic):
@@ -196,6 +203,8 @@ class Seeder:
         self._seeding = seeding
         self._drawn = DrawnGenerators(self._held) if seeding == "place" else None
         self._of_places = _OF_PLACES
+        # Of the batch that is made.
+        self._seed_words: Sequence[int] = ()
         self._warns = warns
         self._warned: set[str] = set()
         self._base_seed: int | None = None
@@ -218,6 +227,7 @@ class Seeder:
         The dataset has made it then, or has drawn from it for the first time.
         """
         self._set_info(seed_words)
+        self._seed_words = seed_words
         for _ in range(_MAX_TIMES - 1):
             self._seed_batch(seed_words)
             try:
@@ -235,17 +245,39 @@ class Seeder:
         self._seed_batch(seed_words)
         return make()
 
-    def place(self, seed_words: Sequence[int], index: object, place: int) -> None:
-        """Seeds for the sample at `place`; its occurrence, if not 0, follows the batch's words."""
+    def place(self, seed_words: Sequence[int], index: object, place: int) -> bytes:
+        """Seeds for the sample at `place`; returns its digest.
+
+        Its occurrence, if not 0, follows the batch's words.
+        """
         if self._drawn is not None:
-            self._drawn.seed(self._digest_at(place))
-            return
+            digest = self._digest_at(place)
+            self._drawn.seed(digest)
+            return digest
         # Without the replica: a sample is the same on any rank.
         occurrences = seed_words[BATCH_WORDS:]
         occurrence = occurrences[place] if occurrences else 0
         digest = seed_sample((*seed_words[:1], *seed_words[2:3]), index, occurrence)
         if self._held.found:
             self._held.seed(digest)
+        return digest
+
+    def place_again(self, index: object, place: int) -> bytes:
+        """Seeds for a sample of the batch that is made, whatever was drawn since its begin.
+
+        Returns its digest: it follows from the batch's words and the place, also where samples are
+        not seeded one by one; with `sample` seeding from the index.
+        """
+        if self._seeding == "sample" or self._drawn is not None:
+            return self.place(self._seed_words, index, place)
+        return self._seed_by(_digest_of_place(self._seed_words, place))
+
+    def collation_again(self) -> None:
+        """Seeds for the collate function of the batch that is made."""
+        if self.seeds_each:
+            self.collation(self._seed_words)
+        else:
+            self._seed_by(_digest_of_place(self._seed_words, _COLLATE))
 
     def collation(self, seed_words: Sequence[int]) -> None:
         """Seeds for the collate function of a batch whose samples were seeded one by one."""
@@ -281,6 +313,12 @@ class Seeder:
             self._of_places = _OF_PLACES.copy()
             self._of_places.update(digest)
             self._drawn.begin()
+
+    def _seed_by(self, digest: bytes) -> bytes:
+        seed_states(digest)
+        if self._held.found:
+            self._held.seed(digest)
+        return digest
 
     def _digest_at(self, place: int) -> bytes:
         digest = self._of_places.copy()

@@ -1,14 +1,14 @@
 """What `feed.on_error` does where a dataset raises: a sample is skipped, or replaced.
 
 Both wrap what makes a batch: a dataset whose samples may be bad, and a collate function that takes
-the bad ones out. What is done with a sample follows from its index alone, so a batch has the same
-bytes wherever it is made.
+the bad ones out. What is done with a sample follows from the batch's seed, the sample's index and
+its place, so a batch has the same bytes wherever it is made.
 """
 
 import errno
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
@@ -19,7 +19,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from stoker.errors import StokerError, UsageError
 from stoker.feed import why_unfed
-from stoker.feed.seeding import index_bytes
+from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
+from stoker.feed.seeding import Seeder, index_bytes
 from stoker.feed.why_unfed import Cause
 from stoker.feed.wire.host_errors import cause_on_host, errors_behind
 from stoker.feed.wire.protocol import BadSample
@@ -45,12 +46,28 @@ _HOST_NUMBERS = frozenset(
 _SAMPLE_CAUSES = (Cause.MISSING_FILE, Cause.NO_RIGHT)
 
 
+class SampleLostError(RuntimeError):
+    """A sample was not made, as its process would not survive it.
+
+    Attributes:
+        error: As in LostSample.
+    """
+
+    def __init__(self, lost: LostSample) -> None:
+        super().__init__(lost.text)
+        self.error = lost.error
+
+
+def _not_noted(place: int, attempt: int) -> None:
+    """Notes nothing: no other process looks at this one's progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class MarkedSample:
     """What stands in the place of a bad sample until the batch is collated.
 
     Attributes:
-        bad: What is known of it; its place follows.
+        bad: What is known of it.
         sample: The one that replaces it, if `bad.replaced_by` names it.
     """
 
@@ -82,6 +99,8 @@ def is_samples_fault(err: Exception) -> bool:
     if isinstance(err, StopIteration):
         # It ends the epoch, as with torch.
         return False
+    if isinstance(err, SampleLostError):
+        return True
     side = why_unfed.of_worker("")
     for error in errors_behind(err):
         if isinstance(error, MemoryError | StokerError | ImportError):
@@ -94,9 +113,16 @@ def is_samples_fault(err: Exception) -> bool:
     return True
 
 
-def replacement(index: object, attempt: int, *, length: int) -> int:
-    """Returns the index that replaces a bad one: drawn by BLAKE2b from that and the attempt."""
-    drawn = hashlib.blake2b(index_bytes(index), digest_size=8, person=b"stoker replace")
+def replacement(index: object, attempt: int, *, length: int, seed: bytes = b"") -> int:
+    """Returns the index that replaces a bad one.
+
+    Args:
+        index: The bad one.
+        attempt: How many were drawn before.
+        length: Of the dataset.
+        seed: Of the sample's place in its batch, so that each epoch draws another one.
+    """
+    drawn = hashlib.blake2b(index_bytes(index), key=seed, digest_size=8, person=b"stoker replace")
     drawn.update(struct.pack("<Q", attempt))
     return int.from_bytes(drawn.digest(), "little") % length
 
@@ -105,6 +131,15 @@ class ManySamples(Protocol):
     """A dataset that makes all samples of a batch in one call."""
 
     def __getitems__(self, indices: object, /) -> object: ...
+
+
+def sample_of(dataset: object, index: object, *, makes_many: bool) -> object:
+    """Returns one sample, also of a dataset that makes all of a batch in one call."""
+    if makes_many:
+        samples = cast("ManySamples", dataset).__getitems__([index])
+        return next(iter(cast("Iterable[object]", samples)))
+    sample: object = dataset[index]  # type: ignore[index]
+    return sample
 
 
 class TolerantDataset:
@@ -116,29 +151,57 @@ class TolerantDataset:
     Args:
         dataset: Map-style; with `replace` it has a length.
         on_error: `skip` or `replace`.
+        seeder: Of the batches; None: they are seeded as by torch.
+
+    Attributes:
+        place: Of the next sample in its batch.
+        lost: Samples of this batch that are not to be made, by place and attempt.
+        note: Takes place (or ALL_SAMPLES, NO_SAMPLE) and attempt of what is made next.
     """
 
-    def __init__(self, dataset: object, on_error: OnError) -> None:
+    def __init__(self, dataset: object, on_error: OnError, *, seeder: Seeder | None = None) -> None:
         self._dataset = dataset
         self._on_error = on_error
+        self._seeder = seeder
+        self._makes_many = bool(getattr(dataset, "__getitems__", None))
+        self.place = 0
+        self.lost: Mapping[tuple[int, int], LostSample] = {}
+        self.note: Callable[[int, int], None] = _not_noted
 
     def __getattr__(self, name: str) -> object:
-        if name == "__getitems__" and getattr(self._dataset, "__getitems__", None):
+        if name == "__getitems__" and self._makes_many:
             return self._many
         raise AttributeError(name)
 
     def __getitem__(self, index: object) -> object:
         try:
-            return self._sample(index)
+            return self.sample(index, attempt=0)
         except Exception as err:
             if not is_samples_fault(err):
                 raise
             if self._on_error == "skip":
-                return MarkedSample(_bad(index, err), index)
+                return MarkedSample(_bad(index, err).at(self.place), index)
             return self.replaced(index, err)
+
+    def placed(self, indices: Iterable[object]) -> Iterator[object]:
+        """Yields the indices of a batch, whose samples are made in between."""
+        for place, index in enumerate(indices):
+            self.place = place
+            yield index
+
+    def one_by_one(self, indices: Iterable[object]) -> list[object]:
+        """Returns the samples of a batch, each seeded by its place: one call failed."""
+        samples: list[object] = []
+        for index in self.placed(indices):
+            if self._seeder is not None:
+                self._seeder.place_again(index, self.place)
+            samples.append(self[index])
+        return samples
 
     def replaced(self, index: object, err: Exception) -> MarkedSample:
         """Returns the mark of a bad sample with the one that replaces it.
+
+        That one is drawn, and seeded, by the place of the bad one.
 
         Raises:
             UsageError: If the index is no integer.
@@ -155,30 +218,60 @@ class TolerantDataset:
             length = len(cast("Sized", self._dataset))
         except TypeError:
             raise err from None
+        bad = _bad(index, err).at(self.place)
+        seed = b""
+        if self._seeder is not None:
+            seed = self._seeder.place_again(index, self.place)
         for attempt in range(_MAX_ATTEMPTS):
-            other = replacement(index, attempt, length=length)
+            other = replacement(index, attempt, length=length, seed=seed)
+            if self._seeder is not None:
+                self._seeder.place_again(other, self.place)
             try:
-                sample = self._sample(other)
+                sample = self.sample(other, attempt=attempt + 1)
             except Exception as error:
                 if not is_samples_fault(error) or attempt == _MAX_ATTEMPTS - 1:
                     raise
                 continue
-            return MarkedSample(_bad(index, err, replaced_by=str(other)), index, sample)
+            return MarkedSample(msgspec.structs.replace(bad, replaced_by=str(other)), index, sample)
         raise err
+
+    def alone(self, index: object, *, place: int, attempt: int) -> None:
+        """Makes one sample of a batch, or one that would replace it, for nothing.
+
+        Args:
+            index: Of the batch's sample.
+            place: Of that.
+            attempt: As in LostSample.
+        """
+        self.place = place
+        seed = b""
+        if self._seeder is not None:
+            seed = self._seeder.place_again(index, place)
+        if attempt:
+            length = len(cast("Sized", self._dataset))
+            index = replacement(index, attempt - 1, length=length, seed=seed)
+            if self._seeder is not None:
+                self._seeder.place_again(index, place)
+        self.sample(index, attempt=attempt)
+
+    def sample(self, index: object, *, attempt: int) -> object:
+        """Returns one sample of the dataset, as it makes it."""
+        lost = self.lost.get((self.place, attempt))
+        if lost is not None:
+            raise SampleLostError(lost)
+        self.note(self.place, attempt)
+        return sample_of(self._dataset, index, makes_many=self._makes_many)
 
     def _many(self, indices: Iterable[object]) -> object:
         # It may be iterated over once.
         listed = list(indices)
         try:
+            self.note(ALL_SAMPLES, 0)
             return cast("ManySamples", self._dataset).__getitems__(listed)
         except Exception as err:
             if not is_samples_fault(err):
                 raise
-            return [self[index] for index in listed]
-
-    def _sample(self, index: object) -> object:
-        sample: object = self._dataset[index]  # type: ignore[index]
-        return sample
+            return self.one_by_one(listed)
 
 
 class TolerantCollate:
@@ -191,11 +284,17 @@ class TolerantCollate:
     """
 
     def __init__(
-        self, collate_fn: Callable[[object], object], dataset: TolerantDataset, *, is_batched: bool
+        self,
+        collate_fn: Callable[[object], object],
+        dataset: TolerantDataset,
+        *,
+        is_batched: bool,
+        seeder: Seeder | None = None,
     ) -> None:
         self._collate_fn = collate_fn
         self._dataset = dataset
         self._is_batched = is_batched
+        self._seeder = seeder
         self.bad: tuple[BadSample, ...] = ()
 
     def __call__(self, samples: object) -> object:
@@ -203,13 +302,9 @@ class TolerantCollate:
         if not self._is_batched:
             return self._collate_fn(self._lone(samples))
         listed = cast("list[object]", samples)
-        if not any(type(sample) is MarkedSample for sample in listed):
+        marks = [sample for sample in listed if isinstance(sample, MarkedSample)]
+        if not marks:
             return self._collate_fn(samples)
-        marks = [
-            MarkedSample(sample.bad.at(place), sample.index, sample.sample)
-            for place, sample in enumerate(listed)
-            if isinstance(sample, MarkedSample)
-        ]
         if len(marks) == len(listed) and not any(mark.bad.replaced_by for mark in marks):
             marks[0] = self._filled(marks[0])
         self.bad = tuple(mark.bad for mark in marks)
@@ -234,7 +329,12 @@ class TolerantCollate:
     def _filled(self, mark: MarkedSample) -> MarkedSample:
         # The original may not cross processes.
         error = RuntimeError(f"sample {mark.bad.index}: {mark.bad.error}: {mark.bad.text}")
+        self._dataset.place = mark.bad.place
         filled = self._dataset.replaced(mark.index, error)
+        self._dataset.note(NO_SAMPLE, 0)
+        if self._seeder is not None:
+            # As if no sample had been made since.
+            self._seeder.collation_again()
         bad = msgspec.structs.replace(mark.bad, replaced_by=filled.bad.replaced_by)
         return MarkedSample(bad, mark.index, filled.sample)
 
@@ -268,15 +368,24 @@ class TorchsFetcher(Protocol):
     dataset: object
     auto_collation: bool
     collate_fn: Callable[[object], object]
+    fetch: Callable[[object], object]
 
 
-def tolerate(fetcher: TorchsFetcher, on_error: OnError) -> None:
+def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None) -> None:
     """Has torch's fetcher skip or replace bad samples; its batches may be ToleratedBatch."""
     if on_error == "raise":
         return
-    fetcher.dataset = dataset = TolerantDataset(fetcher.dataset, on_error)
-    collate = TolerantCollate(fetcher.collate_fn, dataset, is_batched=fetcher.auto_collation)
+    is_batched = fetcher.auto_collation
+    fetcher.dataset = dataset = TolerantDataset(fetcher.dataset, on_error, seeder=seeder)
+    collate = TolerantCollate(fetcher.collate_fn, dataset, is_batched=is_batched, seeder=seeder)
     fetcher.collate_fn = TorchCollate(collate)
+    fetch = fetcher.fetch
+
+    def placed_fetch(index: object) -> object:
+        dataset.place = 0
+        return fetch(dataset.placed(cast("Iterable[object]", index)) if is_batched else index)
+
+    fetcher.fetch = placed_fetch
 
 
 def _is_integer(index: object) -> bool:
@@ -290,16 +399,12 @@ def _cut(text: str) -> str:
     return text[:_MAX_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def _bad(index: object, err: Exception, *, replaced_by: str = "") -> BadSample:
+def _bad(index: object, err: Exception) -> BadSample:
     try:
         text = " ".join(str(err).split())
     except Exception:
         text = "its text cannot be shown"
     # The same for 3, numpy.int64(3) and tensor(3): it depends on the sampler and on the wire.
     plain = index.tolist() if isinstance(index, torch.Tensor | np.generic | np.ndarray) else index
-    return BadSample(
-        index=_cut(repr(plain)),
-        error=_cut(type(err).__name__),
-        text=_cut(text),
-        replaced_by=replaced_by,
-    )
+    error = err.error if isinstance(err, SampleLostError) else type(err).__name__
+    return BadSample(index=_cut(repr(plain)), error=_cut(error), text=_cut(text))

@@ -24,6 +24,7 @@ from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, RejectionLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
+from stoker.feed.workers.crashes import LossRules
 from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
@@ -444,6 +445,7 @@ class Agent:
                 fork_server,
                 workers=self._workers,
                 splits=self._feed.split_batches,
+                rules=LossRules.of(self._feed),
                 host=self._host,
                 wake=self.wake,
                 on_death=lambda how: self._log.event(EventName.DATA_WORKER_DIED, how=how),

@@ -19,6 +19,7 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import why_unfed
 from stoker.feed.wire.dataset import Arrival
+from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
 from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
@@ -388,11 +389,13 @@ class Specs:
         *,
         workers: int,
         splits: Splits,
+        rules: LossRules,
         host: str,
         wake: Callable[[], None],
         on_death: Callable[[str], None] | None = None,
     ) -> None:
         self._fork_server = fork_server
+        self._rules = rules
         self._workers = workers
         self._splits = splits
         self._host = host
@@ -584,5 +587,6 @@ class Specs:
             wake=self._wake,
             on_death=self._on_death,
             splits=splits_of(self._splits, name) if kind == "seeding" else False,
+            rules=self._rules,
         )
         return pool

@@ -122,7 +122,8 @@ class LateBatches:
         if not starts:
             return
         seconds = now - max(session.waits_since or 0.0, min(starts))
-        limit = self._feed.sample_timeout_seconds
+        # Where bad samples are left out, the worker of one that takes too long is killed.
+        limit = self._feed.sample_timeout_seconds if self._feed.on_error == "raise" else None
         hosts = " and ".join(self._maker_words(peer, maker) for peer, maker in makers.items())
         batch = session.batch_words(session.schedule.head)
         text = f"{batch} is being made for {seconds:.0f} s, on {hosts}"

@@ -14,6 +14,7 @@ import torch.multiprocessing
 from stoker.feed.seeding import Seeding
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
+from stoker.feed.workers.crashes import RAISING, LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
 from stoker.feed.workers.splitting import Splits, splits_of
@@ -32,6 +33,7 @@ class LocalWorkers:
         num_workers: Children that make any batch. An iterable dataset has one child for each shard
             that is asked for here, and takes as many shards as this many workers would.
         splits: Whether several workers may make one batch, as in FeedSettings.
+        rules: What is done with samples that end or block their worker.
         wake: Called, from any thread, when the I/O thread should call `flush`.
     """
 
@@ -49,6 +51,7 @@ class LocalWorkers:
         host: str,
         wake: Callable[[], None],
         on_death: Callable[[str], None],
+        rules: LossRules = RAISING,
     ) -> None:
         chosen = context or torch.multiprocessing.get_context()
         # A child that is forked in mid-epoch would see the script's later changes to the dataset.
@@ -87,6 +90,7 @@ class LocalWorkers:
             wake=wake,
             on_death=on_death,
             splits=splits_of(splits, seeding),
+            rules=rules,
         )
 
     def share(self, spec: DatasetSpec) -> None:

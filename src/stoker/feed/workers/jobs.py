@@ -15,6 +15,7 @@ class WorkerJob:
     """Order for one batch, or with `split` for a part of it; with a stream, of its shard's worker.
 
     Attributes:
+        again: In place of the order, where a worker died of the batch.
         first: Place of the part's first sample in the batch.
         last: Place behind its last one; 0: all parts are there and are collated.
     """
@@ -24,6 +25,7 @@ class WorkerJob:
     split: "SplitBatch | None" = None
     first: int = 0
     last: int = 0
+    again: pipe.MakeAgain | pipe.MakeAlone | None = None
 
     @property
     def whole(self) -> "WorkerJob":
@@ -32,7 +34,9 @@ class WorkerJob:
 
     def send(self, channel: pipe.Pipe) -> None:
         """Sends the order to a worker."""
-        if self.split is None:
+        if self.again is not None:
+            channel.send(pipe.pack(self.again))
+        elif self.split is None:
             channel.send(pipe.pack(self.order))
         elif self.last:
             channel.send(pipe.pack(pipe.MakePart(self.order, self.first, self.last)))
@@ -72,6 +76,7 @@ class Result:
         sizes, bad: As in `protocol.Made`.
         part: Of a split batch: samples of it.
         is_unsplittable: Such a batch has no parts.
+        is_alone: It shows only that a worker survives some samples.
     """
 
     job: WorkerJob
@@ -91,6 +96,7 @@ class Result:
     bad: tuple[BadSample, ...] = ()
     part: FinishedPart | None = None
     is_unsplittable: bool = False
+    is_alone: bool = False
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:

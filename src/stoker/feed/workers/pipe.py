@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stoker.errors import ProtocolError
+from stoker.feed.lost_samples import LostSample
 from stoker.feed.wire.protocol import BadSample, Make
 
 # An index of a million samples has 10 MB; nothing else is that long.
@@ -40,7 +41,8 @@ class Up(msgspec.Struct, frozen=True, tag=True):
     """The worker runs; if `is_ready`, what it does from now on is its first batch.
 
     `stacks` is the number of its descriptor of the file that its stacks are written to (see
-    stacks), as another process of this host may open it below /proc; -1: there is none.
+    stacks), as another process of this host may open it below /proc; -1: there is none. A worker
+    of a map-style dataset sends the descriptor of its progress with it.
     """
 
     pid: int
@@ -99,6 +101,33 @@ class MakePart(msgspec.Struct, frozen=True, tag=True):
     last: int
 
 
+class MakeAgain(msgspec.Struct, frozen=True, tag=True):
+    """Requests a batch without samples that no process survives.
+
+    If `is_one_by_one`, samples that one call makes are made one by one.
+    """
+
+    order: Make
+    lost: list[LostSample]
+    is_one_by_one: bool = False
+
+
+class MakeAlone(msgspec.Struct, frozen=True, tag=True):
+    """Requests samples of a batch from place `first` to before `last`, which are thrown away.
+
+    It shows whether a process survives them. `attempt` is LostSample's.
+    """
+
+    order: Make
+    first: int
+    last: int
+    attempt: int = 0
+
+
+class AloneMade(msgspec.Struct, frozen=True, tag=True):
+    """The process has survived these samples, though they may have raised."""
+
+
 class PartMade(msgspec.Struct, frozen=True, tag=True):
     """Samples of a batch, in memory of its own, whose descriptor comes with the message.
 
@@ -131,9 +160,9 @@ class LastWords(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-to_worker = msgspec.msgpack.Decoder(Make | MakePart | Collate | Reuse)
+to_worker = msgspec.msgpack.Decoder(Make | MakePart | MakeAgain | MakeAlone | Collate | Reuse)
 from_worker = msgspec.msgpack.Decoder(
-    Up | Slot | SlotClosed | Batch | PartMade | Unsplittable | Error | End | LastWords
+    Up | Slot | SlotClosed | Batch | PartMade | Unsplittable | AloneMade | Error | End | LastWords
 )
 pack = msgspec.msgpack.Encoder().encode
 

@@ -26,8 +26,10 @@ from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers import pipe
+from stoker.feed.workers.crashes import RAISING, LossRules, LossSearch, WorkerDeath
 from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
+from stoker.feed.workers.progress import ProgressView, SamplePlace
 from stoker.feed.workers.splitting import SplitCosts, Splits, split_of
 from stoker.feed.workers.stacks import stacks_of
 from stoker.host.processes import ended_words
@@ -50,8 +52,6 @@ DEPTH = 2
 MAX_DEATHS_IN_A_ROW = 3
 # Whose epochs a pool follows: more only after that many loaders.
 _MAX_SESSIONS = 64
-# A job that kills two workers is at fault.
-MAX_TRIES = 2
 
 
 class ChildProcess(Protocol):
@@ -110,6 +110,8 @@ class WorkerEnd:
         begun_at: Monotonic seconds at which it was ready and began its first job.
         patience: How often that job was assigned to others for being late.
         last_words: What ended its process, where that was the user's code.
+        progress: Which sample it makes, of a map-style dataset.
+        hung_at: The sample for which it was killed, as that took too long.
     """
 
     number: int
@@ -125,6 +127,8 @@ class WorkerEnd:
     patience: int = 0
     is_late: bool = False
     last_words: str = ""
+    progress: ProgressView | None = None
+    hung_at: SamplePlace | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -139,6 +143,13 @@ class WorkerEnd:
     @property
     def generation(self) -> int:
         return self.stream.generation if self.stream is not None else -1
+
+    @property
+    def at(self) -> SamplePlace | None:
+        """What it makes, or made when it died; None: no sample, or that is not known."""
+        if self.hung_at is not None:
+            return self.hung_at
+        return self.progress.read() if self.progress is not None and self.jobs else None
 
     def begin(self, now: float, patience: int) -> None:
         # Its start is not the batch's time.
@@ -158,8 +169,7 @@ class WorkerEnd:
             message = pipe.from_worker.decode(data)
             match message:
                 case pipe.Up() as up:
-                    self.up = up
-                    self.begin(now, self.patience)
+                    self._take_up(up, descriptors, now=now)
                 case pipe.Slot(slot, nbytes):
                     # mmap keeps a duplicate of the descriptor.
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
@@ -169,7 +179,7 @@ class WorkerEnd:
                     self.last_words = words
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
-                case pipe.PartMade() | pipe.Unsplittable():
+                case pipe.PartMade() | pipe.Unsplittable() | pipe.AloneMade():
                     return self._part(message, descriptors)
                 case pipe.Error() | pipe.End():
                     return self._end(message)
@@ -177,6 +187,12 @@ class WorkerEnd:
             for descriptor in descriptors:
                 os.close(descriptor)
         return None
+
+    def _take_up(self, up: pipe.Up, descriptors: tuple[int, ...], *, now: float) -> None:
+        self.up = up
+        self.begin(now, self.patience)
+        if descriptors:
+            self.progress = ProgressView(descriptors[0])
 
     def _batch(self, batch: pipe.Batch, return_slot: "Callable[[WorkerEnd, int], None]") -> Result:
         memory = self.slots.get(batch.slot) if batch.slot >= 0 else None
@@ -194,9 +210,14 @@ class WorkerEnd:
         return result
 
     def _part(
-        self, message: pipe.PartMade | pipe.Unsplittable, descriptors: tuple[int, ...]
+        self,
+        message: pipe.PartMade | pipe.Unsplittable | pipe.AloneMade,
+        descriptors: tuple[int, ...],
     ) -> Result:
         result = self._finish()
+        if isinstance(message, pipe.AloneMade):
+            result.is_alone = True
+            return result
         if isinstance(message, pipe.Unsplittable):
             result.is_unsplittable = True
             return result
@@ -218,6 +239,7 @@ class WorkerEnd:
 
     def _finish(self) -> Result:
         # A worker answers in order, each job once.
+        self.hung_at = None
         if not self.jobs:
             raise ProtocolError("unexpected result from a worker")
         return Result(self.jobs.popleft(), self.number)
@@ -247,6 +269,7 @@ class WorkerPool:
         start: Starts a worker with its end of the channel, which the pool closes afterwards.
         wake: Called by `Result.release` from any thread: the event loop then has to call `flush`.
         splits: Whether several workers may make one batch; auto: where it is worth it.
+        rules: What is done with samples that end or block their worker.
     """
 
     def __init__(
@@ -259,6 +282,7 @@ class WorkerPool:
         on_death: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         splits: Splits = False,
+        rules: LossRules = RAISING,
     ) -> None:
         self._start = start
         self._clock = clock
@@ -270,7 +294,9 @@ class WorkerPool:
         # Workers of shards, and the last generation of each shard that has ended here.
         self._of_shard: dict[int, WorkerEnd] = {}
         self._ended: dict[int, int] = {}
-        self._tries: dict[tuple[object, ...], int] = {}
+        self._rules = rules
+        # Of jobs of which a worker died.
+        self._searches: dict[tuple[object, ...], LossSearch] = {}
         self._retries: deque[WorkerJob] = deque()
         # Of the workers as they are; None: they have changed since.
         self._known_load: _Load | None = None
@@ -352,7 +378,8 @@ class WorkerPool:
         """
         if job.order.stream is not None:
             return self._assign_pinned(job)
-        if self._can_split and job.split is None and self._begins_split(job):
+        is_whole = job.split is None and job.again is None
+        if self._can_split and is_whole and self._begins_split(job):
             self._deal()
             return []
         in_time = self._load.workers
@@ -381,10 +408,12 @@ class WorkerPool:
                 result = worker.take(data, descriptors, now=now, return_slot=self._return_slot)
                 if result is None:
                     continue
-                if result.job.split is None:
+                if result.job.split is None and not result.is_alone:
                     self._seconds.append(now - worker.begun_at)
                 worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
-                if self._is_first(result):
+                if result.is_alone:
+                    results.extend(self._survived(result.job, worker))
+                elif self._is_first(result):
                     results.extend(self._end_of_batch(result))
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             failure = f"data worker {worker.number} sent a malformed message: {err}"
@@ -412,6 +441,7 @@ class WorkerPool:
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         now = self._clock()
+        self._kill_hanging(now)
         for worker in self._workers.values():
             due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
             worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
@@ -537,7 +567,7 @@ class WorkerPool:
         return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * ordered[math.ceil(0.95 * len(ordered)) - 1])
 
     def _is_first(self, result: Result) -> bool:
-        self._tries.pop(result.job.key, None)
+        self._searches.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
         result.discard()
@@ -568,7 +598,8 @@ class WorkerPool:
 
     def _splits_late(self, job: WorkerJob) -> bool:
         """Has several idle workers make a batch that is late with another one: the first counts."""
-        if not self._can_split or job.split is not None or self._load.num_idle < 2:
+        is_whole = job.split is None and job.again is None
+        if not self._can_split or not is_whole or self._load.num_idle < 2:
             return False
         split = split_of(job, num_workers=self._load.num_idle)
         if split is None:
@@ -692,12 +723,20 @@ class WorkerPool:
         how = describe_exit(worker.process.exitcode)
         if worker.last_words:
             how += f": {worker.last_words}"
+        if worker.hung_at is not None:
+            how = f"took more than {self._rules.timeout_seconds:g} s for one sample"
         self.last_death = failure or f"data worker {worker.number} {how}"
+        death = WorkerDeath(
+            at=worker.at,
+            words=how,
+            status=worker.process.exitcode,
+            is_hanging=worker.hung_at is not None,
+        )
         lost: list[WorkerJob]
         self._known_load = None
         if worker.stream is None:
             del self._workers[fileno]
-            lost = self._replace(worker)
+            lost = self._replace(worker, death)
         else:
             del self._of_shard[worker.number]
             self._ended[worker.number] = worker.generation
@@ -706,9 +745,19 @@ class WorkerPool:
             self._on_death(self.last_death)
         return self._lost_of([(job, worker.number) for job in lost])
 
-    def _replace(self, worker: WorkerEnd) -> list[WorkerJob]:
+    def _kill_hanging(self, now: float) -> None:
+        """Kills workers whose sample takes too long: their end is handled as any other."""
+        for worker in self._workers.values():
+            at = worker.at
+            if worker.hung_at is None and at is not None and self._rules.is_hanging(at, now):
+                worker.hung_at = at
+                worker.process.kill()
+
+    def _replace(self, worker: WorkerEnd, death: WorkerDeath) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
-        deaths = worker.deaths_in_a_row + 1
+        # A sample may be to blame, and is left out then.
+        is_samples = death.at is not None and self._rules.is_tolerant
+        deaths = worker.deaths_in_a_row + (not is_samples)
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
             try:
                 self._begin(worker.number, deaths_in_a_row=deaths)
@@ -719,19 +768,35 @@ class WorkerPool:
             job = worker.jobs.popleft()
             # Jobs that it had not begun are not at fault: they are first, without a try counted.
             self._retries.extendleft(reversed(worker.jobs))
-            tries = self._tries.pop(job.key, 0) + 1
             # Else it was late, and another worker has answered it, or has it.
             if job.key in self._open and not self._is_in_hand(job):
-                if tries < MAX_TRIES:
-                    self._tries[job.key] = tries
-                    self._retries.appendleft(job)
-                else:
-                    lost.append(job)
+                search = self._search_of(job)
+                self._retry(job, search.died(job, death), lost)
         if not self._workers:
             lost.extend(self._retries)
             lost.extend(split.job for split in self._splits)
             self._retries.clear()
         return lost
+
+    def _search_of(self, job: WorkerJob) -> LossSearch:
+        search = self._searches.get(job.key)
+        if search is None:
+            search = self._searches[job.key] = LossSearch(job, self._rules)
+        return search
+
+    def _retry(self, job: WorkerJob, again: WorkerJob | None, lost: list[WorkerJob]) -> None:
+        if again is None:
+            lost.append(job)
+        else:
+            self._retries.appendleft(again)
+
+    def _survived(self, job: WorkerJob, worker: WorkerEnd) -> list[Result]:
+        """Goes on with a batch of which a worker died, as another one survived its sample."""
+        if job.key not in self._open or self._is_in_hand(job):
+            return []
+        lost: list[WorkerJob] = []
+        self._retry(job, self._search_of(job).survived(job), lost)
+        return self._lost_of([(one, worker.number) for one in lost])
 
     def _lost_of(self, jobs: Iterable[tuple[WorkerJob, int]]) -> list[Result]:
         """Returns the results of lost jobs; without a part, its batch is lost."""
@@ -740,17 +805,18 @@ class WorkerPool:
             if job.key not in self._open:
                 continue
             self._open.pop(job.key)
-            self._tries.pop(job.key, None)
+            search = self._searches.pop(job.key, None)
+            verdict = "" if search is None else search.verdict
             if job.split is not None and not job.split.is_over:
                 self._close_split(job.split)
             if job.split is None or self._open.get(job.whole.key) is not None:
-                results.append(self._lost(job.whole, number))
+                results.append(self._lost(job.whole, number, verdict=verdict))
         return results
 
-    def _lost(self, job: WorkerJob, number: int) -> Result:
-        self._tries.pop(job.key, None)
+    def _lost(self, job: WorkerJob, number: int, *, verdict: str = "") -> Result:
+        self._searches.pop(job.key, None)
         self._open.pop(job.key, None)
-        what = self.last_death or "the worker of its shard has ended"
+        what = verdict or self.last_death or "the worker of its shard has ended"
         error = FeedLostError(
             f"a batch could not be made: {what}", where=f"host {self._host}", fix=advice_on(what)
         )

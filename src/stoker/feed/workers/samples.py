@@ -4,12 +4,18 @@ Torch's fetcher makes all samples of a batch and collates them in one call. Here
 their own, so that a worker may make some samples of a batch, and knows which one it is at.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from stoker.feed import seeding
+from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.seeding import Seeder
-from stoker.feed.tolerance import ManySamples, TolerantCollate, TolerantDataset
+from stoker.feed.tolerance import (
+    ManySamples,
+    TolerantCollate,
+    TolerantDataset,
+    sample_of,
+)
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import BadSample, Make
 
@@ -21,14 +27,25 @@ class SampleMaker:
         at: The index whose sample is made now; None: no single one is at fault.
     """
 
-    def __init__(self, spec: DatasetSpec, *, seeder: Seeder | None) -> None:
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        *,
+        seeder: Seeder | None,
+        note: Callable[[int, int], None],
+    ) -> None:
+        """Args: note: Takes place and attempt of each sample before it is made."""
         self._dataset = spec.dataset
         self._collate_fn = spec.collate_fn
+        self._note = note
+        self._tolerant_dataset: TolerantDataset | None = None
         self._tolerant: TolerantCollate | None = None
         if spec.on_error != "raise":
-            self._dataset = dataset = TolerantDataset(spec.dataset, spec.on_error)
+            dataset = TolerantDataset(spec.dataset, spec.on_error, seeder=seeder)
+            dataset.note = note
+            self._dataset = self._tolerant_dataset = dataset
             self._collate_fn = self._tolerant = TolerantCollate(
-                spec.collate_fn, dataset, is_batched=spec.auto_collation
+                spec.collate_fn, dataset, is_batched=spec.auto_collation, seeder=seeder
             )
         self._is_batched = spec.auto_collation
         self._each = seeder if seeder is not None and seeder.seeds_each else None
@@ -56,9 +73,50 @@ class SampleMaker:
             return self.collate(self._lone_sample(order, index), order)
         if self._is_one_call:
             dataset = cast("ManySamples", self._dataset)
+            self._note(ALL_SAMPLES, 0)
             return self.collate(dataset.__getitems__(index), order)
         indices = list(cast("Iterable[object]", index))
         return self.collate(self.samples(order, indices, 0, len(indices)), order)
+
+    def batch_again(
+        self, order: Make, index: object, *, lost: Sequence[LostSample], is_one_by_one: bool
+    ) -> object:
+        """Returns a batch of which some samples cannot be made.
+
+        Args:
+            lost: These.
+            is_one_by_one: Whether samples that one call makes are made one by one.
+        """
+        dataset = self._tolerant_dataset
+        assert dataset is not None
+        dataset.lost = {(one.place, one.attempt): one for one in lost}
+        try:
+            if not is_one_by_one:
+                return self.batch(order, index)
+            samples = dataset.one_by_one(cast("Iterable[object]", index))
+            return self.collate(samples, order)
+        finally:
+            dataset.lost = {}
+
+    def alone(self, order: Make, index: object, *, places: range, attempt: int) -> None:
+        """Makes some samples of a batch, for nothing but to see whether this process survives it.
+
+        Args:
+            places: In the batch.
+            attempt: As in LostSample.
+        """
+        indices = list(cast("Iterable[object]", index)) if self._is_batched else [index]
+        for place in places:
+            self._alone(order, indices[place], place, attempt)
+
+    def _alone(self, order: Make, index: object, place: int, attempt: int) -> None:
+        if self._tolerant_dataset is not None:
+            self._tolerant_dataset.alone(index, place=place, attempt=attempt)
+            return
+        if self._each is not None and not self._is_one_call and self._is_batched:
+            self._each.place(order.seed_words, index, place)
+        self._note(place, attempt)
+        sample_of(self._dataset, index, makes_many=self._is_one_call)
 
     def samples(
         self, order: Make, indices: Sequence[object], first: int, last: int
@@ -75,12 +133,14 @@ class SampleMaker:
             self.at = index = indices[place]
             if self._each is not None:
                 self._each.place(order.seed_words, index, place)
-            samples.append(self._sample(index))
+            samples.append(self._sample(index, place))
         self.at = None
+        self._note(NO_SAMPLE, 0)
         return samples
 
     def collate(self, samples: object, order: Make) -> object:
         """Returns what collate_fn makes of all samples of a batch, in order."""
+        self._note(NO_SAMPLE, 0)
         if self._each is not None and self._is_batched and not self._is_one_call:
             self._each.collation(order.seed_words)
         return self._collate_fn(samples)
@@ -90,8 +150,12 @@ class SampleMaker:
         self.at = index
         if self._each is not None and self._each.seeds_lone_samples:
             self._each.place(order.seed_words, index, 0)
-        return self._sample(index)
+        return self._sample(index, 0)
 
-    def _sample(self, index: object) -> object:
+    def _sample(self, index: object, place: int) -> object:
+        if self._tolerant_dataset is not None:
+            self._tolerant_dataset.place = place
+            return self._tolerant_dataset[index]
+        self._note(place, 0)
         sample: object = self._dataset[index]  # type: ignore[index]
         return sample

@@ -18,7 +18,7 @@ from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
 from stoker.feed.wire.protocol import BadSample, Make, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
-from stoker.feed.workers.pipe import End, Error, MakePart, Unsplittable
+from stoker.feed.workers.pipe import End, Error, MakeAgain, MakeAlone, MakePart, Unsplittable
 from stoker.feed.workers.slots import Slots
 
 
@@ -263,6 +263,12 @@ class ShardSource:
         replay = self._replay
         replay.digest = encoded.checksum(self._slots.memory(slot), replay.digest)
         return replay.digest, self._state
+
+    def make_again(self, again: MakeAgain) -> object:
+        raise ProtocolError("no sample of a shard can be left out")
+
+    def make_alone(self, alone: MakeAlone) -> None:
+        raise ProtocolError("the samples of a shard follow from each other")
 
     def make_part(self, part: MakePart) -> Unsplittable:
         # One worker makes what follows from each other.

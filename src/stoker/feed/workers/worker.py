@@ -22,6 +22,7 @@ from stoker.errors import ShippingError
 from stoker.feed import why_unfed
 from stoker.feed.balance import MeasuringCollate
 from stoker.feed.data_worker import become_data_worker, hide_worker
+from stoker.feed.lost_samples import NO_SAMPLE
 from stoker.feed.seeding import Seeder, Seeding
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec, reopened
@@ -33,11 +34,14 @@ from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.part_memory import PartsAsSamples, memory_of
 from stoker.feed.workers.pipe import (
+    AloneMade,
     Batch,
     Collate,
     End,
     Error,
     LastWords,
+    MakeAgain,
+    MakeAlone,
     MakePart,
     PartMade,
     Pipe,
@@ -47,6 +51,7 @@ from stoker.feed.workers.pipe import (
     pack,
     to_worker,
 )
+from stoker.feed.workers.progress import ProgressMemory
 from stoker.feed.workers.samples import SampleMaker
 from stoker.feed.workers.shards import ShardSource, ShardStream
 from stoker.feed.workers.slots import Slots
@@ -148,7 +153,7 @@ def _begun(
         host=host,
         side=side,
     )
-    channel.send(pack(up))
+    channel.send(pack(up), (source.progress.descriptor,))
     return source, slots
 
 
@@ -183,6 +188,12 @@ def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
                     slots.reuse(slot)
                 case Make() as order:
                     channel.send(pack(answer(lambda: source.make(order), slots, source)))
+                case MakeAgain() as again:
+                    make = functools.partial(source.make_again, again)
+                    channel.send(pack(answer(make, slots, source)))
+                case MakeAlone() as alone:
+                    source.make_alone(alone)
+                    channel.send(pack(AloneMade()))
                 case MakePart() as part:
                     with part_answer(part, source) as (message, memory):
                         channel.send(pack(message), memory)
@@ -260,6 +271,12 @@ class Source(Protocol):
     def make(self, order: Make) -> object:
         """Returns the batch of the order, an error or the end of the shard."""
 
+    def make_again(self, again: MakeAgain) -> object:
+        """Returns the batch without the samples that no process survives, or an error."""
+
+    def make_alone(self, alone: MakeAlone) -> None:
+        """Makes samples that may end this process; whatever they raise is ignored."""
+
     def make_part(self, part: MakePart) -> list[object] | Unsplittable | Error:
         """Returns samples of a batch."""
 
@@ -289,6 +306,13 @@ class BrokenSource:
     def make(self, order: Make) -> object:
         return self._error
 
+    def make_again(self, again: MakeAgain) -> object:
+        return self._error
+
+    def make_alone(self, alone: MakeAlone) -> None:
+        # Nothing of it can be made.
+        pass
+
     def make_part(self, part: MakePart) -> Error:
         return self._error
 
@@ -309,7 +333,11 @@ class BrokenSource:
 
 
 class IndexedSource:
-    """Batches of a map-style dataset, in any order."""
+    """Batches of a map-style dataset, in any order.
+
+    Attributes:
+        progress: Which sample is being made.
+    """
 
     def __init__(
         self,
@@ -323,6 +351,7 @@ class IndexedSource:
         host: str,
         side: Side | None = None,
     ) -> None:
+        self.progress = ProgressMemory()
         self._side = side
         self._spec = spec
         self._slots = slots
@@ -352,7 +381,7 @@ class IndexedSource:
             roots = {"dataset": self._spec.dataset, "collate_fn": self._spec.collate_fn}
             num_workers = self._spec.num_workers or None
             self._seeder = Seeder(roots, num_workers=num_workers, seeding=self._seeding)
-        return SampleMaker(self._spec, seeder=self._seeder)
+        return SampleMaker(self._spec, seeder=self._seeder, note=self.progress.note)
 
     def make(self, order: Make) -> object:
         """Returns the batch of the order's indices, seeded, or the error of worker_init_fn."""
@@ -360,15 +389,36 @@ class IndexedSource:
             return self._init_error
         self._maker.at = None
         index = codec.unpack_value(order.index, allow_pickle=True)
-        if self._seeder is not None:
-            return self._seeder.make(order.seed_words, lambda: self._fetch(order, index))
-        # `torch` seeding: once an epoch, as torch's workers (docs/feed.md).
-        if order.seed_words[:3] != self._seeded_for:
-            self._seeded_for = order.seed_words[:3]
-            self._seed_as_torch(order.seed_words[0] if order.seed_words else self._base_seed)
-            if not self._spec.num_workers:
-                hide_worker()
-        return self._fetch(order, index)
+        return self._seeded(order, lambda: self._fetch(order, index))
+
+    def make_again(self, again: MakeAgain) -> object:
+        """Returns the batch without the samples that no process survives."""
+        if self._init_error is not None:
+            return self._init_error
+        maker, order = self._maker, again.order
+        maker.at = None
+        index = codec.unpack_value(order.index, allow_pickle=True)
+
+        def make() -> object:
+            self._slots.begin()
+            return maker.batch_again(
+                order, index, lost=again.lost, is_one_by_one=again.is_one_by_one
+            )
+
+        return self._seeded(order, make)
+
+    def make_alone(self, alone: MakeAlone) -> None:
+        if self._init_error is not None:
+            return
+        maker, order = self._maker, alone.order
+        index = codec.unpack_value(order.index, allow_pickle=True)
+        places = range(alone.first, alone.last)
+        # An error comes again where the batch is made.
+        with contextlib.suppress(Exception):
+            self._seeded(
+                order, lambda: maker.alone(order, index, places=places, attempt=alone.attempt)
+            )
+        self.progress.note(NO_SAMPLE, 0)
 
     def make_part(self, part: MakePart) -> list[object] | Unsplittable | Error:
         """Returns samples of a batch, each seeded as if this worker had made the batch."""
@@ -407,9 +457,22 @@ class IndexedSource:
         return self._maker.bad
 
     def failed(self, err: Exception) -> Error:
+        self.progress.note(NO_SAMPLE, 0)
         at = self._maker.at
         where = "" if at is None else f"index {at!r} of "
         return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
+
+    def _seeded(self, order: Make, make: Callable[[], object]) -> object:
+        """Returns what `make` returns, seeded for the batch."""
+        if self._seeder is not None:
+            return self._seeder.make(order.seed_words, make)
+        # `torch` seeding: once an epoch, as torch's workers (docs/feed.md).
+        if order.seed_words[:3] != self._seeded_for:
+            self._seeded_for = order.seed_words[:3]
+            self._seed_as_torch(order.seed_words[0] if order.seed_words else self._base_seed)
+            if not self._spec.num_workers:
+                hide_worker()
+        return make()
 
     def _fetch(self, order: Make, index: object) -> object:
         # Called again if the Seeder makes a batch twice.

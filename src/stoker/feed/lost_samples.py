@@ -1,0 +1,23 @@
+"""Samples that end or block the process that makes them, as that process is told of them."""
+
+import msgspec
+
+# In the place of a sample that a process makes: all of the batch, in one call; none.
+ALL_SAMPLES = -1
+NO_SAMPLE = -2
+
+
+class LostSample(msgspec.Struct, frozen=True):
+    """A sample that ends or blocks the process that makes it: it counts as one that raises.
+
+    Attributes:
+        place: In its batch.
+        attempt: 0: the sample itself; above: the one drawn at that attempt to replace it.
+        error: Stands for the class of an exception.
+        text: What became of the process.
+    """
+
+    place: int
+    attempt: int
+    error: str
+    text: str

@@ -1,0 +1,217 @@
+"""Samples that end or block their worker are found one by one, and count as bad ones."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import select
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from stoker.feed.wire import codec
+from stoker.feed.wire.dataset import DatasetSpec, unpack_error
+from stoker.feed.wire.protocol import Make
+from stoker.feed.workers.crashes import LossRules
+from stoker.feed.workers.jobs import WorkerJob
+from stoker.feed.workers.pool import WorkerPool
+from stoker.feed.workers.worker import worker_main
+
+SECONDS = 150
+SIZE = 1000
+SEGFAULT, EXIT, KILLED, HANGING, RAISING = 3, 5, 6, 9, 12
+
+
+def strike(kind):
+    match kind:
+        case 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case 5:
+            os._exit(7)
+        case 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case 9:
+            time.sleep(3600)
+        case 12:
+            raise ValueError("damaged")
+
+
+class Deadly(Dataset[object]):
+    """Each sample whose index modulo 100 is one of the kinds above ends or blocks its worker."""
+
+    def __init__(self, kinds, once=None):
+        self.kinds = kinds
+        # An index that kills once: later it is a good one.
+        self.once = once
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        drawn = torch.rand(2)
+        if index % 100 in self.kinds:
+            strike(index % 100)
+        if self.once is not None and index == self.once[0]:
+            with contextlib.suppress(FileExistsError):
+                Path(self.once[1]).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return float(index) + drawn
+
+
+class DeadlyMany(Deadly):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@contextmanager
+def pool_of(dataset, *, num_workers=2, seeding="place", on_error="skip", timeout=None):
+    context = multiprocessing.get_context("fork")
+    spec = DatasetSpec(
+        dataset=dataset, collate_fn=default_collate, num_workers=num_workers, on_error=on_error
+    )
+
+    def start(role, sock):
+        told = {"worker_id": role.number, "num_workers": 16, "base_seed": 0, "seeding": seeding}
+        child = context.Process(target=worker_main, args=(sock, spec), kwargs=told)
+        child.start()
+        return child
+
+    rules = LossRules(on_error=on_error, timeout_seconds=timeout)
+    pool = WorkerPool(start, num_workers=num_workers, rules=rules)
+    with contextlib.closing(pool):
+        yield pool
+
+
+def job(number, indices):
+    index = codec.pack_value(list(indices), allow_pickle=False)
+    order = Make(
+        session="s", epoch_id=0, batch_number=number, index=index, seed_words=(7, 0, 0, number)
+    )
+    return WorkerJob((0, number), order)
+
+
+def job_again(result):
+    result.discard()
+    return result.job
+
+
+def made(pool, jobs, *, at_turn=lambda: None, is_asked_again=False):
+    """Results by number: batch and bad samples, or the text of the error."""
+    waiting = list(jobs)
+    results = {}
+    deadline = time.monotonic() + SECONDS
+    while len(results) < len(jobs):
+        assert time.monotonic() < deadline, results
+        while waiting and pool.room > 0:
+            pool.assign(waiting.pop(0))
+        ready, _, _ = select.select(list(pool.sockets()), [], [], 0.05)
+        for fileno in ready:
+            for result in pool.handle(fileno):
+                if result.is_lost and is_asked_again:
+                    # As a trainer does.
+                    waiting.append(job_again(result))
+                else:
+                    results[result.job.key[1]] = value_of(result)
+        pool.give_late_jobs_again()
+        at_turn()
+    return results
+
+
+def value_of(result):
+    if result.error is not None:
+        return str(unpack_error(result.error)), result.is_lost
+    payload = None if result.payload is None else np.array(result.payload)
+    value = codec.decode(result.tree, payload, allow_pickle=True).tolist()
+    bad = [(one.place, one.index, one.error, one.text, one.replaced_by) for one in result.bad]
+    result.discard()
+    return value, bad
+
+
+class Killer:
+    """Kills a worker that has a job, now and then."""
+
+    def __init__(self, pool, times, seed=0):
+        self.pool = pool
+        self.left = times
+        self.rng = random.Random(seed)
+
+    def strike(self):
+        busy = [one for one in self.pool._workers.values() if one.jobs and one.is_ready]
+        if not (busy and self.left) or self.rng.random() < 0.7:
+            return
+        self.left -= 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.rng.choice(busy).up.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seeding", ["place", "sample", "batch"])
+@pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
+def test_a_sample_that_ends_its_process_is_left_out(kind, seeding):
+    dataset = kind((SEGFAULT, EXIT, KILLED, RAISING))
+    with pool_of(dataset, seeding=seeding) as pool:
+        values = made(pool, [job(0, range(8)), job(1, range(8, 16))])
+    batch, bad = values[0]
+    assert [int(row[0]) for row in batch] == [0, 1, 2, 4, 7]
+    assert [one[:4] for one in bad] == [
+        (3, "3", "ProcessDiedError", "ended with signal 11 (SIGSEGV)"),
+        (5, "5", "ProcessDiedError", "ended with exit code 7"),
+        (6, "6", "ProcessDiedError", "ended with signal 9 (SIGKILL), perhaps out of memory"),
+    ]
+    assert [int(row[0]) for row in values[1][0]] == [8, 9, 10, 11, 13, 14, 15]
+    assert [one[:3] for one in values[1][1]] == [(4, "12", "ValueError")]
+
+
+@pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
+def test_a_sample_that_hangs_is_left_out(kind):
+    with pool_of(kind((HANGING,)), timeout=0.3) as pool:
+        values = made(pool, [job(0, range(8, 12)), job(1, range(4))])
+    batch, bad = values[0]
+    assert [int(row[0]) for row in batch] == [8, 10, 11]
+    assert [one[:3] for one in bad] == [(1, "9", "SampleTimeoutError")]
+    assert len(values[1][0]) == 4
+
+
+@pytest.mark.parametrize("seeding", ["place", "sample", "batch"])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_batches_are_the_same_with_any_workers_and_kills(on_error, seeding):
+    dataset = Deadly((SEGFAULT, EXIT, RAISING))
+    order = random.Random(5).sample(range(SIZE), 96)
+    order[:4] = [103, 105, 203, 212]
+    jobs = [job(number, order[number * 4 : number * 4 + 4]) for number in range(24)]
+    with pool_of(dataset, on_error=on_error, seeding=seeding, num_workers=1) as pool:
+        alone = made(pool, jobs)
+    with pool_of(dataset, on_error=on_error, seeding=seeding, num_workers=3) as pool:
+        killer = Killer(pool, 6)
+        assert made(pool, jobs, at_turn=killer.strike, is_asked_again=True) == alone
+    assert len(alone[0][0]) == (1 if on_error == "skip" else 4)
+    assert len(alone[0][1]) == 4
+
+
+def test_a_death_that_does_not_come_again_condemns_no_sample(tmp_path):
+    with pool_of(Deadly((), once=(2, str(tmp_path / "once")))) as pool:
+        batch, bad = made(pool, [job(0, range(4))])[0]
+    assert (len(batch), bad) == (4, [])
+
+
+@pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
+def test_with_raise_the_error_names_the_sample(kind):
+    with pool_of(kind((SEGFAULT,)), on_error="raise", num_workers=3) as pool:
+        text, is_lost = made(pool, [job(0, (101, 102, 103, 104))])[0]
+    assert is_lost
+    assert "sample 103 ends its process" in text
+    assert "SIGSEGV" in text
+
+
+def test_many_bad_samples_do_not_use_up_the_workers():
+    indices = [100 * number + SEGFAULT for number in range(8)]
+    with pool_of(Deadly((SEGFAULT,)), num_workers=1) as pool:
+        values = made(pool, [job(0, [*indices, 1]), job(1, range(2))])
+    assert [int(row[0]) for row in values[0][0]] == [1]
+    assert len(values[0][1]) == 8
+    assert len(values[1][0]) == 2
