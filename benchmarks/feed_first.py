@@ -1,4 +1,4 @@
-"""Measures when an epoch's first batch is there, where a batch takes long: next to torch's workers.
+"""Measures an epoch of a few long batches: when the first is there, and the last; beside torch.
 
 The first epoch, in which workers start, is left out. Samples sleep, so that two cores are enough.
 """
@@ -27,8 +27,8 @@ _SECONDS = 300.0
 _MAX_TIMES_TORCH = 1.0
 
 
-def first_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -> float:
-    """Returns the median over the epochs behind the first one."""
+def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -> dict[str, float]:
+    """Returns the medians over the epochs behind the first one."""
     with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
         folder = Path(name)
         result = folder / "result.json"
@@ -45,29 +45,36 @@ def first_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -
                 workers_each=workers,
                 seconds=_SECONDS,
             )
-        seconds: list[float] = json.loads(result.read_text())
-    return statistics.median(seconds[1:])
+        seconds: dict[str, list[float]] = json.loads(result.read_text())
+    return {figure: statistics.median(values[1:]) for figure, values in seconds.items()}
 
 
 def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
     """Returns a row of each loader and case."""
     for batch_seconds, workers, costs in QUICK_CASES if is_quick else CASES:
-        seen: dict[str, list[float]] = {loader: [] for loader in LOADERS}
+        seen: dict[str, list[dict[str, float]]] = {loader: [] for loader in LOADERS}
         for turn in range(repetitions):
             for loader in rotated(LOADERS, turn):
-                seconds = first_seconds(loader, batch_seconds, workers, costs)
-                say(f"{batch_seconds} s, {workers} workers, {costs}, {loader}: {seconds:.2f} s")
+                seconds = epoch_seconds(loader, batch_seconds, workers, costs)
+                shown = ", ".join(f"{figure} {value:.2f} s" for figure, value in seconds.items())
+                say(f"{batch_seconds} s, {workers} workers, {costs}, {loader}: {shown}")
                 seen[loader].append(seconds)
-        for loader, mine in seen.items():
-            is_torch = loader == "torch local"
-            compared = times(
-                mine, seen["torch local"], beside="torch local", at_most=_MAX_TIMES_TORCH
-            )
-            yield Row(
-                part="first",
-                case=f"first batch, {batch_seconds} s, {costs} costs, {workers} workers",
-                loader=loader if is_torch else f"{loader}, 1 data host",
-                figure="ms",
-                value=spread([1000 * seconds for seconds in mine]),
-                comparisons=() if is_torch else (compared,),
-            )
+        words = f"{batch_seconds} s, {costs} costs, {workers} workers"
+        yield from _rows_of("first batch", words, seen)
+        yield from _rows_of("epoch", words, seen)
+
+
+def _rows_of(figure: str, words: str, seen: dict[str, list[dict[str, float]]]) -> Iterator[Row]:
+    theirs = [seconds[figure] for seconds in seen["torch local"]]
+    for loader, runs in seen.items():
+        mine = [seconds[figure] for seconds in runs]
+        is_torch = loader == "torch local"
+        compared = times(mine, theirs, beside="torch local", at_most=_MAX_TIMES_TORCH)
+        yield Row(
+            part="first",
+            case=f"{figure}, {words}",
+            loader=loader if is_torch else f"{loader}, 1 data host",
+            figure="ms",
+            value=spread([1000 * seconds for seconds in mine]),
+            comparisons=() if is_torch else (compared,),
+        )

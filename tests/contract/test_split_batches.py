@@ -130,10 +130,15 @@ def ready_of(pool):
     return ready
 
 
-def job(number, indices, *, epoch_id=0):
-    index = codec.pack_value(list(indices), allow_pickle=False)
-    words = (7, 0, epoch_id, number)
-    order = Make(session="s", epoch_id=epoch_id, batch_number=number, index=index, seed_words=words)
+def job(number, indices, *, epoch_id=0, is_among_last=False):
+    order = Make(
+        session="s",
+        epoch_id=epoch_id,
+        batch_number=number,
+        index=codec.pack_value(list(indices), allow_pickle=False),
+        seed_words=(7, 0, epoch_id, number),
+        is_among_last=is_among_last,
+    )
     return WorkerJob((epoch_id, number), order)
 
 
@@ -262,6 +267,23 @@ def test_later_batches_of_an_epoch_are_made_by_one_worker_each():
         made(pool, [job(number, range(8)) for number in range(2)])
         assert not pool._begins_split(job(2, range(8)))
         assert pool._begins_split(job(0, range(8), epoch_id=1))
+
+
+def test_the_last_batches_of_an_epoch_are_shared_out_with_the_bytes_of_one_worker():
+    begin = [job(number, range(8)) for number in range(5)]
+    last = [job(number, range(number, number + 8), is_among_last=True) for number in (5, 6)]
+    dataset = Equal("torch", seconds=0.005)
+    with pool_of(dataset, default_collate, num_workers=1, splits=False) as alone:
+        expected = made(alone, begin + last)
+    with pool_of(dataset, default_collate, num_workers=3) as pool:
+        values = made(pool, begin)
+        for one in last:
+            pool.assign(one)
+        assert [split.job for split in pool._splits] == last
+        values |= made(pool, [], until=2)
+        assert not descriptors_of_parts()
+    for number, value in expected.items():
+        same(values[number], value)
 
 
 @pytest.mark.parametrize(("dataset", "collate"), [(Sentinel(), count_nones), (Many(), len)])

@@ -518,3 +518,18 @@ def test_a_batch_that_holds_itself_ends():
     batch: list[object] = [torch.zeros(1)]
     batch.append(batch)
     assert num_bytes(batch) >= 4
+
+
+def test_the_last_batches_are_told_to_workers_that_the_trainer_waits_for():
+    schedule = BatchScheduler(max_bytes=BIG)
+    for peer in ("a", "b"):
+        # Of two workers each.
+        schedule.grant(peer, 4)
+    schedule.supply(6)
+    assert not any(schedule.is_among_last(number) for number in range(6))
+    schedule.mark_complete()
+    assert [schedule.is_among_last(number) for number in range(6)] == [False] * 2 + [True] * 4
+    assert schedule.assign(0.0)
+    assert schedule.arrived("a", 0, frame_bytes=1, now=1.0)
+    # What the trainer takes next is there: it does not wait.
+    assert not any(schedule.is_among_last(number) for number in range(6))

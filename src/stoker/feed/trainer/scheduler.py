@@ -41,6 +41,8 @@ _FIRST_OVERDUE_SECONDS = 10.0
 _OVERDUE_FACTOR = 4.0
 # Where batches are taken faster, hosts are asked for two at a time: a message costs 15 to 20 us.
 _QUICK_SECONDS = 0.001
+# Of batches that are worth being made by several workers; of short ones they may be more.
+_CREDITS_PER_WORKER = 2
 # A hung peer must not let the window grow without end.
 _MAX_WINDOW_PER_CREDIT = 32
 
@@ -229,6 +231,10 @@ class Scheduler(ABC):
     def stream_of(self, batch_number: int, *, shared_seed: int | None) -> Stream | None:
         return None
 
+    def is_among_last(self, batch_number: int) -> bool:
+        """Returns whether workers are about to run out of batches, and the trainer waits."""
+        return False
+
     def makers(self, batch_number: int) -> dict[Peer, float]:
         peers = self.peers.items()
         return {
@@ -320,6 +326,12 @@ class BatchScheduler(Scheduler):
 
     def is_there(self, batch_number: int) -> bool:
         return batch_number in self._arrived
+
+    def is_among_last(self, batch_number: int) -> bool:
+        if not self._is_complete or self.head in self._arrived:
+            return False
+        num_workers = sum(state.credits for state in self.peers.values()) // _CREDITS_PER_WORKER
+        return self.supplied - batch_number <= num_workers
 
     def take(self, now: float) -> None:
         head = self.head

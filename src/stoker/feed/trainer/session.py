@@ -422,6 +422,7 @@ class FeedSession:
             index=batch.index,
             seed_words=batch.seed_words,
             stream=self.schedule.stream_of(batch_number, shared_seed=batch.shared_seed),
+            is_among_last=self.schedule.is_among_last(batch_number),
         )
 
     def batch_words(self, batch_number: int) -> str:

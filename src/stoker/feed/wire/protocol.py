@@ -36,7 +36,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -434,11 +434,13 @@ class Make(OfBatch, frozen=True, kw_only=True):
         seed_words: Base seed, replica, epoch, batch number; for `sample` seeding, after them how
             often each index of the batch has occurred in the epoch before, if any has. Of a stream:
             the base seed.
+        is_among_last: The epoch has no more batches than workers, and the trainer waits.
     """
 
     index: bytes
     seed_words: Words = msgspec.field(name="seed")
     stream: Stream | None = None
+    is_among_last: bool = False
 
 
 class BadSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

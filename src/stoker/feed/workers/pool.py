@@ -574,11 +574,11 @@ class WorkerPool:
         return False
 
     def _begins_split(self, job: WorkerJob) -> bool:
-        """Divides a job into parts where that is worth it: at the begin of an epoch.
+        """Divides a job into parts where that is worth it: at the begin of an epoch, and its end.
 
         The trainer waits for the first batch then. As many as there are workers are made in parts:
         the trainer has the first of them sooner, and the last one as soon as if each worker had
-        made one.
+        made one. Of the last ones there is not one for each worker: some would idle.
         """
         order = job.order
         epoch_id, num_begun = self._begun.get(order.session, (-1, 0))
@@ -586,7 +586,8 @@ class WorkerPool:
         if len(self._begun) > _MAX_SESSIONS:
             self._begun.clear()
         self._begun[order.session] = order.epoch_id, num_begun + 1
-        if num_begun >= self.num_alive or self.num_alive < 2 or not self._split_costs.pays():
+        is_in_middle = num_begun >= self.num_alive and not order.is_among_last
+        if is_in_middle or self.num_alive < 2 or not self._split_costs.pays():
             return False
         split = split_of(job, num_workers=self.num_alive)
         if split is None:
