@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import feed_balance
 import feed_cpu
 import feed_crowd
 import feed_first
@@ -23,8 +24,8 @@ from measuring import HERE, environment
 from rows import Row, markdown
 
 PARTS = ("even", "exponential", "straggler", "cpu", "mnist", "crowd")
-# Takes hours: only where it is asked for.
-LONG_PARTS = ("first",)
+# Take long: only where they are asked for.
+LONG_PARTS = ("first", "balance")
 RESULT = HERE / "results" / "feed.json"
 
 
@@ -38,6 +39,8 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
         return feed_job.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "first":
         return feed_first.rows(repetitions=repetitions, is_quick=arguments.quick)
+    if part == "balance":
+        return feed_balance.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "crowd":
         return feed_crowd.rows(is_quick=arguments.quick)
     return feed_overhead.rows(
@@ -64,7 +67,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a short look: one repetition")
     parser.add_argument(
-        "--only", nargs="+", default=PARTS, choices=(*PARTS, *LONG_PARTS), metavar="PART"
+        "--only",
+        nargs="+",
+        default=PARTS,
+        choices=(*PARTS, *LONG_PARTS),
+        metavar="PART",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"default: {RESULT.name}")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table, to keep")
