@@ -1,7 +1,10 @@
-"""RandomResizedCrop, flip, RandAugment and Normalize by Pillow, where torchvision is missing."""
+"""RandomResizedCrop, flip, RandAugment and Normalize by Pillow, where torchvision is missing.
+
+In a Compose, as with torchvision: `stoker profile` says what each of its transforms costs.
+"""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -69,41 +72,67 @@ CHANGES: tuple[Change, ...] = (
 )
 
 
-class Augment:
-    """Crops a random part, flips it, changes it in two random ways, and normalises it.
+class Compose:
+    """One transform after the other, as torchvision's."""
+
+    def __init__(self, transforms: Sequence[Callable]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, picture: Image.Image) -> torch.Tensor:
+        for transform in self.transforms:
+            picture = transform(picture)
+        return picture
+
+
+class RandomResizedCrop:
+    """Cuts a random part out: 8 to 100 % of the area, where that fits, of a similar shape.
 
     Args:
-        side: Pixels of the square that the network sees.
+        side: Pixels of the square that it is resized to.
+    """
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        share = random.uniform(0.08, 1.0)
+        ratio = random.uniform(3 / 4, 4 / 3)
+        area = share * picture.width * picture.height
+        width = min(picture.width, round((area * ratio) ** 0.5))
+        height = min(picture.height, round((area / ratio) ** 0.5))
+        left = random.randint(0, picture.width - width)
+        top = random.randint(0, picture.height - height)
+        part = picture.crop((left, top, left + width, top + height))
+        return part.resize((self.side, self.side), _BILINEAR)
+
+
+class RandomHorizontalFlip:
+    """Mirrors every other picture."""
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        return ImageOps.mirror(picture) if random.random() < 0.5 else picture
+
+
+class RandAugment:
+    """Changes a picture in two random ways.
+
+    Args:
         magnitude: Strength of a change, 0 to 1; RandAugment's 9 of 30 is 0.3.
     """
 
-    def __init__(self, side: int, *, magnitude: float = 0.3) -> None:
-        self.side = side
+    def __init__(self, magnitude: float = 0.3) -> None:
         self.magnitude = magnitude
 
-    def __call__(self, picture: Image.Image) -> torch.Tensor:
-        picture = random_crop(picture).resize((self.side, self.side), _BILINEAR)
-        if random.random() < 0.5:
-            picture = ImageOps.mirror(picture)
+    def __call__(self, picture: Image.Image) -> Image.Image:
         for change in random.choices(CHANGES, k=2):
             sign = random.choice((-1, 1))
             picture = change(picture, sign * self.magnitude)
-        return normalised(picture)
+        return picture
 
 
-def random_crop(picture: Image.Image) -> Image.Image:
-    """Returns a random part: 8 to 100 % of the area, where that fits, of a similar shape."""
-    share = random.uniform(0.08, 1.0)
-    ratio = random.uniform(3 / 4, 4 / 3)
-    area = share * picture.width * picture.height
-    width = min(picture.width, round((area * ratio) ** 0.5))
-    height = min(picture.height, round((area / ratio) ** 0.5))
-    left = random.randint(0, picture.width - width)
-    top = random.randint(0, picture.height - height)
-    return picture.crop((left, top, left + width, top + height))
+class Normalize:
+    """Makes float32 of mean 0 and deviation 1, of shape (3, height, width)."""
 
-
-def normalised(picture: Image.Image) -> torch.Tensor:
-    """Returns float32 of mean 0 and deviation 1, of shape (3, height, width)."""
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
-    return (pixels - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    def __call__(self, picture: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        return (pixels - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)

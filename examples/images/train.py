@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import augment
 import torch
-from augment import MEAN, STD, Augment
 from make_pictures import CLASSES, make_pictures
 from PIL import Image
 from torch import nn
@@ -45,12 +45,18 @@ class PictureFolder(Dataset):
 def read_pictures(folder: Path, *, side: int) -> Dataset:
     """Returns the dataset: decoded and augmented when a sample is read."""
     if not HAS_TORCHVISION:
-        return PictureFolder(folder, transform=Augment(side))
+        small = [augment.RandomResizedCrop(side), augment.RandomHorizontalFlip()]
+        small += [augment.RandAugment(), augment.Normalize()]
+        return PictureFolder(folder, transform=augment.Compose(small))
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
     changes = [v2.RandomResizedCrop(side), v2.RandomHorizontalFlip(), v2.RandAugment()]
-    ends = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    ends = [
+        v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(augment.MEAN, augment.STD),
+    ]
     return ImageFolder(str(folder), transform=v2.Compose([*changes, *ends]))
 
 

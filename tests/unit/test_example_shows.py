@@ -91,7 +91,9 @@ def test_the_workload_of_an_example_says_what_its_script_does(example, folder):
 
 
 def test_a_picture_is_augmented_by_the_random_state_alone(example):
-    augment = example("images", "augment").Augment(24)
+    small = example("images", "augment")
+    changes = [small.RandomResizedCrop(24), small.RandomHorizontalFlip(), small.RandAugment()]
+    augment = small.Compose([*changes, small.Normalize()])
     picture = example("images", "make_pictures").picture(3, 3)
     random.seed(5)
     first, other = augment(picture), augment(picture)
