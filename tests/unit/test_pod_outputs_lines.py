@@ -1,9 +1,19 @@
+import csv
 import io
 import random
 from pathlib import Path
 
 import pytest
 
+from stoker.feed.bad_samples import (
+    FILE,
+    FILE_OF_RANK,
+    MAX_ROWS,
+    BadSampleFile,
+    ListedBatch,
+    join_files,
+)
+from stoker.feed.wire.protocol import BadSample
 from stoker.logs import Log
 from stoker.platforms.kubernetes.pod_outputs import (
     MAX_BYTES,
@@ -124,3 +134,26 @@ def test_a_part_that_is_not_whole_opens_no_memory():
     for number in range(1000):
         parts.take(f"stoker T run=r host=h output_part file=a.json part=1 parts=2 digest={number}")
     assert len(parts._parts) <= 65
+
+
+def test_the_list_of_bad_samples_comes_with_the_record_and_is_bounded(tmp_path):
+    folder, elsewhere = tmp_path / "host", tmp_path / "there"
+    folder.mkdir()
+    rank = folder / FILE_OF_RANK.format(rank=0)
+    words = random.Random(2)
+    bad = [
+        BadSample(place=place, index=str(place), error="E", text=words.randbytes(90).hex())
+        for place in range(MAX_ROWS)
+    ]
+    batch = ListedBatch(epoch=0, number=0, loader=0, host="algo-2")
+    BadSampleFile(rank, rank=0).add(bad, batch)
+    # As at the end of a run, before the files are written to the log.
+    assert join_files(folder) == MAX_ROWS
+    lines = logged(folder)
+    taken(lines).write(elsewhere)
+    with (elsewhere / "stoker" / FILE).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["index"] for row in rows] == [str(place) for place in range(len(rows))]
+    assert 500 < len(rows) < MAX_ROWS
+    assert sum(map(len, lines)) < 2 * MAX_BYTES[".csv"]
+    assert any("output_truncated" in line and FILE in line for line in lines)

@@ -1,5 +1,6 @@
 """The report says what the records say, whole or not, and nothing that is not in them."""
 
+import csv
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.feed.bad_samples import COLUMNS
 from stoker.feed.timeline import MeasuredStep
 from stoker.records import (
     Advice,
@@ -664,3 +666,44 @@ def test_labels_of_strips_never_clash(before, after, what, width):
     for one, other in combinations(drawing.labels, 2):
         assert not one.overlaps(other), (one, other)
     ElementTree.fromstring(drawing.markup())
+
+
+def bad_samples_csv(folder, indices, *, text="damaged"):
+    file = folder / "bad_samples.csv"
+    with file.open("w", newline="", encoding="utf-8") as rows:
+        written = csv.writer(rows)
+        written.writerow(COLUMNS)
+        for place, index in enumerate(indices):
+            where = (place // 4, place, 0, 0, 0)
+            written.writerow((*where, index, "ValueError", text, "", "algo-2", 1))
+    return file
+
+
+def test_bad_samples_are_counted_and_the_first_ones_shown(report, tmp_path):
+    file = bad_samples_csv(tmp_path, [7, 8, 7, *range(20, 40)])
+    page = report(training=training(bad_samples=23, steps=1000), bad_samples_file=file)
+    text = plain(page.text)
+    assert re.search(r"23 times a sample could not be made, [\d.]+ % of all: 22 different", text)
+    assert page.row("7")[1] == "ValueErrordamaged"
+    assert sum(cells[0] in map(str, range(20, 40)) for cells in page.cells if cells) == 6
+    links = [value for _, name, value in page.attributes if name == "href"]
+    assert "./bad_samples.csv" in links
+
+
+def test_a_report_without_their_list_says_how_many_bad_samples_there_were(report):
+    page = report(training=training(bad_samples=1))
+    assert "Once a sample could not be made" in plain(page.text)
+    assert "is not here" in page.text
+
+
+def test_a_hostile_or_cut_list_of_bad_samples_is_shown_as_text(report, tmp_path):
+    evil = "<script>alert(1)</script>" * 40
+    file = bad_samples_csv(tmp_path, [3], text=evil)
+    file.write_text(file.read_text() + "0,1,0,")
+    page = report(training=training(bad_samples=2), bad_samples_file=file)
+    assert "script" not in page.tags
+    assert len(page.row("3")[1]) < 200
+
+
+def test_a_report_without_bad_samples_has_no_word_on_them(report):
+    assert "Bad samples" not in report().text

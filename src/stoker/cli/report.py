@@ -36,7 +36,7 @@ def report_verb(
         stoker report scaling runs/*
         stoker report runs/ID --compare runs/OTHER
     """
-    from stoker.run.reports import report_of_run
+    from stoker.run.reports import bad_samples_line, report_of_run
 
     first, *others = runs
     # A folder of that name is a run like any other.
@@ -51,6 +51,8 @@ def report_verb(
         print(compared(runs[0], compare, as_json=as_json))
         return
     files: list[Json] = [str(report_of_run(run)) for run in runs]
+    for line in filter(None, map(bad_samples_line, runs)):
+        print(line, file=sys.stderr)
     print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
 
 

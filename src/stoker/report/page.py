@@ -34,6 +34,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.outcome import outcome_of
+from stoker.report.bad_sample_rows import bad_sample_story
 from stoker.report.epochs import epoch_columns, epoch_table
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
@@ -89,6 +90,7 @@ class ReportedRun:
         feed_file: CSV of rates (see figures.feed_intervals), if the run had a data group.
         before_gpus: CSV of the GPUs' load in the profile (see figures.gpu_log), if there is one.
         after_gpus: CSV of the GPUs' load during the run, likewise.
+        bad_samples_file: List of samples that were skipped or replaced, if there is one.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, if no record has it.
         is_planned: Nothing was to be run after the decision.
@@ -106,6 +108,7 @@ class ReportedRun:
     feed_file: Path | None = None
     before_gpus: Path | None = None
     after_gpus: Path | None = None
+    bad_samples_file: Path | None = None
     log_files: Sequence[Path] = ()
     failure: str | None = None
     is_planned: bool = False
@@ -211,6 +214,7 @@ def write_report(path: Path, run: ReportedRun) -> None:
         **_tables(run, unit),
         **_pictures(run, unit),
         **_commands(run),
+        "bad_samples_href": _beside(run.bad_samples_file, path.parent),
         "logs": [(log.name, _href(log, path.parent)) for log in run.log_files],
     }
     page = _filled(unit).get_template("report.html.jinja").render(context)
@@ -277,6 +281,7 @@ def _tables(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "epochs": epoch_table(columns, unit=unit),
+        "bad_samples": bad_sample_story(training, file=run.bad_samples_file),
         "gpu_rows": gpu_rows(training.gpus, names=run.host_names) if training else [],
         "terms": [
             (name, title.strip(), value)
@@ -408,6 +413,10 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
         is_probable = decision.probable is not None and plan.groups == decision.probable.groups
         rows.append(PlanRow(index, plan, name, index == chosen, is_probable, bar, is_measured))
     return rows
+
+
+def _beside(file: Path | None, folder: Path) -> str:
+    return "" if file is None else _href(file, folder)
 
 
 def _href(log: Path, folder: Path) -> str:

@@ -161,7 +161,7 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
     if judgement.report:
         # Imported here, with the templates of the page.
         from stoker.report import ReportedRun, write_report
-        from stoker.run.reports import environment, existing, timeline_of
+        from stoker.run.reports import BAD_SAMPLES, environment, existing, timeline_of
 
         write_report(
             judgement.report,
@@ -177,6 +177,7 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
                 feed_file=existing(folder / "feed.csv"),
                 before_gpus=existing(judgement.profile.with_name("baseline-gpu.csv")),
                 after_gpus=existing(folder / "gpu.csv"),
+                bad_samples_file=existing(folder / BAD_SAMPLES),
                 environment=environment(),
             ),
         )

@@ -10,6 +10,8 @@ from stoker.logs import now_utc
 from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
 from stoker.records.base import RecordT
 
+BAD_SAMPLES = "bad_samples.csv"
+
 
 def report_of_run(
     run_dir: Path,
@@ -57,12 +59,25 @@ def report_of_run(
             feed_file=existing(run_dir / "feed.csv"),
             before_gpus=existing(run_dir / "profile" / "baseline-gpu.csv"),
             after_gpus=existing(run_dir / "gpu.csv"),
+            bad_samples_file=existing(run_dir / BAD_SAMPLES),
             environment={**environment(), **({"command": command} if command else {})},
             log_files=sorted((run_dir / "logs").glob("*.log")),
             failure=failure,
         ),
     )
     return file
+
+
+def bad_samples_line(run_dir: Path) -> str:
+    """Returns what a terminal says of a run's bad samples; empty: it had none."""
+    from stoker.report.bad_sample_rows import bad_sample_story
+
+    training = found_in(run_dir / "training.json", Training)
+    file = existing(run_dir / BAD_SAMPLES)
+    story = bad_sample_story(training, file=file)
+    if story is None:
+        return ""
+    return f"{run_dir.name}: {story.line}; see {file or BAD_SAMPLES}"
 
 
 def report_of_decision(
