@@ -2,10 +2,12 @@
 
     python benchmarks/shows.py [--only NAME ...] [--pairs N] [--tiny] [--keep DIR] [--json FILE]
 
-Of each example: `stoker profile` and `stoker decide`, then whole trainings by turns: the script by
-itself, under `stoker train` with one data host, and with two. Each has a quarter of the machine's
-cores, at least one; a second data host on two cores shares them. About ten minutes on two cores.
-gpu.py runs the same on a GPU.
+Of each example: `stoker profile` and `stoker decide`, then whole training runs by turns: the script
+by itself, under `stoker train` with one data host, and with two. Trainer and data hosts are pinned
+to a quarter of the machine's cores each, at least one. On two cores the second data host shares the
+trainer's core: it can only use what the trainer leaves of it, and the table says so. It is the one
+of the example's page in docs/examples. About ten minutes on two cores. gpu.py runs the same on a
+GPU.
 """
 
 import argparse
@@ -188,8 +190,11 @@ def advice_words(profile: dict[str, object], decision: dict[str, object]) -> str
     plan = decision["plan"]
     action, groups = plan["action"], " ".join(group_words(plan)[1::2])  # type: ignore[index, arg-type]
     fixes = [str(each["text"]) for each in profile.get("fixes") or ()]  # type: ignore[attr-defined]
+    loading = profile.get("transforms") or ()
+    shares = [f"{part['name']} {part['share']:.0%}" for part in loading]  # type: ignore[attr-defined]
     parts = [
         f"found: {'; '.join(states) or 'nothing that is named'}",
+        f"loading a sample: {', '.join(shares)}" if shares else "",
         f"decision: {action} {groups} ({decision.get('verdict') or 'no verdict'})",
         f"free: {fixes[0]}" if fixes else "",
     ]
@@ -233,7 +238,8 @@ def figures(bench: Bench, name: str, *, pairs: int = 1) -> Iterator[Figure]:
     same = losses_words(losses)
     for hosts in HOSTS[1:]:
         gains = [fed / alone for fed, alone in zip(rates[hosts], rates[0], strict=True)]
-        note = f"{gain_words(gains)}; {same}; others used {others:.1f} vCPUs"
+        cores = cores_words(bench, hosts)
+        note = f"{gain_words(gains)}; {cores}; {same}; others used {others:.1f} vCPUs"
         yield Figure(
             group="shows",
             case=f"{show.name}, {hosts} data host{'s' * (hosts > 1)}",
@@ -255,6 +261,25 @@ def losses_words(losses: Mapping[int, set[str]]) -> str:
     if len(losses[0] | losses[1]) == 1:
         return "losses equal with none, one and two"
     return "losses equal with one and two"
+
+
+def cores_words(bench: Bench, hosts: int) -> str:
+    """Says what each host of a run is pinned to, and whether hosts share it."""
+    size, num_cores = bench.quarter, len(bench.cores)
+    each = f"{size} core{'s' * (size > 1)} each of {num_cores}"
+    if (1 + hosts) * size <= num_cores:
+        return each
+    return f"{each}: the last data host shares the trainer's"
+
+
+def page_table(rows: Sequence[Figure]) -> str:
+    """Returns an example's rows as its page has them."""
+    lines = ["| data hosts | steps/s of the whole run | gain | |", "| --- | --- | --- | --- |"]
+    lines.append(f"| none | {rows[0].torch:.2f} | | |")
+    for words, row in zip(("one", "two"), rows, strict=True):
+        gain, cores, _ = row.note.split("; ", 2)
+        lines.append(f"| {words} | {row.stoker:.2f} | {gain} | {cores} |")
+    return "\n".join(lines)
 
 
 def gain_words(gains: Sequence[float]) -> str:
@@ -295,14 +320,15 @@ def main() -> int:
         )
         for name in options.only:
             try:
-                for row in figures(bench, name, pairs=options.pairs):
-                    rows.append(row)
-                    print(
-                        f"{row.case}: stoker {row.stoker:.3g}, torch {row.torch:.3g} {row.figure}"
-                    )
-                    print(f"  {row.note}", flush=True)
+                of_example = list(figures(bench, name, pairs=options.pairs))
             except LookupError as err:
                 print(f"{name}: left out: {err}", flush=True)
+                continue
+            rows += of_example
+            for row in of_example:
+                print(f"{row.case}: stoker {row.stoker:.3g}, torch {row.torch:.3g} {row.figure}")
+                print(f"  {row.note}")
+            print(f"\n{page_table(of_example)}\n", flush=True)
     if options.json:
         document = {"measured": environment(), "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
