@@ -10,10 +10,12 @@ from stoker.records import (
     Check,
     EpochPause,
     EpochTimes,
+    FeedSettings,
     Group,
     Observed,
     Profile,
     ProfiledHost,
+    ProfiledLoader,
     TrainingSize,
 )
 from support.decisions import decided
@@ -161,3 +163,26 @@ def test_cores_of_a_plan_are_whole_numbers():
         if plan.predicted:
             cores = plan.predicted.cpu_seconds / plan.predicted.counted_seconds
             assert cores == pytest.approx(round(cores))
+
+
+@pytest.mark.parametrize(
+    ("splits", "feed", "share"),
+    [
+        (True, FeedSettings(), 1 / 4),
+        (None, FeedSettings(), 1),
+        (False, FeedSettings(), 1),
+        (True, FeedSettings(split_batches=False), 1),
+        (True, FeedSettings(seeding="torch"), 1),
+        (True, FeedSettings(on_error="skip"), 1),
+    ],
+)
+def test_first_batch_that_all_workers_of_a_host_make_comes_that_much_sooner(splits, feed, share):
+    loader = ProfiledLoader(class_name="torch.DataLoader", reach="torch", splits=splits)
+    profile = msgspec.structs.replace(h100(EPOCHS), loader=loader)
+    keep, data = plans_of(profile, feed=feed)
+    assert keep.whole_step_seconds == pytest.approx(0.1596 + 0.65 / 42)
+    start = 42 * (data.whole_step_seconds - data.step_seconds)
+    assert start == pytest.approx(0.65 * share)
+    # Samples that cannot be shared out are made by one worker.
+    high = 42 * (data.whole_step_seconds_high - data.step_seconds_high)
+    assert high == pytest.approx(0.65 * 1.25)

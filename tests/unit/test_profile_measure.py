@@ -411,3 +411,24 @@ def test_where_no_pod_is_no_word_is_of_pods(limit, is_pod):
     assert "cpu limit" in text
     for word in ("pod", "kubernetes", "node"):
         assert (word in text) == is_pod, word
+
+
+class Many(list[int]):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self):
+        return iter([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batch_size", "splits"),
+    [([1, 2], 2, True), ([1, 2], None, False), (Many([1, 2]), 2, False), (Stream(), 2, False)],
+)
+def test_it_is_known_whether_samples_of_a_batch_are_made_one_by_one(dataset, batch_size, splits):
+    loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size)
+    assert facts_of(loader).splits is splits
+    rank = changed(rank_of(), loader=facts_of(loader))
+    assert profile_of(rank).loader.splits is splits

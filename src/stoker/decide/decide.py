@@ -232,7 +232,7 @@ def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
     """Returns the work of a step as it was measured on `host`."""
     profile, catalog = inputs.profile, inputs.catalog
     is_scaled = inputs.take_as is not None and bool(profile.data)
-    return measure(
+    work = measure(
         profile,
         today=host,
         processes=inputs.processes_on(host),
@@ -242,6 +242,8 @@ def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
         shards_of_rank=inputs.feed.shards,
         data=() if is_scaled else data_hosts_of(profile, catalog),
     )
+    is_one_by_one = profile.loader is not None and profile.loader.splits is True
+    return replace(work, splits=is_one_by_one and inputs.feed.splits)
 
 
 def _basis(

@@ -122,6 +122,7 @@ class Work:
         divides: The stream divides itself among its workers; None: not known.
         epochs: Time beyond the usual steps of whole epochs, on the profiled hosts.
         are_shards_set: `feed.shards` sets the number of shards, not the script.
+        splits: Several workers of a data host make the first batch of an epoch together.
     """
 
     reference: Instance
@@ -163,6 +164,7 @@ class Work:
     ranks_per_process: float = 1.0
     divides: bool | None = None
     are_shards_set: bool = False
+    splits: bool = False
 
     @property
     def has_own_storage(self) -> bool:

@@ -39,6 +39,7 @@ from stoker.feed.changes import Watch, making
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.in_step import MAX_CHANGED_EPOCHS, NO_BATCH_AHEAD, NUM_TRIED, watches_of
 from stoker.feed.memory import num_bytes
+from stoker.feed.seeding import makes_many
 from stoker.feed.wire.pickling import factories_in
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.steps import AsIsSteps, Mark, StepClock
@@ -140,6 +141,8 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
     kind = type(loader.dataset)
     name, reach = reach_of(type(loader))
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    is_one_call = is_stream or loader.batch_sampler is None or makes_many(loader.dataset)
     return LoaderFacts(
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
@@ -148,7 +151,8 @@ def facts_of(loader: DataLoader[object]) -> LoaderFacts:
         torch_threads=torch.get_num_threads(),
         class_name=name,
         reach=reach,
-        iterable=isinstance(loader.dataset, IterableDataset),
+        iterable=is_stream,
+        splits=not is_one_call,
     )
 
 

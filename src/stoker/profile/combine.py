@@ -113,6 +113,7 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
         made_here=first.made_here or None,
         in_step=first.in_step or None,
         shippable=first.shippable,
+        splits=first.splits,
     )
 
 

@@ -279,6 +279,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
             known that it does.
         in_step: Why nothing may be made before the loop asks; empty: nothing was seen to change.
         shippable: Whether its dataset can be sent to data hosts; None: not known.
+        splits: Whether the samples of a batch are made one by one; None: not known.
     """
 
     num_workers: int
@@ -293,6 +294,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     made_here: str = ""
     in_step: str = ""
     shippable: Shippable | None = None
+    splits: bool | None = None
 
 
 class WorkerGrowth(msgspec.Struct, frozen=True, kw_only=True):

@@ -322,6 +322,8 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
         in_step: Why a loader without workers is made only as its loop asks for it, such as what the
             loop changes: neither data hosts nor workers help. None: nothing was seen to change.
         shippable: Whether its dataset can be sent to data hosts. None: not known.
+        splits: Whether samples of a batch are made one by one, so that several workers of a data
+            host can make it together. None: not known.
     """
 
     class_name: Name
@@ -332,6 +334,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     made_here: str | None = None
     in_step: str | None = None
     shippable: Shippable | None = None
+    splits: bool | None = None
 
 
 class HeldObjects(Record, frozen=True, kw_only=True):

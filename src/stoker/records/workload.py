@@ -325,6 +325,12 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         return self.seeding
 
     @property
+    def splits(self) -> bool:
+        """Whether several workers of a data host may make one batch."""
+        is_seeded_each = self.seeds_by in ("place", "sample")
+        return is_seeded_each and self.split_batches is not False and self.on_error == "raise"
+
+    @property
     def ports(self) -> dict[int, str]:
         """Ports in use on a host, each with the key that sets it."""
         # Coordinator and agents, batches, torchrun's store.
