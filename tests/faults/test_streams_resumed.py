@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import torch
 
 from support.cluster import Cluster, Line, reference, run_script
 
@@ -114,6 +115,27 @@ def test_what_is_killed_before_or_after_the_state_is_saved_changes_nothing(tmp_p
         if when == "after":
             killed(again)
         assert again.finish() == expected
+
+
+@pytest.mark.parametrize("kind", ["stateful", "forgetful"])
+def test_a_dataset_with_a_state_resumes_from_it_when_its_host_is_killed(tmp_path, kind):
+    path = tmp_path / "state.pt"
+    # A state is taken after a second of making: with the second batch of each shard.
+    options: dict[str, object] = {"kind": kind, "sample_seconds": 0.15, "epochs": 1}
+    expected = torchs(kind=kind, epochs=1)
+    with Cluster(agents=2, workers=2) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(workers=0, script=SCRIPT, **options, save=str(path), save_at=7)
+        saved(trainer, path)
+        fed = cluster.train(workers=0, script=SCRIPT, **options, load=str(path), pause_at=8)
+        fed.until("pause")
+        cluster.kill(0)
+        fed.go_on()
+        assert fed.finish() == rest(expected, 0, 7)
+    shards = torch.load(path, weights_only=True)["begun"]["stream"]["shards"]
+    assert all(0 < shard["own_made"] < shard["num_made"] for shard in shards)
+    assert "own state was loaded for" in fed.errors
+    assert ("stream_state_refused" in fed.errors) == (kind == "forgetful")
 
 
 def test_a_stream_that_differs_is_an_error_that_names_it(hosts, tmp_path):

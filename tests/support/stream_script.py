@@ -88,6 +88,33 @@ class Stream(IterableDataset):
             yield {**drawn, "seed": -1 if info is None else info.seed}
 
 
+class Stateful(Stream):
+    """A dataset with a state: how many samples it gave."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[object]:
+        ids = self.ids()
+        for place in range(self.place, len(ids)):
+            time.sleep(self.given["sample_seconds"])
+            self.place = place + 1
+            yield {"id": ids[place], "python": random.random()}
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Forgetful(Stateful):
+    """It does not load its state."""
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = 0
+
+
 class Resilient(Stream):
     def __iter__(self) -> "Resilient":
         self.left = iter(self.ids())
@@ -119,6 +146,8 @@ def dataset_of(given: dict, number: int) -> object:
     if given["kind"] == "pipe":
         ids = IterableWrapper(range(given["samples"])).shuffle(buffer_size=50).sharding_filter()
         return ids.map(as_sample)
+    if given["kind"] in ("stateful", "forgetful"):
+        return (Stateful if given["kind"] == "stateful" else Forgetful)(given, number)
     if given["kind"] == "resilient":
         return Resilient(given, number)
     return (Stream if given["length"] is None else Sized)(given, number)

@@ -261,6 +261,7 @@ class LoaderBooks:
         costs: What samples cost, if they are dealt to the ranks by it.
         bad: Its bad samples, if these are skipped or replaced.
         seeding: Of the run whose state was loaded; None: none was.
+        said_own_refused: The script knows that a dataset's own states are not used.
     """
 
     number: int
@@ -276,6 +277,7 @@ class LoaderBooks:
     costs: "SampleCosts | None" = None
     bad: BadSamples | None = None
     seeding: str | None = None
+    said_own_refused: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def pending_state(self) -> LoaderState | None:

@@ -46,9 +46,14 @@ from stoker.feed.stream_progress import ShardProgress, StreamProgress
 from stoker.feed.timeline import Steps
 from stoker.feed.tolerance import OnError, ToleratedBatch, TorchsFetcher, tolerate
 from stoker.feed.wire.dataset import DatasetSpec, StartMethod
-from stoker.feed.wire.protocol import BadSample
+from stoker.feed.wire.protocol import BadSample, OwnState
 from stoker.feed.workers.torch_streams import InlineStream, OfShard, StreamInit, resumed_streams
 from stoker.logs import EventName, Log
+
+_OWN_REFUSED = (
+    "the dataset's load_state_dict did not lead to the batches that followed its state before (it "
+    "forgets a shuffle buffer, say): the stream was made again from the beginning of the epoch"
+)
 
 
 class Epoch:
@@ -126,9 +131,11 @@ class Epoch:
         seconds = self.now() - self._began
         words = (
             f"the stream resumes at batch {stream.num_resumed + 1} of epoch {self.number}: "
-            f"{stream.num_resumed} batches were made again and not handed out, which took "
+            f"{stream.num_again} batches were made again and not handed out, which took "
             f"{seconds:.1f} s"
         )
+        if stream.num_again < stream.num_resumed:
+            words += "; the dataset's own state was loaded for those before them"
         if len(stream.shards) != self._num_shards:
             words += (
                 f"; until the end of the epoch it keeps the {len(stream.shards)} shards of its "
@@ -136,6 +143,15 @@ class Epoch:
             )
         log = Log(run=settings.run_id, host=settings.host)
         log.event(EventName.STREAM_RESUMED, rank=settings.rank, text=words)
+
+    def say_own_refused(self, stream: StreamProgress) -> None:
+        """Says once that the states of a dataset did not lead to the same batches."""
+        if not stream.is_own_refused or self._books.said_own_refused:
+            return
+        self._books.said_own_refused = True
+        settings = self._process.settings
+        log = Log(run=settings.run_id, host=settings.host)
+        log.event(EventName.STREAM_STATE_REFUSED, rank=settings.rank, text=_OWN_REFUSED)
 
     def _begin(self) -> None:
         self._began = self.now()
@@ -357,6 +373,9 @@ class CountedIterator:
         yielded(position, self._num_taken())
         if resumed is not None and resumed.num_resumed:
             self._epoch.say_resumed(resumed)
+        stream = self._epoch.stream
+        if stream is not None:
+            self._epoch.say_own_refused(stream)
         return batch
 
 
@@ -532,21 +551,46 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         order, dataset = self._epoch.order, loader.dataset
         is_resumed = order.position.resumed is not None
         inline = InlineStream(cast("DataLoader[object]", loader), progress)
+        shard = progress.shards[0]
+        before = shard.own_before(shard.num_made)
         if not is_resumed:
             progress.own_state = own_state_of(dataset)
-        elif progress.own_state is not None and isinstance(dataset, Stateful):
-            dataset.load_state_dict(copy.deepcopy(progress.own_state))
-            inline.position = progress.own_made
         # Seeds are drawn again, too, as when the epoch began; an earlier version did not keep that.
         order.keeps_draws = is_resumed and not progress.own_made
         with inline.begin(is_resumed=order.keeps_draws), _making_here():
-            super().__init__(loader)
-            inline.fetcher = self._dataset_fetcher
-            if is_resumed:
-                inline.make_again(next(self._sampler_iter))
+            if before is None or not self._has_continued(loader, inline, before):
+                self._begin_again(loader, inline, is_resumed=is_resumed)
         order.keeps_draws = False
         self._inline = inline
         self._dataset_fetcher = inline
+
+    def _has_continued(
+        self, loader: "DataLoader[object] | LoaderView", inline: InlineStream, own: OwnState
+    ) -> bool:
+        """Resumes a stream from a state that the dataset gave; False: that is another stream."""
+        loaded = inline.load_own(own)
+        if loaded is None:
+            return False
+        super().__init__(loader)
+        inline.fetcher = self._dataset_fetcher
+        if inline.continues(own, loaded, next(self._sampler_iter)):
+            return True
+        inline.set_states()
+        return False
+
+    def _begin_again(
+        self, loader: "DataLoader[object] | LoaderView", inline: InlineStream, *, is_resumed: bool
+    ) -> None:
+        """Begins a stream, and makes again what an earlier process made."""
+        progress, dataset = inline.progress, loader.dataset
+        if is_resumed and progress.own_state is not None and isinstance(dataset, Stateful):
+            # The user's code: what the stream gives is compared.
+            with contextlib.suppress(Exception):
+                dataset.load_state_dict(copy.deepcopy(progress.own_state))
+        super().__init__(loader)
+        inline.fetcher = self._dataset_fetcher
+        if is_resumed:
+            inline.make_again(next(self._sampler_iter))
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         if self._is_replaced(loader):
@@ -672,7 +716,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         shard = progress.shards[batch.shard]
         if batch.random:
             shard.random, shard.earlier = batch.random, []
-        progress.deliver(batch.shard, batch.digest)
+        progress.deliver(batch.shard, batch.digest, batch.own_state)
         if isinstance(batch.batch, ExceptionWrapper):
             batch.batch.reraise()  # type: ignore[no-untyped-call]
         return batch.batch

@@ -6,7 +6,9 @@ there are, and a state keeps them, whatever number of workers and hosts goes on 
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+from stoker.feed.wire.protocol import OwnState
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,8 @@ class ShardState(TypedDict):
         random: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: Batches made of each epoch since then; see `protocol.Stream`.
         random_at_end: Random states for the next epoch, where the shard has ended.
+        own_state: That of a dataset that has one, from before the last of these batches: after
+            `own_made` of them, whose checksum is `own_digest`.
     """
 
     num_made: int
@@ -31,6 +35,9 @@ class ShardState(TypedDict):
     random: "torch.Tensor"
     earlier: list[int]
     random_at_end: "torch.Tensor"
+    own_state: NotRequired["torch.Tensor"]
+    own_made: NotRequired[int]
+    own_digest: NotRequired[int]
 
 
 class StreamState(TypedDict):
@@ -56,15 +63,44 @@ class StreamState(TypedDict):
     own_made: int
 
 
+def own_before(states: list[OwnState], num_made: int) -> OwnState | None:
+    """Returns the last state that at least one of `num_made` batches follows, to compare it."""
+    earlier = [state for state in states if state.num_made < num_made]
+    return earlier[-1] if earlier else None
+
+
+def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[OwnState]:
+    """Returns the states that are needed when the script has `num_made` batches, and later.
+
+    Args:
+        states: In ascending order.
+        own: A new one; an empty one says that the states do not lead to the same batches.
+        num_made: Some of these may be held back from the script.
+    """
+    if not own.num_made:
+        return []
+    needed = own_before(states, num_made - _MAX_HELD)
+    least = 0 if needed is None else needed.num_made
+    return [*(one for one in states if least <= one.num_made < own.num_made), own]
+
+
 @dataclass(slots=True, kw_only=True)
 class ShardProgress:
-    """What the script got of one shard, and how a new process of it begins; see ShardState."""
+    """What the script got of one shard, and how a new process of it begins; see ShardState.
+
+    Attributes:
+        owns: States of a dataset that has one, in ascending order; some may be ahead of the script.
+    """
 
     num_made: int = 0
     digest: int = 0
     random: bytes = b""
     earlier: list[int] = field(default_factory=list)
     random_at_end: bytes = b""
+    owns: list[OwnState] = field(default_factory=list)
+
+    def own_before(self, num_made: int) -> OwnState | None:
+        return own_before(self.owns, num_made)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +109,9 @@ class StreamProgress:
 
     Attributes:
         num_here: Batches that the script got in this process.
-        num_resumed: Batches that are made again, which an earlier process gave its script.
+        num_resumed: Batches that an earlier process gave its script.
+        num_again: Those of them that are made again, as no state of the dataset leads to them.
+        is_own_refused: The dataset's states did not lead to the same batches.
         is_known: False: the script changed the dataset in mid-epoch.
     """
 
@@ -87,15 +125,20 @@ class StreamProgress:
     own_made: int = 0
     num_here: int = 0
     num_resumed: int = 0
+    num_again: int = 0
+    is_own_refused: bool = False
     is_known: bool = True
     # The last batches: their shards, and what their delivery changed.
     _last: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_HELD))
 
-    def deliver(self, shard_number: int, digest: int) -> None:
+    def deliver(self, shard_number: int, digest: int, own: OwnState | None = None) -> None:
         shard = self.shards[shard_number]
         self._last.append((shard_number, shard.digest, self.next_number))
         self.next_number = shard.num_made * len(self.shards) + shard_number + 1
         shard.num_made, shard.digest = shard.num_made + 1, digest
+        if own is not None:
+            shard.owns = owns_with(shard.owns, own, num_made=shard.num_made)
+            self.is_own_refused |= not own.num_made
         self.num_here += 1
 
     def follow(self, before: "StreamProgress", *, num_asked: list[int]) -> None:
@@ -147,6 +190,7 @@ def progress_from(state: StreamState) -> StreamProgress:
             random=shard["random"].numpy().tobytes(),
             earlier=list(shard["earlier"]),
             random_at_end=shard["random_at_end"].numpy().tobytes(),
+            owns=_owns_of(shard),
         )
         for shard in state["shards"]
     ]
@@ -160,17 +204,36 @@ def progress_from(state: StreamState) -> StreamProgress:
         own_state=state["own_state"],
         own_made=state["own_made"],
         num_resumed=sum(shard.num_made for shard in shards),
+        num_again=sum(_num_again(shard) for shard in shards),
     )
 
 
+def _owns_of(shard: ShardState) -> list[OwnState]:
+    packed = shard.get("own_state")
+    if packed is None:
+        return []
+    state = packed.numpy().tobytes()
+    return [OwnState(num_made=shard["own_made"], digest=shard["own_digest"], state=state)]
+
+
+def _num_again(shard: ShardProgress) -> int:
+    loaded = shard.own_before(shard.num_made)
+    return shard.num_made if loaded is None else shard.num_made - loaded.num_made
+
+
 def _shard_state(shard: ShardProgress) -> ShardState:
-    return ShardState(
+    state = ShardState(
         num_made=shard.num_made,
         digest=shard.digest,
         random=_tensor_of(shard.random),
         earlier=list(shard.earlier),
         random_at_end=_tensor_of(shard.random_at_end),
     )
+    before = shard.own_before(shard.num_made)
+    if before is not None:
+        state["own_state"] = _tensor_of(before.state)
+        state["own_made"], state["own_digest"] = before.num_made, before.digest
+    return state
 
 
 def _tensor_of(data: bytes) -> "torch.Tensor":
@@ -178,4 +241,6 @@ def _tensor_of(data: bytes) -> "torch.Tensor":
     # Not at the module's head: books are kept without torch, too.
     import torch
 
-    return torch.tensor(list(data), dtype=torch.uint8)
+    if not data:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -91,6 +91,7 @@ _NOTES = (
     EventName.PROGRESS_RESUMED,
     EventName.SETTINGS_NOT_SENT,
     EventName.STREAM_RESUMED,
+    EventName.STREAM_STATE_REFUSED,
     EventName.WATCHDOG_IDLE,
     EventName.WORKERS_STARTING,
 )

@@ -274,6 +274,7 @@ class Outbox:
                 worker=result.worker,
                 digest=result.digest,
                 state=result.state,
+                own_state=result.own_state,
                 sizes=result.sizes,
                 bad=result.bad,
             )

@@ -246,6 +246,7 @@ class Answers:
                 generation=made.generation,
                 digest=made.digest,
                 random_state=made.state,
+                own=made.own_state,
             )
             if is_wanted:
                 session.deliver(made.batch_number, outcome)
@@ -448,6 +449,7 @@ class LocalAnswers:
                 generation=generation,
                 digest=result.digest,
                 random_state=result.state,
+                own=result.own_state,
             )
             if result.error is None:
                 self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)

@@ -27,7 +27,7 @@ from typing import Literal
 from stoker.errors import ProtocolError
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
 from stoker.feed.trainer.observer import SessionState
-from stoker.feed.wire.protocol import Stream
+from stoker.feed.wire.protocol import OwnState, Stream
 
 # Latencies that are remembered: enough for a p95, few enough to follow a change.
 _MEMORY = 32
@@ -198,11 +198,12 @@ class Scheduler(ABC):
         generation: int = 0,
         digest: int = 0,
         random_state: bytes = b"",
+        own: OwnState | None = None,
     ) -> bool:
         """Records a batch (or its exception); False if it is to be dropped: it came before, say.
 
-        `generation`, `digest` and `random_state` are of a shard's process, as in `protocol.Made`:
-        ProtocolError where there is no shard, or where they are missing.
+        `generation`, `digest`, `random_state` and `own` are of a shard's process, as in
+        `protocol.Made`: ProtocolError where there is no shard, or where they are missing.
         """
 
     def ended(
@@ -362,6 +363,7 @@ class BatchScheduler(Scheduler):
         generation: int = 0,
         digest: int = 0,
         random_state: bytes = b"",
+        own: OwnState | None = None,
     ) -> bool:
         if generation:
             raise ProtocolError("received a batch of a shard for a map-style dataset")

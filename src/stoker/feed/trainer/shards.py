@@ -21,9 +21,9 @@ ahead; so does a process here. What a dataset changed in itself in earlier epoch
 from dataclasses import dataclass, field
 
 from stoker.errors import ProtocolError
-from stoker.feed.stream_progress import ShardProgress, StreamProgress
+from stoker.feed.stream_progress import ShardProgress, StreamProgress, own_before, owns_with
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
-from stoker.feed.wire.protocol import Stream
+from stoker.feed.wire.protocol import OwnState, Stream
 
 # The first batch waits this long for hosts that are on their way: a shard stays where it begins.
 SETTLE_SECONDS = 2.0
@@ -46,6 +46,8 @@ class Shard:
         state: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: `sent` of each epoch since then.
         state_at_end: The next epoch begins with it.
+        owns: States that the dataset gave of itself; see ShardProgress.
+        first: Position with which its process begins.
         is_left_out: torch's loader has learned that it is exhausted.
     """
 
@@ -64,6 +66,8 @@ class Shard:
     state: bytes = b""
     earlier: list[int] = field(default_factory=list)
     state_at_end: bytes = b""
+    owns: list[OwnState] = field(default_factory=list)
+    first: int = 0
 
     def note_epoch(self) -> None:
         if self.state_at_end:
@@ -77,17 +81,17 @@ class Shard:
             self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived = self.digest = self.taken = self.losses = 0
         self.sent, self.is_left_out = prefetch, False
-        self.end = None
+        self.end, self.owns, self.first = None, [], 0
         self.early.clear()
         self.digests.clear()
 
     def resume(self, progress: ShardProgress, *, is_exhausted: bool) -> None:
         """Continues an epoch, of which an earlier process gave its script the first batches."""
-        self.asked = self.arrived = self.taken = progress.num_made
+        self.asked = self.arrived = self.taken = self.first = progress.num_made
         self.digest = progress.digest
         self.end = self.taken if is_exhausted else None
         self.state, self.earlier = progress.random, list(progress.earlier)
-        self.state_at_end = progress.random_at_end
+        self.state_at_end, self.owns = progress.random_at_end, progress.owns
 
     def arrives(self, position: int, *, digest: int) -> bool:
         """Records a batch; False if it had come before."""
@@ -107,7 +111,7 @@ class Shard:
         """Records that its process is gone: another one makes what has not arrived."""
         self.owner, self.generation = None, self.generation + 1
         # Also what had overtaken others: a stream resumes at one place.
-        self.asked = self.arrived
+        self.asked = self.first = self.arrived
         self.early.clear()
         if not self.is_whole():
             # It overtook batches; the next process comes to it again.
@@ -186,6 +190,7 @@ class ShardScheduler(Scheduler):
         self.last_taken: tuple[int, int] | None = None
         # Batches that an earlier process took.
         self._num_resumed = 0
+        self._is_own_refused = False
 
     def begin(self) -> None:
         is_noted = self._persists and not self._is_complete
@@ -237,7 +242,8 @@ class ShardScheduler(Scheduler):
         progress.epochs_before = self._epochs_before
         for shard, seen in zip(self._shards, progress.shards, strict=True):
             seen.random, seen.earlier = shard.state, shard.earlier
-            seen.random_at_end = shard.state_at_end
+            seen.random_at_end, seen.owns = shard.state_at_end, shard.owns
+        progress.is_own_refused = self._is_own_refused
 
     def look(self, now: float) -> tuple[int, bool]:
         # All batches have one index: none is drawn.
@@ -303,6 +309,7 @@ class ShardScheduler(Scheduler):
         generation: int = 0,
         digest: int = 0,
         random_state: bytes = b"",
+        own: OwnState | None = None,
     ) -> bool:
         if not generation:
             raise ProtocolError("received a batch without a shard for an iterable dataset")
@@ -312,6 +319,9 @@ class ShardScheduler(Scheduler):
         # Sent with the first batch of an epoch: what led up to it need not be made again.
         if random_state:
             shard.state, shard.earlier = random_state, []
+        if own is not None:
+            shard.owns = owns_with(shard.owns, own, num_made=shard.taken)
+            self._is_own_refused |= not own.num_made
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
         )
@@ -366,6 +376,9 @@ class ShardScheduler(Scheduler):
 
     def stream_of(self, batch_number: int, *, shared_seed: int | None) -> Stream:
         shard = self._shard_of(batch_number)
+        # Once for each process: it may be long.
+        is_first = batch_number // len(self._shards) == shard.first
+        before = own_before(shard.owns, shard.arrived) if is_first else None
         return Stream(
             shard=batch_number % len(self._shards),
             num_shards=len(self._shards),
@@ -377,6 +390,7 @@ class ShardScheduler(Scheduler):
             state=shard.state,
             earlier=tuple(shard.earlier),
             epochs_before=self._epochs_before,
+            own_state=before,
         )
 
     def next_check(self, now: float) -> float | None:

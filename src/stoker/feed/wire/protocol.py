@@ -67,6 +67,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 # Random states of a stream: 5 kB, and 16 to 3,000 bytes for each further generator.
 States = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+# The state of an iterable dataset that has one itself; a longer one is not sent.
+MAX_OWN_BYTES = 4 << 20
 # 8 bytes for each sample of a batch.
 Sizes = Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
@@ -392,6 +394,21 @@ class Credits(Message, frozen=True, kw_only=True):
     credits: Count
 
 
+class OwnState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A state that an iterable dataset, or its iterator, gave of itself; see workers.own_states.
+
+    Attributes:
+        num_made: Batches of this epoch that the dataset had made then; 0: the state that a process
+            was given did not lead to the same batches, and it began with the first batch.
+        digest: Checksum of these.
+        state: Packed, without pickles.
+    """
+
+    num_made: Count = 0
+    digest: Count = 0
+    state: Annotated[bytes, msgspec.Meta(max_length=MAX_OWN_BYTES)] = b""
+
+
 class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A stream of an iterable dataset; a batch's position in it is batch_number // num_shards.
 
@@ -405,6 +422,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         earlier: Batches that torch's worker would have made of each epoch since `state`: before
             the process begins another epoch, it makes them, but for those that it has made.
         epochs_before: Epochs of the same iterator before this one.
+        own_state: That of the dataset from before `made`, with which a new process begins: what
+            followed it is made again, and all only if that differs.
     """
 
     shard: Count
@@ -417,6 +436,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state: States = b""
     earlier: Annotated[tuple[Count, ...], msgspec.Meta(max_length=1 << 16)] = ()
     epochs_before: Count = 0
+    own_state: OwnState | None = None
 
 
 class OfBatch(Message, frozen=True, kw_only=True):
@@ -468,8 +488,9 @@ class Made(OfBatch, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     `digest` is of all batches of its stream in this epoch, `state` the random states at its
-    beginning. `sizes` are the bytes of its samples (balance.sizes_of), if the session balances;
-    `bad` are those that were skipped or replaced.
+    beginning, `own_state` that of the dataset after the batch, now and then. `sizes` are the bytes
+    of its samples (balance.sizes_of), if the session balances; `bad` are those that were skipped or
+    replaced.
     """
 
     tree: bytes
@@ -479,6 +500,7 @@ class Made(OfBatch, frozen=True, kw_only=True):
     generation: Count = 0
     digest: Count = 0
     state: States = b""
+    own_state: OwnState | None = None
     sizes: Sizes = b""
     bad: Annotated[tuple[BadSample, ...], msgspec.Meta(max_length=1 << 20)] = ()
 

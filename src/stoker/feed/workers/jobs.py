@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.wire.protocol import BadSample, Make
+from stoker.feed.wire.protocol import BadSample, Make, OwnState
 from stoker.feed.workers import pipe
 
 
@@ -70,7 +70,7 @@ class Result:
         payload: View of the worker's shared memory, returned by `release`; its base is no array.
         error: Read by `unpack_error`; also set if the job is lost.
         is_lost: The workers died that tried it.
-        digest, state: Of a shard, as in `protocol.Made`.
+        digest, state, own_state: Of a shard, as in `protocol.Made`.
         is_end: The shard has no batch there.
         is_final: The shard raised and cannot continue.
         sizes, bad: As in `protocol.Made`.
@@ -90,6 +90,7 @@ class Result:
     is_lost: bool = False
     digest: int = 0
     state: bytes = b""
+    own_state: OwnState | None = None
     is_end: bool = False
     is_final: bool = False
     sizes: bytes = b""

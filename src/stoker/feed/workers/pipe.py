@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.feed.lost_samples import LostSample
-from stoker.feed.wire.protocol import BadSample, Make
+from stoker.feed.wire.protocol import BadSample, Make, OwnState
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -64,7 +64,7 @@ class SlotClosed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """A batch, in that slot (-1: it has no payload); `sizes` and `bad`: `protocol.Made`."""
+    """A batch, in that slot (-1: it has no payload); the last fields are those of `Made`."""
 
     slot: int
     tree: bytes
@@ -73,6 +73,7 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     wall_seconds: float
     digest: int = 0
     state: bytes = b""
+    own_state: OwnState | None = None
     sizes: bytes = b""
     bad: tuple[BadSample, ...] = ()
 

@@ -3,10 +3,12 @@
 import contextlib
 import zlib
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, cast
 
 import torch
 from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
@@ -16,14 +18,20 @@ from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
-from stoker.feed.wire.protocol import BadSample, Make, Stream
+from stoker.feed.wire.protocol import BadSample, Make, OwnState, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
+from stoker.feed.workers.own_states import LoadedState, OwnStates, iterator_in, spare_of
 from stoker.feed.workers.pipe import End, Error, MakeAgain, MakeAlone, MakePart, Unsplittable
 from stoker.feed.workers.slots import Slots
 
 
 class ShardStream:
-    """The dataset's iterator; a position that failed counts as a batch."""
+    """The dataset's iterator; a position that failed counts as a batch.
+
+    Attributes:
+        own: The dataset's state that it began with, until what followed it is compared.
+        has_refused_own: That state did not lead to the same batches, which is not said yet.
+    """
 
     def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
         self.spec = spec
@@ -40,6 +48,12 @@ class ShardStream:
         self.position = 0
         self.is_exhausted = False
         self.state = b""
+        self.own: OwnState | None = None
+        self.has_refused_own = False
+        self._own_states = OwnStates()
+        # Dataset, collate function and random states from before a state was loaded.
+        self._spare: tuple[object, object] | None = None
+        self._spare_states = b""
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
         """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
@@ -63,21 +77,91 @@ class ShardStream:
                     self.spec.worker_init_fn(self._shard)
                 if not self.spec.num_workers:
                     hide_worker()
+                if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
+                    return
                 self._set_states(resumed, index)
-            first = resumed.epochs_before - len(resumed.earlier)
-            for epoch, count in enumerate(resumed.earlier, first):
-                # An error was raised in that epoch already.
-                with contextlib.suppress(Exception):
-                    if epoch > self._epochs_before:
-                        self._iterate(resumed)
-                if epoch >= self._epochs_before:
-                    self._make_up_to(count, index)
-            self._epochs_before = resumed.epochs_before
-            self.state = self.states() if resumed.persists else b""
-            self._iterate(resumed)
+            self._begin_after_earlier(resumed, index)
         except Exception as err:
             self._init_error = err
             self.position, self.is_exhausted = 0, False
+
+    def start_over(self, resumed: Stream, index: object) -> None:
+        """Begins the epoch with its first batch: the dataset's state does not lead to the same."""
+        assert self._spare is not None
+        spare, self._spare, self.own = self._spare, None, None
+        self._restore(spare)
+        self._refuse_own()
+        try:
+            self._set_states(resumed, index)
+            self._begin_after_earlier(resumed, index)
+        except Exception as err:
+            self._init_error = err
+            self.position, self.is_exhausted = 0, False
+
+    def confirm_own(self) -> None:
+        """Keeps what the dataset's state led to: it is the same as before."""
+        self.own = self._spare = None
+
+    def own_state(self) -> bytes:
+        """Returns the dataset's state after the last batch, if one is due; empty: none."""
+        iterator = iterator_in(self._fetcher)
+        return self._own_states.due(self._dataset, iterator, self._roots())
+
+    def _loads(self, own: OwnState, resumed: Stream) -> bool:
+        """Begins the epoch where that state was taken; False: as if there were none."""
+        spare = spare_of((self._dataset, self.spec.collate_fn))
+        if spare is None:
+            return False
+        self._spare_states = states_here({})
+        try:
+            loaded = LoadedState(own.state)
+            loaded.load_dataset(self._dataset)
+            self._iterate(resumed)
+            loaded.load_iterator(iterator_in(self._fetcher), self._roots())
+        except Exception:
+            self._restore(spare)
+            self._refuse_own()
+            return False
+        self._epochs_before = resumed.epochs_before
+        self._spare, self.own, self.position = spare, own, own.num_made
+        return True
+
+    def _refuse_own(self) -> None:
+        self._own_states.turn_off()
+        self.has_refused_own = True
+
+    def _restore(self, spare: tuple[object, object]) -> None:
+        self._dataset, collate_fn = spare
+        self.spec = replace(
+            self.spec,
+            dataset=self._dataset,
+            collate_fn=cast("Callable[[object], object]", collate_fn),
+        )
+        info = torch_worker._worker_info
+        if info is not None:
+            torch_worker._worker_info = torch_worker.WorkerInfo(
+                id=info.id,
+                num_workers=info.num_workers,
+                seed=info.seed,
+                dataset=cast("torch.utils.data.Dataset[object]", self._dataset),
+            )
+        self._is_reseeded = True
+        set_states(self._spare_states, {})
+
+    def _begin_after_earlier(self, resumed: Stream, index: object) -> None:
+        """Begins the epoch as a process does that has made the earlier ones."""
+        first = resumed.epochs_before - len(resumed.earlier)
+        for epoch, count in enumerate(resumed.earlier, first):
+            # An error was raised in that epoch already.
+            with contextlib.suppress(Exception):
+                if epoch > self._epochs_before:
+                    self._iterate(resumed)
+            if epoch >= self._epochs_before:
+                self._make_up_to(count, index)
+        self._epochs_before = resumed.epochs_before
+        self.state = self.states() if resumed.persists else b""
+        self._own_states.begin()
+        self._iterate(resumed)
 
     def states(self) -> bytes:
         return states_here(self._roots())
@@ -126,7 +210,8 @@ class ShardStream:
         try:
             if self._fetcher is None or self.is_exhausted:
                 raise StopIteration
-            return self._fetcher.fetch(index)
+            fetcher = self._fetcher
+            return self._own_states.timed(lambda: fetcher.fetch(index))
         except StopIteration:
             self.position -= 1
             self.is_exhausted = True
@@ -160,16 +245,18 @@ class ShardReplay:
         self._place = place
         self._scratch = bytearray()
 
-    def up_to(self, position: int, *, made: int, digest: int, index: object) -> None:
+    def up_to(self, position: int, *, resumed: Stream, index: object) -> None:
         """Makes again what another process has made; raises FeedError if it differs."""
-        stream = self._stream
+        stream, num_made = self._stream, resumed.made
         while stream.position < position and not stream.is_exhausted:
             self._discard_next(index)
             # Only there: digests of fewer batches are unknown.
-            if stream.position == made and self.digest != digest:
-                raise self._changed(f"its first {made} batches differ from before")
-        if stream.position < made:
-            raise self._changed(f"it ended after {stream.position} batches, not {made} as before")
+            if stream.position == num_made and self.digest != resumed.digest:
+                raise self._changed(f"its first {num_made} batches differ from before")
+        if stream.position < num_made:
+            raise self._changed(
+                f"it ended after {stream.position} batches, not {num_made} as before"
+            )
 
     def note(self, batch: object) -> None:
         try:
@@ -207,6 +294,47 @@ class ShardReplay:
         )
 
 
+class StreamReplay(ShardReplay):
+    """The replay of a stream whose dataset may have states itself."""
+
+    def __init__(
+        self, stream: ShardStream, *, encode: Callable[[object], Encoded], place: str
+    ) -> None:
+        super().__init__(stream, encode=encode, dataset=stream.spec.dataset, place=place)
+        self._shard_stream = stream
+
+    def begin(self, position: int, *, resumed: Stream, index: object) -> None:
+        """Makes again what another process has made, as little as the dataset's state allows.
+
+        Raises:
+            FeedError: If it differs.
+        """
+        stream = self._shard_stream
+        if stream.position == 0:
+            self.digest = 0
+        if stream.own is not None:
+            self.digest = stream.own.digest
+            try:
+                self.up_to(position, resumed=resumed, index=index)
+            except FeedError:
+                stream.start_over(resumed, index)
+                self.digest = 0
+            else:
+                stream.confirm_own()
+        self.up_to(position, resumed=resumed, index=index)
+
+    def own(self) -> OwnState | None:
+        """Returns the dataset's state after the last batch, if one is due, or that it was wrong."""
+        stream = self._shard_stream
+        if stream.has_refused_own:
+            stream.has_refused_own = False
+            return OwnState()
+        state = stream.own_state()
+        if not state:
+            return None
+        return OwnState(num_made=stream.position, digest=self.digest, state=state)
+
+
 class ShardSource:
     """Batches of a stream in order.
 
@@ -229,9 +357,7 @@ class ShardSource:
         self._host = host
         self._state = b""
         place = f"{stream.name}, host {host}"
-        self._replay = ShardReplay(
-            stream, encode=slots.encoded, dataset=stream.spec.dataset, place=place
-        )
+        self._replay = StreamReplay(stream, encode=slots.encoded, place=place)
 
     def make(self, order: Make) -> object:
         """Returns the batch at the order's position; first makes again what is missing up to it."""
@@ -239,15 +365,11 @@ class ShardSource:
             raise ProtocolError("order without its stream")
         index = codec.unpack_value(order.index, allow_pickle=True)
         self._stream.begin(order.epoch_id, order.stream, index)
-        if self._stream.position == 0:
-            self._replay.digest = 0
         position = order.batch_number // order.stream.num_shards
         # Once an epoch: 5 kB.
         self._state = self._stream.state if position == 0 else b""
         try:
-            self._replay.up_to(
-                position, made=order.stream.made, digest=order.stream.digest, index=index
-            )
+            self._replay.begin(position, resumed=order.stream, index=index)
         except FeedError as err:
             # Another host would not help: the dataset itself is not deterministic.
             return Error(self._pack(err), str(err.what), is_final=True)
@@ -259,10 +381,10 @@ class ShardSource:
         except StopIteration:
             return End(self._stream.states() if order.stream.persists else b"")
 
-    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
         replay = self._replay
         replay.digest = encoded.checksum(self._slots.memory(slot), replay.digest)
-        return replay.digest, self._state
+        return replay.digest, self._state, replay.own()
 
     def make_again(self, again: MakeAgain) -> object:
         raise ProtocolError("no sample of a shard can be left out")

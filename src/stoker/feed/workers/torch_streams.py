@@ -18,9 +18,10 @@ from stoker.feed.seeding import set_states, states_here
 from stoker.feed.stream_progress import StreamProgress
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
-from stoker.feed.wire.protocol import Stream
+from stoker.feed.wire.protocol import OwnState, Stream
 from stoker.feed.workers.fetching import WorkerFetcher
-from stoker.feed.workers.shards import ShardReplay, ShardStream
+from stoker.feed.workers.own_states import LoadedState, OwnStates, iterator_in
+from stoker.feed.workers.shards import ShardReplay, ShardStream, StreamReplay
 
 HOST = "this host"
 
@@ -31,12 +32,14 @@ class OfShard(NamedTuple):
     Attributes:
         digest: Of all batches of the shard in this epoch.
         random: Random states at the beginning of the epoch, with its first batch.
+        own_state: The dataset's state after the batch, now and then.
     """
 
     batch: object
     shard: int
     digest: int
     random: bytes
+    own_state: OwnState | None = None
 
 
 def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream, ...]:
@@ -54,6 +57,7 @@ def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream
             state=shard.random,
             earlier=tuple(shard.earlier),
             epochs_before=progress.epochs_before,
+            own_state=shard.own_before(shard.num_made),
         )
         for number, shard in enumerate(progress.shards)
     )
@@ -106,10 +110,9 @@ class StreamFetcher:
         )
         self._resumed = resumed
         self._epoch_id = -1
-        self._replay = ShardReplay(
+        self._replay = StreamReplay(
             self._stream,
             encode=lambda batch: codec.encode(batch, allow_pickle=True),
-            dataset=dataset,
             place=f"{self._stream.name}, {HOST}",
         )
         self.is_making = False
@@ -139,10 +142,10 @@ class StreamFetcher:
                 epochs_before=resumed.epochs_before + self._epoch_id,
             )
         stream.begin(self._epoch_id, resumed, index)
-        if stream.position == 0:
-            replay.digest = 0
-            replay.up_to(resumed.made, made=resumed.made, digest=resumed.digest, index=index)
-            random = stream.state
+        if stream.position == 0 or stream.own is not None:
+            is_whole = stream.own is None
+            replay.begin(resumed.made, resumed=resumed, index=index)
+            random = stream.state if is_whole else b""
         try:
             batch = stream.make(index)
             replay.note(batch)
@@ -152,7 +155,8 @@ class StreamFetcher:
             replay.note_error(err)
             where = f"in DataLoader worker process {resumed.shard}"
             batch = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-        return OfShard(batch, resumed.shard, replay.digest, random)
+            return OfShard(batch, resumed.shard, replay.digest, random)
+        return OfShard(batch, resumed.shard, replay.digest, random, replay.own())
 
 
 class InlineStream:
@@ -171,6 +175,8 @@ class InlineStream:
         self.progress = progress
         self.position = 0
         self.is_exhausted = False
+        self._own_states = OwnStates()
+        self._dataset = loader.dataset
         self._drawn_from = {"generator": loader.generator}
         self._roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
         self._replay = ShardReplay(
@@ -183,28 +189,74 @@ class InlineStream:
     @contextlib.contextmanager
     def begin(self, *, is_resumed: bool) -> Iterator[None]:
         """Sets the random states for the beginning of an epoch that is resumed, until its end."""
-        shard, roots = self.progress.shards[0], self._roots | self._drawn_from
         if not is_resumed:
             if not self.progress.own_made:
-                shard.random = states_here(roots)
+                roots = self._roots | self._drawn_from
+                self.progress.shards[0].random = states_here(roots)
             yield
             return
         here = states_here(self._drawn_from)
-        set_states(shard.random, roots)
+        self.set_states()
         try:
             yield
         finally:
             set_states(here, self._drawn_from)
 
+    def set_states(self) -> None:
+        """Sets the random states as they were when the epoch began."""
+        set_states(self.progress.shards[0].random, self._roots | self._drawn_from)
+
+    def load_own(self, own: OwnState) -> LoadedState | None:
+        """Loads the dataset's state, for the iterator that is made next; None: it takes none."""
+        try:
+            loaded = LoadedState(own.state)
+            loaded.load_dataset(self._dataset)
+        except Exception:
+            self._refuse_own()
+            return None
+        return loaded
+
+    def continues(self, own: OwnState, loaded: LoadedState, index: object) -> bool:
+        """Makes again what followed a state of the dataset; False: it is not the same.
+
+        Args:
+            own: The state.
+            loaded: What is loaded of it into the iterator.
+            index: For the fetcher.
+        """
+        try:
+            loaded.load_iterator(iterator_in(self.fetcher), self._roots)
+            self.position, self._replay.digest = own.num_made, own.digest
+            self._make_again(index)
+        except Exception:
+            self._refuse_own()
+            return False
+        return True
+
+    def _refuse_own(self) -> None:
+        self._own_states.turn_off()
+        self.progress.is_own_refused = True
+        self.progress.shards[0].owns = []
+
     def make_again(self, index: object) -> None:
+        """Makes again what an earlier process made; raises FeedError if it differs."""
+        self.position, self.is_exhausted = self.progress.own_made, False
+        self._replay.digest = 0
+        self._make_again(index)
+
+    def _make_again(self, index: object) -> None:
         shard = self.progress.shards[0]
-        self._replay.up_to(shard.num_made, made=shard.num_made, digest=shard.digest, index=index)
+        resumed = Stream(
+            shard=0, num_shards=1, generation=0, made=shard.num_made, digest=shard.digest
+        )
+        self._replay.up_to(shard.num_made, resumed=resumed, index=index)
 
     def make(self, index: object) -> object:
         assert self.fetcher is not None
         self.position += 1
         try:
-            return self.fetcher.fetch(index)
+            fetcher = self.fetcher
+            return self._own_states.timed(lambda: fetcher.fetch(index))
         except StopIteration:
             self.position -= 1
             self.is_exhausted = True
@@ -220,5 +272,12 @@ class InlineStream:
             self.progress.deliver(0, self._replay.digest)
             raise
         self._replay.note(batch)
-        self.progress.deliver(0, self._replay.digest)
+        self.progress.deliver(0, self._replay.digest, self._own_state())
         return batch
+
+    def _own_state(self) -> OwnState | None:
+        """Returns the dataset's state after the last batch, if one is due."""
+        state = self._own_states.due(self._dataset, iterator_in(self.fetcher), self._roots)
+        if not state:
+            return None
+        return OwnState(num_made=self.position, digest=self._replay.digest, state=state)

@@ -29,7 +29,7 @@ from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
 from stoker.feed.wire.host_errors import place_of, words_of_error
-from stoker.feed.wire.protocol import BadSample, Make
+from stoker.feed.wire.protocol import BadSample, Make, OwnState
 from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.part_memory import PartsAsSamples, memory_of
@@ -215,7 +215,7 @@ def answer(make: Callable[[], object], slots: Slots, source: "Source") -> Batch 
     finally:
         slots.close_batch()
     # Outside of `try`: an error here is not the dataset's.
-    digest, state = source.made(encoded, slot)
+    digest, state, dataset_state = source.made(encoded, slot)
     return Batch(
         slot,
         encoded.tree,
@@ -224,6 +224,7 @@ def answer(make: Callable[[], object], slots: Slots, source: "Source") -> Batch 
         wall_seconds=time.monotonic() - wall,
         digest=digest,
         state=state,
+        own_state=dataset_state,
         sizes=source.sizes(),
         bad=source.bad(),
     )
@@ -283,8 +284,8 @@ class Source(Protocol):
     def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
         """Returns the batch of samples, which are read again if it is made twice."""
 
-    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Returns digest and states of a batch, where it is of a shard."""
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
+        """Returns digest, random states and the dataset's, where the batch is of a shard."""
 
     def sizes(self) -> bytes:
         """Returns the bytes of the last batch's samples, where they are measured."""
@@ -319,8 +320,8 @@ class BrokenSource:
     def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
         return self._error
 
-    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        return 0, b""
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
+        return 0, b"", None
 
     def sizes(self) -> bytes:
         return b""
@@ -445,9 +446,9 @@ class IndexedSource:
 
         return seeder.make(order.seed_words, collate)
 
-    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
         # Only shards have a digest and states.
-        return 0, b""
+        return 0, b"", None
 
     def sizes(self) -> bytes:
         collate_fn = self._spec.collate_fn

@@ -1,0 +1,150 @@
+"""States of iterable datasets that have some themselves, by torchdata's convention or Grain's.
+
+They are taken in the process that makes the batches, now and then, at a bounded cost. A new process
+loads one, makes the batches again that followed it, and compares their checksum. At least one batch
+follows: a state that does not lead to the same, as of a dataset that forgets its shuffle buffer, is
+noticed there, and the stream is made again from its first batch.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, cast
+
+from stoker.errors import ProtocolError
+from stoker.feed.seeding import set_states, states_here
+from stoker.feed.wire.codec import pack_value, unpack_value
+from stoker.feed.wire.protocol import MAX_OWN_BYTES
+
+# A run that resumes makes again what this time made: below it a state gains nothing.
+MIN_SECONDS = 1.0
+# A state is taken after 50 times as long as the last one took: 2 % at most.
+_SHARE = 50.0
+# torchdata's names, and those of Grain's iterators.
+_NAMES = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+
+StateTaker = Callable[[], object]
+StateLoader = Callable[[object], object]
+
+
+class _StateMethods(NamedTuple):
+    take: StateTaker
+    load: StateLoader
+
+
+def _methods_of(thing: object) -> _StateMethods | None:
+    for take, load in _NAMES:
+        methods = getattr(thing, take, None), getattr(thing, load, None)
+        if callable(methods[0]) and callable(methods[1]):
+            return _StateMethods(methods[0], methods[1])
+    return None
+
+
+def iterator_in(fetcher: object) -> object:
+    """Returns the iterator of a dataset that torch's fetcher reads."""
+    return getattr(fetcher, "dataset_iter", None)
+
+
+class OwnStates:
+    """The states of one stream's dataset and iterator: when to take them, and how."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._making_seconds = 0.0
+        self._cost_seconds = 0.0
+        self._is_off = False
+
+    def begin(self) -> None:
+        """Begins an epoch."""
+        self._making_seconds = 0.0
+
+    def timed(self, make: Callable[[], object]) -> object:
+        """Returns what `make` returns, and counts its seconds."""
+        began = self._clock()
+        try:
+            return make()
+        finally:
+            self._making_seconds += self._clock() - began
+
+    def turn_off(self) -> None:
+        """Takes no more states: they do not lead to the same batches, say."""
+        self._is_off = True
+
+    def due(self, dataset: object, iterator: object, roots: Mapping[str, object]) -> bytes:
+        """Returns a state after the last batch, where one is due; empty: none.
+
+        Args:
+            dataset: An iterable dataset, in the process that iterates over it.
+            iterator: Its iterator.
+            roots: What may hold random generators.
+        """
+        least_seconds = max(MIN_SECONDS, _SHARE * self._cost_seconds)
+        if self._is_off or self._making_seconds < least_seconds:
+            return b""
+        began = self._clock()
+        packed = self._packed(dataset, iterator, roots)
+        self._cost_seconds, self._making_seconds = self._clock() - began, 0.0
+        if not packed or len(packed) > MAX_OWN_BYTES:
+            self._is_off = True
+            return b""
+        return packed
+
+    def _packed(self, dataset: object, iterator: object, roots: Mapping[str, object]) -> bytes:
+        parts = {"dataset": dataset, "iterator": iterator}
+        if iterator is dataset:
+            # Its __iter__ begins again: the state is loaded after it.
+            del parts["dataset"]
+        states: dict[str, object] = {}
+        # The user's code, which may want arguments; what it returns may be no plain values.
+        try:
+            for name, part in parts.items():
+                methods = _methods_of(part)
+                if methods is not None:
+                    states[name] = methods.take()
+            if not states:
+                return b""
+            states["random"] = states_here(roots)
+            return pack_value(states, allow_pickle=False)
+        except Exception:
+            return b""
+
+
+class LoadedState:
+    """A state of a dataset, unpacked to be loaded.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+
+    def __init__(self, packed: bytes) -> None:
+        states = unpack_value(packed, allow_pickle=False)
+        if not isinstance(states, dict) or not isinstance(states.get("random"), bytes):
+            raise ProtocolError("not the state of an iterable dataset")
+        self._states = cast("dict[str, object]", states)
+
+    def load_dataset(self, dataset: object) -> None:
+        """Loads what is loaded before the iterator is made."""
+        self._load("dataset", dataset)
+
+    def load_iterator(self, iterator: object, roots: Mapping[str, object]) -> None:
+        """Loads what is loaded into the iterator, and then sets the random states."""
+        self._load("iterator", iterator)
+        random = cast("bytes", self._states["random"])
+        if random:
+            set_states(random, roots)
+
+    def _load(self, name: str, part: object) -> None:
+        if name not in self._states:
+            return
+        methods = _methods_of(part)
+        if methods is None:
+            raise ProtocolError(f"the state is of another {name}: this one takes none")
+        methods.load(self._states[name])
+
+
+def spare_of(parts: tuple[object, object]) -> tuple[object, object] | None:
+    """Returns a copy of a dataset and its collate function; None: they cannot be copied."""
+    try:
+        return copy.deepcopy(parts)
+    except Exception:
+        return None

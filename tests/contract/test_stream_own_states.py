@@ -1,0 +1,203 @@
+"""An iterable dataset with a state_dict resumes from it, if that gives the same batches."""
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+import stoker
+from stoker.feed.workers import own_states
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+COUNT = 48
+# How often workers have made each sample.
+READ = torch.zeros(COUNT, dtype=torch.int64).share_memory_()
+
+
+class Counting(IterableDataset[dict[str, object]]):
+    """Its state says how many samples it gave."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def ids(self) -> list[int]:
+        info = get_worker_info()
+        return list(range(COUNT)) if info is None else list(range(info.id, COUNT, info.num_workers))
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        ids = self.ids()
+        for place in range(self.place, len(ids)):
+            READ[ids[place]] += 1
+            self.place = place + 1
+            yield {"id": ids[place], "noise": random.random(), "torch": torch.rand(2)}
+        self.place = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Forgetful(Counting):
+    """Forgets its shuffle buffer, as Hugging Face's datasets do."""
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        buffer: list[dict[str, object]] = []
+        rng = random.Random(5)
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 6:
+                yield buffer.pop(rng.randrange(len(buffer)))
+        yield from buffer
+
+
+class Refusing(Counting):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if get_worker_info() is not None:
+            self.place = 5
+        raise ValueError("not this one")
+
+
+class Wordy(Counting):
+    """Its state wants arguments, as LitData's does."""
+
+    def state_dict(self, num_samples: int, batch_size: int) -> dict[str, object]:  # type: ignore[override]
+        return {}
+
+
+class OfIterator(Counting):
+    """Its iterator has the state, as Grain's has."""
+
+    def __iter__(self) -> "Places":  # type: ignore[override]
+        return Places(self)
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+
+class Places:
+    def __init__(self, data: OfIterator) -> None:
+        self.data = data
+        self.place = 0
+
+    def __iter__(self) -> "Places":
+        return self
+
+    def __next__(self) -> dict[str, object]:
+        ids = self.data.ids()
+        if self.place == len(ids):
+            raise StopIteration
+        index = ids[self.place]
+        READ[index] += 1
+        self.place += 1
+        return {"id": index, "noise": random.random(), "torch": torch.rand(2)}
+
+    def get_state(self) -> bytes:
+        return str(self.place).encode()
+
+    def set_state(self, state: bytes) -> None:
+        self.place = int(state)
+
+
+KINDS: dict[str, type[Counting]] = {
+    "counting": Counting,
+    "its iterator": OfIterator,
+    "forgetful": Forgetful,
+    "refusing": Refusing,
+    "wordy": Wordy,
+}
+
+
+@pytest.fixture(autouse=True)
+def _states_are_due_at_once(monkeypatch):
+    monkeypatch.setattr(own_states, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(own_states, "_SHARE", 0.0)
+
+
+def loader_of(dataset: Counting, num_workers: int, persistent: bool) -> Any:
+    return stoker.DataLoader(
+        dataset, batch_size=3, num_workers=num_workers, persistent_workers=persistent
+    )
+
+
+def run(dataset: Counting, num_workers: int, persistent: bool, *, at: int) -> tuple[list[str], Any]:
+    """Returns two epochs' batches, and the state in the second one's middle."""
+    torch.manual_seed(3)
+    random.seed(3)
+    loader = loader_of(dataset, num_workers, persistent)
+    list(loader)
+    batches, state = [], None
+    for number, batch in enumerate(loader):
+        if number == at - 1:
+            state = loader.state_dict()
+        batches.append(repr(batch))
+    return batches, state
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataset_with_a_state_resumes_exactly(kind, num_workers, persistent, capfd):
+    at = 9
+    batches, state = run(KINDS[kind](), num_workers, persistent, at=at)
+    random.seed(9)
+    READ.zero_()
+    dataset = KINDS[kind]()
+    loader = loader_of(dataset, num_workers, persistent)
+    loader.load_state_dict(state)
+    assert [repr(batch) for batch in loader] == batches[at:]
+    num_read = int(READ.sum())
+    err = capfd.readouterr().err
+    if kind in ("counting", "its iterator"):
+        # Two workers made again one batch each, to compare it.
+        assert num_read <= COUNT - (at - max(1, num_workers)) * 3 + 3
+        assert "own state was loaded for" in err
+        assert "stream_state_refused" not in err
+    else:
+        assert num_read >= COUNT
+        assert ("stream_state_refused" in err) == (kind in ("forgetful", "refusing"))
+
+
+def test_a_state_costs_little_of_the_time_that_batches_take(monkeypatch):
+    monkeypatch.undo()
+    now = [0.0]
+    states = own_states.OwnStates(clock=lambda: now[0])
+
+    def make(seconds: float) -> None:
+        now[0] += seconds
+
+    class Slow(Counting):
+        num_asked = 0
+
+        def state_dict(self) -> dict[str, object]:
+            self.num_asked += 1
+            make(0.1)
+            return {"place": 1}
+
+    dataset = Slow()
+    for _ in range(60):
+        states.timed(lambda: make(0.25))
+        states.due(dataset, iter(()), {})
+    # After 1 s, and then after 50 times as long as it took.
+    assert dataset.num_asked == 3
+
+
+@pytest.mark.parametrize("state", [b"0" * (5 << 20), object()], ids=["long", "not plain"])
+def test_a_state_that_is_long_or_not_plain_is_not_taken_again(state):
+    class Large(Counting):
+        num_asked = 0
+
+        def state_dict(self) -> dict[str, object]:
+            self.num_asked += 1
+            return {"buffer": state}
+
+    dataset, states = Large(), own_states.OwnStates(clock=time.monotonic)
+    assert states.due(dataset, iter(()), {}) == b""
+    assert states.due(dataset, iter(()), {}) == b""
+    assert dataset.num_asked == 1
