@@ -20,6 +20,7 @@ from stoker.records import (
     PLATFORM_INFOS,
     Group,
     Json,
+    PlatformInfo,
     PlatformName,
     Prices,
     bare_type,
@@ -130,57 +131,57 @@ class Instance:
         return min(self.network_gbps, _BASELINE_GBPS_PER_VCPU * self.vcpus)
 
 
+def _no_type(name: str) -> Instance | None:
+    """Makes no type of its name."""
+    return None
+
+
+@dataclass(kw_only=True, eq=False)
 class Catalog:
     """The instance types of one platform with their prices.
 
     Attributes:
-        instances: All types, by name.
+        instances: All types, by name; of two with one name the later counts.
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: unlimited.
+        make: Makes another type of its name; None of it: there is no such type.
         added_by: Option or key that adds a type.
         has_pools: Its types are the node pools of a cluster, and no others.
         hosts_region: AWS region of the hosts, if it is known and the prices are of another one.
     """
 
-    def __init__(
-        self,
-        *,
-        platform: PlatformName,
-        instances: Iterable[Instance],
-        source: str,
-        region: str | None = None,
-        purchase: str = "on-demand",
-        max_total_vcpus: int | None = None,
-        make: Callable[[str], Instance | None] | None = None,
-        added_by: str = "constraints.prices_file or --prices FILE",
-        has_pools: bool = False,
-        hosts_region: str | None = None,
-    ) -> None:
-        self.platform = platform
-        self.info = PLATFORM_INFOS[platform]
-        self._by_type = {instance.type: instance for instance in instances}
+    platform: PlatformName
+    instances: Sequence[Instance]
+    source: str
+    region: str | None = None
+    purchase: str = "on-demand"
+    max_total_vcpus: int | None = None
+    make: Callable[[str], Instance | None] = _no_type
+    added_by: str = "constraints.prices_file or --prices FILE"
+    has_pools: bool = False
+    hosts_region: str | None = None
+
+    def __post_init__(self) -> None:
+        self._by_type = {instance.type: instance for instance in self.instances}
         self.instances = tuple(self._by_type[name] for name in sorted(self._by_type))
-        self.source = source
-        self.region = region
-        self.purchase = purchase
-        self.max_total_vcpus = max_total_vcpus
-        self.added_by = added_by
-        self.has_pools = has_pools
-        self.hosts_region = hosts_region
-        self._make = make
+
+    @property
+    def info(self) -> PlatformInfo:
+        return PLATFORM_INFOS[self.platform]
 
     def with_type(self, instance: Instance) -> "Catalog":
         """Returns the catalog with one type more."""
-        return self._changed(instances=(*self.instances, instance))
+        return replace(self, instances=(*self.instances, instance))
 
     def with_names(self, make: Callable[[str], Instance | None]) -> "Catalog":
         """Returns the catalog that makes other types of their names."""
-        return self._changed(instances=self.instances, make=make)
+        return replace(self, make=make)
 
     def for_hosts_in(self, region: str | None) -> "Catalog":
         """Returns the catalog with prices of other regions as estimates, where hosts are there."""
         instances = [_in_region(instance, region) for instance in self.instances]
-        is_other = region is not None and self.region not in (None, region)
-        return self._changed(instances=instances, hosts_region=region if is_other else None)
+        if region is None or self.region in (None, region):
+            return replace(self, instances=instances)
+        return replace(self, instances=instances, hosts_region=region)
 
     def for_plan(
         self, types: Collection[str], *, usd_per_hour: float | None, words: str
@@ -202,27 +203,7 @@ class Catalog:
             else:
                 priced = replace(instance, usd_per_hour=usd_per_hour, estimate=words, barred="")
                 instances.append(priced)
-        return self._changed(instances=instances, hosts_region=self.hosts_region)
-
-    def _changed(
-        self,
-        *,
-        instances: Iterable[Instance],
-        make: Callable[[str], Instance | None] | None = None,
-        hosts_region: str | None = None,
-    ) -> "Catalog":
-        return Catalog(
-            platform=self.platform,
-            instances=instances,
-            source=self.source,
-            region=self.region,
-            purchase=self.purchase,
-            max_total_vcpus=self.max_total_vcpus,
-            make=make or self._make,
-            added_by=self.added_by,
-            has_pools=self.has_pools,
-            hosts_region=hosts_region or self.hosts_region,
-        )
+        return replace(self, instances=instances)
 
     def get(self, instance_type: str) -> Instance:
         """Returns the type of that name, with or without `ml.`; else raises UsageError."""
@@ -231,7 +212,7 @@ class Catalog:
         for spelling in (name, bare_type(name), f"ml.{name}"):
             if spelling in self._by_type:
                 return self._by_type[spelling]
-        if self._make and (instance := self._make(name)):
+        if instance := self.make(name):
             return instance
         names = tuple(self._by_type)
         # Both spellings: without its prefix a short name is too far from SageMaker's names.
@@ -758,14 +739,10 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
             base = local_instance(name)
         instances[name] = to_instance(row, table, platform=platform, base=base)
     has_prices = table.price_column is not None
-    return Catalog(
-        platform=platform,
-        # The prices of types that the table lacks may be another region's.
+    return replace(
+        catalog,
         instances=[_in_region(instance, table.region) for instance in instances.values()],
         source=f"{table.source}, else {catalog.source}" if has_prices else catalog.source,
         region=table.region or catalog.region,
         purchase="as in the price file" if has_prices else catalog.purchase,
-        max_total_vcpus=catalog.max_total_vcpus,
-        make=local_instance if catalog.info.is_this_machine else None,
-        hosts_region=catalog.hosts_region,
     )

@@ -58,33 +58,44 @@ def catalog_of(
     Raises:
         UsageError: If a table is wrong.
     """
-    settings = workload.kubernetes or KubernetesSettings()
+    settings = workload.kubernetes
+    has_pools = settings is not None and bool(settings.pools or settings.pools_file)
+    if has_pools and workload.platform_info.has_node_pools:
+        return _catalog_of_pools(workload, prices)
     region = job_region(workload)
-    if not workload.platform_info.has_node_pools or not (settings.pools or settings.pools_file):
-        catalog = _priced(load_catalog(workload.platform), workload, prices=prices, region=region)
-        if not catalog.info.needs_training_enum:
-            return catalog
-        make = partial(_of_service, is_service_type, workload.platform)
-        return catalog.for_hosts_in(region).with_names(make)
-    table = _table(settings)
-    catalog = _with(load_catalog(workload.platform), table)
-    catalog = _priced(catalog, workload, prices=prices, region=region)
+    catalog = _priced(load_catalog(workload.platform), workload, prices=prices, region=region)
+    if not catalog.info.needs_training_enum:
+        return catalog
+    make = partial(_of_service, is_service_type, workload.platform)
+    return catalog.for_hosts_in(region).with_names(make)
+
+
+def _catalog_of_pools(workload: Workload, prices: Path | None) -> Catalog:
+    """Returns the node pools that a workload names, with their prices."""
+    settings = workload.kubernetes or KubernetesSettings()
+    catalog = load_catalog(workload.platform)
+    names: list[str] = []
+    is_plain = False
+    if table := _table(settings):
+        catalog = extended(catalog, table)
+        names = [_bare(row.cells["instance_type"]) for row in table.rows]
+        # A column of plain prices does not say of which region they are.
+        is_plain = table.price_column is not None and table.region is None
+    catalog = _priced(catalog, workload, prices=prices, region=job_region(workload))
     by_type = {instance.type: instance for instance in catalog.instances}
-    names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
-    names += [_bare(name) for name in settings.pools]
+    pools = {_bare(name): pool for name, pool in settings.pools.items()}
     merged = with_pools(workload).kubernetes or settings
     today = _bare(workload.cluster.dnn.instance_type) if workload.cluster else ""
-    pools = {_bare(name): pool for name, pool in settings.pools.items()}
-    listed = (_instance(name, by_type.get(name), pools.get(name)) for name in dict.fromkeys(names))
+    instances = []
+    for name in dict.fromkeys([*names, *pools]):
+        instance = _instance(name, by_type.get(name), pools.get(name))
+        if instance is not None:
+            instances.append(_barred(instance, merged))
     has_prices = bool(prices or workload.constraints.prices_file)
-    # A column of plain prices does not say of which region they are.
-    is_plain = table is not None and table.price_column is not None and table.region is None
-    return Catalog(
-        platform=workload.platform,
-        instances=[_barred(instance, merged) for instance in listed if instance is not None],
-        source=catalog.source,
+    return replace(
+        catalog,
+        instances=instances,
         region=None if is_plain and not has_prices else catalog.region,
-        purchase=catalog.purchase,
         # Not proposed, but today's hosts need a price and a speed to be compared with.
         make=lambda name: by_type.get(name) if _bare(name) == today else None,
         added_by="kubernetes.pools_file",
@@ -124,7 +135,7 @@ def with_pools(workload: Workload) -> Workload:
     table = _table(settings) if settings else None
     if settings is None or table is None:
         return workload
-    catalog = _with(load_catalog(_OF_POOLS), table)
+    catalog = extended(load_catalog(_OF_POOLS), table)
     pools = dict(settings.pools)
     for row in table.rows:
         name = _bare(row.cells["instance_type"])
@@ -153,12 +164,6 @@ def _table(settings: KubernetesSettings) -> Table | None:
     if text is not None:
         return parse_table(text, platform=_OF_POOLS, source=_SOURCE)
     return None
-
-
-def _with(catalog: Catalog, table: Table | None) -> Catalog:
-    if table is None:
-        return catalog
-    return extended(catalog, table)
 
 
 def _bare(name: str) -> str:
