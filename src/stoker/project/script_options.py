@@ -9,7 +9,7 @@ import ast
 import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -111,6 +111,13 @@ class _Reader:
     def add_flag(self, name: str, text: str) -> None:
         self.add(FoundOption(name=name, type="flag", default=False, help=text))
 
+    def add_bool(
+        self, name: str, default: Json, text: str, *, type: OptionType = "switch", why: str = ""
+    ) -> None:
+        """Adds an option that is true or false; a default that is neither is the script's own."""
+        kept = default if isinstance(default, bool) else None
+        self.add(FoundOption(name=name, type=type, default=kept, help=text, why=why))
+
     def leave(self, name: str, why: str) -> None:
         self.left_out.setdefault(name, why)
 
@@ -141,8 +148,10 @@ def options_of(sources: Sequence[str], *, given: Sequence[str] = ()) -> ScriptOp
         reader.leave("LightningCLI", _BY_HAND)
     if not reader.found and not reader.left_out and _reads_argv(tree):
         reader.leave("sys.argv", "the script reads its words itself: write them into the command")
-    words = [word.partition("=")[0] for word in given if word.startswith("-")]
-    typed = {name for word in words for name in _meant(reader, word)}
+    typed: set[str] = set()
+    for word in given:
+        if word.startswith("-"):
+            typed.update(_meant(reader, word.partition("=")[0]))
     for name in sorted(typed):
         reader.leave(f"--{name}", "the command sets it")
     kept = [option for name, option in reader.found.items() if name not in typed]
@@ -293,26 +302,35 @@ def _imported(tree: ast.Module) -> Iterator[str]:
     yield from (name.partition(".")[0] for name in _modules(tree))
 
 
+def _texts(reader: _Reader, nodes: Iterable[ast.expr]) -> list[str]:
+    """Returns the texts among some expressions, such as an option's names."""
+    values = [_value(reader, node) for node in nodes]
+    return [value for value in values if isinstance(value, str) and value]
+
+
+def _subcommands(tree: ast.Module) -> set[str]:
+    """Returns the variables that hold the parser of a subcommand."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if _name_of(node.value.func) == "add_parser":
+            names.update(_name_of(target) for target in node.targets)
+    return names
+
+
 def _read_argparse(reader: _Reader) -> None:
-    below = {
-        _name_of(target)
-        for node in ast.walk(reader.tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        for target in node.targets
-        if _name_of(node.value.func) == "add_parser"
-    }
+    subcommands = _subcommands(reader.tree)
     for call in _calls(reader.tree):
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
             continue
-        names = [_value(reader, argument) for argument in call.args]
-        texts = [text for text in names if isinstance(text, str)]
-        if _UNKNOWN in names or len(texts) != len(names) or not texts:
+        names = _texts(reader, call.args)
+        if _UNKNOWN in names or len(names) != len(call.args) or not names:
             reader.leave(f"line {call.lineno}", "the option's name is computed")
-            continue
-        if _name_of(call.func.value) in below:
-            reader.leave(texts[-1], "it is an option of a subcommand")
-            continue
-        _add_argument(reader, texts, _keywords(call))
+        elif _name_of(call.func.value) in subcommands:
+            reader.leave(names[-1], "it is an option of a subcommand")
+        else:
+            _add_argument(reader, names, _keywords(call))
 
 
 def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) -> None:
@@ -334,9 +352,8 @@ def _add_argument(reader: _Reader, names: list[str], told: Mapping[str, ast.expr
         reader.add_flag(name, text)
     elif action == "BooleanOptionalAction":
         default = _value(reader, told.get("default"))
-        kept = default if isinstance(default, bool) else None
-        why = "" if default is None or kept is not None else "its default is computed"
-        reader.add(FoundOption(name=name, type="switch", default=kept, help=text, why=why))
+        is_known = default is None or isinstance(default, bool)
+        reader.add_bool(name, default, text, why="" if is_known else "its default is computed")
     elif action in (None, "store"):
         reader.add(_stored(reader, name, told))
     elif action not in ("help", "version"):
@@ -434,11 +451,11 @@ def _passed(value: Json, kind: OptionType | None, *, is_several: bool) -> tuple[
         return None, "its default has types that differ from its words"
     if isinstance(value, str):
         return _of_text(value, kind)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "float" and is_number and isinstance(value, int | float):
-        return float(value), ""
-    if kind == "int" and is_number and isinstance(value, int):
-        return value, ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if kind == "float":
+            return float(value), ""
+        if kind == "int" and isinstance(value, int):
+            return value, ""
     return None, f"its default, {value!r}, would arrive as a text"
 
 
@@ -453,8 +470,10 @@ def _is_of(part: Json, kind: OptionType | None) -> bool:
 def _of_text(value: str, kind: OptionType | None) -> tuple[Json, str]:
     # argparse itself hands a text to the type.
     try:
-        if kind in ("int", "float"):
-            return (int(value) if kind == "int" else float(value)), ""
+        if kind == "int":
+            return int(value), ""
+        if kind == "float":
+            return float(value), ""
     except ValueError:
         return None, f"its default, {value!r}, is no number"
     if value.startswith("-"):
@@ -469,8 +488,9 @@ def _read_absl(reader: _Reader) -> None:
             continue
         name, default = _value(reader, call.args[0]), call.args[1]
         keywords = _keywords(call)
-        texts = [*call.args[2:], *([keywords["help"]] if "help" in keywords else [])]
-        text = _help(reader, {"help": texts[-1]} if texts else {})
+        if len(call.args) > 2:
+            keywords.setdefault("help", call.args[-1])
+        text = _help(reader, keywords)
         if kind not in _ABSL or not isinstance(name, str) or name is _UNKNOWN:
             reader.leave(f"line {call.lineno}", f"flags of {kind} are not read")
         elif _ABSL[kind] == "flag" and _value(reader, default) is not False:
@@ -498,16 +518,15 @@ def _read_click(reader: _Reader, function: ast.FunctionDef) -> None:
         if not isinstance(decorator, ast.Call):
             continue
         kind, keywords = _name_of(decorator.func), _keywords(decorator)
-        names = [each for each in (_value(reader, arg) for arg in decorator.args) if each]
-        texts = [each for each in names if isinstance(each, str)]
-        if kind == "argument" and texts:
-            reader.leave(texts[0], "a positional argument belongs in the command")
-        if kind != "option" or not texts:
+        names = _texts(reader, decorator.args)
+        if kind == "argument" and names:
+            reader.leave(names[0], "a positional argument belongs in the command")
+        if kind != "option" or not names:
             continue
         if "multiple" in keywords or "count" in keywords:
-            reader.leave(texts[0], "it is given more than once")
-            continue
-        _add_click(reader, texts, keywords)
+            reader.leave(names[0], "it is given more than once")
+        else:
+            _add_click(reader, names, keywords)
 
 
 def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) -> None:
@@ -515,9 +534,8 @@ def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) 
     both = next((name for name in names if "/" in name), "")
     if both:
         name, _, off = both.partition("/")
-        kept = default if isinstance(default, bool) else None
         if off.strip() == f"--no-{name.strip()[2:]}":
-            reader.add(FoundOption(name=name.strip()[2:], type="switch", default=kept, help=text))
+            reader.add_bool(name.strip()[2:], default, text)
         else:
             reader.leave(name, f"it is turned off by {off}")
         return
@@ -525,7 +543,7 @@ def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) 
     if not name:
         reader.leave(names[0], "a long option needs two dashes to be passed")
         return
-    reader.aliases |= {each.lstrip("-"): name for each in names}
+    reader.aliases |= {alias.lstrip("-"): name for alias in names}
     if _value(reader, told.get("is_flag")) is True or isinstance(default, bool):
         reader.add_flag(name, text)
     else:
@@ -577,38 +595,29 @@ def _read_typer(reader: _Reader, function: ast.FunctionDef) -> None:
 
 
 def _add_typer(reader: _Reader, argument: ast.arg, default: ast.expr | None) -> None:
-    kind, call = argument.annotation, default if isinstance(default, ast.Call) else None
-    if isinstance(kind, ast.Subscript) and _name_of(kind.value) == "Annotated":
-        parts = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
-        kind = parts[0]
-        call = next((each for each in parts[1:] if isinstance(each, ast.Call)), call)
-    elif call is not None:
+    kind, call = argument.annotation, default
+    if (
+        isinstance(kind, ast.Subscript)
+        and isinstance(kind.slice, ast.Tuple)
+        and _name_of(kind.value) == "Annotated"
+    ):
+        kind, *parts = kind.slice.elts
+        call = next((part for part in parts if isinstance(part, ast.Call)), default)
+    elif isinstance(call, ast.Call):
         default = call.args[0] if call.args else _keywords(call).get("default")
-    shown = argument.arg
-    is_option = default is not None if call is None else _name_of(call.func) == "Option"
+    is_option, names, keywords = default is not None, [], {}
+    if isinstance(call, ast.Call):
+        is_option = _name_of(call.func) == "Option"
+        names, keywords = _texts(reader, call.args), _keywords(call)
     if not is_option:
-        reader.leave(shown, "a positional argument belongs in the command")
+        reader.leave(argument.arg, "a positional argument belongs in the command")
         return
-    named = [each for each in (_value(reader, arg) for arg in (call.args if call else ())) if each]
-    name = _option_name([each for each in named if isinstance(each, str)])
-    name = name or argument.arg.replace("_", "-")
-    keywords = _keywords(call) if call else {}
-    value = _value(reader, default)
+    name, text = _option_name(names) or argument.arg.replace("_", "-"), _help(reader, keywords)
     if _name_of(kind) == "bool":
-        kept = value if isinstance(value, bool) else None
-        switch = FoundOption(name=name, type="switch", default=kept, help=_help(reader, keywords))
-        reader.add(switch)
+        reader.add_bool(name, _value(reader, default), text)
         return
-    reader.add(
-        _typed(
-            reader,
-            name,
-            kind=_inner(kind),
-            default=default,
-            choices=None,
-            text=_help(reader, keywords),
-        )
-    )
+    option = _typed(reader, name, kind=_inner(kind), default=default, choices=None, text=text)
+    reader.add(option)
 
 
 def _inner(kind: ast.expr | None) -> ast.expr | None:
@@ -645,19 +654,15 @@ def _add_field(reader: _Reader, name: str, node: ast.AnnAssign) -> None:
         metadata = _value(reader, keywords.get("metadata"))
         text = str(metadata.get("help", "")) if isinstance(metadata, Mapping) else ""
         is_made, default = "default_factory" in keywords, keywords.get("default")
-    kind = _inner(node.annotation)
-    is_several = isinstance(kind, ast.Subscript) and _name_of(kind.value) in ("list", "List")
+    kind, choices, is_several = _inner(node.annotation), None, False
     if isinstance(kind, ast.Subscript):
-        literal = _name_of(kind.value) == "Literal"
-        choices = kind.slice if literal else None
+        generic = _name_of(kind.value)
+        is_several = generic in ("list", "List")
+        choices = kind.slice if generic == "Literal" else None
         kind = kind.slice if is_several else None
-    else:
-        choices = None
     text = " ".join(text.split())
     if _name_of(kind) == "bool":
-        value = _value(reader, default)
-        kept = value if isinstance(value, bool) else None
-        reader.add(FoundOption(name=name, type="bool", default=kept, help=text))
+        reader.add_bool(name, _value(reader, default), text, type="bool")
         return
     option = _typed(
         reader,
