@@ -20,6 +20,7 @@ from stoker.records import (
     Json,
     Measured,
     Performance,
+    Plan,
     Predicted,
     Profile,
     StepCost,
@@ -253,56 +254,74 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     measured = training.measured
     if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
         return None
-    keep = next((plan.predicted for plan in decision.plans if plan.action == "keep"), None)
+    keep = decision.today.predicted if decision.today else None
     # The profile's step is another machine's.
     scaled = keep if decision.taken_elsewhere else None
     today = scaled.step_seconds if scaled else profile.step.step_seconds
-    # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
     is_billed = decision.prices.is_billed
-    # The chosen plan first: another one in the list may have the same hosts.
-    plans = (decision.plan, *decision.plans)
-    plan = next(
-        (candidate for candidate in plans if _is_same(candidate.groups, training.groups)), None
-    )
+    plan = _plan_that_ran(decision, training)
     promise = plan.predicted if plan else None
     whole = _whole_epochs(profile, measured, today_seconds=today, keep=scaled, promise=promise)
     baseline = _cost_of(keep, today, whole=whole.baseline, is_billed=is_billed)
-    predicted = None
+    # The plan's hosts ran, so its price also holds where the run has none.
+    outcome = _cost_of(promise, measured.step_seconds, whole=whole.measured, is_billed=is_billed)
+    if is_billed:
+        outcome = _with_bill(outcome, measured, is_estimate=training.is_estimate)
+    band, predicted, error = whole.band, None, None
     if promise is not None:
+        low, high = promise.step_seconds_low, promise.step_seconds_high
+        band = band or Band(low_seconds=low, high_seconds=high)
         predicted = _cost_of(
             promise, promise.step_seconds, whole=whole.predicted, is_billed=is_billed
         )
-    # The plan's hosts ran, so its price also holds where the run has none.
-    outcome = _cost_of(promise, measured.step_seconds, whole=whole.measured, is_billed=is_billed)
-    if is_billed and measured.usd_per_1000_steps is not None:
-        compared = outcome.counted_seconds / measured.counted_seconds
-        outcome = msgspec.structs.replace(
-            outcome,
-            usd_per_1000_steps=measured.usd_per_1000_steps * compared,
-            is_estimate=outcome.is_estimate or training.is_estimate,
-        )
-    change = _change(outcome.usd_per_1000_steps, baseline.usd_per_1000_steps)
-    if not is_billed:
-        change = _change(outcome.cpu_seconds, baseline.cpu_seconds)
-    band = whole.band
-    if band is None and promise is not None:
-        band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
-    # Of another machine's GPU, a profile that was taken elsewhere says nothing.
-    gpus = profile.observed.gpus if profile.observed and not decision.taken_elsewhere else ()
+        error = _change(outcome.counted_seconds, predicted.counted_seconds)
     return Performance(
         action=plan.action if plan else None,
-        baseline=_with_load(baseline, gpus),
+        baseline=_with_load(baseline, _gpus_today(profile, decision)),
         predicted=predicted,
         measured=_with_load(outcome, training.gpus),
-        prediction_error=_change(
-            outcome.counted_seconds, predicted.counted_seconds if predicted else None
-        ),
+        prediction_error=error,
         band=band,
         is_inside_band=band.holds(outcome.counted_seconds) if band else None,
         speedup=baseline.counted_seconds / outcome.counted_seconds,
-        cost_change=change,
+        cost_change=_cost_change(outcome, baseline, is_billed=is_billed),
         busy=training.busy or (_PROFILED_BUSY if decision.is_noisy else ""),
         is_helped=training.is_helped,
+    )
+
+
+def _gpus_today(profile: Profile, decision: Decision) -> Sequence[GpuLoad]:
+    # Of another machine's GPU, a profile that was taken elsewhere says nothing.
+    if profile.observed is None or decision.taken_elsewhere:
+        return ()
+    return profile.observed.gpus
+
+
+def _cost_change(cost: StepCost, reference: StepCost, *, is_billed: bool) -> float | None:
+    # Nominal dollars only compare plans; without a bill the cost is in CPU-seconds.
+    if is_billed:
+        return _change(cost.usd_per_1000_steps, reference.usd_per_1000_steps)
+    return _change(cost.cpu_seconds, reference.cpu_seconds)
+
+
+def _plan_that_ran(decision: Decision, training: Training) -> Plan | None:
+    """Returns the decision's plan with the hosts of the run; None: they were named otherwise."""
+    # The chosen plan first: another one in the list may have the same hosts.
+    for plan in (decision.plan, *decision.plans):
+        if _is_same(plan.groups, training.groups):
+            return plan
+    return None
+
+
+def _with_bill(cost: StepCost, measured: Measured, *, is_estimate: bool) -> StepCost:
+    """Returns what the run cost by its bill; the plan's price where the run has none."""
+    if measured.usd_per_1000_steps is None:
+        return cost
+    compared = cost.counted_seconds / measured.counted_seconds
+    return msgspec.structs.replace(
+        cost,
+        usd_per_1000_steps=measured.usd_per_1000_steps * compared,
+        is_estimate=cost.is_estimate or is_estimate,
     )
 
 

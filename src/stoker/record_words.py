@@ -268,8 +268,10 @@ def free_first(decision: Decision) -> Plan | None:
         if plan.action in actions and plan.feasible and plan.predicted
     ]
     seconds, best = min(able, key=lambda each: each[0], default=(math.inf, None))
-    today = next((p.predicted for p in decision.plans if p.action == "keep"), None)
-    if best is None or today is None or seconds > _HELPS * today.counted_seconds:
+    today = decision.today
+    if best is None or today is None or today.predicted is None:
+        return None
+    if seconds > _HELPS * today.predicted.counted_seconds:
         return None
     # Fewer cores where they are about as good.
     near = [plan for step, plan in able if step <= seconds * _AS_GOOD]
@@ -304,7 +306,8 @@ def _cpu_seconds(plan: Plan) -> float:
 
 
 def todays_group(decision: Decision) -> Group | None:
-    return next((plan.groups[0] for plan in decision.plans if plan.action == "keep"), None)
+    today = decision.today
+    return today.groups[0] if today else None
 
 
 def plan_name(plan: Plan, *, today: Group | None = None) -> str:

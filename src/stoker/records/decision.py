@@ -411,6 +411,11 @@ class Decision(Record, frozen=True, kw_only=True):
             return "unknown"
         return "none" if self.action == "keep" else "sure"
 
+    @property
+    def today(self) -> Plan | None:
+        """The plan that keeps today's hosts; None: none of its plans does."""
+        return next((plan for plan in self.plans if plan.action == "keep"), None)
+
 
 def predicted_of(groups: Iterable[Group], decision: Decision | None) -> Predicted | None:
     """Returns the prediction for these groups; None without one: they may be of no plan."""

@@ -164,10 +164,9 @@ def remembered_run(
             plans alone; the training without what is of single hosts.
     """
     profile, decision, training = records
-    probable = (decision.probable,) if decision.probable else ()
-    keep = tuple(plan for plan in decision.plans if plan.action == "keep")
     # `followed` may ask for each of these, which may be one plan.
-    plans = (decision.plan, *probable, *keep[:1])
+    named = (decision.plan, decision.probable, decision.today)
+    plans = tuple(plan for plan in named if plan)
     measured = training.measured
     if measured:
         measured = msgspec.structs.replace(measured, timeline_file=None)
