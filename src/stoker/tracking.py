@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,16 +99,30 @@ def started(
     return _asked(order, timeout=settings.timeout_seconds, environ=environ)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRecords:
+    """What a run leaves in MLflow.
+
+    Attributes:
+        run: Name of the run.
+        training: None: it failed without a record.
+        evaluation: None: it was not judged.
+        files: Artifacts; missing files are left out.
+        is_refused: No job began: without a record, the status of an earlier attempt stays.
+    """
+
+    run: str
+    training: Training | None
+    evaluation: Evaluation | None = None
+    files: Sequence[Path] = ()
+    is_refused: bool = False
+
+
 def kept(
     settings: TrackingSettings,
+    records: TrackedRecords,
     *,
-    run: str,
     tags: Mapping[str, str],
-    training: Training | None,
-    evaluation: Evaluation | None = None,
-    run_id: str | None = None,
-    files: Sequence[Path] = (),
-    is_refused: bool = False,
     environ: Mapping[str, str],
     timeout: float | None = None,
 ) -> TrackedRun:
@@ -116,26 +131,34 @@ def kept(
     Parameters that have a value there keep it: the script's own take precedence.
 
     Args:
-        training: None: it failed without a record.
-        run_id: The run in MLflow, where no record has it.
-        files: Artifacts; missing files are left out.
-        is_refused: No job began: without a record, the status of an earlier attempt stays.
+        settings: The workload's, with the server.
+        records: The run, and what it left.
+        tags: Of the run, more than its records say.
+        environ: Variables of the process with MLflow.
+        timeout: Seconds that it may take; None: as the settings say.
     """
-    metrics = metrics_of(training, evaluation)
+    training, evaluation = records.training, records.evaluation
     order = TrackingOrder(
         address=_address(settings),
-        experiment=settings.experiment or run,
-        run=run,
-        run_id=run_id or (training.mlflow_run_id if training else None),
+        experiment=settings.experiment or records.run,
+        run=records.run,
         is_managed=settings.is_managed,
-        status=_STATUS[training.status] if training else "FAILED",
-        is_refused=is_refused and training is None,
-        step=(training and training.num_steps) or 0,
-        parameters=parameters_of(training) if training else {},
-        metrics={name: _told(value) for name, value in metrics.items()},
-        tags={**tags, **(tags_of(training, evaluation) if training else {_STATUS_TAG: "failed"})},
-        files=tuple(str(file) for file in files if file.is_file()),
+        status="FAILED",
+        is_refused=records.is_refused,
+        metrics={name: _told(value) for name, value in metrics_of(training, evaluation).items()},
+        tags={**tags, _STATUS_TAG: "failed"},
+        files=tuple(str(file) for file in records.files if file.is_file()),
     )
+    if training is not None:
+        order = msgspec.structs.replace(
+            order,
+            run_id=training.mlflow_run_id,
+            status=_STATUS[training.status],
+            is_refused=False,
+            step=training.num_steps or 0,
+            parameters=parameters_of(training),
+            tags={**tags, **tags_of(training, evaluation)},
+        )
     return _asked(order, timeout=timeout or settings.timeout_seconds, environ=environ)
 
 
@@ -285,21 +308,13 @@ def _words(err: Exception) -> str:
 
 def _written(order: TrackingOrder) -> TrackedRun:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param, RunTag
+    from mlflow.entities import RunTag
 
     client = MlflowClient(tracking_uri=order.address)
     run_id, experiment_id = _run_of(client, order)
     there = client.get_run(run_id).data
-    now = int(time.time() * 1000)
-    parameters = {_name(name): text[:_MAX_VALUE] for name, text in order.parameters.items()}
-    for names in _parts(sorted(set(parameters) - set(there.params))):
-        client.log_batch(run_id, params=[Param(name, parameters[name]) for name in names])
-    metrics = {_name(name): float(value) for name, value in order.metrics.items()}
-    # The same value again would be a second point of its curve.
-    new = [name for name in sorted(metrics) if not _is(there.metrics.get(name), metrics[name])]
-    for names in _parts(new):
-        points = [Metric(name, metrics[name], now, order.step) for name in names]
-        client.log_batch(run_id, metrics=points)
+    changed = _log_parameters(client, run_id, order.parameters, there=there.params)
+    _log_metrics(client, run_id, order, there=there.metrics)
     ended = _STATUS.get(there.tags.get(_STATUS_TAG, "")) if order.is_refused else None
     tags = _tags(order, there.tags, has_ended=ended is not None)
     client.log_batch(run_id, tags=[RunTag(name, tags[name]) for name in sorted(tags)])
@@ -309,12 +324,40 @@ def _written(order: TrackingOrder) -> TrackedRun:
         client.set_terminated(run_id, ended or order.status)
     else:
         client.update_run(run_id, status="RUNNING")
-    changed = sorted(n for n in parameters if there.params.get(n, parameters[n]) != parameters[n])
     if changed and not trouble:
         trouble = "it keeps the first value of " + _short(", ".join(changed))
-    page = f"{order.address}/#/experiments/{experiment_id}/runs/{run_id}"
-    url = page if order.address.startswith("http") else ""
+    url = ""
+    if order.address.startswith("http"):
+        url = f"{order.address}/#/experiments/{experiment_id}/runs/{run_id}"
     return TrackedRun(run_id=run_id, url=url, trouble=trouble)
+
+
+def _log_parameters(
+    client: "MlflowClient", run_id: str, given: Mapping[str, str], *, there: Mapping[str, str]
+) -> list[str]:
+    """Writes new parameters; returns the names of those that have another value there."""
+    from mlflow.entities import Param
+
+    parameters = {_name(name): text[:_MAX_VALUE] for name, text in given.items()}
+    for names in _parts(sorted(parameters.keys() - there.keys())):
+        client.log_batch(run_id, params=[Param(name, parameters[name]) for name in names])
+    kept_names = sorted(parameters.keys() & there.keys())
+    return [name for name in kept_names if there[name] != parameters[name]]
+
+
+def _log_metrics(
+    client: "MlflowClient", run_id: str, order: TrackingOrder, *, there: Mapping[str, float]
+) -> None:
+    """Writes the metrics that have another value there, or none."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    metrics = {_name(name): float(value) for name, value in order.metrics.items()}
+    # The same value again would be a second point of its curve.
+    new = [name for name in sorted(metrics) if not _is(there.get(name), metrics[name])]
+    for names in _parts(new):
+        points = [Metric(name, metrics[name], now, order.step) for name in names]
+        client.log_batch(run_id, metrics=points)
 
 
 def _tags(order: TrackingOrder, there: Mapping[str, str], *, has_ended: bool) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 
 from stoker import tracking
 from stoker.records import Evaluation, TrackingSettings
-from stoker.tracking import TrackedRun, TrackingOrder, kept, started
+from stoker.tracking import TrackedRecords, TrackedRun, TrackingOrder, kept, started
 from support.command import stoker
 from support.sample_records import training
 
@@ -74,12 +74,13 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, as
     found = {"hyperparameters": {"lr": 0.1, "version": "1.10"}, "metrics": figures}
     record = msgspec.structs.replace(training(), **found)
     files = [report, tmp_path / "is-not-there.json"]
-    again = keep(run="mnist-1", tags={}, training=record, files=files)
+    again = keep(TrackedRecords(run="mnist-1", training=record, files=files), tags={})
     assert again.run_id == first.run_id
     assert again.trouble == "it keeps the first value of lr"
     record = msgspec.structs.replace(record, mlflow_run_id=first.run_id)
     tags, passed = {"stoker_run": "mnist-1"}, Evaluation(passed=True)
-    last = keep(run="of another name", tags=tags, training=record, evaluation=passed)
+    renamed = TrackedRecords(run="of another name", training=record, evaluation=passed)
+    last = keep(renamed, tags=tags)
     assert last.run_id == first.run_id
     metrics = texts(run / "metrics")
     assert metrics["stoker_passed"].split()[1] == "1.0"
@@ -91,7 +92,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point(tmp_path, as
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     assert texts(run / "artifacts") == {"report.html": "<p>report"}
     # An attempt that was refused, in a pod that has no record: the end is that of the first.
-    keep(run="mnist-1", tags={}, training=None, is_refused=True)
+    keep(TrackedRecords(run="mnist-1", training=None, is_refused=True), tags={})
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     # FINISHED
     assert "status: 3" in (run / "meta.yaml").read_text()

@@ -1,7 +1,6 @@
 import json
 import math
 import os
-from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +9,15 @@ from stoker.errors import PlatformError, install_command
 from stoker.platforms.local import lock_run_folder
 from stoker.records import Evaluation, GateResult, TrackingSettings, Workload, to_json, write_json
 from stoker.run.training_run import FollowedTraining
-from stoker.tracking import TrackedRun, handed, kept, metrics_of, parameters_of, started
+from stoker.tracking import (
+    TrackedRecords,
+    TrackedRun,
+    handed,
+    kept,
+    metrics_of,
+    parameters_of,
+    started,
+)
 from support import sample_records
 from support.command import stoker, succeeds
 from support.sample_records import training, training_of_epochs
@@ -65,7 +72,7 @@ def test_without_mlflow_or_its_plugin_the_line_says_what_to_install(monkeypatch)
     told = started(TrackingSettings(mlflow=managed), run="r", tags={}, environ={})
     assert told == TrackedRun(trouble="its plugin is missing: pip install sagemaker-mlflow")
     monkeypatch.setattr("stoker.tracking.find_spec", lambda name: None)
-    told = kept(SERVER, run="r", tags={}, training=None, environ={})
+    told = kept(SERVER, TrackedRecords(run="r", training=None), tags={}, environ={})
     assert told.trouble == f"mlflow is not installed: {install_command('mlflow')}"
 
 
@@ -75,10 +82,10 @@ TRACKED = to_json(Workload(name="mnist", command=("true",), tracking=SERVER))
 @pytest.fixture
 def kept_runs(monkeypatch):
     """Collects what the commands would write to MLflow."""
-    found: list[dict[str, Any]] = []
+    found: list[TrackedRecords] = []
 
-    def keep(*_: object, **told: Any) -> TrackedRun:
-        found.append(told)
+    def keep(_: object, records: TrackedRecords, **__: object) -> TrackedRun:
+        found.append(records)
         return TrackedRun(run_id="1")
 
     monkeypatch.setattr("stoker.run.mlflow_run.kept", keep)
@@ -110,10 +117,10 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
         if first:
             write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
         assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
-        told = kept_runs.pop()
+        records = kept_runs.pop()
         # A job that began and left no record has failed.
-        assert told["training"] == (None if is_begun else first)
-        assert told["is_refused"] is not is_begun
+        assert records.training == (None if is_begun else first)
+        assert records.is_refused is not is_begun
 
 
 def test_an_evaluation_without_room_for_copies_keeps_its_figures(tmp_path, kept_runs, monkeypatch):
@@ -127,6 +134,6 @@ def test_an_evaluation_without_room_for_copies_keeps_its_figures(tmp_path, kept_
     monkeypatch.setattr("stoker.run.judging.shutil.copyfile", full)
     done = succeeds("evaluate", TRACKED, *words, cwd=tmp_path)
     assert "mlflow: files not kept: [Errno 28]" in done.stdout + done.stderr
-    (told,) = kept_runs
-    assert told["files"] == []
+    (records,) = kept_runs
+    assert records.files == []
     assert json.loads((tmp_path / "evaluation.json").read_text())["passed"]

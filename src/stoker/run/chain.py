@@ -47,6 +47,7 @@ from stoker.run.reports import found_in, report_of_run
 from stoker.run.training_run import FollowedTraining, train_and_keep
 from stoker.run.webhook import telling
 from stoker.terminal import relative, say, step_line
+from stoker.tracking import TrackedRecords
 from stoker.train import prepare
 
 _LINES = "\n\t"
@@ -315,16 +316,15 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
     folder = chain.run_dir
     if not chain.workload.tracking.mlflow:
         return ""
-    return keep_tracked(
-        tracking_of(chain.workload),
+    records = TrackedRecords(
         run=folder.name,
         training=found_in(folder / "training.json", Training),
         evaluation=found_in(folder / "evaluation.json", Evaluation),
         files=[*(folder / f"{RECORD_OF[step]}.json" for step in STEPS), report],
         is_refused=not chain.has_submitted,
-        is_stopped=is_stopped,
-        quiet=chain.quiet,
     )
+    tracking = tracking_of(chain.workload)
+    return keep_tracked(tracking, records, is_stopped=is_stopped, quiet=chain.quiet)
 
 
 def forget_later(run_dir: Path, first: int) -> None:

@@ -36,6 +36,7 @@ from stoker.run.outputs import Outputs, deliver, told_of_evaluation
 from stoker.run.pipeline_memory import PlaceInMemory, keep_remembered
 from stoker.run.webhook import telling
 from stoker.terminal import say
+from stoker.tracking import TrackedRecords
 
 
 def _mark_model(training: Training, record: Evaluation, *, workload: Workload, quiet: bool) -> None:
@@ -196,15 +197,14 @@ def _tracked(judgement: Judgement, training: Training, record: Evaluation) -> st
         "evaluation.json": judgement.outputs.out or Path("evaluation.json"),
     }
     with _copies(named, training=training, quiet=judgement.as_json) as files:
-        return keep_tracked(
-            tracking_of(judgement.workload),
+        records = TrackedRecords(
             run=pipeline_run() or training.job.name,
-            run_id=training.mlflow_run_id,
             training=training,
             evaluation=record,
             files=files,
-            quiet=judgement.as_json,
         )
+        tracking = tracking_of(judgement.workload)
+        return keep_tracked(tracking, records, quiet=judgement.as_json)
 
 
 @contextlib.contextmanager

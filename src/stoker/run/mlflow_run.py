@@ -1,15 +1,13 @@
 """Runs of commands in MLflow, and the line on the result."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from stoker.platforms.base import JobSpec
-from stoker.records import Evaluation, TrackingSettings, Training
+from stoker.records import TrackingSettings
 from stoker.records.platforms import info_of
 from stoker.terminal import say
-from stoker.tracking import TrackedRun, handed, kept, started
+from stoker.tracking import TrackedRecords, TrackedRun, handed, kept, started
 
 # After Ctrl-C or SIGTERM: a pod has 30 s to end.
 _STOPPED_SECONDS = 15.0
@@ -37,42 +35,26 @@ def start_tracking(job: JobSpec, *, platform: str, quiet: bool) -> JobSpec:
 
 def keep_tracked(
     tracking: TrackingSettings,
+    records: TrackedRecords,
     *,
-    run: str,
-    training: Training | None,
-    evaluation: Evaluation | None = None,
-    run_id: str | None = None,
-    files: Sequence[Path] = (),
-    is_refused: bool = False,
     is_stopped: bool = False,
     quiet: bool,
 ) -> str:
     """Writes a run's records to MLflow, where the workload names one; returns its page's address.
 
-    There is little time for it if the process was asked to end (`is_stopped`).
-
     Args:
         tracking: The workload's settings; without a server nothing is written.
-        run: Name of the run.
-        training: Its training; None: it left no record.
-        evaluation: Its evaluation, if it was judged.
-        run_id: Id of the run in MLflow; None: it is found by its name.
-        files: Files to keep with it; those that are missing are left out.
-        is_refused: Whether no job was started, so that an earlier end stays as it is.
+        records: The run, and what it left.
         is_stopped: Whether the process was told to end: then there is little time.
         quiet: Whether nothing is printed.
     """
     if not tracking.mlflow:
         return ""
+    training = records.training
     tracked = kept(
         tracking,
-        run=run,
+        records,
         tags=_tags(training.workload_sha256 if training else None),
-        training=training,
-        evaluation=evaluation,
-        run_id=run_id,
-        files=files,
-        is_refused=is_refused,
         environ=os.environ,
         timeout=min(_STOPPED_SECONDS, tracking.timeout_seconds) if is_stopped else None,
     )

@@ -38,6 +38,7 @@ from stoker.run.reports import report_of_run
 from stoker.run.unchanged import code_here
 from stoker.run.webhook import telling, warned
 from stoker.terminal import ask, is_interactive, relative, say
+from stoker.tracking import TrackedRecords
 from stoker.train import JobObserver, train
 
 # Events of a continuing run that go to its webhook.
@@ -97,15 +98,13 @@ class FollowedTraining:
         is_stopped: bool = False,
     ) -> str:
         """Writes a record and `files` of the folder to MLflow; returns the page of the run."""
-        return keep_tracked(
-            self.job.tracking,
+        records = TrackedRecords(
             run=self.job.run_name,
             training=training,
             files=[self.folder / name for name in files],
             is_refused=is_refused,
-            is_stopped=is_stopped,
-            quiet=self.quiet,
         )
+        return keep_tracked(self.job.tracking, records, is_stopped=is_stopped, quiet=self.quiet)
 
     def report(self) -> Path:
         return report_of_run(self.folder, workload=self.workload, command=self.again)
