@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from stoker.errors import UsageError
-from stoker.platforms.sagemaker.pending import is_accelerated, pending_limit, pending_rules
+from stoker.platforms.sagemaker.checks import _pending_rules as pending_rules
+from stoker.platforms.sagemaker.pending import is_accelerated, pending_limit
 from stoker.platforms.sagemaker.request import REQUEST_TAG, plan_request
 from stoker.platforms.service_limits import service_model
 from stoker.records import OnNoCapacity, PlatformSettings

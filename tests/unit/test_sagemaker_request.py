@@ -21,7 +21,8 @@ from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.checks import check_body, notes, problems
-from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG
+from stoker.platforms.sagemaker.request import REQUEST_TAG
+from stoker.platforms.sagemaker.training_job import PROGRESS_METRICS
 from stoker.records import Channel, FeedSettings, Json, StrategySettings, TrackingSettings
 from stoker.records.training import Budget
 from support.sagemaker_job import (

@@ -464,9 +464,10 @@ def check_job(job: JobSpec) -> None:
             where=f"job {job.name}, key command",
             fix="name the command in the workload, or after --: -- python train.py",
         )
+    for name, channel in job.channels.items():
+        _check_name(name, what="channel", where=f"key channels.{name}")
+        groups_of_channel(name, channel, job.groups)
     _check_groups(job)
-    for channel in job.channels:
-        _check_name(channel, what="channel", where=f"key channels.{channel}")
 
 
 def _check_groups(job: JobSpec) -> None:

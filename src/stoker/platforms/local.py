@@ -47,7 +47,6 @@ from stoker.platforms.base import (
     Run,
     channels_by_group,
     check_job,
-    groups_of_channel,
     leader_record,
     run_environment,
 )
@@ -634,9 +633,8 @@ class LocalPlatform(Platform[LocalRequest]):
     def plan(self, job: JobSpec) -> LocalRequest:
         check_job(job)
         for name, channel in job.channels.items():
-            # Both refuse what the run could not use.
+            # It refuses what the run could not use.
             channel_folder(name, channel.uri)
-            groups_of_channel(name, channel, job.groups)
         # Numbered from the last group: algo-1 need not lead on SageMaker either.
         number = sum(group.count for group in job.groups)
         offset = 0

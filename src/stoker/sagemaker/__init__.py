@@ -33,9 +33,9 @@ from stoker.pipelines.sagemaker.compile import (
     PipelineRequest,
     no_profile,
 )
-from stoker.platforms.sagemaker.checks import TOKEN_CHANNEL
 from stoker.platforms.sagemaker.job import MARGIN_SECONDS
-from stoker.platforms.sagemaker.request import PROFILE_FOLDER
+from stoker.platforms.sagemaker.job_checks import TOKEN_CHANNEL
+from stoker.platforms.sagemaker.training_job import PROFILE_FOLDER
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 from stoker.sagemaker.steps import (

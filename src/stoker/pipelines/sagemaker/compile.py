@@ -29,7 +29,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.imported import CODE_DIGITS, code_digest, files_of
 from stoker.platforms.packing import SourcePackage
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.platforms.sagemaker.checks import file_system
+from stoker.platforms.sagemaker.job_checks import file_system
 from stoker.platforms.sagemaker.lineage import is_in_ecr
 from stoker.platforms.sagemaker.places import check_places
 from stoker.records import Channel, Group, SageMakerSettings, Workload

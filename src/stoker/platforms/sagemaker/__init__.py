@@ -11,8 +11,9 @@ from stoker.logs import EventName, Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec, Platform
 from stoker.platforms.sagemaker.batch_queue import namesakes
-from stoker.platforms.sagemaker.checks import notes, settings_of
+from stoker.platforms.sagemaker.checks import notes
 from stoker.platforms.sagemaker.job import SageMakerRun, fetch_outputs
+from stoker.platforms.sagemaker.job_checks import settings_of
 from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.preferences import choices_of
 from stoker.platforms.sagemaker.project import PROJECT

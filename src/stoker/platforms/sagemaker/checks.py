@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, check_container, check_job
-from stoker.platforms.sagemaker.pending import pending_rules
-from stoker.platforms.sagemaker.places import check_places
-from stoker.platforms.sagemaker.preferences import preference_rules
+from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker.job_checks import CODE_CHANNEL, TOKEN_CHANNEL
+from stoker.platforms.sagemaker.pending import is_accelerated, types_of
+from stoker.platforms.sagemaker.preferences import KEY
 from stoker.platforms.service_limits import (
     OverLimit,
     RequestPath,
@@ -21,20 +21,20 @@ from stoker.platforms.service_limits import (
     service_model,
     tag_problems,
 )
-from stoker.records import Channel, Json, SageMakerSettings, bare_type, nearest
+from stoker.records import SageMakerSettings, bare_type, nearest
 from stoker.records.base import Document, mapping, mappings
 
 Body = Document
-TOKEN_CHANNEL = "stoker_token"
-CODE_CHANNEL = "stoker_code"
 # 28 days: CreateTrainingJob, StoppingCondition.
 MAX_RUN_SECONDS = 28 * 86400
 # Of a volume of EBS (gp2), as CreateProcessingJob says.
 MAX_VOLUME_GB = 16384
+# Of an InstancePreferenceList.
+MAX_TYPES = 5
+_PENDING = "key sagemaker.request.StoppingCondition.MaxPendingTimeInSeconds"
 # Of an instance type: g5, c7i-flex, p4de, trn1n.
 _FAMILY = re.compile(r"[a-z]+[0-9]+[a-z-]*")
 _ECR = re.compile(r"[0-9]{12}\.dkr\.ecr[a-z-]*\.[a-z0-9-]+\.amazonaws\.com")
-_FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
 
 # Where the workload, or a command, says a part of the request.
 _KEYS: Mapping[RequestPath, str] = {
@@ -103,40 +103,6 @@ def text(value: Body, key: str) -> str:
     return str(value.get(key) or "")
 
 
-def without_none(values: Document) -> dict[str, Json]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def settings_of(job: JobSpec) -> SageMakerSettings:
-    """Returns the settings for SageMaker of a job; raises UsageError if it cannot run there."""
-    settings = job.platform_settings.sagemaker
-    if settings is None:
-        raise UsageError(
-            "the workload has no settings for SageMaker",
-            where=f"job {job.name}, key sagemaker",
-            fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
-        )
-    check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
-    check_job(job)
-    for name, channel in job.channels.items():
-        _check_channel(name, channel)
-        if file_system(channel.uri) and not settings.vpc:
-            raise UsageError(
-                f"channel {name} is a file system, which is reached through a VPC",
-                where="key sagemaker.request.VpcConfig",
-                fix="name Subnets and SecurityGroupIds that reach it (NFS: port 2049; Lustre: 988)",
-            )
-    check_places(job, settings)
-    source = settings.source or ""
-    if "://" in source and not (source.startswith("s3://") and source.endswith(".tar.gz")):
-        raise UsageError(
-            f"code comes from a folder or a .tar.gz in S3, not from {source}",
-            where="key sagemaker.source",
-            fix="name a folder: stoker packs and uploads it",
-        )
-    return settings
-
-
 def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Document) -> None:
     """Raises UsageError for secrets that hosts could not read, or that the request sets."""
     for name, source in job.secrets.items():
@@ -159,42 +125,6 @@ def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Document
                 where=where,
                 fix="leave EnableNetworkIsolation out, or pass what it opens as a channel",
             )
-
-
-def _check_channel(name: str, channel: Channel) -> None:
-    if name in (TOKEN_CHANNEL, CODE_CHANNEL):
-        raise UsageError(
-            f"channel name {name} is reserved",
-            where=f"key channels.{name}",
-            fix="rename the channel",
-        )
-    if file_system(channel.uri):
-        if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:
-            raise UsageError(
-                f"channel {name} is a file system: mode, data_type and groups are for S3",
-                where=f"key channels.{name}",
-                fix="leave them out: all groups mount it",
-            )
-    elif not channel.uri.startswith("s3://"):
-        raise UsageError(
-            f"SageMaker reads S3, EFS and FSx for Lustre, not {channel.uri}",
-            where=f"key channels.{name}.uri",
-            fix="copy the data there: aws s3 sync FOLDER s3://BUCKET/FOLDER, or name a file "
-            "system: efs://fs-0123456789abcdef0/FOLDER, fsx://fs-0123456789abcdef0/MOUNT/FOLDER",
-        )
-
-
-def file_system(uri: str) -> dict[str, Json] | None:
-    """Returns a read-only FileSystemDataSource for an efs:// or fsx:// address, else None."""
-    match = _FILE_SYSTEM.fullmatch(uri)
-    if not match:
-        return None
-    return {
-        "FileSystemId": match.group(2),
-        "FileSystemAccessMode": "ro",
-        "FileSystemType": "EFS" if match.group(1) == "efs" else "FSxLustre",
-        "DirectoryPath": match.group(3),
-    }
 
 
 def _channel_rules(body: Body) -> Iterator[UsageError]:
@@ -390,12 +320,61 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(what, where=where, fix=fix)
 
 
+def _preference_rules(body: Document) -> Iterator[UsageError]:
+    """Yields an error for each rule on preferences that a CreateTrainingJob request breaks."""
+    resources = mapping(body, "ResourceConfig")
+    types = [str(each["InstanceType"]) for each in mappings(resources, "InstancePreferences")]
+    if not types:
+        return
+    if len(types) > MAX_TYPES:
+        what = f"a job may prefer {MAX_TYPES} types, the plan's among them, not {len(types)}"
+        yield UsageError(what, where=KEY, fix="leave the last ones out")
+    if body.get("EnableManagedSpotTraining"):
+        what = "managed spot training takes one type alone"
+        fix = f"leave {KEY.removeprefix('key ')} out, or EnableManagedSpotTraining"
+        yield UsageError(what, where=KEY, fix=fix)
+    excluded = {
+        "KeepAlivePeriodInSeconds": "a warm pool keeps hosts of one type",
+        "TrainingPlanArn": "a training plan has only hosts of its type",
+    }
+    for name, what in excluded.items():
+        if resources.get(name):
+            fix = f"leave it out, or {name} of sagemaker.request"
+            yield UsageError(what, where=KEY, fix=fix)
+
+
+def _pending_rules(body: Document) -> Iterator[UsageError]:
+    """Yields what is wrong with the request's limit of pending time, if it has one."""
+    seconds = mapping(body, "StoppingCondition").get("MaxPendingTimeInSeconds")
+    if not isinstance(seconds, int):
+        return
+    limits = service_model("sagemaker").shape_for("MaxPendingTimeInSeconds").metadata
+    least, most = int(limits["min"]), int(limits["max"])
+    if not least <= seconds <= most:
+        what = f"a job may be pending for {least} to {most} s, not {seconds} s"
+        yield UsageError(
+            what, where=_PENDING, fix=f"set {min(max(seconds, least), most)}, or remove it"
+        )
+    if body.get("EnableManagedSpotTraining"):
+        what = "managed spot waits for capacity within MaxWaitTimeInSeconds"
+        fix = "remove MaxPendingTimeInSeconds, or do without spot"
+        yield UsageError(what, where=_PENDING, fix=fix)
+    if mappings(body, "ResourceConfig", "InstanceGroups"):
+        what = "a pending limit with instance groups is not documented"
+        fix = "remove it: on_no_capacity.wait_minutes repeats the plan"
+        yield UsageError(what, where=_PENDING, fix=fix)
+    elif not any(is_accelerated(name) for name in types_of(body)):
+        what = "a pending limit has no effect on hosts without accelerators"
+        fix = "remove it: on_no_capacity.wait_minutes repeats the plan"
+        yield UsageError(what, where=_PENDING, fix=fix)
+
+
 _RULES = (
     _group_rules,
-    preference_rules,
+    _preference_rules,
     _type_rules,
     _channel_rules,
     _time_rules,
-    pending_rules,
+    _pending_rules,
     _registry_rules,
 )

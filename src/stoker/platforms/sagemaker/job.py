@@ -13,7 +13,7 @@ from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import InstanceSizes, JobEnd, leader_record
 from stoker.platforms.follow import FollowedRun
-from stoker.platforms.sagemaker.checks import settings_of
+from stoker.platforms.sagemaker.job_checks import settings_of
 from stoker.platforms.sagemaker.lineage import kept_lineage
 from stoker.platforms.sagemaker.load import (
     GroupLoad,

@@ -4,18 +4,16 @@ The API's reference excludes InstanceType, InstanceGroups, InstancePlacementConf
 spot; the service tells the selected type and bills by it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.records import Group, Json, bare_type
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document
 
 KEY = "key sagemaker.further_types"
-# Of an InstancePreferenceList.
-MAX_TYPES = 5
 
 
 def choices_of(job: JobSpec) -> tuple[tuple[Group, ...], ...]:
@@ -40,11 +38,30 @@ def choices_of(job: JobSpec) -> tuple[tuple[Group, ...], ...]:
     return tuple((_of_type(group, name),) for name in types)
 
 
+def hosts_of(job: JobSpec) -> dict[str, Json]:
+    """Returns the hosts of a job as the request's ResourceConfig names them."""
+    choices = choices_of(job)
+    if len(choices) > 1:
+        return _preferred_hosts(choices)
+    groups: list[dict[str, Json]] = [
+        {
+            "InstanceGroupName": group.name,
+            "InstanceType": f"ml.{group.instance_type.removeprefix('ml.')}",
+            "InstanceCount": group.count,
+        }
+        for group in job.groups
+    ]
+    if len(groups) > 1:
+        return {"InstanceGroups": groups}
+    del groups[0]["InstanceGroupName"]
+    return groups[0]
+
+
 def _of_type(group: Group, name: str) -> Group:
     return msgspec.structs.replace(group, instance_type=f"ml.{name}")
 
 
-def preferred_hosts(choices: Sequence[tuple[Group, ...]]) -> dict[str, Json]:
+def _preferred_hosts(choices: Sequence[tuple[Group, ...]]) -> dict[str, Json]:
     """Returns the part of ResourceConfig with which the service selects one of several types."""
     groups = [cluster[0] for cluster in choices]
     types: list[Json] = [{"InstanceType": group.instance_type} for group in groups]
@@ -73,26 +90,3 @@ def groups_that_ran(job: JobSpec, described: Mapping[str, tuple[str, int]]) -> t
     if bare_type(kind) in ("", bare_type(group.instance_type)):
         return job.groups
     return (msgspec.structs.replace(group, instance_type=kind, count=count),)
-
-
-def preference_rules(body: Document) -> Iterator[UsageError]:
-    """Yields an error for each rule on preferences that a CreateTrainingJob request breaks."""
-    resources = mapping(body, "ResourceConfig")
-    types = [str(each["InstanceType"]) for each in mappings(resources, "InstancePreferences")]
-    if not types:
-        return
-    if len(types) > MAX_TYPES:
-        what = f"a job may prefer {MAX_TYPES} types, the plan's among them, not {len(types)}"
-        yield UsageError(what, where=KEY, fix="leave the last ones out")
-    if body.get("EnableManagedSpotTraining"):
-        what = "managed spot training takes one type alone"
-        fix = f"leave {KEY.removeprefix('key ')} out, or EnableManagedSpotTraining"
-        yield UsageError(what, where=KEY, fix=fix)
-    excluded = {
-        "KeepAlivePeriodInSeconds": "a warm pool keeps hosts of one type",
-        "TrainingPlanArn": "a training plan has only hosts of its type",
-    }
-    for name, what in excluded.items():
-        if resources.get(name):
-            fix = f"leave it out, or {name} of sagemaker.request"
-            yield UsageError(what, where=KEY, fix=fix)

@@ -27,7 +27,8 @@ from stoker.errors import (
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.packing import check_program, check_requirements, package_of
-from stoker.platforms.sagemaker.checks import settings_of, text
+from stoker.platforms.sagemaker.checks import text
+from stoker.platforms.sagemaker.job_checks import settings_of
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.preferences import selected_hosts
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
