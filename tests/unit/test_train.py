@@ -402,7 +402,7 @@ def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices():
     assert training_record(facts).spent_usd is None
     found = training_record(replace(facts, **hours))
     assert (found.predicted_usd, found.spent_usd) == (2.5, 4.0)
-    assert training_record(replace(facts, budget=None, **hours)).spent_usd is None
+    assert training_record(replace(facts, budget=Budget(), **hours)).spent_usd is None
     dear = replace(facts, budget=Budget(usd_per_hour={"dnn": 6.0}), **hours)
     assert training_record(dear).spent_usd is None, "the price of data is not known"
     # The leader counts as well, from its start only; it alone knows when hosts had no work.

@@ -102,7 +102,7 @@ class Budget(Record, frozen=True, kw_only=True):
 
     def total_usd_per_hour(self, groups: Sequence[Group]) -> float | None:
         """Returns the price of all hosts; None if one is not known."""
-        if any(group.name not in self.usd_per_hour for group in groups):
+        if not groups or any(group.name not in self.usd_per_hour for group in groups):
             return None
         return sum(self.usd_per_hour[group.name] * group.count for group in groups)
 
@@ -685,7 +685,7 @@ class TrainingFacts:
         is_interrupted: Whether the user stopped the run here, so that nothing counts as failed.
         last_words: Last lines of the dnn group's log.
         events: Only those that are not in the leader's record.
-        budget: None where nothing is billed.
+        budget: Without prices where nothing is billed.
         host_seconds: Time of all hosts of each group that the platform reports.
         spending: As the leader counted it.
     """
@@ -709,7 +709,7 @@ class TrainingFacts:
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
     lineage: Lineage = field(default_factory=Lineage)
-    budget: Budget | None = None
+    budget: Budget = field(default_factory=Budget)
     host_seconds: Mapping[str, float] = field(default_factory=dict)
     spending: tuple[GroupSpending, ...] = ()
     timeline_file: str | None = None
@@ -766,9 +766,9 @@ def training_record(facts: TrainingFacts) -> Training:
         model_copy_uri=facts.model_copy_uri,
         mlflow_run_id=facts.mlflow_run_id,
         lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
-        predicted_usd=facts.budget.predicted_usd if facts.budget else None,
+        predicted_usd=facts.budget.predicted_usd,
         spent_usd=sum(dollars) if dollars and len(dollars) == len(facts.groups) else None,
-        is_estimate=bool(facts.budget and facts.budget.estimated),
+        is_estimate=bool(facts.budget.estimated),
         spending=spending,
         job=facts.job,
         data_group_release_seconds=release,
@@ -844,7 +844,7 @@ def _spending(facts: TrainingFacts) -> tuple[GroupSpending, ...]:
         # SageMaker has another name for the only group of a job.
         only = facts.groups[0].name
         counted = {only: msgspec.structs.replace(reported[0], group=only)}
-    prices = facts.budget.usd_per_hour if facts.budget else {}
+    prices = facts.budget.usd_per_hour
     priced = []
     for group in facts.groups:
         spending = counted.get(group.name, GroupSpending(group=group.name))
@@ -868,7 +868,7 @@ def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | Non
     if measured is None or facts.leader is None:
         return measured
     usd = None
-    price = facts.budget.total_usd_per_hour(facts.groups) if facts.budget else None
+    price = facts.budget.total_usd_per_hour(facts.groups)
     if price is not None and measured.steps:
         usd = measured.counted_seconds * price / 3600 * 1000
     return msgspec.structs.replace(
