@@ -5,8 +5,8 @@
 Of each example: `stoker profile` and `stoker decide`, then whole training runs by turns: the script
 by itself, under `stoker train` with one data host, and with two. Trainer and data hosts are pinned
 to a quarter of the machine's cores each, at least one. On two cores the second data host shares the
-trainer's core: it can only use what the trainer leaves of it, and the table says so. It is the one
-of the example's page in docs/examples. About ten minutes on two cores. gpu.py runs the same on a
+trainer's core: it gets what the trainer leaves of it, and the table says so. That table is for the
+example's page in docs/examples. About ten minutes on two quiet cores. gpu.py runs the same on a
 GPU.
 """
 
@@ -37,6 +37,8 @@ PAIRS = 3
 # Of a profile: longer than it can last, as it ends the training itself.
 _ENDLESS = 100_000
 _PROFILE_START_SECONDS, _TRAIN_SECONDS = 120.0, 240.0
+# Of loading a sample: smaller parts are not shown.
+_MIN_SHARE = 0.01
 # Of one case: a profile, and three trainings.
 _CASE_SECONDS = 150.0
 
@@ -190,8 +192,9 @@ def advice_words(profile: dict[str, object], decision: dict[str, object]) -> str
     plan = decision["plan"]
     action, groups = plan["action"], " ".join(group_words(plan)[1::2])  # type: ignore[index, arg-type]
     fixes = [str(each["text"]) for each in profile.get("fixes") or ()]  # type: ignore[attr-defined]
-    loading = profile.get("transforms") or ()
-    shares = [f"{part['name']} {part['share']:.0%}" for part in loading]  # type: ignore[attr-defined]
+    costs = profile.get("transforms") or ()
+    large = [cost for cost in costs if cost["share"] >= _MIN_SHARE]  # type: ignore[attr-defined]
+    shares = [f"{cost['name']} {cost['share']:.0%}" for cost in large]
     parts = [
         f"found: {'; '.join(states) or 'nothing that is named'}",
         f"loading a sample: {', '.join(shares)}" if shares else "",
