@@ -8,6 +8,7 @@ import pytest
 from support.short_run import short_run
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
 def test_two_ranks_train_beside_a_data_host(tmp_path):

@@ -219,6 +219,7 @@ for batch in DataLoader(torch.arange(4000000.), batch_size=4):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_script_that_does_not_bear_a_batch_twice_is_told_that_it_got_one(tmp_path):
     with pytest.raises(WorkloadError, match="ValueError: a batch came twice") as caught:
         run_profile(tmp_path, [sys.executable, "-c", TWICE], budget=5.0)

@@ -12,7 +12,7 @@ from support.few_digits import few_digits
 from support.local_job import assert_nothing_left
 from support.warm_python import ends_well
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "mnist" / "train.py"

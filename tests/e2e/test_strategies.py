@@ -80,6 +80,7 @@ dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
 
 
 # How a backend to fall back to is chosen: tests/contract/test_strategy_programs.py.
+@pytest.mark.usefixtures("forked")
 def test_the_script_gets_the_backend_of_smddp(tmp_path):
     base = tmp_path / "ml"
     (base / "input" / "config").mkdir(parents=True)

@@ -9,7 +9,7 @@ from stoker.records import Training, read_json
 from support.command import process
 from support.local_job import assert_nothing_left
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 HYPERPARAMETERS = {
     "version": "1.10",

@@ -85,6 +85,7 @@ for batch in stoker.timed(batches()):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path):
     (tmp_path / "train.py").write_text(RANKS)
     workload = {

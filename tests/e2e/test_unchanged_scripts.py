@@ -17,7 +17,7 @@ from support.command import Done, process
 from support.local_job import assert_nothing_left
 from support.unchanged import BATCH_SIZE, PLAIN, STREAM, Script, batches_of_data_hosts, losses
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.usefixtures("forked")]
 
 TIMEOUT_SECONDS = 300
 SCRIPTS_OF_USERS = [

@@ -56,6 +56,7 @@ def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
     assert 15 < error.observed.what["wall_seconds"] < 31
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_loader_that_a_loop_uses_instead_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(profiled_job, "START_ALLOWANCE_SECONDS", 5)
     read = LocalRun.lines

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 def python(*words: str, cwd: Path, at: str = sys.executable) -> subprocess.CompletedProcess[str]:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-    return ran([at, *words], cwd=cwd, env=environ, timeout=110)
+    return ran([at, *words], cwd=cwd, env=environ, timeout=250)
 
 
 def built(source: Path, target: Path, kind: str) -> Path:

@@ -10,7 +10,7 @@ from stoker.record_words import training_words
 from stoker.records import Profile, Training, read_json
 from support.command import stoker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.usefixtures("forked")]
 
 EPOCHS, STEPS = 5, 8
 # A worker makes a batch in 0.12 s; validation and a checkpoint follow each epoch.

@@ -33,6 +33,7 @@ import multiprocessing.util
 import os
 import random
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -58,14 +59,17 @@ _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
 _GIVEN = ("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISABLE_")
 _OPTIONS = ("-P", "-u")
 # Their processes start others.
-_STARTERS = ("stoker.cli", "stoker.launch", "stoker.launch.strategies.torchrun")
+_TORCHRUN = "torch.distributed.run"
+_STARTERS = ("stoker.cli", "stoker.launch", "stoker.launch.strategies.torchrun", _TORCHRUN)
 _MODULES = (*_STARTERS, "stoker.feed.agent.forkserver")
+# What pip installs of torch, whose one line calls that module.
+_TORCHRUN_PROGRAM = str(Path(sys.executable).with_name("torchrun"))
 # Imported ahead, it has subprocess's class already.
 _OF_TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 # What stoker's processes and most scripts import.
 _AHEAD = (
     # The second comes with the first optimizer, the third with torchrun.
-    *("torch", "torch._dynamo", "torch.distributed.run", _OF_TORCHRUN, "torch.utils.data"),
+    *("torch", "torch._dynamo", _TORCHRUN, _OF_TORCHRUN, "torch.utils.data"),
     *("numpy.random", "psutil", "msgspec", "cloudpickle", "zmq", "yaml", "click"),
     *("PIL.Image", "PIL.ImageEnhance", "PIL.ImageFilter", "PIL.ImageOps"),
     *("asyncio", "concurrent.futures.thread", "multiprocessing.connection"),
@@ -169,7 +173,7 @@ def _order_of(asked: Mapping) -> dict | None:
     bound = None
     if words[1:4] == ["-I", "-S", spawn.__file__]:
         bound, words = words[4:7], words[8:]
-    program = _program_of(words)
+    program = _program_of(words, path=env.get("PATH"))
     if program is None:
         return None
     kind, name, arguments, is_safe = program
@@ -195,9 +199,15 @@ def _order_of(asked: Mapping) -> dict | None:
     }
 
 
-def _program_of(words: Sequence[str]) -> tuple[str, str, list[str], bool] | None:
+def _program_of(
+    words: Sequence[str], *, path: str | None
+) -> tuple[str, str, list[str], bool] | None:
     """Returns kind, name and arguments of what Python runs, and whether its path is safe (-P)."""
-    if not words or words[0] != sys.executable:
+    if not words:
+        return None
+    if shutil.which(words[0], path=path) == _TORCHRUN_PROGRAM:
+        return "module", _TORCHRUN, [*words[1:]], True
+    if words[0] != sys.executable:
         return None
     rest = [*words[1:]]
     options = []

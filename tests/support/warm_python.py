@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+# A fork server is a Python that has just started, also where tests fork what they start.
+_REAL_POPEN = subprocess.Popen
 MESSAGE_BYTES = 2**17
 # /proc shows variables where they were when the process began: this is room for others.
 ROOM = "STOKER_TEST_ROOM"
@@ -162,7 +164,7 @@ class _Forker:
 def _forker() -> _Forker:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen(
+        process = _REAL_POPEN(
             [sys.executable, __file__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
