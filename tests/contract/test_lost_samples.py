@@ -215,3 +215,30 @@ def test_many_bad_samples_do_not_use_up_the_workers():
     assert [int(row[0]) for row in values[0][0]] == [1]
     assert len(values[0][1]) == 8
     assert len(values[1][0]) == 2
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 100))]
+)
+def test_any_deadly_samples_leave_the_same_batches_on_any_workers(seed):
+    """Raising, killing and hanging samples anywhere, made by one worker and by several, killed."""
+    rng = random.Random(seed)
+    on_error = rng.choice(["skip", "replace"])
+    seeding = rng.choice(["place", "sample", "batch"])
+    kinds = rng.sample([SEGFAULT, EXIT, KILLED, HANGING, RAISING], rng.randint(1, 3))
+    dataset = rng.choice([Deadly, DeadlyMany])(tuple(kinds))
+    size = rng.randint(1, 6)
+    jobs = []
+    for number in range(8):
+        indices = [rng.randrange(SIZE) for _ in range(size)]
+        if number % 3 == 0:
+            indices[rng.randrange(size)] = 100 * rng.randrange(10) + rng.choice(kinds)
+        jobs.append(job(number, indices))
+    settings = {"on_error": on_error, "seeding": seeding, "timeout": 1.5}
+    with pool_of(dataset, num_workers=1, **settings) as pool:
+        alone = made(pool, jobs, is_asked_again=True)
+    rng.shuffle(jobs)
+    with pool_of(dataset, num_workers=rng.randint(2, 4), **settings) as pool:
+        killer = Killer(pool, rng.randint(0, 4), seed)
+        assert made(pool, jobs, at_turn=killer.strike, is_asked_again=True) == alone
+    assert all(isinstance(batch, list) for batch, _ in alone.values())

@@ -212,6 +212,18 @@ def test_counts_go_on_from_a_state_and_begin_anew_with_an_epoch():
     assert (later.total, later.of_epoch, later.samples) == (1, 0, 0)
 
 
+def test_after_a_resume_the_error_names_the_first_bad_samples_of_the_epoch():
+    counts = BadSamples()
+    for index in range(3):
+        counts.count([BadSample(index=str(index), error="E", text="t")], samples=4)
+    later = BadSamples()
+    later.load(counts.state(is_held=True))
+    later.count([BadSample(index="9", error="E", text="t")], samples=4)
+    error = later.error(2, where="here", is_over=False)
+    assert error is not None
+    assert error.what.endswith(": 0 (E: t); 1 (E: t); 9 (E: t)")
+
+
 def chained() -> Exception:
     error = ValueError("not a sample")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device", "/data/x")

@@ -7,7 +7,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from stoker.errors import FeedError
 from stoker.feed.wire.protocol import BadSample
@@ -38,11 +38,15 @@ _MAX_NAMED = 5
 
 
 class BadSamplesState(TypedDict):
-    """Bad samples in a loader's state: of all epochs, and of the one that it is in."""
+    """Bad samples in a loader's state: of all epochs, and of the one that it is in.
+
+    `first` are the first ones of the epoch, in words; states of earlier versions have none.
+    """
 
     total: int
     of_epoch: int
     samples: int
+    first: NotRequired[list[str]]
 
 
 @dataclass(slots=True)
@@ -60,23 +64,27 @@ class BadSamples:
     samples: int = 0
     # Before the last batch.
     _before: tuple[int, int, int] = (0, 0, 0)
-    _first: list[BadSample] = field(default_factory=list)
+    # The first ones of the epoch, in words, and how many of them were before the last batch.
+    _first: list[str] = field(default_factory=list)
+    _num_first_before: int = 0
 
     def begin(self) -> None:
         """Begins an epoch."""
-        self.of_epoch = self.samples = 0
+        self.of_epoch = self.samples = self._num_first_before = 0
         self._first.clear()
 
     def state(self, *, is_held: bool) -> BadSamplesState:
         """Returns what `load` takes; `is_held`: without the last batch, which comes again."""
         now = (self.total, self.of_epoch, self.samples)
         total, of_epoch, samples = self._before if is_held else now
-        return BadSamplesState(total=total, of_epoch=of_epoch, samples=samples)
+        first = self._first[: self._num_first_before] if is_held else self._first
+        return BadSamplesState(total=total, of_epoch=of_epoch, samples=samples, first=[*first])
 
     def load(self, state: BadSamplesState) -> None:
         """Goes on from a saved state, in its epoch."""
         self.total, self.of_epoch = state["total"], state["of_epoch"]
         self.samples = state["samples"]
+        self._first = [*state.get("first", ())]
 
     def count(self, bad: Sequence[BadSample], *, samples: int) -> None:
         """Counts a batch that had so many samples, with the bad ones."""
@@ -84,7 +92,8 @@ class BadSamples:
         self.samples += samples
         self.total += len(bad)
         self.of_epoch += len(bad)
-        self._first.extend(bad[: _MAX_NAMED - len(self._first)])
+        self._num_first_before = len(self._first)
+        self._first += [_words_of(one) for one in bad[: _MAX_NAMED - len(self._first)]]
 
     def error(self, most: float, *, where: str, is_over: bool) -> FeedError | None:
         """Returns the error of too many bad samples; None: there are not too many.
@@ -101,13 +110,16 @@ class BadSamples:
             is_too_many = is_enough and self.of_epoch > most * self.samples
         if not is_too_many:
             return None
-        named = "; ".join(f"{one.index} ({one.error}: {one.text[:80]})" for one in self._first)
         return FeedError(
             f"{self.of_epoch} of {self.samples} samples of this epoch are bad, feed.max_errors is "
-            f"{most:g}: {named}",
+            f"{most:g}: {'; '.join(self._first)}",
             where=where,
             fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
         )
+
+
+def _words_of(bad: BadSample) -> str:
+    return f"{bad.index} ({bad.error}: {bad.text[:80]})"
 
 
 class BadSampleFile:
