@@ -1,6 +1,7 @@
 """Samples that end or block their worker are found one by one, and count as bad ones."""
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -29,6 +30,8 @@ SEGFAULT, EXIT, KILLED, HANGING, RAISING = 3, 5, 6, 9, 12
 
 
 def strike(kind):
+    # Its stack is of no use here.
+    faulthandler.disable()
     match kind:
         case 3:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -128,7 +131,9 @@ def value_of(result):
         return str(unpack_error(result.error)), result.is_lost
     payload = None if result.payload is None else np.array(result.payload)
     value = codec.decode(result.tree, payload, allow_pickle=True).tolist()
-    bad = [(one.place, one.index, one.error, one.text, one.replaced_by) for one in result.bad]
+    bad = [
+        (one.place, one.index, one.error, one.text, one.replaced_by) for one in result.samples.bad
+    ]
     result.discard()
     return value, bad
 

@@ -222,10 +222,11 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _fed_data(self) -> object:
         outcome = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
-        if outcome.bad:
-            self._epoch.note_bad(outcome.bad, outcome.maker)
-        if outcome.sizes:
-            self._epoch.measured(outcome.sizes)
+        notes = outcome.samples
+        if notes.bad:
+            self._epoch.note_bad(notes.bad, outcome.maker)
+        if notes.sizes:
+            self._epoch.measured(notes.sizes)
         if self._may_pin:
             device = self._unasked_pinning()
             if device is not None:

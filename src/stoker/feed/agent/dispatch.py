@@ -275,8 +275,7 @@ class Outbox:
                 digest=result.digest,
                 state=result.state,
                 own_state=result.own_state,
-                sizes=result.sizes,
-                bad=result.bad,
+                samples=result.samples,
             )
             self._send_batch(request, batch, result)
 

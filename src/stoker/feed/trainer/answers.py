@@ -232,7 +232,7 @@ class Answers:
             allow_pickle=self._accepts_pickles,
             keeps_block=session.keeps_blocks,
         )
-        outcome.sizes, outcome.bad = made.sizes, made.bad
+        outcome.samples = made.samples
         outcome.maker = (link.member.host, made.worker)
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
         with self._shared.lock:
@@ -467,7 +467,7 @@ class LocalAnswers:
                 allow_pickle=True,
                 keeps_block=session.keeps_blocks,
             )
-            outcome.sizes, outcome.bad = result.sizes, result.bad
+            outcome.samples = result.samples
             outcome.maker = (self._host, result.worker)
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:

@@ -17,7 +17,7 @@ from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.wire.blocks import BlockBatch, BlockLayout, contiguous_part
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
-from stoker.feed.wire.protocol import BadSample
+from stoker.feed.wire.protocol import NO_NOTES, SampleNotes
 from stoker.feed.wire.stream import BufferPool, Bytes
 
 # Kinds that are remembered: full batches and the last one, of a few loaders.
@@ -200,16 +200,14 @@ class BatchOutcome(msgspec.Struct):
     Attributes:
         value: The batch; a BlockBatch, if the session keeps blocks.
         is_pinned: Pinned memory has all of it, as torch would pin it.
-        sizes: Bytes of its samples, as `balance.sizes_of` packs them; empty: not measured.
-        bad: Its samples that were skipped or replaced.
+        samples: What is known of its samples.
         maker: Host and number of the worker that made it.
     """
 
     value: object = None
     error: BaseException | None = None
     is_pinned: bool = False
-    sizes: bytes = b""
-    bad: tuple[BadSample, ...] = ()
+    samples: SampleNotes = NO_NOTES
     maker: tuple[str, int] = ("", -1)
 
 

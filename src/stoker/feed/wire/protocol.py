@@ -484,13 +484,26 @@ class BadSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.structs.replace(self, place=place)
 
 
+class SampleNotes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a batch's samples besides the batch.
+
+    Attributes:
+        sizes: Their bytes (balance.sizes_of), if the session balances.
+        bad: Those that were skipped or replaced.
+    """
+
+    sizes: Sizes = b""
+    bad: Annotated[tuple[BadSample, ...], msgspec.Meta(max_length=1 << 20)] = ()
+
+
+NO_NOTES = SampleNotes()
+
+
 class Made(OfBatch, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     `digest` is of all batches of its stream in this epoch, `state` the random states at its
-    beginning, `own_state` that of the dataset after the batch, now and then. `sizes` are the bytes
-    of its samples (balance.sizes_of), if the session balances; `bad` are those that were skipped or
-    replaced.
+    beginning, `own_state` that of the dataset after the batch, now and then.
     """
 
     tree: bytes
@@ -501,8 +514,7 @@ class Made(OfBatch, frozen=True, kw_only=True):
     digest: Count = 0
     state: States = b""
     own_state: OwnState | None = None
-    sizes: Sizes = b""
-    bad: Annotated[tuple[BadSample, ...], msgspec.Meta(max_length=1 << 20)] = ()
+    samples: SampleNotes = NO_NOTES
 
 
 class Ended(OfBatch, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.wire.protocol import BadSample, Make, OwnState
+from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
 from stoker.feed.workers import pipe
 
 
@@ -73,7 +73,7 @@ class Result:
         digest, state, own_state: Of a shard, as in `protocol.Made`.
         is_end: The shard has no batch there.
         is_final: The shard raised and cannot continue.
-        sizes, bad: As in `protocol.Made`.
+        samples: What is known of its samples.
         part: Of a split batch: samples of it.
         is_unsplittable: Such a batch has no parts.
         is_alone: It shows only that a worker survives some samples.
@@ -93,8 +93,7 @@ class Result:
     own_state: OwnState | None = None
     is_end: bool = False
     is_final: bool = False
-    sizes: bytes = b""
-    bad: tuple[BadSample, ...] = ()
+    samples: SampleNotes = NO_NOTES
     part: FinishedPart | None = None
     is_unsplittable: bool = False
     is_alone: bool = False

@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.feed.lost_samples import LostSample
-from stoker.feed.wire.protocol import BadSample, Make, OwnState
+from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -74,8 +74,7 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     digest: int = 0
     state: bytes = b""
     own_state: OwnState | None = None
-    sizes: bytes = b""
-    bad: tuple[BadSample, ...] = ()
+    samples: SampleNotes = NO_NOTES
 
 
 class End(msgspec.Struct, frozen=True, tag=True):

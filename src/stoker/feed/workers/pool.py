@@ -201,7 +201,7 @@ class WorkerEnd:
         result = self._finish()
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
-        result.own_state, result.sizes, result.bad = batch.own_state, batch.sizes, batch.bad
+        result.own_state, result.samples = batch.own_state, batch.samples
         # Errors do not reset it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:

@@ -18,7 +18,7 @@ from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
-from stoker.feed.wire.protocol import BadSample, Make, OwnState, Stream
+from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
 from stoker.feed.workers.own_states import LoadedState, OwnStates, iterator_in, spare_of
 from stoker.feed.workers.pipe import End, Error, MakeAgain, MakeAlone, MakePart, Unsplittable
@@ -399,13 +399,9 @@ class ShardSource:
     def collate(self, order: Make, samples: object) -> object:
         raise ProtocolError("the batches of a shard have no parts")
 
-    def sizes(self) -> bytes:
-        # Ranks have streams of their own.
-        return b""
-
-    def bad(self) -> tuple[BadSample, ...]:
-        # No place of a stream can be left out: the generator has ended.
-        return ()
+    def notes(self) -> SampleNotes:
+        # Ranks have streams of their own; no place of one can be left out: the generator has ended.
+        return NO_NOTES
 
     def failed(self, err: Exception) -> Error:
         self._replay.note_error(err)

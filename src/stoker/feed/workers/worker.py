@@ -29,7 +29,7 @@ from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error, read_spec, unpack_spec
 from stoker.feed.wire.host_errors import place_of, words_of_error
-from stoker.feed.wire.protocol import BadSample, Make, OwnState
+from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
 from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.part_memory import PartsAsSamples, memory_of
@@ -225,8 +225,7 @@ def answer(make: Callable[[], object], slots: Slots, source: "Source") -> Batch 
         digest=digest,
         state=state,
         own_state=dataset_state,
-        sizes=source.sizes(),
-        bad=source.bad(),
+        samples=source.notes(),
     )
 
 
@@ -287,11 +286,8 @@ class Source(Protocol):
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
         """Returns digest, random states and the dataset's, where the batch is of a shard."""
 
-    def sizes(self) -> bytes:
-        """Returns the bytes of the last batch's samples, where they are measured."""
-
-    def bad(self) -> tuple[BadSample, ...]:
-        """Returns the samples of the last batch that were skipped or replaced."""
+    def notes(self) -> SampleNotes:
+        """Returns what is known of the last batch's samples."""
 
     def failed(self, err: Exception) -> Error:
         """Returns the answer for what `make` raised."""
@@ -323,11 +319,8 @@ class BrokenSource:
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes, OwnState | None]:
         return 0, b"", None
 
-    def sizes(self) -> bytes:
-        return b""
-
-    def bad(self) -> tuple[BadSample, ...]:
-        return ()
+    def notes(self) -> SampleNotes:
+        return NO_NOTES
 
     def failed(self, err: Exception) -> Error:
         return self._error
@@ -450,12 +443,12 @@ class IndexedSource:
         # Only shards have a digest and states.
         return 0, b"", None
 
-    def sizes(self) -> bytes:
+    def notes(self) -> SampleNotes:
+        """Returns the sizes of the last batch's samples, and the bad ones."""
         collate_fn = self._spec.collate_fn
-        return collate_fn.sizes if isinstance(collate_fn, MeasuringCollate) else b""
-
-    def bad(self) -> tuple[BadSample, ...]:
-        return self._maker.bad
+        sizes = collate_fn.sizes if isinstance(collate_fn, MeasuringCollate) else b""
+        bad = self._maker.bad
+        return SampleNotes(sizes=sizes, bad=bad) if sizes or bad else NO_NOTES
 
     def failed(self, err: Exception) -> Error:
         self.progress.note(NO_SAMPLE, 0)
