@@ -131,6 +131,10 @@ def _container(image: str, verb: str, *words: str) -> ContainerSpec:
     )
 
 
+# The components are tables: kfp reads the inputs and outputs of each from its parameters, so that
+# tests/data/house.json has them among the functions with many.
+
+
 @_component
 def period(number: OutputText, image: str, cache_days: int) -> ContainerSpec:
     """Numbers periods of days, to limit how long a cached profile is used.

@@ -84,10 +84,7 @@ def finish_run(
                 outputs=outputs,
                 quiet=as_json,
             )
-            for words, may_run in lost.follow():
-                followed.append(words)
-                is_left = is_left or may_run
-                say(words, quiet=as_json)
+            followed, is_left = lost.follow_all()
         if not is_left:
             ended = platform.clean_up(run, workload, run_id=run_id)
     if outputs.report and not outputs.report.exists():
@@ -139,6 +136,15 @@ class LostJobs:
     platform: Platform[object]
     outputs: FinishOutputs
     quiet: bool
+
+    def follow_all(self) -> tuple[list[str], bool]:
+        """Follows them one by one; returns what came of each, and whether one may still run."""
+        followed, is_left = [], False
+        for words, may_run in self.follow():
+            followed.append(words)
+            is_left = is_left or may_run
+            say(words, quiet=self.quiet)
+        return followed, is_left
 
     def follow(self) -> Iterator[tuple[str, bool]]:
         """Follows the jobs of a failed run to their end, and writes what the lost steps would have.
