@@ -1,6 +1,7 @@
 """Iterable datasets on data hosts resume in mid-epoch with the bytes of torch, uninterrupted."""
 
 import functools
+import random
 
 import pytest
 import torch
@@ -136,6 +137,44 @@ def test_a_dataset_with_a_state_resumes_from_it_when_its_host_is_killed(tmp_path
     assert all(0 < shard["own_made"] < shard["num_made"] for shard in shards)
     assert "own state was loaded for" in fed.errors
     assert ("stream_state_refused" in fed.errors) == (kind == "forgetful")
+
+
+# The others run with `make soak`.
+SEEDS = [pytest.param(seed, marks=() if seed < 3 else pytest.mark.soak) for seed in range(100)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_stream_saved_anywhere_resumes_anywhere(hosts, tmp_path, seed):
+    rng = random.Random(seed)
+    options: dict[str, object] = {
+        "kind": rng.choice(["sharded", "unequal", "holding", "pipe", "stateful", "forgetful"]),
+        "samples": rng.randint(20, 60),
+        "num_workers": rng.randint(1, 4),
+        "loader": {"batch_size": rng.randint(2, 5), "persistent_workers": rng.random() < 0.3},
+    }
+    expected = torchs(**options)
+    places = [(line["epoch"], line["batch"]) for line in expected if "hash" in line]
+    epoch, batch = rng.choice(places)
+    path = tmp_path / "state.pt"
+    save: dict[str, object] = {"save": str(path), "save_epoch": epoch, "save_at": batch}
+    load = options | {"load": str(path)}
+    is_saved_on_hosts, is_resumed_on_hosts = rng.choice([(1, 1), (1, 0), (0, 1)])
+    if is_saved_on_hosts:
+        pause: dict[str, object] = {"pause_epoch": epoch, "pause_at": rng.randint(0, batch)}
+        trainer = hosts.train(workers=rng.randint(0, 2), script=SCRIPT, **options, **save, **pause)
+        trainer.until("pause")
+        with_workers = [number for number in (0, 1) if hosts.workers_of(number)]
+        if with_workers and rng.random() < 0.7:
+            hosts.kill_worker(rng.choice(with_workers))
+        trainer.go_on()
+        saved(trainer, path)
+    else:
+        saved(run_script(options | save, script=SCRIPT), path)
+    if is_resumed_on_hosts:
+        lines = hosts.train(workers=rng.randint(0, 2), script=SCRIPT, **load).finish()
+    else:
+        lines = run_script(load, script=SCRIPT).finish()
+    assert lines == rest(expected, epoch, batch)
 
 
 def test_a_stream_that_differs_is_an_error_that_names_it(hosts, tmp_path):
