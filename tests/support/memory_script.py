@@ -1,7 +1,8 @@
 """A training script whose memory is in the state that its arguments put it in.
 
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
-epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs.
+epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
+ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes).
 """
 
 import collections
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-DEFAULTS = "samples=40000 workers=2 batch=50 prefetch=2 model_ms=3 width=64 epochs=100"
+DEFAULTS = "samples=40000 workers=2 batch=50 prefetch=2 model_ms=3 width=64 epochs=100 ballast_mb=0"
 LIBC = ctypes.CDLL(None)
 LIBC.malloc.restype = ctypes.c_void_p
 LIBC.malloc.argtypes = [ctypes.c_size_t]
@@ -33,11 +34,16 @@ class Samples(Dataset[torch.Tensor]):
     def __init__(self, asked: dict[str, str]) -> None:
         self.width = int(asked["width"])
         self.length = int(asked["samples"])
+        self.ballast_bytes = 1_000_000 * int(asked["ballast_mb"])
+        self.ballast: bytearray | None = None
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        if self.ballast is None:
+            self.ballast = bytearray(self.ballast_bytes)
+            self.ballast[:] = bytes([1]) * self.ballast_bytes
         return torch.full((self.width,), float(index % 255))
 
 
@@ -129,6 +135,10 @@ class ReadsFiles(Samples):
     def __init__(self, asked: dict[str, str]) -> None:
         super().__init__(asked)
         self.file = asked["file"]
+        if asked.get("read_first") == "yes":
+            with open(self.file, "rb") as file:
+                while file.read(1 << 20):
+                    pass
         self.values = np.memmap(self.file, dtype=np.uint8, mode="r").reshape(self.length, -1)
 
     def __getitem__(self, index: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import pytest
 
 from stoker.feed.agent.dispatch import AgentSession, CreditPool
-from stoker.feed.memory_guard import MemoryGuard
+from stoker.feed.memory_guard import MemoryGuard, killed_words
 from stoker.host import machine, memory_usage
 from stoker.host.memory_usage import MemoryUse, memory_use
 
@@ -54,6 +54,32 @@ def test_more_may_wait_again_once_there_is_room_for_a_while():
     assert shares[1] == 1 / 4
     assert shares[2:5] == [1 / 4] * 3
     assert shares[-1] == 1.0
+
+
+def test_that_memory_has_room_again_is_said_once():
+    guard = guard_of(0.95, *[0.5] * 10, 0.95, *[0.5] * 10)
+    said = [guard.tick(100.0 + 12 * step) for step in range(22)]
+    assert [words for words in said if words][1:] == [
+        "memory has room again (5.00 GB of 10.0 GB, its memory limit): as many batches wait as "
+        "before"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "words"),
+    [
+        (-9, 2, "; the kernel has killed two processes of this host for memory, whose limit is "),
+        (-9, 0, ""),
+        (-9, None, ""),
+        (-15, 2, ""),
+        (1, 2, ""),
+    ],
+)
+def test_a_process_that_the_kernel_killed_for_memory_is_named(code, kills, words, monkeypatch):
+    monkeypatch.setattr(machine, "num_memory_kills", lambda: kills)
+    monkeypatch.setattr(machine, "limit_bytes", lambda: 10 * GB)
+    assert killed_words(code).startswith(words)
+    assert bool(killed_words(code)) == bool(words)
 
 
 def test_where_nothing_is_known_nothing_changes():

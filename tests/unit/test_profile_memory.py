@@ -2,6 +2,7 @@
 
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,14 +11,21 @@ import torch
 
 from stoker.host import machine, memory_usage
 from stoker.host.memory_usage import paging, process_memory
-from stoker.profile.memory_states import memory_of
+from stoker.profile.memory_states import memory_findings, memory_of
 from stoker.profile.memory_watch import MemoryWatch, _Point, growth_of, worker_pids
 from stoker.profile.python_objects import grown_between, held_objects, sizes_of
-from stoker.profile.rank_results import BatchFacts, LoaderFacts, RankMemory, RankResult
+from stoker.profile.rank_results import (
+    BatchFacts,
+    LoaderFacts,
+    RankMemory,
+    RankResult,
+    WorkerGrowth,
+)
+from stoker.records import GrowingObjects, HeldObjects, ProfiledMemory
 from support.memory_script import CASES, Samples
 
 MB = 1_000_000
-ASKED = {"samples": "5000", "width": "64"}
+ASKED = {"samples": "5000", "width": "64", "ballast_mb": "0"}
 
 
 def dataset_of(case: str) -> Samples:
@@ -148,7 +156,7 @@ def test_without_a_cache_nothing_grows():
 
 
 def test_it_looks_once_a_second_and_less_often_where_a_look_takes_long():
-    times = iter([0.0, 0.5, 0.6, 40.0, 50.0, 51.0])
+    times = iter([0.0, 0.5, 0.6, 40.0, 60.0, 61.0])
     watch = MemoryWatch(clock=lambda: next(times))
     for step in range(4):
         watch.look(None, steps=step, batch_size=4)
@@ -209,3 +217,84 @@ def test_ranks_of_a_host_are_added_up():
 
 def test_without_looks_nothing_is_known():
     assert memory_of([msgspec.structs.replace(RANK, memory=None)]) is None
+
+
+def memory_with(**asked: object) -> ProfiledMemory:
+    memory = memory_of([RANK])
+    assert memory is not None
+    return msgspec.structs.replace(memory, **asked)
+
+
+def findings_of(*, persistent: bool = False, **asked: Any) -> tuple[str, dict[str, str]]:
+    assert RANK.loader is not None
+    facts = msgspec.structs.replace(RANK.loader, persistent_workers=persistent)
+    rank = msgspec.structs.replace(RANK, loader=facts)
+    state, fixes = memory_findings(memory_with(**asked), [rank], read_bytes=None)
+    return (state.text if state else ""), {fix.id: fix.text for fix in fixes}
+
+
+NAMES = HeldObjects(name="A.names", container="list", element="str", count=10**6, num_bytes=90 * MB)
+CACHE = GrowingObjects(name="A.cache", container="dict", count_per_sample=1.0)
+BELOW = {"waiting_bytes": 0}
+
+
+def test_a_usual_host_has_no_finding():
+    assert findings_of(**BELOW) == ("", {})
+
+
+def test_python_objects_count_only_where_a_worker_copies():
+    _, fixes = findings_of(objects=(NAMES,), copied_bytes_per_sample=4000.0, **BELOW)
+    assert list(fixes) == ["copied_objects"]
+    assert "three workers x 90.0 MB of A.names, a list of 1" in fixes["copied_objects"]
+    assert findings_of(objects=(NAMES,), copied_bytes_per_sample=40.0, **BELOW) == ("", {})
+
+
+def test_copies_that_do_not_fit_are_a_limit():
+    held = msgspec.structs.replace(NAMES, num_bytes=200 * MB)
+    text, _ = findings_of(objects=(held,), copied_bytes_per_sample=4000.0, **BELOW)
+    assert text.startswith("memory: 500 MB of 1.00 GB, the machine's memory, are in use; each work")
+
+
+def test_a_cache_is_said_with_the_epoch_in_which_the_limit_is_reached():
+    growing = {"growing": (CACHE,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    text, fixes = findings_of(persistent=True, **growing)
+    assert text == ""
+    assert "200 MB in an epoch" in fixes["growing_cache"]
+    assert "1.00 GB, the machine's memory, is used up in epoch 3" in fixes["growing_cache"]
+
+
+def test_workers_that_end_with_an_epoch_give_a_cache_back():
+    growing = {"growing": (CACHE,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    _, fixes = findings_of(**growing)
+    assert "used up" not in fixes["growing_cache"]
+
+
+def test_a_cache_with_a_small_limit_is_no_finding():
+    cache = msgspec.structs.replace(CACHE, container="lru_cache", max_count=5)
+    growing = {"growing": (cache,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    assert findings_of(persistent=True, **growing) == ("", {})
+
+
+def test_a_cache_that_fills_the_memory_in_one_epoch_is_a_limit():
+    growing = {"growing": (CACHE,), "grown_bytes_per_sample": 800_000.0, **BELOW}
+    text, _ = findings_of(persistent=True, **growing)
+    assert "A.cache (dict) grows by 800 kB for each sample, 640 MB in an epoch" in text
+
+
+def test_swapping_is_a_limit():
+    text, fixes = findings_of(swapped_bytes=80 * MB, swapped_bytes_per_second=5e6, **BELOW)
+    assert "80.0 MB of trainers and workers are swapped out, and 5.00 MB a second go in" in text
+    assert list(fixes) == ["swap"]
+
+
+def test_growth_of_a_worker_alone_counts_before_that_beside_others():
+    growth = WorkerGrowth(samples=9, copied_bytes_per_sample=3, grown_bytes_per_sample=4)
+    memory = memory_of([msgspec.structs.replace(RANK, worker_growth=growth)])
+    assert memory is not None
+    assert (memory.copied_bytes_per_sample, memory.grown_bytes_per_sample) == (3, 4)
+
+
+def test_a_host_has_memory_for_so_many_workers():
+    # 0.92 of 1 GB less 500 MB leave 420 MB; a worker takes 40 MB, and 20 MB of batches.
+    memory = memory_with(worker_private_bytes=40.0 * MB, waiting_bytes=60 * MB)
+    assert memory.most_workers == 3 + 7

@@ -37,6 +37,8 @@ _ADVICE = {
     "the dataset or collate function first.",
     "neighbour": "Loading on the hosts that train slows their accelerators' steps, though none "
     "waits for data; batches from data hosts do not.",
+    "memory": "Free memory first (the profile names what takes it): no loader worker more has room "
+    "on a host that trains, and a process may be killed. Batches that data hosts make need none.",
     "other-programs": "Profile again when the machine is quiet: other programs used a part of the "
     "vCPUs, which makes all figures less certain.",
 }

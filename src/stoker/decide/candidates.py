@@ -58,6 +58,7 @@ class Site:
         today: Today's type, with the measured vCPUs and accelerators.
         unfed: Why data hosts cannot make the batches.
         in_step: Why workers cannot make them either: the loop changes what they are made from.
+        most_workers: Loader workers that one of today's hosts has memory for. None: not known.
     """
 
     work: Work
@@ -68,6 +69,7 @@ class Site:
     feed: FeedSettings
     unfed: str = ""
     in_step: str = ""
+    most_workers: int | None = None
 
     def get(self, instance_type: str) -> Instance:
         """Returns a type; today's with what was measured, and all of this machine with its GPUs."""
@@ -106,6 +108,9 @@ def tune(site: Site) -> Iterator[Candidate]:
     shape = replace(today, dnn=replace(today.dnn, workers=better.workers // work.hosts))
     tuned = _candidate(with_any_shards(site), "tune", shape)
     problem = more_shards_words(site, tuned.groups) if has_shards else ""
+    workers_per_host = better.workers // work.hosts
+    if site.most_workers is not None and workers_per_host > max(1, site.most_workers):
+        problem = f"the host has no memory for {workers_per_host} loader workers"
     num_workers = math.ceil(better.workers / better.ranks)
     yield replace(tuned, problem=problem, num_workers=num_workers)
 

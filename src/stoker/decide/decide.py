@@ -251,6 +251,7 @@ def _basis(
 ) -> Basis:
     profile = inputs.profile
     in_step = profile.loader.in_step if profile.loader else None
+    is_here = host.type == profile.host.instance_type
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -260,6 +261,7 @@ def _basis(
         feed=inputs.feed,
         unfed=unfed_words(profile.loader, inputs.feed),
         in_step=in_step or "",
+        most_workers=_most_workers(profile) if is_here else None,
     )
     rules = Rules(
         constraints=inputs.constraints,
@@ -489,6 +491,16 @@ def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
         is_machine_full=basis.fills_machine and not picked.fix_first,
         taken=basis.taken,
     )
+
+
+def _most_workers(profile: Profile) -> int | None:
+    """Returns how many loader workers a profiled host has memory for; None: not known."""
+    memory = profile.memory
+    if memory is None:
+        return None
+    if any(state.id == "memory" for state in profile.states):
+        return memory.workers
+    return memory.most_workers
 
 
 def _types_of(plans: Sequence[Plan], catalog: Catalog) -> list[Instance]:

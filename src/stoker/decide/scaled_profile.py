@@ -36,7 +36,7 @@ _STORAGE_WIDTH = 0.2
 _TRAINER_WIDTH = 0.23
 # States and fixes of the profiled host, not of the training.
 _OF_THE_HOST = frozenset(
-    {"throttled", "straggler", "storage", "network", "other-programs", "num_workers"}
+    {"throttled", "straggler", "storage", "network", "other-programs", "num_workers", "memory"}
 )
 _SPEED_WORDS: dict[CpuSpeedSource, str] = {
     "catalog": "",

@@ -1,9 +1,11 @@
-"""Lowers how many batches may wait before the kernel kills a process for its memory."""
+"""Lowers how many batches wait before the kernel kills a process for its memory; says if it did."""
 
+import signal
 from collections.abc import Callable
 
+from stoker.host import machine
 from stoker.host.memory_usage import MemoryUse, memory_use
-from stoker.units import size
+from stoker.units import count, size
 
 # Of the limit. Above the first less may wait, below the second more again.
 _HIGH, _LOW = 0.92, 0.80
@@ -26,10 +28,10 @@ class MemoryGuard:
         self._look = look
         self.share = 1.0
         self._changed_at = 0.0
-        self._has_said = False
+        self._has_said = self._has_said_room = False
 
     def tick(self, now: float) -> str:
-        """Looks at the memory; returns what is to be said, the first time that less may wait.
+        """Looks at the memory; returns what is to be said, once: less may wait, and all again.
 
         Args:
             now: Monotonic seconds.
@@ -41,6 +43,9 @@ class MemoryGuard:
             return self._lower(use, now)
         if use.share < _LOW and self.share < 1.0 and now - self._changed_at >= _SECONDS_UP:
             self._change(2 * self.share, now)
+            if self.share == 1.0 and not self._has_said_room:
+                self._has_said_room = True
+                return f"memory has room again ({_words(use)}): as many batches wait as before"
         return ""
 
     def _lower(self, use: MemoryUse, now: float) -> str:
@@ -51,9 +56,8 @@ class MemoryGuard:
         if self._has_said:
             return ""
         self._has_said = True
-        whose = "its memory limit" if use.is_cgroups else "the machine's memory"
         return (
-            f"{size(use.used_bytes)} of {size(use.limit_bytes)}, {whose}, are in "
+            f"{_words(use)}, are in "
             "use: fewer batches wait from now on, so that no process is killed; give the host more "
             "memory, or lower num_workers, batch_size or feed.max_bytes"
         )
@@ -61,3 +65,24 @@ class MemoryGuard:
     def _change(self, share: float, now: float) -> None:
         self.share = min(1.0, max(_LEAST_SHARE, share))
         self._changed_at = now
+
+
+def _words(use: MemoryUse) -> str:
+    whose = "its memory limit" if use.is_cgroups else "the machine's memory"
+    return f"{size(use.used_bytes)} of {size(use.limit_bytes)}, {whose}"
+
+
+def killed_words(code: int) -> str:
+    """Returns what the kernel says of a process that ended with a code; empty: no kill for memory.
+
+    Its count is of this host's group since that began, so that the process is likely one of them.
+    """
+    kills = machine.num_memory_kills() if code == -signal.SIGKILL else None
+    if not kills:
+        return ""
+    limit = machine.limit_bytes()
+    bound = f", whose limit is {size(limit)}" if limit else ""
+    return (
+        f"; the kernel has killed {count(kills, 'process', 'processes')} of this host for "
+        f"memory{bound}: give it more, or lower num_workers, batch_size or prefetch_factor"
+    )

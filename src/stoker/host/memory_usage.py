@@ -40,6 +40,10 @@ class MemoryUse:
     def share(self) -> float:
         return self.used_bytes / self.limit_bytes
 
+    @property
+    def room_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
@@ -111,8 +115,12 @@ def memory_use() -> MemoryUse | None:
 
     Reads some files of at most 10 kB (0.1 to 0.3 ms). None: nothing is known.
     """
-    uses = [*_of_groups(), *_of_machine()]
-    return max(uses, key=lambda use: use.share, default=None)
+    return max(memory_uses(), key=lambda use: use.share, default=None)
+
+
+def memory_uses() -> list[MemoryUse]:
+    """Returns the use of each cgroup that has a limit, and of the machine."""
+    return [*_of_groups(), *_of_machine()]
 
 
 def _of_groups() -> Iterator[MemoryUse]:
@@ -125,7 +133,7 @@ def _of_groups() -> Iterator[MemoryUse]:
 
 
 def _of_machine() -> Iterator[MemoryUse]:
-    sizes = {name.rstrip(":"): size for name, size in _pairs(_MEMINFO)}
+    sizes = {name.rstrip(":"): kib for name, kib in _pairs(_MEMINFO)}
     total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
     if total and available is not None:
         yield MemoryUse((total - available) * _KIB, total * _KIB, is_cgroups=False)

@@ -15,7 +15,7 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.platforms.sagemaker.load import group_loads
 from stoker.platforms.sagemaker.observed_job import ObservedJob
-from stoker.profile.memory_states import memory_of
+from stoker.profile.memory_states import memory_findings, memory_of
 from stoker.profile.rank_results import (
     AsIs,
     Cost,
@@ -403,8 +403,14 @@ def _facts_of(total: _GlobalStep, *, note: str | None) -> dict[str, Value]:
 def _checked(profile: Profile, total: _GlobalStep, *, settings: ProfileSettings) -> Profile:
     """Returns the profile with its states, its fixes, and whether its parts explain the step."""
     parts = parts_of(profile)
+    step = profile.timed_step
+    short, memory_fixes = memory_findings(profile.memory, total.ranks, read_bytes=step.read_bytes)
     states = find_states(total.ranks, parts=parts)
-    fixes = find_fixes(total.ranks, parts=parts, step=profile.timed_step, states=states)
+    if short is not None:
+        # First: a process that is killed ends all else.
+        states = (short, *states)
+    fixes = find_fixes(total.ranks, parts=parts, step=step, states=states)
+    fixes = (*fixes, *memory_fixes)
     check = _check(parts, total, states, settings=settings) if parts else None
     return msgspec.structs.replace(profile, check=check, states=states, fixes=fixes)
 

@@ -1,9 +1,31 @@
 """The memory of a profiled host: its record, the state that it is in, and the free fixes. Pure."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from stoker.profile.rank_results import RankMemory, RankResult, WorkerGrowth
-from stoker.records import ProfiledMemory
+from stoker.profile.rank_results import LoaderFacts, RankMemory, RankResult, WorkerGrowth
+from stoker.records import Fix, GrowingObjects, HeldObjects, ProfiledMemory, ProfileState
+from stoker.records.profile import NEAR_LIMIT
+from stoker.units import count, size, whole
+
+# Of the limit. Less is not worth a change of the script.
+_WORTH_A_LINE = 0.005
+# Waiting batches smooth what a loader gives: only a good part of the limit is too much.
+_MUCH_WAITS = 0.05
+_USUAL_PREFETCH = 2
+# Bytes of a sample. Without Python objects a worker copies 40 bytes for one, with a list of names
+# 3,800: nearly a page (memory_script.py, Python 3.11).
+_LEAST_COPIED = 400
+_LEAST_GROWN = 200
+# Of the bytes that a step reads: some files are always read twice.
+_MUCH_REFAULTED = 0.3
+_LEAST_SWAPPED_PER_SECOND = 1e6
+# Of what is in use: then workers are what to have fewer of.
+_MOST_OF_IT = 0.5
+# Holds one element for each sample at most, however often that is read.
+_ONE_EACH = ("dict", "set", "OrderedDict", "lru_cache")
 
 
 def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
@@ -14,7 +36,7 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
     parts = [part for part in parts if part.limit_bytes]
     if not parts:
         return None
-    nearest = max(parts, key=lambda part: part.used_bytes / part.limit_bytes)
+    nearest = min(parts, key=lambda part: part.limit_bytes - part.used_bytes)
     growth = first.worker_growth or WorkerGrowth(
         samples=0,
         copied_bytes_per_sample=max(part.copied_bytes_per_sample for part in parts),
@@ -49,3 +71,221 @@ def _waiting_bytes(rank: RankResult) -> int:
     if rank.loader is None or rank.batch is None:
         return 0
     return rank.loader.num_workers * memory.prefetch_factor * rank.batch.num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """What takes memory, as half a sentence, and what to do.
+
+    Attributes:
+        num_bytes: What the fix saves, or will have been taken when a process is killed.
+        is_limit: It ends the training, or each step waits for it.
+    """
+
+    id: str
+    cause: str
+    fix: str
+    num_bytes: float
+    cost: Literal["none", "small"] = "small"
+    is_limit: bool = False
+
+
+def memory_findings(
+    memory: ProfiledMemory | None, ranks: Sequence[RankResult], *, read_bytes: float | None
+) -> tuple[ProfileState | None, list[Fix]]:
+    """Returns the state of the memory, if it is a limit, and the free fixes, the largest first.
+
+    Args:
+        memory: The record of these ranks; None: nothing is known.
+        ranks: Results of all ranks.
+        read_bytes: Bytes that a step reads from storage. None: not known.
+    """
+    facts = ranks[0].loader
+    if memory is None or facts is None:
+        return None, []
+    findings = [
+        *_copied_objects(memory, facts),
+        *_growth(memory, facts),
+        *_waiting(memory, facts, ranks[0]),
+        *_many_workers(memory, facts),
+        *_thrown_out(memory, ranks[0], read_bytes=read_bytes),
+        *_swapping(memory),
+    ]
+    findings.sort(key=lambda finding: (not finding.is_limit, -finding.num_bytes))
+    fixes = [
+        Fix(id=finding.id, text=f"{finding.cause}: {finding.fix}", cost=finding.cost)
+        for finding in findings
+    ]
+    return _state(memory, findings), fixes
+
+
+def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState | None:
+    is_near = memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes
+    limits = [finding for finding in findings if finding.is_limit]
+    if not is_near and not limits:
+        return None
+    words = f"{size(memory.used_bytes)} of {_limit(memory)} are in use"
+    causes = limits or findings
+    why = f"; {causes[0].cause}" if causes else ""
+    return ProfileState(id="memory", text=f"memory: {words}{why}")
+
+
+def _limit(memory: ProfiledMemory) -> str:
+    whose = "the container's limit" if memory.limited_by == "cgroup" else "the machine's memory"
+    return f"{size(memory.limit_bytes)}, {whose},"
+
+
+def _copied_objects(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
+    if not facts.num_workers or memory.copied_bytes_per_sample < _LEAST_COPIED:
+        return
+    growing = {grown.name for grown in memory.growing}
+    copied = [held for held in memory.objects if held.name not in growing]
+    total = memory.workers * sum(held.num_bytes for held in copied)
+    if not copied or total < _WORTH_A_LINE * memory.limit_bytes:
+        return
+    more = f", and {count(len(copied) - 1, 'more like it', 'more like it')}" if copied[1:] else ""
+    copy_size = size(total / memory.workers)
+    yield _Finding(
+        id="copied_objects",
+        cause=f"each worker copies the dataset's Python objects as it reads them: "
+        f"{count(memory.workers, 'worker')} x {copy_size} of {_held_words(copied[0])}{more}",
+        fix=f"{_one_array(copied[0])}, which all workers share: saves up to {size(total)}",
+        num_bytes=total,
+        is_limit=memory.used_bytes + total > memory.limit_bytes,
+    )
+
+
+def _held_words(held: HeldObjects) -> str:
+    return f"{held.name}, a {held.container} of {whole(held.count)} {held.element}"
+
+
+def _one_array(held: HeldObjects) -> str:
+    if held.element in ("str", "bytes"):
+        return "put them into one NumPy array of bytes (dtype 'S') or an array of pyarrow"
+    return "put their fields into one NumPy array, tensor or table of pyarrow each"
+
+
+def _growth(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
+    per_sample, samples = memory.grown_bytes_per_sample, memory.epoch_samples
+    if memory.growing and not memory.objects:
+        # Small entries fill gaps in the pages that a worker inherited, which it copies by that.
+        per_sample += memory.copied_bytes_per_sample
+    if per_sample < _LEAST_GROWN or not samples:
+        return
+    is_kept = facts.persistent_workers or not facts.num_workers
+    per_epoch = per_sample * samples
+    growing = memory.growing[0] if memory.growing else None
+    most = _most_bytes(growing, memory, per_sample) if is_kept else per_epoch
+    if min(per_epoch, most) < _WORTH_A_LINE * memory.limit_bytes:
+        return
+    room = max(0.0, memory.limit_bytes - memory.used_bytes)
+    ends = ""
+    if most > room:
+        ends = f"; {_limit(memory)} is used up in epoch {math.floor(room / per_epoch) + 1}"
+    yield _Finding(
+        id="growing_cache" if growing else "growing_worker",
+        cause=f"{_growing_words(growing, per_sample)}, {size(per_epoch)} in an epoch{ends}",
+        fix=_bounded(growing, is_kept=is_kept),
+        num_bytes=min(most, max(room, per_epoch)),
+        is_limit=min(most, per_epoch) > room,
+    )
+
+
+def _most_bytes(growing: GrowingObjects | None, memory: ProfiledMemory, per_sample: float) -> float:
+    """Returns what the workers that stay take at most."""
+    if growing is None or memory.epoch_samples is None:
+        return math.inf
+    element = per_sample / growing.count_per_sample
+    workers = max(1, memory.workers)
+    if growing.max_count is not None:
+        return workers * element * growing.max_count
+    if growing.container in _ONE_EACH:
+        return workers * element * memory.epoch_samples
+    return math.inf
+
+
+def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
+    if growing is None:
+        return (
+            f"a worker grows by {size(per_sample)} for each sample, and nothing of its dataset does"
+        )
+    return f"{growing.name} ({growing.container}) grows by {size(per_sample)} for each sample"
+
+
+def _bounded(growing: GrowingObjects | None, *, is_kept: bool) -> str:
+    if growing is None:
+        frees = "; persistent_workers=False frees it after each epoch" if is_kept else ""
+        return f"look at the libraries written in C that its samples are made with{frees}"
+    if growing.container == "lru_cache":
+        return "give the cache a maxsize, or drop it: each worker has a cache for itself"
+    return "bound it, or keep it in a file that all workers share: each has one for itself"
+
+
+def _waiting(memory: ProfiledMemory, facts: LoaderFacts, rank: RankResult) -> Iterator[_Finding]:
+    factor = rank.memory.prefetch_factor if rank.memory else 0
+    is_much = memory.waiting_bytes >= _MUCH_WAITS * memory.limit_bytes
+    if not is_much or factor <= _USUAL_PREFETCH or rank.batch is None:
+        return
+    less = memory.waiting_bytes * _USUAL_PREFETCH / factor
+    workers = count(facts.num_workers, "worker")
+    yield _Finding(
+        id="prefetch_factor",
+        cause=f"{size(memory.waiting_bytes)} of batches wait: {workers} x {factor} "
+        f"(prefetch_factor) x {size(rank.batch.num_bytes)}",
+        fix=f"prefetch_factor={_USUAL_PREFETCH} keeps {size(less)}: saves "
+        f"{size(memory.waiting_bytes - less)}",
+        num_bytes=memory.waiting_bytes - less,
+        cost="none",
+    )
+
+
+def _many_workers(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
+    taken = facts.num_workers * memory.taken_by_worker
+    is_near = memory.used_bytes >= NEAR_LIMIT * memory.limit_bytes
+    if not is_near or facts.num_workers < 2 or taken < _MOST_OF_IT * memory.used_bytes:
+        return
+    fewer = facts.num_workers // 2
+    worker_size = size(memory.taken_by_worker)
+    workers = count(facts.num_workers, "loader worker")
+    yield _Finding(
+        id="fewer_workers",
+        cause=f"{workers} x {worker_size}, with the batches that they hold",
+        fix=f"num_workers={fewer}, or smaller batches: saves {size(taken / 2)}",
+        num_bytes=taken / 2,
+        cost="none",
+    )
+
+
+def _thrown_out(
+    memory: ProfiledMemory, rank: RankResult, *, read_bytes: float | None
+) -> Iterator[_Finding]:
+    if not read_bytes or rank.as_is is None:
+        return
+    refaulted = memory.refaulted_bytes_per_second * rank.as_is.step_seconds.mean
+    if refaulted < _MUCH_REFAULTED * read_bytes:
+        return
+    rate = size(memory.refaulted_bytes_per_second)
+    yield _Finding(
+        id="page_cache",
+        cause=f"the files of the data set do not fit into memory: {rate} a second are read again "
+        f"that the page cache had just thrown out, beside {size(memory.used_bytes)} in use of "
+        f"{size(memory.limit_bytes)}",
+        fix="read shards in order instead of samples at random, store samples smaller, or give the "
+        "host memory for the data set",
+        num_bytes=memory.refaulted_bytes_per_second,
+    )
+
+
+def _swapping(memory: ProfiledMemory) -> Iterator[_Finding]:
+    rate = memory.swapped_bytes_per_second
+    if rate < _LEAST_SWAPPED_PER_SECOND or not memory.swapped_bytes:
+        return
+    yield _Finding(
+        id="swap",
+        cause=f"{size(memory.swapped_bytes)} of trainers and workers are swapped out, and "
+        f"{size(rate)} a second go in and out",
+        fix="use less memory, as a process that waits for swap waits for a disk: fewer workers, "
+        "smaller batches, or a host with more",
+        num_bytes=memory.swapped_bytes,
+        is_limit=True,
+    )

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,14 @@ _LEAST_GROWTH = 0.1
 _LEAST_GROWN = 8
 
 
+class Size(NamedTuple):
+    """Length of a collection; `limit` is what it holds at most, where it has a limit."""
+
+    container: str
+    length: int
+    limit: int | None
+
+
 def held_objects(
     dataset: object, *, clock: Callable[[], float] = time.monotonic
 ) -> tuple[HeldObjects, ...]:
@@ -55,12 +63,12 @@ def held_objects(
     return tuple(sorted(by_name.values(), key=lambda held: -held.num_bytes))
 
 
-def sizes_of(dataset: object) -> dict[str, tuple[int, int | None]]:
+def sizes_of(dataset: object) -> dict[str, Size]:
     """Returns the lengths, and limits, of a dataset's collections and caches, by name.
 
     Those of its module are among them, and results that `functools.lru_cache` keeps of its methods.
     """
-    sizes: dict[str, tuple[int, int | None]] = {}
+    sizes: dict[str, Size] = {}
     modules = set[str]()
     for owner in objects_below(dataset, leads_on=_may_hold, seen=set()):
         kind = type(owner)
@@ -79,18 +87,23 @@ def sizes_of(dataset: object) -> dict[str, tuple[int, int | None]]:
 
 
 def grown_between(
-    before: Mapping[str, tuple[int, int | None]],
-    after: Mapping[str, tuple[int, int | None]],
+    before: Mapping[str, Size],
+    after: Mapping[str, Size],
     *,
     samples: int,
 ) -> tuple[GrowingObjects, ...]:
     """Returns what grew by a good part of the samples that were made, the fastest first."""
     grown = []
-    for name, (length, limit) in after.items():
-        more = length - before.get(name, (0, None))[0]
+    for name, size in after.items():
+        more = size.length - (before[name].length if name in before else 0)
         if more >= max(_LEAST_GROWN, _LEAST_GROWTH * samples):
             grown.append(
-                GrowingObjects(name=name, count_per_sample=more / samples, max_count=limit)
+                GrowingObjects(
+                    name=name,
+                    container=size.container,
+                    count_per_sample=more / samples,
+                    max_count=size.limit,
+                )
             )
     return tuple(sorted(grown, key=lambda growing: -growing.count_per_sample))
 
@@ -205,14 +218,14 @@ def _parts_of(part: object) -> Sequence[object]:
     return [*attributes_of(part).values()]
 
 
-def _add_size(sizes: dict[str, tuple[int, int | None]], name: str, value: object) -> None:
+def _add_size(sizes: dict[str, Size], name: str, value: object) -> None:
     if isinstance(value, list | dict | set | deque):
-        sizes[name] = (len(value), getattr(value, "maxlen", None))
+        sizes[name] = Size(type(value).__name__, len(value), getattr(value, "maxlen", None))
         return
     info = getattr(value, "cache_info", None)
     if callable(info) and not isinstance(value, type):
         cached = info()
-        sizes[name] = (int(cached.currsize), cached.maxsize)
+        sizes[name] = Size("lru_cache", int(cached.currsize), cached.maxsize)
 
 
 def _is_of_library(module: str) -> bool:

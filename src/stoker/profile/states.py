@@ -755,8 +755,9 @@ def find_fixes(
         key=lambda own: own.as_is.wait_seconds.median,
         default=None,
     )
+    has_room = "memory" not in named
     fixes = [
-        _more_workers(ranks, parts=parts, step=step) if parts else None,
+        _more_workers(ranks, parts=parts, step=step) if parts and has_room else None,
         _fewer_workers(waiting, is_throttled="throttled" in named) if waiting else None,
         _persistent_workers(ranks, step=step),
         _smaller_batches(ranks, step=step),

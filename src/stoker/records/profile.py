@@ -24,6 +24,8 @@ from stoker.units import wait_share
 # second it has room (published CPU-bound jobs: CPU 99 %, GPU 38 to 48 %).
 _BUSY = 0.85
 _SLACK = 0.7
+# Of a limit of memory: from here on the feed lowers what waits (feed/memory_guard.py).
+NEAR_LIMIT = 0.92
 
 
 class ProfiledHost(Record, frozen=True, kw_only=True):
@@ -360,11 +362,13 @@ class GrowingObjects(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Attribute, by its class, or a variable of the dataset's module.
+        container: Its type, such as dict; lru_cache: results that a function keeps.
         count_per_sample: Elements that are added for each sample.
         max_count: Elements that it holds at most; None: it has no limit.
     """
 
     name: str
+    container: str
     count_per_sample: NonNegativeFloat
     max_count: NonNegativeInt | None = None
 
@@ -373,7 +377,7 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
     """Memory of the profiled host, while the script ran unchanged unless it says otherwise.
 
     Attributes:
-        limit_bytes: The nearest limit: a control group's, or the machine's memory.
+        limit_bytes: The limit that leaves least room: a control group's, or the machine's memory.
         used_bytes: Highest use of it, without files that the kernel can drop.
         limited_by: Whose limit it is.
         trainer_bytes: PSS of the trainer processes, all ranks of the host.
@@ -413,6 +417,19 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
     look_seconds: NonNegativeFloat = 0.0
     objects: tuple[HeldObjects, ...] = ()
     growing: tuple[GrowingObjects, ...] = ()
+
+    @property
+    def taken_by_worker(self) -> float:
+        """Bytes that one more worker takes: its own pages, and the batches that wait in it."""
+        return self.worker_private_bytes + self.waiting_bytes / max(1, self.workers)
+
+    @property
+    def most_workers(self) -> int | None:
+        """Loader workers that the host has memory for. None: not known."""
+        if not self.workers:
+            return None
+        room = NEAR_LIMIT * self.limit_bytes - self.used_bytes
+        return self.workers + int(max(0.0, room) // max(1.0, self.taken_by_worker))
 
 
 class Profile(Record, frozen=True, kw_only=True):

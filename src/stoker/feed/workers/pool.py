@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
+from stoker.feed.memory_guard import killed_words
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Stream
@@ -77,7 +78,9 @@ def stop_all(processes: Iterable[ChildProcess]) -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    return "ended" if status is None else f"ended with {ended_words(status)}"
+    if status is None:
+        return "ended"
+    return f"ended with {ended_words(status)}{killed_words(status)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,200 @@
+"""Scripts that copy, hoard and leak on purpose are profiled, and the cause is named for each."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.profile.combine import combine
+from stoker.profile.rank_results import read_ranks
+from stoker.records import Profile, ProfileSettings, TodaysGroup
+from support.local_job import until
+from support.memory_limit import UNLIMITED, MemoryGroup, memory_limit
+from support.warm_python import WarmProcess, clean_environ
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "memory_script.py"
+DEADLINE_SECONDS = 150.0
+BUDGET_SECONDS = 12.0
+BALLAST_MB = 150
+MEMORY_FIXES = {
+    *("copied_objects", "growing_cache", "growing_worker", "prefetch_factor"),
+    *("fewer_workers", "page_cache", "swap"),
+}
+
+
+class Profiled:
+    """A script that is being profiled."""
+
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self._folder = folder
+        asked = f'{{"budget_seconds": {BUDGET_SECONDS}}}'
+        environ = clean_environ(STOKER_OUTPUT=str(folder), STOKER_PROFILE=asked)
+        with self._log.open("ab") as log:
+            self.process = WarmProcess([str(SCRIPT), *words], environ, log=log)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def has_looked(self) -> bool:
+        ranks = read_ranks(self._folder)
+        return bool(ranks and ranks[0].memory)
+
+    def profile(self) -> Profile:
+        assert self.process.wait(DEADLINE_SECONDS) == 0, self._log.read_text()
+        profile = combine(
+            read_ranks(self._folder),
+            group=TodaysGroup(instance_type="local.c2"),
+            settings=ProfileSettings(),
+            workload_sha256=None,
+            what={},
+        )
+        print(profile.memory, profile.fixes, profile.states, profile.what["notes"], sep="\n")
+        return profile
+
+
+@pytest.fixture
+def begin(tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def start(case: str, **asked: object) -> Profiled:
+            words = [f"case={case}", *(f"{name}={value}" for name, value in asked.items())]
+            profiled = Profiled(tmp_path, words)
+            stack.callback(profiled.process.wait)
+            stack.callback(profiled.process.kill)
+            return profiled
+
+        yield start
+
+
+def memory_fixes(profile: Profile) -> dict[str, str]:
+    return {fix.id: fix.text for fix in profile.fixes if fix.id in MEMORY_FIXES}
+
+
+def states_of(profile: Profile) -> dict[str, str]:
+    return {state.id: state.text for state in profile.states}
+
+
+# More than a 200th of the machine's memory, with both workers: less is not worth a line.
+MANY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 25_000
+
+
+@pytest.mark.parametrize(
+    ("case", "named", "fix"),
+    [
+        ("list of paths", "ListOfPaths.paths, a list of", "one NumPy array of bytes"),
+        ("list of dicts", "ListOfDicts.rows, a list of", "NumPy array, tensor or table"),
+        ("dict of objects", "DictOfObjects.annotations, a dict of", "NumPy array, tensor or table"),
+        ("object column", "ObjectColumn.table['path'], a DataFrame of", "an array of pyarrow"),
+    ],
+)
+def test_python_objects_that_each_worker_copies_are_named(begin, case, named, fix):
+    if case == "object column":
+        pytest.importorskip("pandas")
+    samples = MANY if "NumPy array of" in fix or "pyarrow" in fix[-7:] else MANY // 2
+    profile = begin(case, samples=samples).profile()
+    assert set(memory_fixes(profile)) == {"copied_objects"}
+    text = memory_fixes(profile)["copied_objects"]
+    assert named in text
+    assert fix in text
+    assert "two workers x " in text
+    assert "saves up to " in text
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "fix"),
+    [
+        ("lru_cache", "CachedGetitem.__getitem__ (lru_cache) grows by", "maxsize"),
+        ("own cache", "OwnCache.cache (dict) grows by", "bound it"),
+        ("growing list", "GrowingList.seen (list) grows by", "bound it"),
+    ],
+)
+def test_a_cache_that_grows_is_named_with_what_an_epoch_takes(begin, case, name, fix):
+    profile = begin(case, samples=MANY, width=1000, persistent="yes").profile()
+    assert set(memory_fixes(profile)) == {"growing_cache"}
+    text = memory_fixes(profile)["growing_cache"]
+    assert text.startswith(name)
+    assert "in an epoch" in text
+    assert fix in text
+
+
+def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(begin):
+    profile = begin("leak in C", samples=MANY, persistent="yes").profile()
+    assert set(memory_fixes(profile)) == {"growing_worker"}
+    text = memory_fixes(profile)["growing_worker"]
+    assert text.startswith("a worker grows by 20.0 kB for each sample, and nothing of its dataset")
+    assert "is used up in epoch " in text
+    assert "persistent_workers=False frees it after each epoch" in text
+
+
+def test_a_large_prefetch_factor_is_named_with_what_it_takes(begin):
+    with memory_limit(3_000_000_000) as group:
+        profile = begin("plain", width=40_000, prefetch=20, group=group.folder).profile()
+    assert profile.memory is not None
+    assert profile.memory.limited_by == "cgroup"
+    text = memory_fixes(profile)["prefetch_factor"]
+    assert "320 MB of batches wait: two workers x 20 (prefetch_factor) x 8.00 MB" in text
+    assert "prefetch_factor=2 keeps 32.0 MB: saves 288 MB" in text
+
+
+def is_steady(group: MemoryGroup) -> bool:
+    before = group.held_bytes()
+    time.sleep(0.5)
+    return before > 4 * BALLAST_MB * 1e6 and abs(group.held_bytes() - before) < 0.01 * before
+
+
+def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
+    with memory_limit() as group:
+        profiled = begin(
+            "plain", width=10_000, workers=4, prefetch=2, ballast_mb=BALLAST_MB, group=group.folder
+        )
+        until(lambda: is_steady(group), what="all workers hold what they hold")
+        group.limit(int(1.06 * group.held_bytes()))
+        until(profiled.has_looked, what="the steps as they are have ended")
+        group.limit(UNLIMITED)
+        profile = profiled.profile()
+        assert group.num_kills() == 0
+    assert "four loader workers x " in memory_fixes(profile)["fewer_workers"]
+    assert "num_workers=2" in memory_fixes(profile)["fewer_workers"]
+    assert "the container's limit, are in use; four loader workers" in states_of(profile)["memory"]
+    assert profile.states[0].id == "memory"
+
+
+def drop_from_page_cache(file: Path) -> None:
+    """Drops pages that count for the group of this process, which wrote them."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_files_that_do_not_fit_into_the_page_cache_are_named(begin, tmp_path):
+    file = tmp_path / "values"
+    samples = 20_000
+    np.random.default_rng(0).integers(0, 255, samples * 40_000, dtype=np.uint8).tofile(file)
+    drop_from_page_cache(file)
+    with memory_limit(600_000_000) as group:
+        asked = {"samples": samples, "file": file, "group": group.folder, "read_first": "yes"}
+        profile = begin("more than the page cache", **asked).profile()
+    text = memory_fixes(profile)["page_cache"]
+    assert "a second are read again that the page cache had just thrown out" in text
+
+
+@pytest.mark.parametrize("case", ["one array", "one tensor"])
+def test_arrays_and_tensors_are_no_finding(begin, case):
+    profile = begin(case, samples=MANY, width=64).profile()
+    assert memory_fixes(profile) == {}
+    assert "memory" not in states_of(profile)
+
+
+def test_a_memory_map_is_no_finding(begin, tmp_path):
+    file = tmp_path / "values"
+    np.zeros(20_000 * 2000, dtype=np.uint8).tofile(file)
+    profile = begin("memory map", samples=20_000, file=file).profile()
+    assert memory_fixes(profile) == {}
+    assert "memory" not in states_of(profile)

@@ -1,0 +1,64 @@
+"""Makes a control group with a limit of memory, as containers have; version 1 or 2, as root."""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.local_job import until
+
+_ROOT = Path("/sys/fs/cgroup")
+_NUMBERS = itertools.count(1)
+UNLIMITED = 1 << 50
+
+
+class MemoryGroup:
+    """A group whose processes have a limit of memory together."""
+
+    def __init__(self, folder: Path, *, is_v2: bool) -> None:
+        self.folder = folder
+        self._is_v2 = is_v2
+
+    def limit(self, num_bytes: int) -> None:
+        name = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
+        (self.folder / name).write_text(str(num_bytes))
+
+    def held_bytes(self) -> int:
+        """Returns what is in use without files in the page cache."""
+        stat = dict(line.split() for line in self._read("memory.stat").splitlines())
+        files = ("inactive_file", "active_file")
+        used = self._read("memory.current" if self._is_v2 else "memory.usage_in_bytes")
+        return int(used) - sum(int(stat[name]) for name in files)
+
+    def num_kills(self) -> int:
+        name = "memory.events" if self._is_v2 else "memory.oom_control"
+        counts = dict(line.split() for line in self._read(name).splitlines())
+        return int(counts["oom_kill"])
+
+    def _read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: int = UNLIMITED) -> Iterator[MemoryGroup]:
+    """Yields a group of at most `num_bytes`; skips the test where none can be made."""
+    is_v2 = (_ROOT / "cgroup.controllers").exists()
+    folder = (
+        _ROOT if is_v2 else _ROOT / "memory"
+    ) / f"stoker-memory-{os.getpid()}-{next(_NUMBERS)}"
+    try:
+        if is_v2 and "memory" not in (_ROOT / "cgroup.subtree_control").read_text().split():
+            (_ROOT / "cgroup.subtree_control").write_text("+memory")
+        folder.mkdir()
+    except OSError as err:
+        pytest.skip(f"cannot make a control group: {err}")
+    group = MemoryGroup(folder, is_v2=is_v2)
+    try:
+        group.limit(num_bytes)
+        yield group
+    finally:
+        until(lambda: not (folder / "cgroup.procs").read_text(), what="the group is empty")
+        folder.rmdir()
