@@ -10,7 +10,7 @@ import pytest
 
 from stoker.records import FeedSettings
 from stoker.train import _keep_files
-from support.bad_samples_script import BAD, NUM_SAMPLES
+from support.bad_samples_script import BAD, CRASHING, HANGING, NUM_SAMPLES
 from support.local_job import LocalJob
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "bad_samples_script.py"
@@ -18,11 +18,20 @@ SCRIPT = Path(__file__).resolve().parents[1] / "support" / "bad_samples_script.p
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def run(folder: Path, on_error: Any, *, workers: int, data: int, kills: bool = False, **more: Any):
+def run(
+    folder: Path,
+    on_error: Any,
+    *,
+    workers: int,
+    data: int,
+    kills: bool = False,
+    is_deadly: bool = False,
+    **more: Any,
+):
     """Returns the batches, and the list of bad samples without who made them."""
     file = folder / f"{on_error}-{workers}-{data}-{kills}.json"
     feed = FeedSettings(lease_seconds=20, on_error=on_error, max_errors=99, **more)
-    flags = [*(["--kill"] * kills), *(["--slow"] * bool(more))]
+    flags = [*(["--kill"] * kills), *(["--slow"] * bool(more)), *(["--deadly"] * is_deadly)]
     command = ("python", str(SCRIPT), str(file), str(workers), *flags)
     with LocalJob(folder / file.stem, command, data=data, feed=feed) as job:
         job.succeeds()
@@ -34,7 +43,7 @@ def run(folder: Path, on_error: Any, *, workers: int, data: int, kills: bool = F
         assert (kept / "bad_samples.csv").read_text() == path.read_text()
     with path.open(newline="") as text:
         rows = list(csv.DictReader(text))
-    assert record.bad_samples == len(rows) == 2 * len(BAD)
+    assert record.bad_samples == len(rows) == 2 * (len(BAD) + 2 * is_deadly)
     if data and not workers:
         assert {row["host"] for row in rows} <= {host.name for host in job.request.hosts}
     return json.loads(file.read_text()), [{**row, "host": "", "worker": ""} for row in rows]
@@ -80,3 +89,20 @@ def test_each_bad_sample_is_listed_once_an_epoch(alone):
     whole, replaced = alone["replace"]
     assert sum(len(batch) for batch in whole) == 2 * NUM_SAMPLES
     assert all(int(row["replaced_by"]) not in BAD for row in replaced)
+
+
+def test_samples_that_end_or_block_their_process_are_left_out_by_any_workers(tmp_path):
+    alone = run(tmp_path, "skip", workers=0, data=1, is_deadly=True, sample_timeout_seconds=8.0)
+    errors = {row["index"]: row["error"] for row in alone[1]}
+    assert errors[str(CRASHING)] == "ProcessDiedError"
+    assert errors[str(HANGING)] == "SampleTimeoutError"
+    several = run(
+        tmp_path,
+        "skip",
+        workers=2,
+        data=1,
+        kills=True,
+        is_deadly=True,
+        sample_timeout_seconds=8.0,
+    )
+    assert several == alone
