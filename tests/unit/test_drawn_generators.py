@@ -103,7 +103,7 @@ class Worker:
         spec = DatasetSpec(dataset=kind(), collate_fn=collate_fn)
         roots = {"dataset": spec.dataset, "collate_fn": collate_fn}
         self.seeder = Seeder(roots, num_workers=2, seeding="place")
-        self.maker = SampleMaker(spec, seeder=self.seeder)
+        self.maker = SampleMaker(spec, seeder=self.seeder, note=lambda *_: None)
 
     def made(self, number, make):
         words = (7, 0, 1, number)
