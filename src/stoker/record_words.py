@@ -42,6 +42,7 @@ from stoker.units import (
     is_whole_longer,
     metric,
     ms,
+    numbered,
     percentage,
     size,
     step_words,
@@ -285,7 +286,7 @@ def free_words(decision: Decision) -> str:
         return ""
     dnn, outcome = plan.groups[0], plan.predicted
     workers = dnn.workers_per_host or 0
-    text = f"First, at no cost: {workers} loader worker{'' if workers == 1 else 's'} per host"
+    text = f"First, at no cost: {numbered(workers, 'loader worker')} per host"
     if plan.action == "scale_up":
         text += f" on {dnn.instance_type}, whose cores are idle"
     text += f", {ms(outcome.counted_seconds)} per step, {outcome.speedup:.2f}x as fast"
@@ -297,6 +298,17 @@ def free_words(decision: Decision) -> str:
 def added_hosts_words(groups: Iterable[Group]) -> str:
     """Returns the hosts that a cluster has for batches alone: `3 x local.c4`; empty: none."""
     return ", ".join(f"{g.count} x {g.instance_type}" for g in groups if g.role == "data")
+
+
+def group_arguments(groups: Iterable[Group]) -> list[str]:
+    """Returns groups as arguments of `stoker train`: `--group dnn=TYPE:HOSTS[:WORKERS]`."""
+    words = []
+    for group in groups:
+        hosts = f"{group.role}={group.instance_type}:{group.count}"
+        if group.workers_per_host is not None:
+            hosts += f":{group.workers_per_host}"
+        words += ["--group", hosts]
+    return words
 
 
 def _cpu_seconds(plan: Plan) -> float:

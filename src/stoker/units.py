@@ -171,6 +171,12 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{word} {noun if number == 1 else plural or noun + 's'}"
 
 
+def numbered(number: int, noun: str) -> str:
+    """Writes a number of things for a terminal: `1 worker`, `12 workers`."""
+    plural = "" if number == 1 else "s"
+    return f"{number} {noun}{plural}"
+
+
 def capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 

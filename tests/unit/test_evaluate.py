@@ -438,7 +438,7 @@ def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
         assert raised.value.what == outcome.words
     # The report.
     figures = collect(**known, evaluation=record)
-    unit = time_unit([figures.baseline])
+    unit = time_unit([figures.baseline.seconds])
     told = {**known, "evaluation": record, "failure": None}
     verdict = judge(JudgedRun(figures=figures, unit=unit, nominal=False, **told))
     assert (verdict.tone == "bad") is not is_good

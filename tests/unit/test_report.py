@@ -458,7 +458,7 @@ def report_of(report):
 
 def test_parts_that_cost_something_stand_in_the_report_and_names_are_text(report_of):
     rows = transform_rows(COSTS)
-    assert [(row.name, row.is_part) for row in rows] == [
+    assert [(row.name, row.within is not None) for row in rows] == [
         ("getitem", False),
         ("Crop<b>", True),
         ("collate", False),

@@ -112,8 +112,8 @@ def test_figures_without_an_evaluation_are_of_the_same_kind():
     profile, decision, training = records()
     found = collect(profile=profile, decision=decision, training=training, evaluation=None)
     assert found.is_whole
-    assert found.measured == training.measured.whole_step_seconds
-    assert found.baseline == pytest.approx(found.baseline_step + 0.6 / 42)
+    assert found.measured.seconds == training.measured.whole_step_seconds
+    assert found.baseline.seconds == pytest.approx(found.baseline.within + 0.6 / 42)
     mixed = collect(
         profile=replace(profile, epochs=None),
         decision=sample_records.decision(),
@@ -121,6 +121,7 @@ def test_figures_without_an_evaluation_are_of_the_same_kind():
         evaluation=None,
     )
     assert not mixed.is_whole
-    assert (mixed.baseline, mixed.measured) == (mixed.baseline_step, mixed.measured_step)
+    assert mixed.baseline.seconds == mixed.baseline.within
+    assert mixed.measured.seconds == mixed.measured.within
     alone = collect(profile=None, decision=None, training=training, evaluation=None)
     assert alone.is_whole

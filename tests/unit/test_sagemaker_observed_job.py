@@ -162,4 +162,4 @@ def test_evaluate_and_report_cope_with_a_profile_without_a_step():
     judged = evaluate(workload=workload, profile=made, decision=decision, training=training)
     assert judged.performance is None
     figures = collect(profile=made, decision=decision, training=training, evaluation=judged)
-    assert (figures.baseline, figures.wait_share) == (None, None)
+    assert (figures.baseline.seconds, figures.baseline.wait_share) == (None, None)

@@ -337,7 +337,7 @@ def test_every_place_says_what_the_slowest_rank_waits(tmp_path):
     assert words in progress_of(tmp_path).head()
     assert longest_waiting_file(tmp_path) == tmp_path / "timeline-rank1.csv"
     figures = collect(profile=None, decision=None, training=record(measured), evaluation=None)
-    assert figures.measured_wait_words("of it").replace("\xa0", " ") == (
+    assert figures.measured.wait_words("of it").replace("\xa0", " ") == (
         "4.0 % to 80 % of it (rank 1 waits longest)"
     )
     # What `watch` shows of all time: here 10 s at the start are not left out.

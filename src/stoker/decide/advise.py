@@ -11,7 +11,7 @@ from stoker.record_words import estimates_in_words
 from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
 from stoker.step_model import WAITS
-from stoker.units import capital, ms, percentage, usd
+from stoker.units import capital, ms, numbered, percentage, usd
 
 IN_STEP_FIX = (
     "change it between epochs, or set num_workers in the script if batches may be some steps older "
@@ -194,7 +194,7 @@ def _advice_on_free_workers(found: Walk) -> Iterator[Advice]:
     if found.work.unexplained:
         # An unexplained profile supports no figure.
         promise = "it costs nothing to try; how much it gives is not known"
-    text = f"Give the loaders {_plural(workers, 'worker')} per host instead of "
+    text = f"Give the loaders {numbered(workers, 'worker')} per host instead of "
     yield Advice(id="num-workers", text=f"{text}{found.work.num_workers}: {promise}.")
 
 
@@ -240,10 +240,6 @@ def _advice_on_chosen(found: Walk) -> Iterator[Advice]:
         workers = chosen.groups[0].workers_per_host or 0
         text = f"Set num_workers so that each host has {workers} loader workers in all."
         yield Advice(id="num-workers", text=text)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _gain_of_more(wider: Plan, found: Walk) -> str:
@@ -350,7 +346,7 @@ def warnings_of(
     if shards and not found.unfed:
         source = "feed.shards" if found.work.are_shards_set else "num_workers"
         warnings.append(
-            f"the stream has {_plural(shards, 'shard')} ({source} of all ranks): "
+            f"the stream has {numbered(shards, 'shard')} ({source} of all ranks): "
             "no more workers than that can be busy"
         )
     epochs = found.work.epochs

@@ -20,6 +20,7 @@ from stoker.decide.model import (
 from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
 from stoker.step_model import busy_worker_seconds, more_workers, most_workers, useful_workers
+from stoker.units import numbered
 
 # Worth of a further replica inside one host (8 GPUs: a little over an eighth of the time of 1) and
 # across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
@@ -132,7 +133,7 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
         change = f"num_workers={per_process} in the script, or {change}"
     if site.work.divides is None:
         change += ", if it divides itself by get_worker_info()"
-    return f"the stream has {shards} shard{'s' if shards > 1 else ''}: set {change}"
+    return f"the stream has {numbered(shards, 'shard')}: set {change}"
 
 
 def scale_up(site: Site) -> Iterator[Candidate]:

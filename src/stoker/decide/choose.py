@@ -35,6 +35,7 @@ from stoker.units import (
     cost_change_words,
     is_whole_longer,
     ms,
+    numbered,
     percentage,
     usd,
     vcpus_words,
@@ -143,8 +144,9 @@ def followed(decision: Decision, follow: Followed | None) -> Decision:
     probable = decision.probable
     if follow is None or probable is None or decision.kind != "probable":
         return decision
-    keep = next((plan for plan in decision.plans if plan.action == "keep"), decision.plan)
-    plan = probable if follow == "probable" else keep
+    plan = probable
+    if follow != "probable":
+        plan = decision.today or decision.plan
     return msgspec.structs.replace(decision, plan=plan, action=plan.action)
 
 
@@ -278,7 +280,7 @@ def added_words(plan: Plan, outcome: Predicted, today: Predicted) -> str:
         text = f", on {added:.3g} more core{'' if round(added, 6) == 1 else 's'}"
     workers = plan.groups[0].workers_per_host
     if plan.action in ("tune", "scale_up") and workers:
-        text += f", with {workers} loader worker{'' if workers == 1 else 's'} per host"
+        text += f", with {numbered(workers, 'loader worker')} per host"
     return text
 
 

@@ -93,13 +93,13 @@ def _taken(taken: TakenElsewhere) -> str:
 
 
 def _limits(decision: Decision) -> list[str]:
-    keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
+    keep = decision.today
     today = "Today"
     if decision.bottleneck != "unexplained":
         today += f" the bottleneck is {limit_words(decision.bottleneck)}"
     lines = []
-    if keep is not None:
-        lines.append(f"{today}: {_step_and_cost(keep, decision)}")
+    if keep is not None and keep.predicted:
+        lines.append(f"{today}: {_step_and_cost(keep.predicted, decision)}")
     elif decision.bottleneck != "unexplained":
         lines.append(today)
     if decision.plan.action != "keep":

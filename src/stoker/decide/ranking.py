@@ -106,21 +106,26 @@ class Ranking:
     def change_words(self, outcome: Predicted, other: Predicted) -> str:
         """Returns how the objective changes from another plan to this one."""
         saved = self.gain(outcome, other)
-        if self.objective == "cost" and self.is_billed:
+        if self.saves_money:
             return cost_change_words(-saved, is_billed=True)
         if abs(saved) < SAME_COST:
             return "a step takes as long"
         return f"a step takes {percentage(abs(saved))} {'longer' if saved < 0 else 'less time'}"
 
     @property
+    def saves_money(self) -> bool:
+        """Whether the objective counts dollars."""
+        return self.is_billed and self.objective == "cost"
+
+    @property
     def saved_words(self) -> str:
         """What a plan saves."""
-        return "money" if self.is_billed and self.objective == "cost" else "time"
+        return "money" if self.saves_money else "time"
 
     @property
     def better_words(self) -> str:
         """What a better plan is."""
-        return "costs less" if self.is_billed and self.objective == "cost" else "is faster"
+        return "costs less" if self.saves_money else "is faster"
 
 
 def ranking_of(decision: Decision) -> Ranking:

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from stoker.catalog import Catalog
+from stoker.record_words import group_arguments
 from stoker.records import Group, Plan, Profile, Trial
 from stoker.records.decision import START_UP_SECONDS
 
@@ -61,9 +62,7 @@ def trial_of(
 
 
 def _train_options(groups: Sequence[Group], *, usd: float | None) -> list[str]:
-    options: list[str] = []
-    for group in groups:
-        options += ["--group", _group(group)]
+    options = group_arguments(groups)
     if usd is not None:
         # It ends without being asked.
         options += ["--max-usd", f"{math.ceil(usd * 100) / 100:.2f}"]
@@ -77,8 +76,3 @@ def _condition(dnn: Group, *, is_there: bool) -> str | None:
         plural = "" if dnn.workers_per_host == 1 else "s"
         parts.append(f"with {dnn.workers_per_host} loader worker{plural} per host in the script")
     return ", ".join(parts) or None
-
-
-def _group(group: Group) -> str:
-    workers = "" if group.workers_per_host is None else f":{group.workers_per_host}"
-    return f"{group.role}={group.instance_type}:{group.count}{workers}"

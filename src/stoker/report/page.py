@@ -19,15 +19,17 @@ from stoker.decide.choose import LIMIT_NAMES
 from stoker.decide.ranking import cores
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
-from stoker.record_words import estimate_words, plan_name, todays_group
+from stoker.record_words import estimate_words, group_arguments, plan_name, todays_group
 from stoker.records import (
     Decision,
     Evaluation,
     GpuLoad,
     Limit,
+    Measured,
     Plan,
     Predicted,
     Profile,
+    StepTerms,
     Training,
     Workload,
     groups_in_words,
@@ -36,7 +38,7 @@ from stoker.records import (
 from stoker.records.outcome import outcome_of
 from stoker.report.bad_sample_rows import bad_sample_story
 from stoker.report.epochs import epoch_columns, epoch_table
-from stoker.report.feed_picture import draw_feed, read_feed
+from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
 from stoker.report.plans import draw_plans
 from stoker.report.step_times import (
@@ -52,7 +54,6 @@ from stoker.report.verdict import (
     Figures,
     JudgedRun,
     collect,
-    group_arguments,
     host_names,
     judge,
     transform_rows,
@@ -119,6 +120,20 @@ class ReportedRun:
         return not (self.decision and self.decision.taken_elsewhere)
 
     @property
+    def profiled(self) -> StepTerms | None:
+        """The profiled step, if one was timed."""
+        if self.profile is None:
+            return None
+        return self.profile.step
+
+    @property
+    def measured(self) -> Measured | None:
+        """The steps of the training run, if they were measured."""
+        if self.training is None:
+            return None
+        return self.training.measured
+
+    @property
     def host_names(self) -> dict[str, str]:
         """Short names of the training's hosts."""
         return host_names(self.training)
@@ -126,28 +141,35 @@ class ReportedRun:
 
 def collect_strips(run: ReportedRun) -> list[Strip]:
     """Returns before and after, if known: a timeline, else the record's medians."""
-    profile, decision, training = run.profile, run.decision, run.training
-    after = groups_in_words(training.groups) if training else "the chosen cluster"
+    decision, training = run.decision, run.training
+    before: Strip | None = None
+    if run.is_profiled_here:
+        before = _strip("Before", "today's cluster", run.before_timeline, run.profiled)
+    cluster = "the chosen cluster"
     if decision:
-        after = plan_name(decision.plan, today=todays_group(decision))
-    strips: list[Strip] = []
-    for name, of, file, step in (
-        ("Before", "today's cluster", run.before_timeline, profile.step if profile else None),
-        ("After", after, run.after_timeline, training.measured if training else None),
-    ):
-        if name == "Before" and not run.is_profiled_here:
-            continue
-        recorded = None
-        if step and step.wait_seconds is not None and step.step_seconds > 0:
-            recorded = step.step_seconds, step.wait_seconds
-        timeline = read_steps(file) if file else None
-        if timeline is None and recorded:
-            timeline = flat_steps(*recorded)
-        # Steps of no length cannot be drawn to scale.
-        if timeline and typical_step(timeline.steps)[0] > 0:
-            is_alone = name == "After" and not strips
-            strips.append(Strip("This run" if is_alone else name, of, timeline, recorded))
-    return strips
+        cluster = plan_name(decision.plan, today=todays_group(decision))
+    elif training:
+        cluster = groups_in_words(training.groups)
+    name = "After" if before else "This run"
+    after = _strip(name, cluster, run.after_timeline, run.measured)
+    return [strip for strip in (before, after) if strip]
+
+
+def _strip(
+    name: str, cluster: str, file: Path | None, step: StepTerms | Measured | None
+) -> Strip | None:
+    """Returns a run's strip: of its timeline, else of its record's medians; None: of neither."""
+    timeline = recorded = None
+    if step and step.wait_seconds is not None and step.step_seconds > 0:
+        recorded = step.step_seconds, step.wait_seconds
+    if file:
+        timeline = read_steps(file)
+    if timeline is None and recorded:
+        timeline = flat_steps(*recorded)
+    # Steps of no length cannot be drawn to scale.
+    if timeline is None or typical_step(timeline.steps)[0] <= 0:
+        return None
+    return Strip(name, cluster, timeline, recorded)
 
 
 def collect_gpu_strips(run: ReportedRun) -> list[GpuStrip]:
@@ -156,9 +178,12 @@ def collect_gpu_strips(run: ReportedRun) -> list[GpuStrip]:
     earlier: Sequence[GpuLoad] = ()
     if profile and profile.observed and run.is_profiled_here:
         earlier = profile.observed.gpus
-    now = training.gpus if training else ()
+    now: Sequence[GpuLoad] = ()
+    if training:
+        now = training.gpus
     first = read_gpu_strip("Before", run.before_gpus, earlier)
-    second = read_gpu_strip("After" if first else "This run", run.after_gpus, now)
+    name = "After" if first else "This run"
+    second = read_gpu_strip(name, run.after_gpus, now)
     return [strip for strip in (first, second) if strip is not None]
 
 
@@ -205,41 +230,87 @@ def write_report(path: Path, run: ReportedRun) -> None:
         training=run.training,
         evaluation=run.evaluation,
     )
-    plans = run.decision.plans if run.decision else ()
-    steps = [plan.predicted.counted_seconds for plan in plans if plan.predicted]
-    unit = time_unit([figures.baseline, figures.measured, *steps])
+    steps = [figures.baseline.seconds, figures.measured.seconds]
+    if run.decision:
+        promises = [plan.predicted for plan in run.decision.plans if plan.predicted]
+        steps += [promise.counted_seconds for promise in promises]
+    unit = time_unit(steps)
+    columns = epoch_columns(
+        profile=run.profile,
+        measured=run.measured,
+        is_profiled_here=run.is_profiled_here,
+    )
     context = {
         **_records(run),
         **_judgement(run, figures, unit),
-        **_tables(run, unit),
         **_pictures(run, unit),
         **_commands(run),
+        "epochs": epoch_table(columns, unit=unit),
+        "bad_samples": bad_sample_story(run.training, file=run.bad_samples_file),
         "bad_samples_href": _beside(run.bad_samples_file, path.parent),
         "logs": [(log.name, _href(log, path.parent)) for log in run.log_files],
     }
+    # The template reads what is of a record only where there is that record.
+    if run.profile:
+        context |= _of_profile(run.profile)
+    if run.decision:
+        context |= _of_decision(run.decision)
+    if run.training:
+        context |= _of_training(run.training)
     page = _filled(unit).get_template("report.html.jinja").render(context)
     # A name from a broken log may hold a surrogate, which UTF-8 cannot encode.
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _records(run: ReportedRun) -> dict[str, object]:
-    """Returns the records of the run, and what is read from one of them."""
+    """Returns the run's records and facts, as they are."""
     decision, training, evaluation = run.decision, run.training, run.evaluation
     return {
         "run_id": run.run_id,
         "workload": run.workload,
         "profile": run.profile,
         "decision": decision,
-        "taken": decision.taken_elsewhere if decision else None,
+        "taken": decision and decision.taken_elsewhere,
         "training": training,
         "evaluation": evaluation,
-        "outcome": outcome_of(training, evaluation.gates) if training and evaluation else None,
-        "local_core": local_core_words(decision) if decision else "",
-        "estimates": estimate_words(decision.prices.estimated) if decision else "",
-        "today_limit": limit_words(decision.bottleneck) if decision else "",
-        "host_names": run.host_names,
-        "events": _events(training) if training else [],
-        "origin": sorted(training.lineage.facts().items()) if training else [],
+        "outcome": training and evaluation and outcome_of(training, evaluation.gates),
+        "environment": {key: text for key, text in run.environment.items() if key != "command"},
+    }
+
+
+def _of_profile(profile: Profile) -> dict[str, object]:
+    """Returns the tables of a step's terms and of the cost of transforms."""
+    step = profile.step
+    return {
+        "terms": [
+            (name, title.strip(), value)
+            for name, title in TERMS
+            if step and (value := term(step, name)) is not None
+        ],
+        "transforms": transform_rows(profile.transforms),
+    }
+
+
+def _of_decision(decision: Decision) -> dict[str, object]:
+    """Returns the words of a decision, and its table of plans in two parts."""
+    rows = _plan_rows(decision)
+    return {
+        "local_core": local_core_words(decision),
+        "estimates": estimate_words(decision.prices.estimated),
+        "today_limit": limit_words(decision.bottleneck),
+        "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
+        "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
+    }
+
+
+def _of_training(training: Training) -> dict[str, object]:
+    """Returns the tables of a training run: its events, its GPUs, and what it was made from."""
+    names = host_names(training)
+    return {
+        "host_names": names,
+        "events": _events(training, names),
+        "origin": sorted(training.lineage.facts().items()),
+        "gpu_rows": gpu_rows(training.gpus, names=names),
     }
 
 
@@ -259,7 +330,7 @@ def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, 
         failure=run.failure,
         is_planned=run.is_planned,
     )
-    seconds = figures.baseline_accelerator_seconds or figures.predicted_accelerator_seconds
+    seconds = figures.baseline.accelerator_seconds or figures.predicted.accelerator_seconds
     return {
         "figures": figures,
         "unit": unit,
@@ -269,46 +340,15 @@ def _judgement(run: ReportedRun, figures: Figures, unit: TimeUnit) -> dict[str, 
     }
 
 
-def _tables(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
-    profile, training = run.profile, run.training
-    rows = _plan_rows(run.decision) if run.decision else []
-    columns = epoch_columns(
-        profile=profile,
-        measured=training.measured if training else None,
-        is_profiled_here=run.is_profiled_here,
-    )
-    return {
-        "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
-        "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
-        "epochs": epoch_table(columns, unit=unit),
-        "bad_samples": bad_sample_story(training, file=run.bad_samples_file),
-        "gpu_rows": gpu_rows(training.gpus, names=run.host_names) if training else [],
-        "terms": [
-            (name, title.strip(), value)
-            for name, title in TERMS
-            if profile and profile.step and (value := term(profile.step, name)) is not None
-        ],
-        "transforms": transform_rows(profile.transforms) if profile else [],
-        "environment": {key: text for key, text in run.environment.items() if key != "command"},
-    }
-
-
 def _pictures(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
-    decision, training = run.decision, run.training
     strips = collect_strips(run)
     gpu_strips = collect_gpu_strips(run)
-    feed = None
-    if run.feed_file:
-        feed = read_feed(
-            run.feed_file,
-            names=run.host_names,
-            does_loading_wait=does_loading_wait(run.profile),
-            wait_share=training.measured.wait_share if training and training.measured else None,
-        )
+    feed = _feed_story(run)
+    decision = run.decision
     return {
         "strips": strips,
         "strip_picture": strips and _picture("strips", partial(draw_strips, strips, unit=unit)),
-        "strip_caption": describe_windows(strips) if strips else "",
+        "strip_caption": describe_windows(strips),
         "plans_picture": decision and _picture("plans", partial(draw_plans, decision, unit=unit)),
         "gpu_picture": gpu_strips and _picture("gpus", partial(draw_gpus, gpu_strips)),
         "gpu_strips": gpu_strips,
@@ -317,14 +357,30 @@ def _pictures(run: ReportedRun, unit: TimeUnit) -> dict[str, object]:
     }
 
 
+def _feed_story(run: ReportedRun) -> FeedStory | None:
+    if run.feed_file is None:
+        return None
+    share: float | None = None
+    if run.measured:
+        share = run.measured.wait_share
+    return read_feed(
+        run.feed_file,
+        names=run.host_names,
+        does_loading_wait=does_loading_wait(run.profile),
+        wait_share=share,
+    )
+
+
 def _commands(run: ReportedRun) -> dict[str, object]:
     workload, decision = run.workload, run.decision
-    # The command, as the workload's file may not be where the report is read.
-    train = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision)]
-    train += ["--", *workload.command]
+    train: list[str] = []
+    if decision:
+        # The command, as the workload's file may not be where the report is read.
+        train = ["stoker", "train", "--platform", workload.platform]
+        train += [*group_arguments(decision.plan.groups), "--", *workload.command]
     return {
         "command": run.environment.get("command", ""),
-        "train_command": shlex.join(train) if decision else "",
+        "train_command": shlex.join(train),
         "workload_command": shlex.join(workload.command),
     }
 
@@ -368,15 +424,16 @@ def _limit_name(promise: Predicted, limit: Limit) -> str:
 
 def does_loading_wait(profile: Profile | None) -> bool | None:
     """Returns whether a single loader worker waits for its reads; None: not measured."""
-    step = profile.step if profile else None
-    if step is None or not step.loader_cpu_seconds or step.loader_wall_seconds is None:
+    if profile is None or profile.step is None:
+        return None
+    step = profile.step
+    if not step.loader_cpu_seconds or step.loader_wall_seconds is None:
         return None
     return step.loader_wall_seconds > WAITS * step.loader_cpu_seconds
 
 
-def _events(training: Training) -> list[tuple[str, str, str]]:
+def _events(training: Training, names: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Returns time, host and text of each event; time is seconds after the first, if known."""
-    names = host_names(training)
     began: datetime | None = None
     rows = []
     for event in training.events:
@@ -391,7 +448,9 @@ def _events(training: Training) -> list[tuple[str, str, str]]:
 
 
 def _cpu_seconds(value: float | None) -> str:
-    return NOT_KNOWN if value is None else digits(value, 3, max_places=4) + NBSP + "s"
+    if value is None:
+        return NOT_KNOWN
+    return f"{digits(value, 3, max_places=4)}{NBSP}s"
 
 
 def _plan_rows(decision: Decision) -> list[PlanRow]:

@@ -51,10 +51,14 @@ class Spot:
     @property
     def label(self) -> str:
         """Name in the picture."""
-        busy = "" if self.busy is None else f", {percent(self.busy)} busy"
+        text = self.name
+        if self.busy is not None:
+            text += f", {percent(self.busy)} busy"
         if self.is_chosen:
-            return f"{self.name}{busy}, chosen"
-        return f"{self.name}{busy}{', probable' if self.is_probable else ''}"
+            return f"{text}, chosen"
+        if self.is_probable:
+            return f"{text}, probable"
+        return text
 
 
 def spots_of(decision: Decision) -> list[Spot]:

@@ -161,6 +161,9 @@ def _heads(strip: Strip, unit: TimeUnit) -> tuple[str, str]:
 
 
 def describe_windows(strips: Sequence[Strip]) -> str:
+    """Returns which steps the strips show; empty without strips."""
+    if not strips:
+        return ""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     sentences = []
     for strip in strips:

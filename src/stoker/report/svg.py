@@ -13,8 +13,9 @@ from stoker.units import NBSP
 Anchor = Literal["start", "middle", "end"]
 
 # Upper estimates of advance widths over font size (DejaVu Sans, the widest of the usual fonts).
-_NARROW = frozenset("iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}")
-_WIDE = frozenset("mwMWGOQ%@\N{EM DASH}")
+_NARROW = "iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"
+_WIDE = "mwMWGOQ%@\N{EM DASH}"
+_ADVANCES = dict.fromkeys(_NARROW, 0.42) | dict.fromkeys(_WIDE, 0.98)
 HEAD = 15.0
 PLOT = 210.0
 FOOT = 44.0
@@ -22,9 +23,7 @@ FOOT = 44.0
 
 def text_width(text: str, size: float) -> float:
     """Returns an upper estimate of the width of `text` in the units of `size`."""
-    return size * sum(
-        0.42 if letter in _NARROW else 0.98 if letter in _WIDE else 0.65 for letter in text
-    )
+    return size * sum(_ADVANCES.get(letter, 0.65) for letter in text)
 
 
 def fit(text: str, size: float, width: float) -> str:
@@ -73,9 +72,8 @@ class Drawing:
         self, x: float, y: float, width: float, height: float, css: str = "", *, fill: str = ""
     ) -> None:
         """Draws a rectangle, coloured by its class or by `fill`, a pattern of `hatch`."""
-        paint = f'class="{css}"' if css else f'fill="{fill}"'
         size = f'width="{_n(max(0.0, width))}" height="{_n(height)}"'
-        self._body.append(f'<rect {paint} x="{_n(x)}" y="{_n(y)}" {size}/>')
+        self._body.append(f'<rect {_paint(css, fill)} x="{_n(x)}" y="{_n(y)}" {size}/>')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
         ends = f'x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"'
@@ -86,9 +84,8 @@ class Drawing:
 
     def area(self, points: Sequence[tuple[float, float]], css: str = "", *, fill: str = "") -> None:
         """Draws the area inside `points`, coloured as a rectangle."""
-        paint = f'class="{css}"' if css else f'fill="{fill}"'
         steps = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
-        self._body.append(f'<path {paint} d="M{steps}Z"/>')
+        self._body.append(f'<path {_paint(css, fill)} d="M{steps}Z"/>')
 
     def text(
         self,
@@ -101,14 +98,14 @@ class Drawing:
         anchor: Anchor = "start",
     ) -> None:
         """Draws a label whose base line is at `y`."""
-        width = text_width(text, size)
-        left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-        # Letters reach about 0.78 of their size above the base line, and 0.22 below.
-        self.labels.append(Box(text, left, y - 0.78 * size, left + width, y + 0.22 * size))
-        end = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        name = f' class="{css}"' if css else ""
+        self.labels.append(_text_box(x, y, text, size=size, anchor=anchor))
+        name = place = ""
+        if css:
+            name = f' class="{css}"'
+        if anchor != "start":
+            place = f' text-anchor="{anchor}"'
         self._body.append(
-            f'<text{name} x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{end}>'
+            f'<text{name} x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{place}>'
             f"{_escape(text)}</text>"
         )
 
@@ -150,6 +147,19 @@ class Drawing:
         )
 
 
+def _text_box(x: float, y: float, text: str, *, size: float, anchor: Anchor) -> Box:
+    width = text_width(text, size)
+    left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    # Letters reach about 0.78 of their size above the base line, and 0.22 below.
+    return Box(text, left, y - 0.78 * size, left + width, y + 0.22 * size)
+
+
+def _paint(css: str, fill: str) -> str:
+    if css:
+        return f'class="{css}"'
+    return f'fill="{fill}"'
+
+
 def ticks(largest: float, *, at_most: int) -> list[float]:
     """Returns round numbers from 0 up to `largest`, `at_most` of them at most."""
     if largest <= 0:
@@ -166,15 +176,25 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
 
 def time_axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:
     """Draws an axis from 0 to `seconds` over the whole width, in ms, s or minutes."""
-    unit, size = ("ms", 1e-3) if seconds < 2 else ("s", 1.0) if seconds < 300 else ("min", 60.0)
+    unit, size = "min", 60.0
+    if seconds < 2:
+        unit, size = "ms", 1e-3
+    elif seconds < 300:
+        unit, size = "s", 1.0
     marks = ticks(seconds / size, at_most=max(3, int(drawing.width / 90)))
     drawing.line(0, y, drawing.width, y, "axis")
     for mark in marks:
         x = mark * size * scale
-        text = f"{mark:.4g}" + (f"{NBSP}{unit}" if mark == marks[-1] else "")
+        text = f"{mark:.4g}"
+        if mark == marks[-1]:
+            text += f"{NBSP}{unit}"
         drawing.line(x, y, x, y + 5, "axis")
-        is_last = x + text_width(text, 12) / 2 > drawing.width
-        anchor: Anchor = "start" if x < 8 else "end" if is_last else "middle"
+        anchor: Anchor = "middle"
+        # Half of a text in the middle would leave the drawing.
+        if x < 8:
+            anchor = "start"
+        elif x + text_width(text, 12) / 2 > drawing.width:
+            anchor = "end"
         drawing.text(x, y + 18, text, css="quiet", size=12, anchor=anchor)
 
 
@@ -248,11 +268,9 @@ def label(
     for below in (-13.0, 22.0, -28.0, 37.0):
         places += [(x + 4, y + below, "start"), (x - 4, y + below, "end")]
     size = 12.0
-    width = text_width(text, size)
     for hidden in ((*taken, *drawing.labels, *lines), (*taken, *drawing.labels)):
         for x, y, anchor in places:
-            start = x if anchor == "start" else x - width
-            box = Box(text, start, y - 0.78 * size, start + width, y + 0.22 * size)
+            box = _text_box(x, y, text, size=size, anchor=anchor)
             is_inside = box.left >= plane.left and box.right <= plane.right + 8
             is_inside = is_inside and box.top >= plane.top - 14 and box.bottom <= plane.floor
             if is_inside and not any(map(box.overlaps, hidden)):

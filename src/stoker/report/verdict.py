@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from unicodedata import category
 
+from msgspec.structs import replace as replace_fields
+
 from stoker.failure_reasons import cause_of
 from stoker.record_words import (
     added_hosts_words,
@@ -24,6 +26,7 @@ from stoker.record_words import (
 from stoker.records import (
     Band,
     Decision,
+    EpochTimes,
     Evaluation,
     GateResult,
     Group,
@@ -70,133 +73,139 @@ _HEADLINE_LETTERS = 240
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-@dataclass(frozen=True, slots=True)
-class TransformRow:
-    """One part of loading, in few words."""
-
-    name: str
-    is_part: bool
-    cpu_seconds: float
-    share: float
-    samples: int
-
-
-def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
+def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformCost]:
+    """Returns the first rows, with short names, without parts that hardly count."""
     shown = [part for part in transforms if part.within is None or part.share >= _MIN_SHARE]
-    return [
-        TransformRow(
-            name=_SHORTER.sub("", part.name),
-            is_part=part.within is not None,
-            cpu_seconds=part.cpu_seconds,
-            share=part.share,
-            samples=part.samples,
-        )
-        for part in shown[:_MOST]
-    ]
+    return [replace_fields(part, name=_SHORTER.sub("", part.name)) for part in shown[:_MOST]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Step times in seconds and costs in dollars per 1000 steps, where they are known.
-
-    The times are of whole epochs where that is known of all of them (`is_whole`).
+class StepFigures:
+    """One of the compared steps: today's, the predicted one or the measured one. None: not known.
 
     Attributes:
-        baseline_step: The baseline's step within epochs; likewise `predicted_step` and
-            `measured_step`.
-        baseline_cpu_seconds: vCPUs of all hosts times the step; likewise for the other steps.
-        outcome: What the training measured.
-        prediction_error: measured / predicted - 1.
-        speedup: Baseline step over measured step.
-        cost_change: Measured cost over the baseline's, minus 1.
-        baseline_busy: Share of the baseline's step in which the accelerators compute, by the
-            profile; likewise for the other steps.
-        hosts_added: Hosts of the plan, or of the run, for batches alone: `3 x local.c4`.
-        is_estimate: The dollars of the plan, and of the run, come from an estimated price.
-        is_baseline_estimate: Today's do.
-        is_baseline_scaled: The profile was taken elsewhere, and the baseline was not measured.
-        loads_itself: The baseline's trainer loads its own batches, as part of its wait.
+        within: Seconds of a step within epochs.
+        whole: Seconds of whole epochs over their steps, where that is known of all compared steps.
+        wait: Of `within`, the seconds that wait for data.
+        whole_wait: Of `whole`, likewise; where whole epochs are worth a word.
+        usd: Dollars of 1000 steps.
+        is_estimate: The dollars come from an estimated price.
+        cpu_seconds: vCPUs of all hosts times the step.
+        accelerator_seconds: Accelerators of all hosts times the step.
+        busy: Share of the step in which the accelerators compute, by the profile.
+        loads_itself: The trainer loads its own batches, as part of its wait.
+        steps: Steps that were measured; 0: none were.
+        least_wait_share: Of the rank that waits least, if there are several.
+        rank: The rank that waits longest.
     """
 
-    baseline: float | None = None
-    baseline_wait: float | None = None
-    baseline_usd: float | None = None
-    baseline_cpu_seconds: float | None = None
-    baseline_accelerator_seconds: float | None = None
-    predicted: float | None = None
-    band: Band | None = None
-    predicted_usd: float | None = None
-    predicted_cpu_seconds: float | None = None
-    predicted_accelerator_seconds: float | None = None
-    predicted_speedup: float | None = None
-    measured: float | None = None
-    outcome: Measured | None = None
-    measured_usd: float | None = None
-    measured_cpu_seconds: float | None = None
-    measured_accelerator_seconds: float | None = None
-    prediction_error: float | None = None
-    is_inside_band: bool | None = None
-    speedup: float | None = None
-    cost_change: float | None = None
-    baseline_busy: float | None = None
-    predicted_busy: float | None = None
-    measured_busy: float | None = None
-    hosts_added: str = ""
+    within: float | None = None
+    whole: float | None = None
+    wait: float | None = None
+    whole_wait: float | None = None
+    usd: float | None = None
     is_estimate: bool = False
-    is_baseline_estimate: bool = False
-    is_baseline_scaled: bool = False
+    cpu_seconds: float | None = None
+    accelerator_seconds: float | None = None
+    busy: float | None = None
     loads_itself: bool = False
-    baseline_step: float | None = None
-    predicted_step: float | None = None
-    measured_step: float | None = None
-    is_whole: bool = False
-    baseline_whole_wait: float | None = None
-    measured_whole_wait: float | None = None
+    steps: int = 0
+    least_wait_share: float | None = None
+    rank: int = 0
 
     @property
-    def whole_wait_share(self) -> float | None:
-        """Share of the baseline's whole epochs that waits for data."""
-        return _share(self.baseline, self.baseline_whole_wait) if self.is_longer else None
-
-    @property
-    def measured_whole_wait_share(self) -> float | None:
-        """Share of the run's whole epochs that waits for data."""
-        return _share(self.measured, self.measured_whole_wait) if self.is_longer else None
-
-    @property
-    def wait_share(self) -> float | None:
-        return _share(self.baseline_step, self.baseline_wait)
-
-    @property
-    def measured_wait_share(self) -> float | None:
-        return _share(self.measured_step, self.outcome.wait_seconds if self.outcome else None)
+    def seconds(self) -> float | None:
+        """The time that is compared: over whole epochs where it can be."""
+        if self.whole is None:
+            return self.within
+        return self.whole
 
     @property
     def is_longer(self) -> bool:
         """Whether whole epochs are so much slower than their steps that it is worth a word."""
-        pairs = (
-            (self.baseline_step, self.baseline),
-            (self.predicted_step, self.predicted),
-            (self.measured_step, self.measured),
-        )
-        return any(is_whole_longer(step, whole) for step, whole in pairs if step and whole)
+        if not self.within or not self.whole:
+            return False
+        return is_whole_longer(self.within, self.whole)
 
-    def measured_wait_words(self, of: str) -> str:
+    @property
+    def wait_share(self) -> float | None:
+        return _share(self.within, self.wait)
+
+    @property
+    def whole_wait_share(self) -> float | None:
+        return _share(self.whole, self.whole_wait)
+
+    def wait_words(self, of: str) -> str:
+        """Returns the share that waits for data, with the ranks if they differ."""
         return wait_words(
-            self.measured_wait_share or 0.0,
-            least=self.outcome.least_wait_share if self.outcome else None,
-            rank=self.outcome.rank if self.outcome else 0,
+            self.wait_share or 0.0,
+            least=self.least_wait_share,
+            rank=self.rank,
             of=of,
             style="page",
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the report compares: the step before, as predicted and as measured. None: not known.
+
+    Attributes:
+        is_whole: Whole epochs are compared, as they are known of all steps; else steps are.
+        band: Error band of the predicted step (made in `decide.pricing.band`).
+        predicted_speedup: As promised when it was decided.
+        prediction_error: measured / predicted - 1.
+        speedup: Baseline step over measured step.
+        cost_change: Measured cost over the baseline's, minus 1.
+        hosts_added: Hosts of the plan, or of the run, for batches alone: `3 x local.c4`.
+        is_estimate: The dollars of the plan, and of the run, come from an estimated price.
+        is_baseline_scaled: The profile was taken elsewhere, and the baseline was not measured.
+    """
+
+    baseline: StepFigures
+    predicted: StepFigures
+    measured: StepFigures
+    is_whole: bool
+    band: Band | None = None
+    is_inside_band: bool | None = None
+    predicted_speedup: float | None = None
+    prediction_error: float | None = None
+    speedup: float | None = None
+    cost_change: float | None = None
+    hosts_added: str = ""
+    is_estimate: bool = False
+    is_baseline_scaled: bool = False
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether any of the compared steps is so much longer over whole epochs."""
+        return any(step.is_longer for step in (self.baseline, self.predicted, self.measured))
+
+
 def _share(step: float | None, wait: float | None) -> float | None:
-    return wait_share(step_seconds=step, wait_seconds=wait) if step and wait is not None else None
+    if not step or wait is None:
+        return None
+    return wait_share(step_seconds=step, wait_seconds=wait)
 
 
-# Of the baseline, of the prediction and of the run: the records that may know a figure of it.
-_Sources = tuple[tuple[object, ...], tuple[object, ...], tuple[object, ...]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sources:
+    """The records that figures come from. None: the run has no such record.
+
+    Attributes:
+        profile: Only if it was taken on today's hosts: else its step is another machine's, and
+            the decision has today's.
+        today: Today's cluster, as the decision has it.
+        promise: What the decision predicts of the hosts that were run, or are to be run.
+        outcome: What the training measured.
+        performance: The three steps as the evaluation compared them, which knows best.
+    """
+
+    profile: Profile | None = None
+    today: Predicted | None = None
+    promise: Predicted | None = None
+    outcome: Measured | None = None
+    performance: Performance | None = None
 
 
 def collect(
@@ -207,158 +216,109 @@ def collect(
     evaluation: Evaluation | None,
 ) -> Figures:
     """Returns the evaluation's figures, or figures from the records that it would be made from."""
-    performance = evaluation.performance if evaluation else None
-    promise = _promised(decision, is_run=training is not None) if decision else None
-    outcome = training.measured if training else None
-    keep = (
-        next((plan for plan in decision.plans if plan.action == "keep"), None) if decision else None
-    )
-    today = keep.predicted if keep else None
-    # The step of a profile that was taken elsewhere is another machine's: the decision has today's.
-    is_scaled = bool(decision and decision.taken_elsewhere)
-    here = None if is_scaled else profile
-    step = here.step if here else None
-    # In each row the record that knows best comes first.
-    rows: _Sources = (
-        (performance and performance.baseline, step, today),
-        (performance and performance.predicted, promise),
-        (performance and performance.measured, outcome),
-    )
-    figures = Figures(
-        outcome=outcome,
+    sources = _Sources(profile=profile)
+    if decision:
+        sources = _with_decision(sources, decision, is_run=training is not None)
+    if training:
+        sources = replace(sources, outcome=training.measured)
+    if evaluation:
+        sources = replace(sources, performance=evaluation.performance)
+    figures = _with_gain(_compared(_steps(sources)), sources)
+    return replace(
+        figures,
         hosts_added=added_hosts_words(_groups_run(decision, training)),
-        is_estimate=bool(training and training.is_estimate),
-        is_baseline_scaled=is_scaled,
-        loads_itself=bool(step and step.num_workers == 0),
-        baseline_wait=step.wait_seconds if step else None,
-        baseline_whole_wait=_whole_wait(here, outcome),
-        measured_whole_wait=outcome.whole_wait_seconds if outcome else None,
-        baseline_busy=today.accelerator_utilization if today else None,
-        predicted_busy=promise.accelerator_utilization if promise else None,
+        is_estimate=figures.is_estimate or bool(training and training.is_estimate),
+        is_baseline_scaled=bool(decision and decision.taken_elsewhere),
     )
-    figures = _with_steps(figures, rows, _whole_steps(rows, performance, here))
-    figures = _with_gain(figures, performance, promise)
-    return _with_costs(figures, rows, performance)
+
+
+def _with_decision(sources: _Sources, decision: Decision, *, is_run: bool) -> _Sources:
+    promised = _promised(decision, is_run=is_run)
+    sources = replace(sources, promise=promised.predicted)
+    if decision.today:
+        sources = replace(sources, today=decision.today.predicted)
+    if decision.taken_elsewhere:
+        sources = replace(sources, profile=None)
+    return sources
 
 
 def _groups_run(decision: Decision | None, training: Training | None) -> Sequence[Group]:
     if training:
         return training.groups
-    if decision and decision.probable and decision.kind == "probable":
-        return decision.probable.groups
-    return decision.plan.groups if decision else ()
+    if decision is None:
+        return ()
+    return _promised(decision, is_run=False).groups
 
 
-def _whole_steps(
-    rows: _Sources, performance: Performance | None, profile: Profile | None
-) -> list[float | None]:
-    """Returns the steps over whole epochs: of the baseline, as predicted, as measured."""
-    if performance is not None:
-        # It knows whether all three can be compared.
-        return [_first("whole_step_seconds", row[:1]) for row in rows]
-    steps = [_first("whole_step_seconds", row) for row in rows]
-    if steps[0] is None and profile:
-        steps[0] = whole_step_of(profile)
-    return steps
+def _promised(decision: Decision, *, is_run: bool) -> Plan:
+    """Returns the plan that was run; where nothing was, the probable one if there is one."""
+    if decision.kind == "probable" and decision.probable and not is_run:
+        return decision.probable
+    return decision.plan
 
 
-def _with_steps(figures: Figures, rows: _Sources, wholes: Sequence[float | None]) -> Figures:
-    """Returns the figures with the steps: over whole epochs where all have them."""
-    steps = [_first("step_seconds", row) for row in rows]
-    pairs = zip(steps, wholes, strict=True)
-    is_whole = all(whole is not None for step, whole in pairs if step is not None)
-    before, planned, now = wholes if is_whole else steps
-    baseline_step, predicted_step, measured_step = steps
-    return replace(
-        figures,
-        is_whole=is_whole,
-        baseline=before,
-        predicted=planned,
-        measured=now,
-        baseline_step=baseline_step,
-        predicted_step=predicted_step,
-        measured_step=measured_step,
+def _steps(sources: _Sources) -> list[StepFigures]:
+    """Returns the baseline, the prediction and the run, each with what is known of it alone."""
+    profile, outcome, promise = sources.profile, sources.outcome, sources.promise
+    baseline, predicted, measured = _step_costs(sources)
+    if sources.today:
+        baseline = replace(baseline, busy=sources.today.accelerator_utilization)
+    if profile and profile.step:
+        wait = profile.step.wait_seconds
+        baseline = replace(
+            baseline,
+            wait=wait,
+            whole_wait=_whole_wait(profile.epochs, wait, outcome),
+            loads_itself=profile.step.num_workers == 0,
+        )
+    if promise:
+        busy = promise.accelerator_utilization
+        predicted = replace(predicted, busy=busy)
+        if measured.within:
+            # The accelerators have as much to do in a step that takes longer.
+            busy = min(1.0, busy * promise.step_seconds / measured.within)
+            measured = replace(measured, busy=busy)
+    if outcome:
+        measured = replace(
+            measured,
+            wait=outcome.wait_seconds,
+            whole_wait=outcome.whole_wait_seconds,
+            steps=outcome.steps,
+            least_wait_share=outcome.least_wait_share,
+            rank=outcome.rank,
+        )
+    return [baseline, predicted, measured]
+
+
+def _step_costs(sources: _Sources) -> list[StepFigures]:
+    """Returns time and cost of the three steps, each figure from the record that knows it best."""
+    profile, performance = sources.profile, sources.performance
+    rows: list[list[object]] = [[sources.today], [sources.promise], [sources.outcome]]
+    if profile:
+        rows[0].insert(0, profile.step)
+    if performance is None:
+        steps = [_step_cost(row) for row in rows]
+        if steps[0].whole is None and profile:
+            steps[0] = replace(steps[0], whole=whole_step_of(profile))
+        return steps
+    compared = (performance.baseline, performance.predicted, performance.measured)
+    return [
+        # It knows whether all three can be compared by whole epochs.
+        replace(_step_cost([step, *row]), whole=_first("whole_step_seconds", [step]))
+        for step, row in zip(compared, rows, strict=True)
+    ]
+
+
+def _step_cost(records: Sequence[object]) -> StepFigures:
+    """Returns time and cost of a step, each from the first of its records that knows it."""
+    return StepFigures(
+        within=_first("step_seconds", records),
+        whole=_first("whole_step_seconds", records),
+        usd=_first("usd_per_1000_steps", records),
+        cpu_seconds=_first("cpu_seconds", records),
+        accelerator_seconds=_first("accelerator_seconds", records),
+        is_estimate=any(getattr(record, "is_estimate", False) for record in records),
     )
-
-
-def _with_gain(
-    figures: Figures, performance: Performance | None, promise: Predicted | None
-) -> Figures:
-    """Returns the figures with what was promised, whether it came true, and the speedup."""
-    before, planned, now = figures.baseline, figures.predicted, figures.measured
-    band, is_inside, error = None, None, None
-    if performance:
-        band, is_inside = performance.band, performance.is_inside_band
-        error = performance.prediction_error
-    if band is None and promise:
-        low, high = promise.step_seconds_low, promise.step_seconds_high
-        if figures.is_whole:
-            low, high = promise.counted_low, promise.counted_high
-        band = Band(low_seconds=low, high_seconds=high)
-    if is_inside is None and now is not None and band:
-        is_inside = band.holds(now)
-    # As promised at the time, with that step of today; not over a baseline measured later. But with
-    # pauses that were seen only in the run, if they count in what is compared.
-    speedup = promise.speedup if promise else _ratio(before, planned)
-    has_new_pauses = promise and figures.is_whole and planned != promise.whole_step_seconds
-    if performance and has_new_pauses:
-        speedup = _ratio(before, planned)
-    return replace(
-        figures,
-        band=band,
-        is_inside_band=is_inside,
-        predicted_speedup=speedup,
-        prediction_error=_change(now, planned) if error is None else error,
-        speedup=performance.speedup if performance else _ratio(before, now),
-        measured_busy=_busy(promise, figures.measured_step),
-    )
-
-
-def _with_costs(figures: Figures, rows: _Sources, performance: Performance | None) -> Figures:
-    usd_before, usd_planned, usd_now = (_first("usd_per_1000_steps", row) for row in rows)
-    cpu_before, cpu_planned, cpu_now = (_first("cpu_seconds", row) for row in rows)
-    computing = [_first("accelerator_seconds", row) for row in rows]
-    is_estimate = [_is_estimate(row) for row in rows]
-    change = performance.cost_change if performance else None
-    return replace(
-        figures,
-        baseline_usd=usd_before,
-        predicted_usd=usd_planned,
-        measured_usd=usd_now,
-        cost_change=_change(usd_now, usd_before) if change is None else change,
-        is_estimate=figures.is_estimate or any(is_estimate[1:]),
-        is_baseline_estimate=is_estimate[0],
-        baseline_cpu_seconds=cpu_before,
-        predicted_cpu_seconds=cpu_planned,
-        measured_cpu_seconds=cpu_now,
-        baseline_accelerator_seconds=computing[0],
-        predicted_accelerator_seconds=computing[1],
-        measured_accelerator_seconds=computing[2],
-    )
-
-
-def _promised(decision: Decision, *, is_run: bool) -> Predicted | None:
-    """Returns the prediction of what was run; of what is probable, where nothing was."""
-    is_open = decision.kind == "probable" and decision.probable is not None and not is_run
-    plan = decision.probable if is_open and decision.probable else decision.plan
-    return plan.predicted
-
-
-def _busy(promise: Predicted | None, measured: float | None) -> float | None:
-    """Returns the share of a measured step in which the accelerators compute, as predicted."""
-    if promise is None or not measured:
-        return None
-    return min(1.0, promise.accelerator_utilization * promise.step_seconds / measured)
-
-
-def _whole_wait(profile: Profile | None, outcome: Measured | None) -> float | None:
-    """Returns the profile's wait over whole epochs, with a start if the run's epochs had one."""
-    if profile is None or profile.step is None or profile.epochs is None:
-        return None
-    times, wait = profile.epochs, profile.step.wait_seconds
-    if outcome and outcome.epochs:
-        times = times.as_in(outcome.epochs)
-    return None if wait is None else times.whole_wait_seconds(wait)
 
 
 def _first(name: str, records: Sequence[object]) -> float | None:
@@ -366,9 +326,83 @@ def _first(name: str, records: Sequence[object]) -> float | None:
     return next((value for value in values if isinstance(value, float | int)), None)
 
 
-def _is_estimate(row: Sequence[object]) -> bool:
-    """Whether the dollars of a row come from an estimated price."""
-    return any(getattr(record, "is_estimate", False) for record in row)
+def _compared(steps: Sequence[StepFigures]) -> Figures:
+    """Returns the figures of three steps: over whole epochs where these are known of all."""
+    is_whole = all(step.whole is not None for step in steps if step.within is not None)
+    if not is_whole:
+        steps = [replace(step, whole=None) for step in steps]
+    if not any(step.is_longer for step in steps):
+        steps = [replace(step, whole_wait=None) for step in steps]
+    baseline, predicted, measured = steps
+    return Figures(
+        baseline=baseline,
+        predicted=predicted,
+        measured=measured,
+        is_whole=is_whole,
+        is_estimate=predicted.is_estimate or measured.is_estimate,
+    )
+
+
+def _with_gain(figures: Figures, sources: _Sources) -> Figures:
+    """Returns the figures with what was promised, whether it came true, the speedup and the cost.
+
+    Of an evaluation, these are its own; what it does not know is computed from the steps.
+    """
+    promise, performance = sources.promise, sources.performance
+    before, planned = figures.baseline.seconds, figures.predicted.seconds
+    now = figures.measured.seconds
+    speedup = _ratio(before, planned)
+    if promise:
+        figures = replace(figures, band=_band_of(promise, is_whole=figures.is_whole))
+        # As promised at the time, with that step of today; not over a baseline measured later. But
+        # with pauses that were seen only in the run, if they count in what is compared.
+        has_new_pauses = figures.is_whole and planned != promise.whole_step_seconds
+        if performance is None or not has_new_pauses:
+            speedup = promise.speedup
+    figures = replace(
+        figures,
+        predicted_speedup=speedup,
+        prediction_error=_change(now, planned),
+        speedup=_ratio(before, now),
+        cost_change=_change(figures.measured.usd, figures.baseline.usd),
+    )
+    if performance:
+        figures = _as_evaluated(figures, performance)
+    if figures.band and figures.is_inside_band is None and now is not None:
+        figures = replace(figures, is_inside_band=figures.band.holds(now))
+    return figures
+
+
+def _band_of(promise: Predicted, *, is_whole: bool) -> Band:
+    low, high = promise.step_seconds_low, promise.step_seconds_high
+    if is_whole:
+        low, high = promise.counted_low, promise.counted_high
+    return Band(low_seconds=low, high_seconds=high)
+
+
+def _as_evaluated(figures: Figures, performance: Performance) -> Figures:
+    error, change = performance.prediction_error, performance.cost_change
+    if error is not None:
+        figures = replace(figures, prediction_error=error)
+    if change is not None:
+        figures = replace(figures, cost_change=change)
+    return replace(
+        figures,
+        band=performance.band or figures.band,
+        is_inside_band=performance.is_inside_band,
+        speedup=performance.speedup,
+    )
+
+
+def _whole_wait(
+    times: EpochTimes | None, wait: float | None, outcome: Measured | None
+) -> float | None:
+    """Returns the profile's wait over whole epochs, with a start if the run's epochs had one."""
+    if times is None or wait is None:
+        return None
+    if outcome and outcome.epochs:
+        times = times.as_in(outcome.epochs)
+    return times.whole_wait_seconds(wait)
 
 
 def host_names(training: Training | None) -> dict[str, str]:
@@ -386,18 +420,11 @@ def host_names(training: Training | None) -> dict[str, str]:
     return shown
 
 
-def group_arguments(decision: Decision | None) -> list[str]:
-    """Returns the plan as arguments of `stoker train`: `--group dnn=TYPE:HOSTS[:WORKERS]`."""
-    words = []
-    for group in decision.plan.groups if decision else ():
-        workers = "" if group.workers_per_host is None else f":{group.workers_per_host}"
-        words += ["--group", f"{group.role}={group.instance_type}:{group.count}{workers}"]
-    return words
-
-
 def _change(value: float | None, reference: float | None) -> float | None:
     ratio = _ratio(value, reference)
-    return None if ratio is None else ratio - 1
+    if ratio is None:
+        return None
+    return ratio - 1
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
@@ -449,11 +476,15 @@ class JudgedRun:
 
     @property
     def gates(self) -> Sequence[GateResult]:
-        return self.evaluation.gates if self.evaluation else ()
+        if self.evaluation is None:
+            return ()
+        return self.evaluation.gates
 
     @property
     def outcome(self) -> Outcome | None:
-        return outcome_of(self.training, self.gates) if self.training else None
+        if self.training is None:
+            return None
+        return outcome_of(self.training, self.gates)
 
     @property
     def is_passed(self) -> bool:
@@ -471,16 +502,21 @@ class JudgedRun:
     @property
     def idle(self) -> list[str]:
         """What a group that made nothing cost."""
-        groups = self.training.useless_groups if self.training else ()
-        return [_headline(capital(group.made_words)) for group in groups]
+        if self.training is None:
+            return []
+        return [_headline(capital(group.made_words)) for group in self.training.useless_groups]
 
     @property
     def busy(self) -> str:
-        return self.training.busy if self.training else ""
+        if self.training is None:
+            return ""
+        return self.training.busy
 
     @property
     def disturbed(self) -> list[str]:
-        return [f"{capital(BUSY)} ({self.busy})."] if self.busy else []
+        if not self.busy:
+            return []
+        return [f"{capital(BUSY)} ({self.busy})."]
 
     @property
     def wait(self) -> list[str]:
@@ -489,8 +525,9 @@ class JudgedRun:
     @property
     def gain(self) -> list[str]:
         """What it gained; of an idle group, no gain by it."""
-        if self.is_idle:
-            return _unhelped_gain(self.figures, self.unit)
+        if self.is_idle and self.figures.speedup is not None:
+            words = _step_words(self.figures, self.unit, None).removesuffix(".")
+            return [f"{words}, for another reason than its data hosts."]
         return _gain(self.figures, self.unit, self.decision)
 
     @property
@@ -510,8 +547,9 @@ class JudgedRun:
 
     def verdict(self, tone: Tone, badge: str, headline: str, *sentences: str) -> Verdict:
         """Returns a verdict whose badge says that the gate was passed, too."""
-        passed = ", gate passed" if self.is_passed else ""
-        return Verdict(tone, f"{badge}{passed}", headline, " ".join(sentences))
+        if self.is_passed:
+            badge += ", gate passed"
+        return Verdict(tone, badge, headline, " ".join(sentences))
 
 
 def judge(run: JudgedRun) -> Verdict:
@@ -576,13 +614,13 @@ def _without_gain(run: JudgedRun) -> Verdict | None:
 
 def _faster(run: JudgedRun) -> Verdict:
     figures = run.figures
-    band, step = figures.band, figures.measured
-    is_less = band is not None and step is not None and step > band.high_seconds
+    band, step = figures.band, figures.measured.seconds
     headline = _step_words(figures, run.unit, run.decision)
-    lead = [*run.wait, *run.idle, *run.rest]
-    verdict = run.verdict("good", "faster", headline, *lead)
-    if is_less:
-        verdict = run.verdict("mixed", "faster, by less than predicted", headline, *lead)
+    tone: Tone = "good"
+    badge = "faster"
+    if band and step and step > band.high_seconds:
+        tone, badge = "mixed", "faster, by less than predicted"
+    verdict = run.verdict(tone, badge, headline, *run.wait, *run.idle, *run.rest)
     return replace(verdict, hero=_factor(figures.speedup or 0.0))
 
 
@@ -594,18 +632,21 @@ def _trained_alone(
     if decision:
         lacks = "what a step took before is the decision's figure"
     lead = " ".join([*promise, f"This run only trained: {lacks}, and no gate was checked."])
-    if not figures.measured:
+    measured = figures.measured
+    if not measured.seconds:
         return Verdict("mixed", "trained", "The training ended; no step was measured.", lead)
     headline = " ".join(_gain(figures, unit, decision))
     if not headline:
-        wait = figures.measured_wait_words("of it waiting for data")
-        step = unit.brief(figures.measured_step)
+        wait = measured.wait_words("of it waiting for data")
+        step = unit.brief(measured.within)
         headline = f"A step takes {step}, {wait}."
         if figures.is_longer:
-            whole = unit.brief(figures.measured)
+            whole = unit.brief(measured.seconds)
             headline = f"A step takes {whole} over whole epochs; {step} within them, {wait}."
     is_slow = figures.speedup is not None and figures.speedup < _NO_GAIN
-    tone: Tone = "mixed" if is_slow or figures.is_inside_band is False else "good"
+    tone: Tone = "good"
+    if is_slow or figures.is_inside_band is False:
+        tone = "mixed"
     return Verdict(tone, "trained", headline, lead)
 
 
@@ -617,21 +658,26 @@ def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
     reason = _sentence(plan_reason(decision))
     name = plan_name(decision.plan, today=todays_group(decision))
     headline = f"{capital(name)}: {reason}"
-    promise = decision.plan.predicted
-    hero = f"{_factor(promise.speedup)}, predicted" if promise else ""
     lead = [free_words(decision), *lead, probable_words(decision)]
     text = " ".join(filter(None, lead))
-    return Verdict("good", "decided, not run yet", headline, text, hero=hero)
+    verdict = Verdict("good", "decided, not run yet", headline, text)
+    return _with_hero(verdict, decision.plan, "predicted")
 
 
 def _probable(decision: Decision, plan: Plan, lead: Sequence[str]) -> Verdict:
     name = plan_name(plan, today=todays_group(decision))
     headline = f"Probably worth it: {name}: {_sentence(plan.reason)}"
-    how = trial_words(decision.trial) if decision.trial else ""
-    hero = f"{_factor(plan.predicted.speedup)}, probably" if plan.predicted else ""
-    words = [how, followed_words(decision), *lead]
+    words = [followed_words(decision), *lead]
+    if decision.trial:
+        words.insert(0, trial_words(decision.trial))
     text = " ".join(filter(None, words))
-    return Verdict("mixed", "probable: make sure", headline, text, hero=hero)
+    return _with_hero(Verdict("mixed", "probable: make sure", headline, text), plan, "probably")
+
+
+def _with_hero(verdict: Verdict, plan: Plan, how_sure: str) -> Verdict:
+    if plan.predicted is None:
+        return verdict
+    return replace(verdict, hero=f"{_factor(plan.predicted.speedup)}, {how_sure}")
 
 
 def _broken(run: JudgedRun) -> Verdict | None:
@@ -652,7 +698,9 @@ def _ending(run: JudgedRun) -> tuple[str, str, str] | None:
         words = capital(outcome.words)
         return _BADGES[outcome.state], words, _plain(failure or training.failure or "")
     text = _plain(failure or "")
-    cause = f": {cause_of(text)}" if text else ""
+    cause = ""
+    if text:
+        cause = f": {cause_of(text)}"
     records = {
         "profile": run.profile,
         "decide": run.decision,
@@ -662,25 +710,29 @@ def _ending(run: JudgedRun) -> tuple[str, str, str] | None:
     missing = next((step for step, record in records.items() if record is None), None)
     # `stoker train` alone makes one record, and nothing has failed.
     if missing and (failure or run.profile or not training):
-        badge = f"{missing} failed" if failure else f"ended in {missing}"
+        badge = f"ended in {missing}"
+        if failure:
+            badge = f"{missing} failed"
         return badge, f"The run ended in {missing}{cause}", text
-    return ("run failed", f"The run failed{cause}", text) if failure else None
+    if failure:
+        return "run failed", f"The run failed{cause}", text
+    return None
 
 
 def _wait(figures: Figures) -> list[str]:
-    share, now = figures.wait_share, figures.measured_wait_share
+    share, now = figures.baseline.wait_share, figures.measured.wait_share
     if share is None:
         return []
-    whole, whole_now = figures.whole_wait_share, figures.measured_whole_wait_share
+    whole, whole_now = figures.baseline.whole_wait_share, figures.measured.whole_wait_share
     words = f"The trainer waited {percent(share)} of every step for data"
     if whole is not None:
         words = f"The trainer waited {percent(whole)} of the time for data"
         words += f" ({percent(share)} of every step within epochs)"
-    if figures.loads_itself:
+    if figures.baseline.loads_itself:
         words += ", which it loads itself"
     if now is None:
         return [f"{words}."]
-    words_now = figures.measured_wait_words("")
+    words_now = figures.measured.wait_words("")
     if whole is not None and whole_now is not None:
         words_now = f"{percent(whole_now)} ({words_now})"
     return [f"{words}; now {words_now}."]
@@ -688,7 +740,7 @@ def _wait(figures: Figures) -> list[str]:
 
 def _within(figures: Figures, unit: TimeUnit) -> list[str]:
     """Returns the step within epochs, where the headline is of whole ones."""
-    before, now = figures.baseline_step, figures.measured_step
+    before, now = figures.baseline.within, figures.measured.within
     if not figures.is_longer or before is None:
         return []
     if now is None:
@@ -703,17 +755,11 @@ def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[s
     return [f"{words}: {_factor(figures.speedup)}."]
 
 
-def _unhelped_gain(figures: Figures, unit: TimeUnit) -> list[str]:
-    """Returns the change of a run whose data hosts made nothing, which is no effect of theirs."""
-    if figures.speedup is None:
-        return []
-    words = _step_words(figures, unit, None).removesuffix(".")
-    return [f"{words}, for another reason than its data hosts."]
-
-
 def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> str:
-    with_plan = _with_plan(decision.plan) if decision else "Now"
-    now, before = unit.brief(figures.measured), unit.brief(figures.baseline)
+    with_plan = "Now"
+    if decision:
+        with_plan = _with_plan(decision.plan)
+    now, before = unit.brief(figures.measured.seconds), unit.brief(figures.baseline.seconds)
     whole = " over whole epochs" if figures.is_longer else ""
     return f"{with_plan} a step takes {now} instead of {before}{whole}."
 
@@ -739,9 +785,9 @@ def _with_plan(plan: Plan) -> str:
 
 
 def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
-    if figures.predicted is None:
+    if figures.predicted.seconds is None:
         return []
-    text = f"Predicted: {unit.brief(figures.predicted)}"
+    text = f"Predicted: {unit.brief(figures.predicted.seconds)}"
     if figures.predicted_speedup is not None:
         text += f", {digits(figures.predicted_speedup, 2)} times as fast"
     if figures.prediction_error is None:
@@ -754,18 +800,20 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
 
 
 def _cost(figures: Figures, nominal: bool) -> list[str]:
-    change, cost = figures.cost_change, ""
-    if nominal and figures.baseline_accelerator_seconds:
+    before, now = figures.baseline, figures.measured
+    if nominal and before.accelerator_seconds:
         return _busy_words(figures)
+    change, cost = figures.cost_change, ""
     if nominal:
-        if figures.baseline_cpu_seconds and figures.measured_cpu_seconds is not None:
-            change = figures.measured_cpu_seconds / figures.baseline_cpu_seconds - 1
-            cost = f"{digits(figures.measured_cpu_seconds, 3)} CPU-seconds: cores times the step"
-    elif figures.measured_usd is not None:
-        dollars = usd(figures.measured_usd, is_estimate=figures.is_estimate)
+        if before.cpu_seconds and now.cpu_seconds is not None:
+            change = now.cpu_seconds / before.cpu_seconds - 1
+            cost = f"{digits(now.cpu_seconds, 3)} CPU-seconds: cores times the step"
+    elif now.usd is not None:
+        dollars = usd(now.usd, is_estimate=figures.is_estimate)
         cost = f"{dollars} per 1\N{NARROW NO-BREAK SPACE}000 steps"
     if change is None or not cost:
         return []
+    # It would be written as 0.0 %.
     if abs(change) < 0.0005:
         return [f"A step costs the same as before ({cost})."]
     word = "more" if change > 0 else "less"
@@ -774,12 +822,16 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
 
 def _busy_words(figures: Figures) -> list[str]:
     """Returns how busy the accelerators are, and with which hosts beside them."""
-    added = f"Hosts added: {figures.hosts_added}." if figures.hosts_added else "No host was added."
-    busy = figures.predicted_busy if figures.measured_busy is None else figures.measured_busy
-    if busy is None or figures.baseline_busy is None:
+    added = "No host was added."
+    if figures.hosts_added:
+        added = f"Hosts added: {figures.hosts_added}."
+    before, busy = figures.baseline.busy, figures.measured.busy
+    if busy is None:
+        busy = figures.predicted.busy
+    if busy is None or before is None:
         return [added]
-    before = percent(figures.baseline_busy)
-    return [f"The accelerators compute for {percent(busy)} of a step; before: {before}.", added]
+    words = f"The accelerators compute for {percent(busy)} of a step; before: {percent(before)}."
+    return [words, added]
 
 
 def _headline(text: str) -> str:
@@ -800,4 +852,6 @@ def _printable(line: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?", "\N{HORIZONTAL ELLIPSIS}")) else f"{text}."
+    if text.endswith((".", "!", "?", "\N{HORIZONTAL ELLIPSIS}")):
+        return text
+    return f"{text}."
