@@ -4,14 +4,14 @@ import difflib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import AsJson, Overrides, Reach, TargetName, WorkloadFile, Yes
-from stoker.cli.versions import check_version_options, done_text, go_back, show_versions
+from stoker.cli.schedule import PlannedSchedule, planned_schedule, show_schedules
+from stoker.cli.versions import UploadFlags, done_text, go_back, show_versions
 from stoker.errors import EXIT_CHANGED, EXIT_NEW, UsageError
 from stoker.terminal import ask, say, working
 
@@ -19,20 +19,90 @@ if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled
     from stoker.pipelines.kubeflow.client import KubeflowClient
     from stoker.pipelines.sagemaker.client import SageMakerClient
-    from stoker.records import Json
+    from stoker.records import Json, Workload
 
 # States of upload --check.
 _CHECKED = MappingProxyType({0: "unchanged", EXIT_CHANGED: "changed", EXIT_NEW: "new"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingUpload:
+    """What an upload would change.
+
+    Attributes:
+        deployed: The pipeline that is there; None: there is none.
+        wanted: The compiled one, as the service would describe it.
+        changes: A line for each difference.
+        schedule: What becomes of the pipeline's schedules.
+        missing: Inputs that are not uploaded yet, where they were looked for.
+    """
+
+    workload: "Workload"
+    client: "KubeflowClient | SageMakerClient"
+    compiled: "Compiled"
+    deployed: "Json"
+    wanted: "Json"
+    changes: Sequence[str]
+    schedule: PlannedSchedule
+    missing: Sequence[str]
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it changes what schedules run; a new pipeline changes nothing."""
+        return bool(self.deployed and self.changes) or self.schedule.is_change
+
+    def tell(self, *, quiet: bool) -> None:
+        name = self.workload.name
+        if self.compiled.code:
+            say(f"code: {self.compiled.code.words()}", quiet=quiet)
+        if not self.deployed:
+            say(f"pipeline {name}: does not exist yet", quiet=quiet)
+        elif not self.changes:
+            say(f"pipeline {name}: no change", quiet=quiet)
+        else:
+            say("\n  ".join([f"pipeline {name} changes:", *self.changes]), quiet=quiet)
+        if self.schedule.lines:
+            say("\n".join(self.schedule.lines), quiet=quiet)
+
+    def show_check(self, *, as_json: bool) -> int:
+        """Prints whether the upload would change anything; returns the exit code for it."""
+        code = 0
+        if self.deployed is None:
+            code = EXIT_NEW
+        elif self.changes or self.missing or self.schedule.is_change:
+            code = EXIT_CHANGED
+        name, state = self.workload.name, _CHECKED[code]
+        if as_json:
+            document = {"name": name, "state": state, "changes": list(self.changes)}
+            document |= {"inputs": list(self.missing), "diff": self.diff()}
+            print(json.dumps(document, indent=2))
+            return code
+        if self.missing:
+            say(f"inputs that would be uploaded: {', '.join(self.missing)}", quiet=False)
+        print(f"{state}: {name}")
+        return code
+
+    def send(self, *, alias: str | None) -> "dict[str, Json]":
+        """Uploads pipeline and schedules, and names the version; returns what was done."""
+        done = self.client.upload(self.compiled, is_changed=bool(self.changes))
+        done |= self.schedule.applied(self.client, self.workload)
+        if alias:
+            done |= self.client.history(self.workload).move_alias(alias)
+        return done
+
+    def diff(self) -> list[str]:
+        was, now = _lines_of(self.deployed), _lines_of(self.wanted)
+        # Without the header.
+        lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
+        # A line may be an embedded file.
+        return [line if len(line) <= 160 else f"{line[:160]}…" for line in lines]
 
 
 def upload_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    check: bool = False,
-    versions: bool = False,
-    back_to: Annotated[str | None, typer.Option("--back-to")] = None,
-    alias: str | None = None,
+    flags: UploadFlags,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -40,114 +110,71 @@ def upload_verb(
 ) -> int:
     """Create or update the pipeline, after showing what changes.
 
-    Args:
-        check: Send nothing; exit with 0 if nothing would change, with 10 if the pipeline, its
-            inputs or its schedule would change, and with 11 if there is no pipeline yet.
-        versions: List the versions of the uploaded pipeline, the newest first; send nothing.
-        back_to (VERSION): Make an earlier version the one that starts and schedules use. VERSION is
-            its number, name or alias; the workload is read only for the name of the pipeline.
-        alias (NAME): SageMaker: give this name to the version that the upload ends with; the name
-            moves there from another version.
-
     Examples:
         stoker upload kubeflow configs/mnist-kubeflow.yaml
         stoker upload sagemaker workload.yaml --values prod.yaml --check
         stoker upload sagemaker workload.yaml --back-to 3
     """
-    from stoker.cli.compile import again_words, compiled_for
-    from stoker.cli.schedule import planned_schedule, show_schedules
+    from stoker.cli.compile import again_words
     from stoker.pipelines.base import platform_of
     from stoker.run.billing import say_prices
 
-    check_version_options(
-        target=target, check=check, versions=versions, back_to=back_to, alias=alias
-    )
+    flags.refuse_misfits(target)
     of = workload_of(workload, overrides=overrides or ())
     client = client_of(target, of, reach)
-    if versions:
+    if flags.versions:
         return show_versions(client, of, as_json=as_json)
-    if back_to is not None:
-        return go_back(client, of, back_to, alias=alias, as_json=as_json, yes=yes)
+    if flags.back_to is not None:
+        return go_back(client, of, flags.back_to, alias=flags.alias, as_json=as_json, yes=yes)
     with working(f"comparing {of.name} with what is there", quiet=as_json):
-        compiled = compiled_for(target, of)
-        deployed, wanted = client.compared(compiled)
-        changes = _changes(client, compiled, deployed=deployed, wanted=wanted)
-        planned = planned_schedule(client, of, compiled)
-        missing = client.missing_inputs(compiled) if check else []
+        upload = _pending(client, of, with_inputs=flags.check)
     say_prices(of, platform=platform_of(target), quiet=as_json)
-    if compiled.code:
-        say(f"code: {compiled.code.words()}", quiet=as_json)
-    if deployed is None or not changes:
-        words = "no change" if deployed else "does not exist yet"
-        say(f"pipeline {of.name}: {words}", quiet=as_json)
-    else:
-        say("\n  ".join([f"pipeline {of.name} changes:", *changes]), quiet=as_json)
-    if planned.lines:
-        say("\n".join(planned.lines), quiet=as_json)
-    if check:
-        is_changed = bool(changes or missing or planned.is_change)
-        code = EXIT_NEW if deployed is None else EXIT_CHANGED if is_changed else 0
-        _show_check(of.name, code, changes, missing, _diff(deployed, wanted), as_json=as_json)
-        return code
-    if (deployed and changes) or planned.is_change:
+    upload.tell(quiet=as_json)
+    if flags.check:
+        return upload.show_check(as_json=as_json)
+    if upload.is_update:
         refused = UsageError("upload cancelled", fix="use --yes to update without asking")
-        # An update changes what schedules will run; a new pipeline changes nothing.
         ask(f"update {of.name}", assume_yes=yes or as_json, refused=refused)
     with working(f"uploading {of.name}", quiet=as_json):
-        done = client.upload(compiled, is_changed=bool(changes))
-        done |= planned.applied(client, of)
-        done |= client.history(of).move_alias(alias) if alias else {}
+        done = upload.send(alias=flags.alias)
     if as_json:
-        shown = {"changes": changes, "diff": _diff(deployed, wanted)}
+        shown = {"changes": upload.changes, "diff": upload.diff()}
         print(json.dumps({"name": of.name, **done, **shown}, indent=2))
         return 0
     warnings = done.get("warnings")
     for words in warnings if isinstance(warnings, list) else ():
         print(f"warning: {words}", file=sys.stderr)
     print(done_text(done))
-    show_schedules(client, of, planned, workload=workload)
+    show_schedules(client, of, upload.schedule, workload=workload)
     again = again_words(overrides or ()) + reach.words(None)
     print(f"next:    stoker start {target} {workload}{again}")
     return 0
 
 
-def _changes(
-    client: "KubeflowClient | SageMakerClient",
-    compiled: "Compiled",
-    *,
-    deployed: "Json",
-    wanted: "Json",
-) -> list[str]:
-    """Returns the lines of what changes; empty: nothing does, or there is no pipeline yet."""
+def _pending(
+    client: "KubeflowClient | SageMakerClient", workload: "Workload", *, with_inputs: bool
+) -> PendingUpload:
+    """Compiles the pipeline, and compares it with what is there; sends nothing."""
+    from stoker.cli.compile import compiled_for
     from stoker.pipelines.changes import changed_lines
 
-    if deployed is None or deployed == wanted:
-        return []
-    was, now = client.versions(compiled, deployed=deployed, wanted=wanted)
-    return changed_lines(was, now)
+    compiled = compiled_for(client.target, workload)
+    deployed, wanted = client.compared(compiled)
+    changes: list[str] = []
+    if deployed is not None and deployed != wanted:
+        was, now = client.versions(compiled, deployed=deployed, wanted=wanted)
+        changes = changed_lines(was, now)
+    return PendingUpload(
+        workload=workload,
+        client=client,
+        compiled=compiled,
+        deployed=deployed,
+        wanted=wanted,
+        changes=changes,
+        schedule=planned_schedule(client, workload, compiled),
+        missing=client.missing_inputs(compiled) if with_inputs else (),
+    )
 
 
-def _show_check(
-    name: str,
-    code: int,
-    changes: Sequence[str],
-    missing: Sequence[str],
-    diff: Sequence[str],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        told = {"name": name, "state": _CHECKED[code], "changes": list(changes)}
-        print(json.dumps({**told, "inputs": list(missing), "diff": list(diff)}, indent=2))
-        return
-    if missing:
-        say(f"inputs that would be uploaded: {', '.join(missing)}", quiet=False)
-    print(f"{_CHECKED[code]}: {name}")
-
-
-def _diff(old: "Json", new: "Json") -> list[str]:
-    # Without the header.
-    was, now = (json.dumps(each, indent=1, sort_keys=True).splitlines() for each in (old, new))
-    lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
-    # A line may be an embedded file.
-    return [line if len(line) <= 160 else f"{line[:160]}…" for line in lines]
+def _lines_of(document: "Json") -> list[str]:
+    return json.dumps(document, indent=1, sort_keys=True).splitlines()

@@ -1,7 +1,7 @@
 """Versions of an uploaded pipeline: `stoker upload --versions`, `--back-to` and `--alias`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from stoker.errors import ServiceError, UsageError
@@ -13,32 +13,47 @@ if TYPE_CHECKING:
     from stoker.records import Json, Workload
 
 
-def check_version_options(
-    *, target: str, check: bool, versions: bool, back_to: str | None, alias: str | None
-) -> None:
-    """Refuses options of `stoker upload` that do not fit together; asks no service.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFlags:
+    """What is done with the uploaded pipeline, if not an update.
 
-    Args:
-        target: sagemaker or kubeflow.
-        check: --check.
-        versions: --versions.
-        back_to: --back-to.
-        alias: --alias.
+    Attributes:
+        check: Send nothing; exit with 0 if nothing would change, with 10 if the pipeline, its
+            inputs or its schedule would change, and with 11 if there is no pipeline yet.
+        versions: List the versions of the uploaded pipeline, the newest first; send nothing.
+        back_to (VERSION): Make an earlier version the one that starts and schedules use. VERSION is
+            its number, name or alias; the workload is read only for the name of the pipeline.
+        alias (NAME): SageMaker: give this name to the version that the upload ends with; the name
+            moves there from another version.
     """
-    from stoker.pipelines.versions import check_alias
 
-    alone = {"--check": check, "--versions": versions, "--back-to": back_to is not None}
-    given = [name for name, is_given in alone.items() if is_given]
-    if alias is not None and (check or versions):
-        given.insert(0, "--alias")
-    if len(given) > 1:
-        raise UsageError(f"{given[0]} cannot be used with {given[1]}", fix=f"leave {given[0]} out")
-    if alias is None:
-        return
-    if target == "kubeflow":
-        what = "Kubeflow's versions have no aliases"
-        raise UsageError(what, where="--alias", fix="--back-to takes a version's name")
-    check_alias(alias)
+    check: bool = False
+    versions: bool = False
+    back_to: str | None = None
+    alias: str | None = None
+
+    def refuse_misfits(self, target: str) -> None:
+        """Refuses flags that do not fit together; asks no service."""
+        from stoker.pipelines.versions import check_alias
+
+        alone = {
+            "--check": self.check,
+            "--versions": self.versions,
+            "--back-to": self.back_to is not None,
+        }
+        given = [name for name, is_given in alone.items() if is_given]
+        if self.alias is not None and (self.check or self.versions):
+            given.insert(0, "--alias")
+        if len(given) > 1:
+            raise UsageError(
+                f"{given[0]} cannot be used with {given[1]}", fix=f"leave {given[0]} out"
+            )
+        if self.alias is None:
+            return
+        if target == "kubeflow":
+            what = "Kubeflow's versions have no aliases"
+            raise UsageError(what, where="--alias", fix="--back-to takes a version's name")
+        check_alias(self.alias)
 
 
 def show_versions(client: "PipelineClient", workload: "Workload", *, as_json: bool) -> int:
