@@ -235,7 +235,7 @@ def findings_of(*, persistent: bool = False, **asked: Any) -> tuple[str, dict[st
 
 NAMES = HeldObjects(name="A.names", container="list", element="str", count=10**6, num_bytes=90 * MB)
 CACHE = GrowingObjects(name="A.cache", container="dict", count_per_sample=1.0)
-BELOW = {"waiting_bytes": 0}
+BELOW: dict[str, Any] = {"waiting_bytes": 0}
 
 
 def test_a_usual_host_has_no_finding():
@@ -256,7 +256,7 @@ def test_copies_that_do_not_fit_are_a_limit():
 
 
 def test_a_cache_is_said_with_the_epoch_in_which_the_limit_is_reached():
-    growing = {"growing": (CACHE,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    growing: dict[str, Any] = {"growing": (CACHE,), "grown_bytes_per_sample": 250_000.0, **BELOW}
     text, fixes = findings_of(persistent=True, **growing)
     assert text == ""
     assert "200 MB in an epoch" in fixes["growing_cache"]
@@ -264,19 +264,19 @@ def test_a_cache_is_said_with_the_epoch_in_which_the_limit_is_reached():
 
 
 def test_workers_that_end_with_an_epoch_give_a_cache_back():
-    growing = {"growing": (CACHE,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    growing: dict[str, Any] = {"growing": (CACHE,), "grown_bytes_per_sample": 250_000.0, **BELOW}
     _, fixes = findings_of(**growing)
     assert "used up" not in fixes["growing_cache"]
 
 
 def test_a_cache_with_a_small_limit_is_no_finding():
     cache = msgspec.structs.replace(CACHE, container="lru_cache", max_count=5)
-    growing = {"growing": (cache,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    growing: dict[str, Any] = {"growing": (cache,), "grown_bytes_per_sample": 250_000.0, **BELOW}
     assert findings_of(persistent=True, **growing) == ("", {})
 
 
 def test_a_cache_that_fills_the_memory_in_one_epoch_is_a_limit():
-    growing = {"growing": (CACHE,), "grown_bytes_per_sample": 800_000.0, **BELOW}
+    growing: dict[str, Any] = {"growing": (CACHE,), "grown_bytes_per_sample": 800_000.0, **BELOW}
     text, _ = findings_of(persistent=True, **growing)
     assert "A.cache (dict) grows by 800 kB for each sample, 640 MB in an epoch" in text
 

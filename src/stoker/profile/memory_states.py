@@ -21,6 +21,7 @@ _LEAST_COPIED = 400
 _LEAST_GROWN = 200
 # Of the bytes that a step reads: some files are always read twice.
 _MUCH_REFAULTED = 0.3
+_LEAST_REFAULTED_PER_SECOND = 1e6
 _LEAST_SWAPPED_PER_SECOND = 1e6
 # Of what is in use: then workers are what to have fewer of.
 _MOST_OF_IT = 0.5
@@ -259,7 +260,11 @@ def _many_workers(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Findi
 def _thrown_out(
     memory: ProfiledMemory, rank: RankResult, *, read_bytes: float | None
 ) -> Iterator[_Finding]:
-    if not read_bytes or rank.as_is is None:
+    if not read_bytes and rank.batch is not None and memory.limited_by == "cgroup":
+        # The reads of mapped files are not known; the refaults of a group are no other program's.
+        read_bytes = rank.batch.num_bytes
+    is_little = memory.refaulted_bytes_per_second < _LEAST_REFAULTED_PER_SECOND
+    if not read_bytes or rank.as_is is None or is_little:
         return
     refaulted = memory.refaulted_bytes_per_second * rank.as_is.step_seconds.mean
     if refaulted < _MUCH_REFAULTED * read_bytes:
