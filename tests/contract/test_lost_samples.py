@@ -10,6 +10,7 @@ import signal
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -76,7 +77,10 @@ class DeadlyMany(Deadly):
 def pool_of(dataset, *, num_workers=2, seeding="place", on_error="skip", timeout=None):
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(
-        dataset=dataset, collate_fn=default_collate, num_workers=num_workers, on_error=on_error
+        dataset=dataset,
+        collate_fn=cast("Any", default_collate),
+        num_workers=num_workers,
+        on_error=on_error,
     )
 
     def start(role, sock):
@@ -107,7 +111,7 @@ def job_again(result):
 def made(pool, jobs, *, at_turn=lambda: None, is_asked_again=False):
     """Results by number: batch and bad samples, or the text of the error."""
     waiting = list(jobs)
-    results = {}
+    results: dict[object, object] = {}
     deadline = time.monotonic() + SECONDS
     while len(results) < len(jobs):
         assert time.monotonic() < deadline, results
@@ -130,7 +134,7 @@ def value_of(result):
     if result.error is not None:
         return str(unpack_error(result.error)), result.is_lost
     payload = None if result.payload is None else np.array(result.payload)
-    value = codec.decode(result.tree, payload, allow_pickle=True).tolist()
+    value = cast("torch.Tensor", codec.decode(result.tree, payload, allow_pickle=True)).tolist()
     bad = [
         (one.place, one.index, one.error, one.text, one.replaced_by) for one in result.samples.bad
     ]

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from typing import cast
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def test_any_stream_saved_anywhere_resumes_anywhere(hosts, tmp_path, seed):
     }
     expected = torchs(**options)
     places = [(line["epoch"], line["batch"]) for line in expected if "hash" in line]
-    epoch, batch = rng.choice(places)
+    epoch, batch = cast("tuple[int, int]", rng.choice(places))
     path = tmp_path / "state.pt"
     save: dict[str, object] = {"save": str(path), "save_epoch": epoch, "save_at": batch}
     load = options | {"load": str(path)}
