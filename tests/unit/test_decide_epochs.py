@@ -186,3 +186,18 @@ def test_first_batch_that_all_workers_of_a_host_make_comes_that_much_sooner(spli
     # Samples that cannot be shared out are made by one worker.
     high = 42 * (data.whole_step_seconds_high - data.step_seconds_high)
     assert high == pytest.approx(0.65 * 1.25)
+
+
+def test_who_makes_the_first_batch_is_said_as_it_is():
+    loader = ProfiledLoader(class_name="torch.DataLoader", reach="torch", splits=True)
+    profile = msgspec.structs.replace(h100(EPOCHS), loader=loader)
+
+    def text_on(cores: int) -> str:
+        catalog = load_catalog("local", cores=cores)
+        return " ".join(explain(decided(profile, catalog=catalog, objective="time")).split())
+
+    alone = text_on(4)
+    assert "as one worker makes its first batch" in alone
+    assert "All workers of a data host make it together" in alone
+    # The chosen plan has data hosts, and the prediction that sooner start.
+    assert "begins with" not in text_on(16)

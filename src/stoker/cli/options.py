@@ -1,7 +1,9 @@
 """Options that several verbs share, one by one or as a dataclass of options.
 
-A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
-Options that only steps of pipelines use are hidden from help.
+A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag. An
+option's help is its entry in the docstring. Typer has neither; a verb without them would repeat the
+same annotated options, or have twenty parameters. Options that only steps of pipelines use are
+hidden from help.
 """
 
 import contextlib

@@ -287,18 +287,24 @@ def _advice_on_accelerators(found: Walk, profile: Profile) -> Iterator[Advice]:
 
 
 def _advice_on_starts(found: Walk) -> Iterator[Advice]:
-    """Yields what an epoch's first batch costs the chosen plan, which no plan changes."""
+    """Yields what an epoch's first batch costs the chosen plan, as long as one worker makes it."""
     times, outcome = found.work.epochs, found.chosen.predicted
     if times is None or times.start is None or not times.steps or outcome is None:
+        return
+    splits = found.work.splits
+    if splits and any(group.role == "data" for group in found.chosen.groups):
         return
     share = times.start.seconds / times.steps / outcome.counted_seconds
     if share < _WORTH_A_START:
         return
+    where, besides = ", with any data hosts,", ""
+    if splits:
+        where, besides = ",", " All workers of a data host make it together."
     yield Advice(
         id="epoch-start",
         text=f"An epoch of {times.steps:.0f} steps begins with {times.start.seconds:.2g} s of "
-        f"waiting, with any data hosts, as one worker makes its first batch: {percentage(share)} "
-        "of the time. Half the batch, and gradients of two accumulated, halve that.",
+        f"waiting{where} as one worker makes its first batch: {percentage(share)} of the time."
+        f"{besides} Half the batch, and gradients of two accumulated, halve that.",
         when="small work",
     )
 
