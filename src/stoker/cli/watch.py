@@ -403,24 +403,17 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
     view = RunView()
     is_stream = isinstance(source, StandardInput)
     began = heard_at = time.monotonic()
-    foreign = ForeignLog() if is_stream else None
+    foreign = ForeignLog()
     while True:
         # Before reading, so that lines written before the end are read in this round.
         has_ended = source.has_ended()
-        if foreign and heard_at > began:
+        if is_stream and heard_at > began:
             foreign.tell_if_of_no_run(view)
         # A stream is read to its end with `once`, too: at first it may be empty.
         is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
-        is_new = False
-        for line in source.read():
+        is_heard, is_new = _read(source, view, show, once=once)
+        if is_heard:
             heard_at = time.monotonic()
-            # The script's own lines are most of a log, and need no parser.
-            event = parse_line(line) if "stoker " in line else None
-            # Every report of the feed is shown; between two reports, only the last state.
-            if event is not None and view.take(event) and not once:
-                if view.is_complete:
-                    show(view)
-                is_new = not view.is_complete
         if has_ended or is_enough:
             if is_stream and not view.run:
                 raise UsageError(
@@ -445,3 +438,24 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
         # Standard input has already waited, in `select`.
         if not is_stream:
             time.sleep(POLL_SECONDS)
+
+
+def _read(
+    source: LogSource, view: RunView, show: Callable[[RunView], None], *, once: bool
+) -> tuple[bool, bool]:
+    """Takes the lines that have come, and shows each report of the feed, unless `once`.
+
+    Returns whether there were lines, and whether the view has changed since it was last shown.
+    """
+    is_heard = is_new = False
+    for line in source.read():
+        is_heard = True
+        # The script's own lines are most of a log, and need no parser.
+        event = parse_line(line) if "stoker " in line else None
+        if event is None or not view.take(event) or once:
+            continue
+        # Between two reports only the last state is shown.
+        if view.is_complete:
+            show(view)
+        is_new = not view.is_complete
+    return is_heard, is_new

@@ -70,14 +70,14 @@ def _start(todays: EpochPause | None, work: Work, shape: ClusterShape) -> EpochP
     if todays is None:
         return None
     here = _batch_seconds(work, Hosts(instance=work.reference, count=1))
-    if not shape.data and longest == here:
+    if not here or (not shape.data and longest == here):
         return todays
-    scaled = todays.scaled(first / here if here else 1.0)
-    high = max(scaled.seconds, todays.seconds * longest / here if here else 0.0)
+    scaled = todays.scaled(first / here)
+    in_one_worker = todays.seconds * longest / here
     return msgspec.structs.replace(
         scaled,
         low_seconds=min(scaled.low_seconds, scaled.seconds * (1 - _START_WIDTH)),
-        high_seconds=max(scaled.high_seconds, high * (1 + _START_WIDTH)),
+        high_seconds=max(scaled.high_seconds, in_one_worker * (1 + _START_WIDTH)),
     )
 
 
@@ -90,7 +90,7 @@ def _first_seconds(work: Work, hosts: Hosts) -> float:
     alone = _batch_seconds(work, hosts)
     if not work.splits or alone < _MIN_SPLIT_SECONDS:
         return alone
-    return alone / max(1, hosts.all_workers // hosts.count)
+    return alone / (hosts.all_workers // hosts.count)
 
 
 def _batch_seconds(work: Work, hosts: Hosts) -> float:

@@ -44,11 +44,6 @@ class WholeRun:
     steps_before_last: int = 0
     epochs_before_last: int = 0
 
-    @property
-    def mean_step_seconds(self) -> float:
-        """Seconds of all these steps, gaps included, over their number."""
-        return self.seconds / self.steps
-
     def add(self, row: MeasuredStep, *, after: MeasuredStep) -> None:
         """Adds a row that followed the row `after`."""
         gap = max(0.0, row.start_seconds - after.end_seconds)

@@ -8,7 +8,7 @@ The file is bounded (docs/method.md, "A step and its wait"). With each further L
 has, single steps get rarer by half: STRETCH_STEPS of them, whose `weight` says for how many each
 stands, then rows that are sums of `steps` steps, of weight 0. Sums over all rows stay exact;
 medians are over the single steps, by weight. 50 ms steps of a day are 3.8 MiB, steps of any length
-for ten years less than 15. Rows of several steps in which epochs begin have COLUMNS_OF_EPOCHS, too,
+for ten years less than 15. Rows of several steps in which epochs begin have three more columns,
 so that sums over epochs are exact as well (`feed.epoch_times`).
 """
 
@@ -30,9 +30,8 @@ from stoker.units import wait_share
 # In the output folder of the rank's host.
 FILE = "timeline-rank{rank}.csv"
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples,steps,weight"
-# Epochs that begin in a row of several steps, the waits for their first batches, and the time
-# between steps, which is of none.
-COLUMNS_OF_EPOCHS = "begins,first_wait_seconds,gap_seconds"
+# A row of several steps in which epochs begin has three more: `begins`, how many do;
+# `first_wait_seconds`, the waits for their first batches; `gap_seconds`, between steps, of none.
 # About 10,000 rows.
 LEVEL_BYTES = 512 << 10
 # The report's picture shows 24 to 40 steps; medians need blocks of BLOCK_STEPS.
@@ -72,7 +71,7 @@ class MeasuredStep:
     """A step, one row of a timeline: it waits for its batch, then computes.
 
     `steps`: of which the row is the sum; `weight`: steps that a single step stands for, else 0.
-    The last three are COLUMNS_OF_EPOCHS.
+    The last three are those of epochs that begin in it.
     """
 
     loader: int

@@ -658,14 +658,14 @@ class Decoder:
         """Returns a tensor, array or NumPy scalar, a view of the payload."""
         match tag, rest:
             case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
-                earlier = self._earlier(offset, rest)
+                earlier = self._earlier(offset, rest, shape)
                 if earlier is not None:
                     return earlier
                 tensor = _arranged(self._tensor(dtype, shape, offset), end)
                 self._known.setdefault(offset, (rest, tensor))
                 return tensor
             case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
-                earlier = self._earlier(offset, rest)
+                earlier = self._earlier(offset, rest, shape)
                 if earlier is not None:
                     return earlier
                 array = self._array(dtype, shape, offset)
@@ -683,14 +683,12 @@ class Decoder:
                 return self._strided_array(dtype, shape, strides, place)
         raise _invalid_node(tag, rest)
 
-    def _earlier(self, offset: int, rest: list[object]) -> object:
+    def _earlier(self, offset: int, rest: list[object], shape: list[object]) -> object:
         """Returns the tensor or array that the same node has given before, else None."""
         earlier = self._known.get(offset)
         if earlier is None or earlier[0] != rest:
             return None
         # All that has no elements is at offset 0.
-        shape = rest[1]
-        assert isinstance(shape, list)
         return None if 0 in shape else earlier[1]
 
     def _place(self, offset: int, nbytes: int) -> Bytes1D:

@@ -39,12 +39,10 @@ class SpecTask:
 
     Attributes:
         groups: Names of the groups around it, the outermost first.
-        is_exit: Whether it runs at the end of a group, whatever happened there.
     """
 
     name: str
     groups: tuple[str, ...] = ()
-    is_exit: bool = False
 
 
 def tasks_of(spec: Json) -> tuple[SpecTask, ...]:
@@ -63,17 +61,15 @@ def _tasks_in(
         if "dag" in inner:
             yield from _tasks_in(inner, components, (*groups, name))
         else:
-            yield SpecTask(name=name, groups=groups, is_exit=_is_exit(mapping(tasks, name)))
-
-
-def _is_exit(task: Document) -> bool:
-    return mapping(task, "triggerPolicy").get("strategy") == _EXIT
+            yield SpecTask(name=name, groups=groups)
 
 
 def _ordered(tasks: Document) -> list[str]:
     """Returns tasks after those that they wait for, by what the spec says."""
     waits = {name: _waits_for(mapping(tasks, name)) & tasks.keys() for name in tasks}
-    exits = {name for name in tasks if _is_exit(mapping(tasks, name))}
+    exits = {
+        name for name in tasks if mapping(tasks, name, "triggerPolicy").get("strategy") == _EXIT
+    }
     ordered: list[str] = []
     while len(ordered) < len(waits):
         left = [name for name in waits if name not in ordered]
