@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -296,6 +297,16 @@ def test_what_has_no_parts_is_made_by_one_worker(dataset, collate):
 
 def keys_of(worker):
     return [one.key for one in worker.jobs]
+
+
+@pytest.mark.parametrize("indices", [range(8), np.arange(8), torch.arange(8)])
+def test_an_index_that_is_no_list_is_not_split_and_ends_nothing(indices):
+    order = job(0, []).order
+    order = msgspec.structs.replace(order, index=codec.pack_value(indices, allow_pickle=True))
+    with pool_of(Equal(seconds=0.002), default_collate, num_workers=2) as pool:
+        values = made(pool, [WorkerJob((0, 0), order), job(1, range(8, 16))])
+    same(values[0][0][:, 0], torch.arange(8))
+    same(values[1][0][:, 0], torch.arange(8, 16))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -197,6 +197,7 @@ def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(tmp_path, h
         shards=2,
         divides=True,
         shippable=Shippable(ok=True),
+        splits=False,
     )
     assert "over a stream of 2 shards" in " ".join(found.words.split())
 

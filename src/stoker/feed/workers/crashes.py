@@ -10,14 +10,12 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stoker.errors import ShippingError
 from stoker.feed.lost_samples import LostSample
-from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import pipe
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.progress import SamplePlace
-from stoker.feed.workers.splitting import num_samples
+from stoker.feed.workers.splitting import num_samples, plain_index
 from stoker.records import FeedSettings
 
 # Anyone may have sent these, twice by chance as well: such a sample has to end two lone processes.
@@ -178,10 +176,7 @@ class LossSearch:
 
 def index_at(order: Make, place: int) -> object:
     """Returns the index of a sample of a batch; None: that is not plain."""
-    try:
-        index = unpack_value(order.index, allow_pickle=False)
-    except ShippingError:
-        return None
+    index = plain_index(order)
     if isinstance(index, list | tuple) and place < len(index):
         return index[place]
     return index

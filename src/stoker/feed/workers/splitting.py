@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from typing import Literal
 
-from stoker.errors import ShippingError
+from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.jobs import SplitBatch, WorkerJob
@@ -73,12 +73,17 @@ class SplitCosts:
         return seconds >= max(MIN_SECONDS, _MIN_GAIN * extra)
 
 
+def plain_index(order: Make) -> object:
+    """Returns the index of a batch; None: it is pickled, which only workers open."""
+    try:
+        return unpack_value(order.index, allow_pickle=False)
+    except (ShippingError, ProtocolError):
+        return None
+
+
 def num_samples(order: Make) -> int:
     """Returns how many samples a batch has; 0 if that is not plain from its index."""
-    try:
-        index = unpack_value(order.index, allow_pickle=False)
-    except ShippingError:
-        return 0
+    index = plain_index(order)
     return len(index) if isinstance(index, list | tuple) else 0
 
 
