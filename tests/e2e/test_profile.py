@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -53,8 +53,8 @@ def run_profile(tmp_path: Path, command: list[str], *, budget: float = 7.0) -> P
 def test_burnt_costs_are_found(fork, tmp_path):
     command = burning(loading=40, model=21, workers=0, batches=30, epochs=100)
     with quiet_cpus() as group:
-        # By the script itself: from here it would come after the begin of a busy machine's profile.
-        child = fork([*command, "one-cpu", *([f"group={group}"] if group else [])])
+        cpus = {min(os.sched_getaffinity(0))}
+        child = fork([*command, *([f"group={group}"] if group else [])], cpus=cpus)
         code, output = child.end()
     assert code == 0, output
     (found,) = read_ranks(tmp_path / "out")
@@ -139,12 +139,12 @@ def test_a_helper_that_leaves_the_host_is_the_trainings_and_on_none_of_its_vcpus
 
 
 class Forked:
-    def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
+    def __init__(self, folder: Path, command: list[str], *, budget: float, cpus: set[int]) -> None:
         environ = clean_environ(STOKER_OUTPUT=str(folder / "out"), PYTHONUNBUFFERED="1")
         environ["STOKER_PROFILE"] = f'{{"budget_seconds": {budget}}}'
         self._log = folder / "log"
         with self._log.open("wb") as log:
-            self.process = WarmProcess(command[1:], environ, log=log)
+            self.process = WarmProcess(command[1:], environ, log=log, cpus=cpus)
 
     def until(self, event: str) -> None:
         until(lambda: event in self._log.read_text(), what=event, seconds=DEADLINE_SECONDS)
@@ -157,8 +157,10 @@ class Forked:
 def fork(tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def fork_script(command: list[str], *, budget: float = 5.0) -> Forked:
-            forked = Forked(tmp_path, command, budget=budget)
+        def fork_script(
+            command: list[str], *, budget: float = 5.0, cpus: Iterable[int] = ()
+        ) -> Forked:
+            forked = Forked(tmp_path, command, budget=budget, cpus=set(cpus))
             stack.callback(forked.process.kill)
             return forked
 

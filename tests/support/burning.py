@@ -1,7 +1,7 @@
 """Trains at a known cost: burns CPU in the dataset and in the model, by CPU time.
 
 A script. Arguments: loading ms per batch, model ms per step, workers, batches per epoch, epochs,
-[one-cpu: on one of those that it may have], [group=a control group to join].
+[group=a control group to join].
 """
 
 import atexit
@@ -30,11 +30,8 @@ class Burning(Dataset[tuple[torch.Tensor, int]]):
 
 
 def main() -> None:
-    for word in sys.argv[6:]:
-        if word == "one-cpu":
-            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        else:
-            Path(word.removeprefix("group="), "cgroup.procs").write_text(str(os.getpid()))
+    for group in sys.argv[6:]:
+        Path(group.removeprefix("group="), "cgroup.procs").write_text(str(os.getpid()))
     loading, model, workers, batches, epochs = (float(word) for word in sys.argv[1:6])
     torch.set_num_threads(1)
     weight = torch.zeros(1, requires_grad=True)

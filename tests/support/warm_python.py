@@ -59,9 +59,12 @@ _HUGE_PAGE_BYTES = 2**21
 
 
 class WarmProcess:
-    """A forked script with Popen's methods; with a `log` it has no input and an own session."""
+    """A forked script with Popen's methods; with a `log` it has no input and an own session.
 
-    def __init__(self, argv, env, *, log=None) -> None:
+    `cpus` are those that it may have, from its first line on; none: all.
+    """
+
+    def __init__(self, argv, env, *, log=None, cpus=()) -> None:
         self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
         self.stderr: IO[str] | None = None
@@ -80,6 +83,7 @@ class WarmProcess:
             "env": dict(env),
             "folder": os.getcwd(),
             "has_session": log is not None,
+            "cpus": [*cpus],
         }
         try:
             socket.send_fds(_forker().channel, [json.dumps(given).encode()], theirs)
@@ -260,6 +264,8 @@ def _become_script(given: dict, streams: list[int]) -> types.CodeType:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.chdir(given["folder"])
+    if given["cpus"]:
+        os.sched_setaffinity(0, given["cpus"])
     _set_environment(given["env"])
     sys.argv[:] = given["argv"]
     path = sys.argv[0]
