@@ -1,7 +1,8 @@
 """The environment of a process: STOKER_* variables and others', and the files of STOKER_OUTPUT.
 
 The environment is read only here and in `launch.topology`; the workload's file is read in
-`workload_file`.
+`workload_file`. To add a setting of runs: a field of `RunEnvironment` with its variable, a line
+under its Attributes, and where it comes from in `RunEnvironment.of`.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""The command line: thin verbs over the bodies of the components."""
+"""The command line: thin verbs over the bodies of the components.
+
+A verb's flags are the parameters of its function in the module of its name; flags that several
+verbs share are in `options`.
+"""
 
 import signal
 from typing import NoReturn

@@ -1,4 +1,8 @@
-"""Choice of the cluster that pays, from a profile, a catalog and constraints."""
+"""Choice of the cluster that pays, from a profile, a catalog and constraints.
+
+`candidates` has the clusters that are tried (a larger instance: `scale_up`; data hosts:
+`heterogeneous`), `pricing` their steps and prices, and `choose` compares them.
+"""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import followed, local_core_words

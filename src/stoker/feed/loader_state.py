@@ -4,8 +4,8 @@ A state holds how the current epoch began (random states, samplers' states, base
 it is. It does not depend on workers or hosts. Two snapshots are taken at the start of every epoch
 (80 us each), of plain types and tensors: `torch.load` reads them with `weights_only=True`.
 
-To resume, a sampler is run again from where the epoch began, and what was yielded is skipped; a
-digest proves that it gives the same again.
+To resume (`load`), a sampler is run again from where the epoch began, and what was yielded is
+skipped (`replay_sampler`); a digest proves that it gives the same again.
 
 The feed draws from a sampler further ahead than torch's loader does. So that the next epoch has the
 same order, generators of the script are restored when an epoch ends early (`Rewind`).

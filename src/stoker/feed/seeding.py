@@ -6,6 +6,9 @@ states (Python's `random`, NumPy's and torch's default CPU generator); the gener
 dataset and the collate function hold; and `get_worker_info()`: for number n worker n modulo the
 script's `num_workers`, as with torch. So a dataset that makes a generator from
 `get_worker_info().seed` has the same one wherever it runs.
+
+The way of these words: `sampler` (base seed), `iterators.numbered`, `protocol.Make.seed_words`, and
+`workers/worker.py`, which has a `Seeder` set the states.
 """
 
 import contextlib

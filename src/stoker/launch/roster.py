@@ -1,7 +1,8 @@
 """The roster of hosts that are there, by leases: a host that is silent for longer is lost.
 
-Pure: the clock is a parameter, nothing is sent. `coordinator.py` calls `expire` and informs the
-ranks; its `on_failure` ends a run that cannot continue (`trainer_host.py`).
+A lease is `feed.lease_seconds` long (60 s). Pure: the clock is a parameter, nothing is sent.
+`coordinator.py` calls `expire` and informs the ranks, which drop a data host in
+`feed/trainer/client.py`; its `on_failure` ends a run that cannot continue (`trainer_host.py`).
 
 The topology names hosts, an incarnation a launcher's process on one. A restarted launcher has a new
 incarnation; the old one is superseded and refused. A data host may come late, leave, and return. A

@@ -12,6 +12,9 @@ recovers a run whose step was lost     `lost`         -        -          x
 
 A new one is added in three places: a module here with the class; a line in `_CLASSES` below; and
 its name, facts and settings in `records/platforms.py`. See docs/architecture.md.
+
+Who may stop or end a job: whoever follows it, in `base.leave_or_stop`, the one place that does; and
+a run itself, in `launch/run_guards.py` (a silent host, a hang, the budget).
 """
 
 from importlib import import_module

@@ -1,4 +1,7 @@
-"""Cost and prediction of a job, printed before it starts, and the question whether to start it."""
+"""Cost and prediction of a job, printed before it starts, and the question whether to start it.
+
+Prices come from `catalog`; what a run has cost so far is counted in `launch/spending.py`.
+"""
 
 from collections.abc import Sequence
 from datetime import date

@@ -5,7 +5,8 @@ zmq sockets or locks, so that its children are safe. It forks a *template*, whic
 modules that specs name, once for all of them, and forks a dataset process for each spec, in advance
 where there is time. If one of these dies, so do all after it: agent → fork server → template →
 dataset processes → workers (PR_SET_PDEATHSIG, and the end of their channels). The modules are
-imported while the spec arrives: they are named in its first piece.
+imported while the spec arrives: they are named in its first piece. Each data worker is forked in
+`_fork`.
 
 Nothing is forked that has threads: a child would not have them, and would wait for their locks. A
 dataset that starts threads as it is unpickled is unpickled by each worker, which the template's

@@ -4,8 +4,8 @@ A *peer* makes batches: the agent of a data host, or the local workers of this p
 say how many batches it may have in flight. `BatchScheduler` is for batches that any peer can make;
 `shards.ShardScheduler` is for iterable datasets, where one process makes all batches of a shard.
 
-A `BatchScheduler` hands numbers out oldest first, within a window that starts at the next number to
-be delivered:
+A `BatchScheduler` hands numbers out oldest first, within a window (how many batches are prefetched)
+that starts at the next number to be delivered:
 
     window = ceil(reach of the slowest peer / interval of consumption) + all credits + 2,
              up to what `max_bytes` allows, at least 1

@@ -1,6 +1,8 @@
 """A data worker: one process that makes batches of a dataset, or of one shard of it (`shards`).
 
 Each order is answered with a batch in shared memory (a slot), an error, or the end of the shard.
+What a dataset raises is packed in `failed` and raised again by the trainer (`trainer/buffers.py`),
+or tolerated here (`tolerance`).
 `IndexedSource` and `ShardSource` do what torch's worker loop does, in the same order: seed once,
 set `get_worker_info()`, call worker_init_fn, make a fetcher.
 """

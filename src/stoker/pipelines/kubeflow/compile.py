@@ -1,4 +1,7 @@
-"""Compiles a workload's pipeline for Kubeflow, and reads compiled ones for comparison."""
+"""Compiles a workload's pipeline for Kubeflow, and reads compiled ones for comparison.
+
+The graph of its steps (the DAG) is made in `stoker.kubeflow.steps`.
+"""
 
 import contextlib
 import dataclasses
