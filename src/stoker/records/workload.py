@@ -50,6 +50,9 @@ _ID_CHARACTERS = 8
 _MAX_RUN_NAME = 63
 _MAX_BRANCH = 20
 _BRANCH_DIGEST = 6
+# Seedings with which several workers may make one batch: what a sample draws does not depend on
+# other samples of its batch.
+SEEDS_EACH = frozenset(("place", "sample"))
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -327,8 +330,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     @property
     def splits(self) -> bool:
         """Whether several workers of a data host may make one batch."""
-        is_seeded_each = self.seeds_by in ("place", "sample")
-        return is_seeded_each and self.split_batches is not False and self.on_error == "raise"
+        return (
+            self.seeds_by in SEEDS_EACH
+            and self.split_batches is not False
+            and self.on_error == "raise"
+        )
 
     @property
     def ports(self) -> dict[int, str]:

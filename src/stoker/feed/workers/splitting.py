@@ -18,6 +18,7 @@ from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.jobs import SplitBatch, WorkerJob
 from stoker.feed.workers.pipe import MAX_DESCRIPTORS
+from stoker.records.workload import SEEDS_EACH
 
 # A batch has as many parts for each worker: the last ones end at about the same time where costs
 # vary, and a part costs about 0.5 ms more (a message, its memory).
@@ -32,15 +33,12 @@ _MIN_GAIN = 4.0
 _MEMORY = 32
 
 
-# What allows it: what a sample draws does not depend on other samples of its batch.
-_SEEDS_EACH = frozenset(("place", "sample"))
-
 Splits = Literal["auto"] | bool
 
 
 def splits_of(splits: Splits, seeding: str) -> Splits:
     """Returns whether batches may be split that are seeded so."""
-    return splits if seeding in _SEEDS_EACH else False
+    return splits if seeding in SEEDS_EACH else False
 
 
 class SplitCosts:
