@@ -17,6 +17,7 @@ from stoker.records import (
     GateResult,
     GpuLoad,
     Group,
+    HostMemory,
     Measured,
     Performance,
     Plan,
@@ -62,6 +63,8 @@ _SEEN_LOWERED = 0.01
 _SAME_HOSTS = 0.1
 # Of a step: less is in no line.
 _WORTH_A_WORD = 0.01
+# Of the memory in use: then other programs are the cause.
+_MOST_OF_IT = 0.5
 _LIMITS: dict[Bottleneck, str] = {
     "cpu": "the CPUs that load the data are the limit",
     "workers": "too few loader workers are the limit",
@@ -343,6 +346,50 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
     return " and ".join(names[1:] if names[1:] and is_todays else names)
 
 
+def memory_cause(training: Training, profile: Profile | None = None) -> str:
+    """Returns which host's memory was short, what was felt of it, and why; empty: none was.
+
+    Args:
+        training: The run's record.
+        profile: What a profile saw of the same script, which names what takes the memory.
+    """
+    short = [host for host in training.memory if host.is_short]
+    if not short:
+        return ""
+    host = max(short, key=lambda host: (host.kills, host.share))
+    whose = "its limit" if host.limited_by == "cgroup" else "the machine's memory"
+    words = f"{size(host.peak_bytes)} of {size(host.limit_bytes)}, {whose}, in use on {host.host}"
+    others = _others_bytes(training, host)
+    if others > _MOST_OF_IT * host.peak_bytes:
+        return f"{words}, {size(others)} of them by other programs{_felt(host)}"
+    fixes = profile.memory_fixes if profile else ()
+    why = f"; the profile says: {fixes[0].text}" if fixes else ""
+    return f"{words}{_felt(host)}{why}"
+
+
+def _felt(host: HostMemory) -> str:
+    """Returns what came of short memory, as the end of a sentence; empty: nothing."""
+    words = ""
+    if host.least_share < 1:
+        words += (
+            f"; batches that wait were lowered to {percentage(host.least_share)} of feed.max_bytes"
+        )
+    if host.swapped_bytes:
+        words += f"; {size(host.swapped_bytes)} were swapped out"
+    if host.kills:
+        words += f"; the kernel killed {count(host.kills, 'process', 'processes')} for memory"
+    return words
+
+
+def _others_bytes(training: Training, host: HostMemory) -> int:
+    """Returns what others than the run held of the machine that a host is, or is a part of."""
+    if training.job.platform != "local" or host.ours_bytes is None:
+        return host.others_bytes
+    # All hosts are processes of one machine.
+    ours = sum(member.ours_bytes or 0 for member in training.memory)
+    return max(0, host.peak_bytes - ours)
+
+
 def training_words(training: Training) -> str:
     """Returns what a run did, and whether its times can be compared with other runs."""
     outcome = outcome_of(training)
@@ -360,6 +407,8 @@ def training_words(training: Training) -> str:
     if training.bad_samples:
         noun = "bad sample" if training.bad_samples == 1 else "bad samples"
         more += f"; {training.bad_samples:,} {noun}, listed in bad_samples.csv"
+    if memory := memory_cause(training):
+        more += f"; memory was short: {memory}"
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     kinds = (NOT_COMPARABLE, UNHELPED)
     more += "".join(f"; {event.what}" for event in training.events if event.what.startswith(kinds))

@@ -18,6 +18,7 @@ from stoker.environment import ProcessSettings
 from stoker.errors import GateError, UsageError
 from stoker.evaluate import evaluate, judged_again, model_quality
 from stoker.launch import finish
+from stoker.launch.host_memory import MemoryLog
 from stoker.logs import Log
 from stoker.record_words import evaluation_table, evaluation_words, training_words
 from stoker.records import (
@@ -176,6 +177,7 @@ def test_a_record_that_cannot_be_made_is_a_line_and_no_end_of_the_launcher(tmp_p
         events=(),
         spending=None,
         others=(),
+        memory=MemoryLog(),
         gpus=(),
         inputs={},
     )

@@ -22,11 +22,12 @@ class MemoryGuard:
 
     Attributes:
         share: 1 as long as there is memory, at least 1/16.
+        least_share: The least of it so far.
     """
 
     def __init__(self, look: Callable[[], MemoryUse | None] = memory_use) -> None:
         self._look = look
-        self.share = 1.0
+        self.share = self.least_share = 1.0
         self._changed_at = 0.0
         self._has_said = self._has_said_room = False
 
@@ -64,6 +65,7 @@ class MemoryGuard:
 
     def _change(self, share: float, now: float) -> None:
         self.share = min(1.0, max(_LEAST_SHARE, share))
+        self.least_share = min(self.least_share, self.share)
         self._changed_at = now
 
 

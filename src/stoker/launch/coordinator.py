@@ -42,6 +42,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.host.gpus import GpuState
+from stoker.launch.host_memory import MemoryLog
 from stoker.launch.other_programs import OthersLog
 from stoker.launch.roster import Change, ExpectedHosts, HostLeases
 from stoker.logs import EventName, Log, now_utc
@@ -151,6 +152,7 @@ class Coordinator:
         self._gpu_states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
         # What other programs use of the hosts.
         self.others = OthersLog()
+        self.memory = MemoryLog()
         self._gpu_loads: dict[str, GpuLoads] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
@@ -433,6 +435,7 @@ class Coordinator:
             return
         if message.others is not None:
             self.others.add(host, message.others)
+        self.memory.add(host, message.memory)
         # A launcher that reconnected has a new routing id.
         self._launchers[host] = sender
         self._send(socket, sender, self._decided_for(host) or self._state())

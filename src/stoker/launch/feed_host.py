@@ -13,6 +13,7 @@ from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
 from stoker.host.limits import MIN_FILES
 from stoker.launch.engines.data_host import exit_code_of
+from stoker.launch.host_memory import HostMemoryWatch
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.supervise import (
     Decided,
@@ -43,7 +44,11 @@ def serve(run: HostRun) -> int:
     machine.turn_off_core_dumps()
     # Now that the agent listens: trainers connect as soon as the leader has accepted this host.
     join = run.join(port=agent.port, batch_port=agent.batch_port, workers=workers)
-    membership = run.membership(join, trainers_heard_at=lambda: agent.trainers_heard_at)
+    membership = run.membership(
+        join,
+        trainers_heard_at=lambda: agent.trainers_heard_at,
+        memory=HostMemoryWatch(least_share=lambda: agent.least_memory_share),
+    )
     is_asked = threading.Event()
     failure = _run_agent(run, agent, membership, is_asked=is_asked)
     verdict = membership.verdict

@@ -44,6 +44,7 @@ from stoker.figures.passive_profile import (
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.host_memory import MemoryLog
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.log_metrics import metrics_in_log
 from stoker.launch.spending import Spending
@@ -126,6 +127,7 @@ class LeaderFacts:
     Attributes:
         processes_per_host: Ranks of each dnn host.
         others: What other programs used of the hosts.
+        memory: The highest use of the hosts' memory.
         gpus: Loads of the leader's own GPUs.
         inputs: Versions of the channels' data.
     """
@@ -135,6 +137,7 @@ class LeaderFacts:
     events: Sequence[Event]
     spending: Spending
     others: Sequence[OtherPrograms]
+    memory: MemoryLog
     gpus: Sequence[GpuLoad]
     inputs: Mapping[str, InputVersion]
 
@@ -189,6 +192,7 @@ def _facts(
         hyperparameters=_hyperparameters(settings, run.log),
         measured=measured,
         others=tuple(seen.others),
+        memory=seen.memory.hosts(_least_shares(topology, progress, seen.processes_per_host)),
         gpus=(*seen.gpus, *(coordinator.gpu_loads if coordinator else ())),
         steps=steps,
         spending=seen.spending.of_groups(
@@ -210,6 +214,18 @@ def _facts(
         release_seconds=coordinator.release_seconds if coordinator else None,
         events=(*seen.events, *(coordinator.events if coordinator else ())),
     )
+
+
+def _least_shares(
+    topology: Topology, progress: ProgressByRank, processes_per_host: int
+) -> dict[str, list[float]]:
+    """Returns the least share of batches that could wait, of each rank, by its host."""
+    shares: dict[str, list[float]] = {host: [] for host in topology.dnn_hosts}
+    for rank, report in progress.items():
+        place = rank // max(1, processes_per_host)
+        if place < len(topology.dnn_hosts):
+            shares[topology.dnn_hosts[place]].append(report.least_memory_share)
+    return shares
 
 
 def _bad_samples(output: Path, progress: ProgressByRank, log: Log) -> int:

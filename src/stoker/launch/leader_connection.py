@@ -18,7 +18,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
+from stoker.launch.host_memory import HostMemoryWatch
 from stoker.launch.other_programs import OthersWatch
 from stoker.launch.roster import LATE_BEATS, heartbeat_seconds
 from stoker.launch.supervise import Decided, Inbox, SignalReceived
@@ -158,6 +159,7 @@ class Membership:
         on_ending: Called once, in the thread, when a rule ends the run and ranks may save.
         trainers_heard_at: Returns the last sign of life of a trainer: while this host serves one, a
             silent leader hangs and is not lost.
+        memory: Looked at in the thread; each heartbeat has what was highest.
 
     Attributes:
         run_stage: State of the engine's commands, as last announced by the leader.
@@ -175,6 +177,7 @@ class Membership:
     on_verdict: Callable[[MembershipVerdict], None]
     on_ending: Callable[[], None] = lambda: None
     trainers_heard_at: Callable[[], float] = lambda: float("-inf")
+    memory: HostMemoryWatch = field(default_factory=HostMemoryWatch)
     clock: Clock = time.monotonic
 
     def __post_init__(self) -> None:
@@ -319,6 +322,7 @@ class Membership:
                     if is_member:
                         next_at = min(next_at, heard_at + self._beat_seconds)
             self._look_at(monitor)
+            self.memory.look()
             self._judge_silence()
             # libzmq retries the same address forever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
@@ -360,6 +364,7 @@ class Membership:
             has_start=self.start_order is not None,
             unfed_ranks=self._said_unfed_ranks,
             others=self._others.look(),
+            memory=self.memory.look(),
         )
 
     def _received(self, connection: "zmq.Socket[bytes]") -> list[Message]:
@@ -560,9 +565,19 @@ class HostRun:
             membership.close()
 
     def membership(
-        self, join: Join, *, trainers_heard_at: Callable[[], float] = lambda: float("-inf")
+        self,
+        join: Join,
+        *,
+        trainers_heard_at: Callable[[], float] = lambda: float("-inf"),
+        memory: HostMemoryWatch | None = None,
     ) -> Membership:
-        """Returns this host's membership, whose verdict arrives as `Decided` in the inbox."""
+        """Returns this host's membership, whose verdict arrives as `Decided` in the inbox.
+
+        Args:
+            join: How it introduces itself.
+            trainers_heard_at: See `Membership`.
+            memory: What looks at this host's memory; None: its own.
+        """
         assert self.keys is not None
         address, port = self.coordinator_address
         return Membership(
@@ -575,6 +590,7 @@ class HostRun:
             on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
             on_ending=self.tell_ranks_to_save if self.topology.role == "dnn" else lambda: None,
             trainers_heard_at=trainers_heard_at,
+            memory=memory or HostMemoryWatch(),
         )
 
 

@@ -15,6 +15,7 @@ from stoker.host.gpus import GpuState
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.finish import RunOutcome
 from stoker.launch.follower_lease import FollowerLease
+from stoker.launch.host_memory import HostMemoryWatch, MemoryLog
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.other_programs import OthersLog, OthersWatch
 from stoker.launch.spending import Spending, earlier_seconds
@@ -201,13 +202,16 @@ class LeaderGuards(RunGuards):
         watchdog: The time since the run's last step.
         spending: Its dollars and its time, against their limits.
         others: What other programs use of the run's hosts.
+        memory: The highest use of their memory.
     """
 
     def __init__(self, run: HostRun, *, gpus: GpuLog, coordinator: Coordinator | None) -> None:
         super().__init__(run, gpus=gpus, connection=coordinator)
         self._coordinator = coordinator
         self._others_watch: OthersWatch | None = None
+        self._memory_watch: HostMemoryWatch | None = None
         self.others = coordinator.others if coordinator else OthersLog()
+        self.memory = coordinator.memory if coordinator else MemoryLog()
         self.lease = FollowerLease(run.settings.follower_lease)
         self.watchdog = _watchdog(run, coordinator)
         groups = [group for group in run.topology.groups if group.hosts]
@@ -224,6 +228,7 @@ class LeaderGuards(RunGuards):
     def begin(self, *, num_ranks: int) -> None:
         super().begin(num_ranks=num_ranks)
         self._others_watch = OthersWatch()
+        self._memory_watch = HostMemoryWatch()
 
     def tick(self) -> None:
         super().tick()
@@ -235,6 +240,7 @@ class LeaderGuards(RunGuards):
 
     def command_ended(self) -> None:
         self._count_others(is_last=True)
+        self._look_at_memory()
 
     def outcome_of(self, ending: Ending) -> RunOutcome | None:
         """Returns the outcome of a run that was ended here, with the hosts' exit code.
@@ -273,12 +279,17 @@ class LeaderGuards(RunGuards):
 
     def _look_at_ranks(self) -> None:
         self._count_others()
+        self._look_at_memory()
         self.watchdog.tick()
 
     def _count_others(self, *, is_last: bool = False) -> None:
         # A follower's go to the leader with its heartbeats.
         if self._others_watch:
             self.others.add(self._run.topology.host, self._others_watch.look(is_last=is_last))
+
+    def _look_at_memory(self) -> None:
+        if self._memory_watch:
+            self.memory.add(self._run.topology.host, self._memory_watch.look())
 
     def _end_run(self) -> None:
         if self._coordinator:

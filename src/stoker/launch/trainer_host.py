@@ -236,6 +236,7 @@ def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
         events=end.events,
         spending=leader.guards.spending,
         others=others.programs(),
+        memory=leader.guards.memory,
         gpus=leader.guards.gpus.loads(),
         inputs=leader.inputs,
     )

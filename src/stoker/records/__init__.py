@@ -87,6 +87,7 @@ from stoker.records.training import Event as Event
 from stoker.records.training import GateResult as GateResult
 from stoker.records.training import GroupSpending as GroupSpending
 from stoker.records.training import Host as Host
+from stoker.records.training import HostMemory as HostMemory
 from stoker.records.training import Job as Job
 from stoker.records.training import LoaderCounts as LoaderCounts
 from stoker.records.training import Measured as Measured

@@ -176,6 +176,7 @@ def remembered_run(
         measured=measured,
         lineage=Lineage(),
         hosts=(),
+        memory=(),
         gpus=(),
         metrics={},
         hyperparameters={},

@@ -26,6 +26,17 @@ _BUSY = 0.85
 _SLACK = 0.7
 # Of a limit of memory: from here on the feed lowers what waits (feed/memory_guard.py).
 NEAR_LIMIT = 0.92
+# Fixes that are about memory, by their ids.
+_OF_MEMORY = (
+    "copied_objects",
+    "growing_cache",
+    "growing_worker",
+    "growing_trainer",
+    "prefetch_factor",
+    "fewer_workers",
+    "page_cache",
+    "swap",
+)
 
 
 class ProfiledHost(Record, frozen=True, kw_only=True):
@@ -497,6 +508,11 @@ class Profile(Record, frozen=True, kw_only=True):
                 fix="profile the training: stoker profile",
             )
         return self.step
+
+    @property
+    def memory_fixes(self) -> tuple[Fix, ...]:
+        """The fixes that are about memory, the largest first."""
+        return tuple(fix for fix in self.fixes if fix.id in _OF_MEMORY)
 
     @property
     def command(self) -> list[str]:

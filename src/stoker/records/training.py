@@ -24,6 +24,7 @@ from stoker.records.base import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     Record,
     sha256_of,
     write_json,
@@ -33,7 +34,7 @@ from stoker.records.epochs import EpochTimes
 from stoker.records.gpu import GpuLoads
 from stoker.records.hyperparameters import Hyperparameters, record_of, shown, values_of
 from stoker.records.other_programs import OTHERS, is_beyond_telling
-from stoker.records.profile import Spread
+from stoker.records.profile import NEAR_LIMIT, Spread
 from stoker.records.workload import Gate
 from stoker.units import usd, vcpus_words, wait_share
 
@@ -50,6 +51,7 @@ _OF_LEADER = (
     "hyperparameters",
     "measured",
     "others",
+    "memory",
     "gpus",
     "metrics",
     "steps",
@@ -159,6 +161,49 @@ class OtherPrograms(Record, frozen=True, kw_only=True):
     def words(self) -> str:
         used = min(self.others_vcpus, self.vcpus)
         return f"{OTHERS} {used:.1f} of the {vcpus_words(self.vcpus)} of {self.host}"
+
+
+class HostMemory(Record, frozen=True, kw_only=True):
+    """Memory of a host of the run.
+
+    Attributes:
+        host: Name of the host.
+        limit_bytes: The limit that it came nearest to: a control group's, or the machine's memory.
+        peak_bytes: Highest use of it, without files that the kernel can drop; looked at once a
+            second.
+        limited_by: Whose limit it is.
+        ours_bytes: What the run's processes held of a machine's memory when it was short. None: it
+            was not, or the limit is a control group's.
+        swapped_bytes: Most that was swapped out of the run's processes.
+        least_share: The least share of `feed.max_bytes` that could wait; below 1, fewer batches
+            waited so that no process was killed.
+        kills: Processes of the host that the kernel killed for memory.
+    """
+
+    host: Name
+    limit_bytes: PositiveInt
+    peak_bytes: NonNegativeInt
+    limited_by: Literal["cgroup", "machine"]
+    ours_bytes: NonNegativeInt | None = None
+    swapped_bytes: NonNegativeInt = 0
+    least_share: Fraction = 1.0
+    kills: NonNegativeInt = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the limit that was in use at most."""
+        return self.peak_bytes / self.limit_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory was short, or what waits was lowered for it."""
+        is_felt = self.kills or self.swapped_bytes or self.least_share < 1
+        return bool(is_felt) or self.share >= NEAR_LIMIT
+
+    @property
+    def others_bytes(self) -> int:
+        """What others than the run held of a machine's memory; 0: it is not known."""
+        return 0 if self.ours_bytes is None else max(0, self.peak_bytes - self.ours_bytes)
 
 
 class InputVersion(Record, frozen=True, kw_only=True):
@@ -385,6 +430,7 @@ class Training(Record, frozen=True, kw_only=True):
         hyperparameters: Values that the command got.
         measured: Measured steps. None: no step was timed.
         others: What other programs used of the hosts during that time. Empty: it was not measured.
+        memory: Memory of each host. Empty: it was not looked at.
         gpus: Load of each GPU of the dnn hosts. Empty: there is none, or it was not read.
         metrics: Last reported value of each metric.
         model_uri: Location of the saved model.
@@ -429,6 +475,7 @@ class Training(Record, frozen=True, kw_only=True):
     hyperparameters: Hyperparameters = {}
     measured: Measured | None = None
     others: tuple[OtherPrograms, ...] = ()
+    memory: tuple[HostMemory, ...] = ()
     gpus: GpuLoads = ()
     metrics: dict[str, AnyFloat] = {}
     model_uri: str | None = None
@@ -704,6 +751,7 @@ class TrainingFacts:
     hyperparameters: Document = field(default_factory=dict)
     measured: Measured | None = None
     others: tuple[OtherPrograms, ...] = ()
+    memory: tuple[HostMemory, ...] = ()
     gpus: GpuLoads = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
@@ -756,6 +804,7 @@ def training_record(facts: TrainingFacts) -> Training:
         hyperparameters=record_of(given),
         measured=_measured(inside.measured, facts),
         others=inside.others,
+        memory=inside.memory,
         gpus=inside.gpus,
         metrics=dict(inside.metrics),
         steps=inside.steps,

@@ -40,6 +40,7 @@ from stoker.report.bad_sample_rows import bad_sample_story
 from stoker.report.epochs import epoch_columns, epoch_table
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
+from stoker.report.memory_rows import memory_story
 from stoker.report.plans import draw_plans
 from stoker.report.step_times import (
     Strip,
@@ -243,6 +244,7 @@ def write_report(path: Path, run: ReportedRun) -> None:
     context = {
         **_records(run),
         **_judgement(run, figures, unit),
+        "memory": memory_story(run.training, profile=run.profile, names=run.host_names),
         **_pictures(run, unit),
         **_commands(run),
         "epochs": epoch_table(columns, unit=unit),

@@ -424,6 +424,13 @@ class Agent:
         return self._service.outbox.num_sent if hasattr(self, "_service") else 0
 
     @property
+    def least_memory_share(self) -> float:
+        """The least share of `feed.max_bytes` that could wait here, so far."""
+        if not hasattr(self, "_service"):
+            return 1.0
+        return self._service.dispatch.least_memory_share
+
+    @property
     def trainers_heard_at(self) -> float:
         """Monotonic seconds of a trainer's last known sign of life."""
         # An idle trainer (a long checkpoint) is reached if it answered a heartbeat shortly before.

@@ -355,6 +355,11 @@ class Dispatch:
     def num_queued(self) -> int:
         return len(self._queue)
 
+    @property
+    def least_memory_share(self) -> float:
+        """The least share of `feed.max_bytes` that could wait here, so far."""
+        return self._guard.least_share
+
     def work(self) -> None:
         self._outbox.settle()
         results = list(self._specs.results())

@@ -36,7 +36,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -126,6 +126,18 @@ class OthersCpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     vcpus: Annotated[float, msgspec.Meta(gt=0)]
 
 
+class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The highest use of a launcher's memory so far; see `HostMemory` in the records."""
+
+    limit_bytes: Annotated[int, msgspec.Meta(gt=0)]
+    peak_bytes: Count
+    is_cgroups: bool
+    ours_bytes: Count | None = None
+    swapped_bytes: Count = 0
+    least_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    kills: Count = 0
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews a launcher's lease; `unfed_ranks` of its host do not use the feed, and will not."""
 
@@ -135,6 +147,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     has_start: bool = False
     unfed_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
     others: OthersCpu | None = None
+    memory: MemoryPeak | None = None
 
 
 class Start(Message, frozen=True, kw_only=True):
@@ -279,6 +292,7 @@ class Progress(Message, frozen=True, kw_only=True):
         first_wait_seconds: Waits for their first batches.
         between_seconds: From the last steps of epochs to the requests for these batches.
         bad_samples: Samples that were skipped or replaced.
+        least_memory_share: The least share of `feed.max_bytes` that could wait here, so far.
     """
 
     rank: Count
@@ -293,6 +307,7 @@ class Progress(Message, frozen=True, kw_only=True):
     first_wait_seconds: float = 0.0
     between_seconds: float = 0.0
     bad_samples: Count = 0
+    least_memory_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     feed: FeedWork | None = None
 
 

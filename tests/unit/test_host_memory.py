@@ -1,0 +1,159 @@
+"""How near a run's hosts came to their limit of memory: what is looked at, recorded and said."""
+
+import msgspec
+import pytest
+
+from stoker.feed.wire.protocol import MemoryPeak
+from stoker.host.memory_usage import MemoryUse
+from stoker.launch.host_memory import HostMemoryWatch, MemoryLog, MemorySources
+from stoker.record_words import memory_cause, training_words
+from stoker.records import Fix, HostMemory, Job
+from support import sample_records
+
+replace = msgspec.structs.replace
+GB = 10**9
+
+
+class Host:
+    """A host whose memory is as a test says."""
+
+    def __init__(self, **sources):
+        self.now = 100.0
+        self.use: MemoryUse | None = MemoryUse(GB, 10 * GB, is_cgroups=True)
+        self.kills: int | None = 3
+        self.num_counted = 0
+        self.watch = HostMemoryWatch(
+            least_share=lambda: 0.25,
+            sources=MemorySources(
+                use=lambda: self.use,
+                num_kills=lambda: self.kills,
+                processes=self._processes,
+                **sources,
+            ),
+            clock=lambda: self.now,
+        )
+
+    def _processes(self) -> list[int]:
+        self.num_counted += 1
+        return []
+
+    def look(self, used: int, *, limit: int = 10 * GB, is_cgroups: bool = True) -> MemoryPeak:
+        self.now += 1.0
+        self.use = MemoryUse(used, limit, is_cgroups=is_cgroups)
+        peak = self.watch.look()
+        assert peak is not None
+        return peak
+
+
+def test_the_highest_use_stays_and_is_looked_at_once_a_second():
+    host = Host()
+    assert host.look(4 * GB).peak_bytes == 4 * GB
+    assert host.look(9 * GB).peak_bytes == 9 * GB
+    assert host.look(2 * GB).peak_bytes == 9 * GB
+    host.use = MemoryUse(10 * GB, 10 * GB, is_cgroups=True)
+    host.now += 0.5
+    assert host.watch.look().peak_bytes == 9 * GB
+    assert host.watch.look().least_share == 0.25
+
+
+def test_kills_count_from_the_watchs_start():
+    host = Host()
+    assert host.look(GB).kills == 0
+    host.kills = 5
+    assert host.look(GB).kills == 2
+
+
+def test_nothing_is_known_without_limits():
+    host = Host()
+    host.use = None
+    host.kills = None
+    assert host.watch.look() is None
+
+
+def test_own_processes_are_counted_only_where_a_machine_is_short():
+    host = Host()
+    assert host.look(9 * GB).ours_bytes is None
+    assert host.look(7 * GB, is_cgroups=False).ours_bytes is None
+    assert host.num_counted == 0
+    assert host.look(9 * GB, limit=9 * GB + 1, is_cgroups=False).ours_bytes == 0
+    assert host.num_counted == 1
+    # Nothing more is in use.
+    host.look(9 * GB, limit=9 * GB + 1, is_cgroups=False)
+    assert host.num_counted == 1
+
+
+def test_a_host_that_began_again_keeps_its_highest_use_and_ranks_add_their_share():
+    log = MemoryLog()
+    first = MemoryPeak(
+        limit_bytes=10 * GB, peak_bytes=9 * GB, is_cgroups=True, swapped_bytes=5, kills=1
+    )
+    log.add("algo-1", first)
+    log.add("algo-1", MemoryPeak(limit_bytes=10 * GB, peak_bytes=GB, is_cgroups=True))
+    log.add("algo-2", None)
+    (host,) = log.hosts({"algo-1": [1.0, 0.5]})
+    assert host == HostMemory(
+        host="algo-1",
+        limit_bytes=10 * GB,
+        peak_bytes=9 * GB,
+        limited_by="cgroup",
+        swapped_bytes=5,
+        least_share=0.5,
+        kills=1,
+    )
+
+
+def with_memory(*hosts, platform="aws", **changes):
+    record = sample_records.training()
+    return replace(record, memory=hosts, job=Job(platform=platform, name="one"), **changes)
+
+
+def memory_of(**changes):
+    facts = {"host": "algo-2", "limit_bytes": 16 * GB, "peak_bytes": 4 * GB}
+    return HostMemory(**facts | {"limited_by": "cgroup"} | changes)
+
+
+def test_a_run_with_room_says_nothing_of_memory():
+    assert memory_cause(with_memory(memory_of())) == ""
+    assert "memory" not in training_words(with_memory(memory_of()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peak_bytes": 15 * GB}, "15.0 GB of 16.0 GB, its limit, in use on algo-2"),
+        ({"least_share": 0.25}, "batches that wait were lowered to 25% of feed.max_bytes"),
+        ({"swapped_bytes": GB}, "1.00 GB were swapped out"),
+        ({"kills": 2}, "the kernel killed two processes for memory"),
+    ],
+)
+def test_what_is_felt_of_short_memory_is_said(changes, words):
+    training = with_memory(memory_of(host="algo-1"), memory_of(**changes))
+    assert words in memory_cause(training)
+    assert f"memory was short: {memory_cause(training)}" in training_words(training)
+
+
+def test_other_programs_are_named_where_they_hold_most():
+    short = {"limited_by": "machine", "peak_bytes": 15 * GB}
+    profile = replace(
+        sample_records.profile(), fixes=(Fix(id="growing_cache", text="bound the cache"),)
+    )
+    others = with_memory(memory_of(**short, ours_bytes=3 * GB))
+    assert "12.0 GB of them by other programs" in memory_cause(others, profile)
+    assert "bound the cache" not in memory_cause(others, profile)
+    own = with_memory(memory_of(**short, ours_bytes=13 * GB))
+    assert memory_cause(own, profile).endswith("; the profile says: bound the cache")
+    # Two hosts of one machine are no other programs to each other.
+    hosts = [memory_of(host=name, **short, ours_bytes=6 * GB) for name in ("algo-1", "algo-2")]
+    assert "other programs" in memory_cause(with_memory(*hosts))
+    assert "other programs" not in memory_cause(with_memory(*hosts, platform="local"))
+
+
+def test_the_report_shows_each_host_and_the_cause(tmp_path):
+    training = with_memory(memory_of(host="algo-1"), memory_of(peak_bytes=15 * GB, least_share=0.5))
+    page = sample_records.write_page(tmp_path, training=training)
+    assert "<h3>Memory</h3>" in page
+    assert "Memory was short: 15.0 GB of 16.0 GB, its limit, in use on algo-2" in page
+    assert "lowered to 50" in page
+    room = sample_records.write_page(tmp_path, training=with_memory(memory_of()))
+    assert "No host came near its limit" in room
+    assert "<h3>Memory</h3>" not in sample_records.write_page(tmp_path)
