@@ -22,10 +22,9 @@ from stoker.platforms.sagemaker.checks import (
     mode_of,
     problems,
     s3_source,
-    text,
 )
 from stoker.records import Json
-from stoker.records.base import mapping, mappings
+from stoker.records.base import mapping, mappings, text
 
 # Types with NVMe disks.
 OWN_DISKS = re.compile(

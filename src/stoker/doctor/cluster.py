@@ -176,7 +176,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
         words = f"claim {use.claim} not found in namespace {cluster.namespace} ({use.what})"
         fix = "make it (docs/kubeflow.md, Storage), or correct its name"
         return Finding("claim", "fail", words, fix)
-    spec, phase = mapping(claim, "spec"), text(mapping(claim, "status"), "phase")
+    spec, phase = mapping(claim, "spec"), text(claim, "status", "phase")
     modes, storage = texts(spec, "accessModes"), text(spec, "storageClassName")
     line = f"{use.claim} ({use.what}): {', '.join(modes)}, {storage or 'no storage class'}, {phase}"
     many = {"ReadWriteMany"} if use.is_written else {"ReadWriteMany", "ReadOnlyMany"}
@@ -225,7 +225,7 @@ def argo_finding(kubeflow: ClusterApi) -> Finding:
     settings = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
     if settings is None:
         return Finding("argo", "warn", f"{where} not found", "check the controller's own ConfigMap")
-    defaults = yaml.safe_load(text(mapping(settings, "data"), "workflowDefaults"))
+    defaults = yaml.safe_load(text(settings, "data", "workflowDefaults"))
     strategy = mapping({"of": defaults}, "of", "spec", "templateDefaults", "retryStrategy")
     expression = text(strategy, "expression")
     # As Argo has it: RetryPolicyActual in its workflow_types.go.

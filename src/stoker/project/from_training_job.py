@@ -8,10 +8,9 @@ import yaml
 from stoker.errors import ServiceError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.patch import mapping_of, unreserved
-from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.request import RESERVED
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 from stoker.records.hyperparameters import decoded, driver_decoded
 from stoker.workload_file import FLOAT_TAG, SCALARS
 
@@ -184,7 +183,7 @@ def _uri(channel: Document) -> str:
     if disk := mapping(channel, "DataSource", "FileSystemDataSource"):
         scheme = "efs" if disk.get("FileSystemType") == "EFS" else "fsx"
         return f"{scheme}://{text(disk, 'FileSystemId')}/{text(disk, 'DirectoryPath').lstrip('/')}"
-    return text(mapping(channel, "DataSource", "S3DataSource"), "S3Uri")
+    return text(channel, "DataSource", "S3DataSource", "S3Uri")
 
 
 def _channels(job: Document, roles: dict[str, str], source: Json, notes: list[str]) -> Document:

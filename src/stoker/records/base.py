@@ -83,6 +83,12 @@ def mappings(document: Json, *keys: str) -> list[Document]:
     return [item for item in listed if isinstance(item, Mapping)]
 
 
+def text(document: Json, *keys: str) -> str:
+    """Returns the value at the path `keys` as text; empty if there is none."""
+    *parents, last = keys
+    return str(mapping(document, *parents).get(last) or "")
+
+
 # An unknown key is an error: ignored, it would silently leave a default in force.
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything read from or written to a file; None means *not known*."""

@@ -18,7 +18,7 @@ from stoker.platforms import platform_named
 from stoker.platforms.base import Platform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.records import Decision, Json, Workload, read_json, write_text
-from stoker.records.base import mapping
+from stoker.records.base import mapping, text
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.run.clusters import todays_cluster
 from stoker.run.judging import Judgement, judged
@@ -124,7 +124,7 @@ def _state(outcome: str) -> tuple[str, str]:
         # A placeholder that a server before 2.14 does not fill in.
         document = {}
     state = str(mapping(document).get("state") or "unknown").lower()
-    return state, str(mapping(document, "error").get("message") or "")
+    return state, text(document, "error", "message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +194,9 @@ class LostJobs:
         workload = read_json(records["workload.json"], Workload)
         decided = read_json(records["decision.json"], Decision)
         run_dir = named_run_dir(run)
-        for name, text in records.items():
+        for name, content in records.items():
             if name.endswith(".json"):
-                write_text(run_dir / name, text)
+                write_text(run_dir / name, content)
         job = prepare(
             workload=workload, groups=decided.plan.groups, run_dir=run_dir, decision=decided
         )

@@ -52,7 +52,7 @@ from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 # Of a connection, and of a read.
 TIMEOUT_SECONDS = (10.0, 60.0)
@@ -309,7 +309,7 @@ class KubeflowClient(PipelineClient):
         steps = tuple(self._logs.explained(step, document) for step in steps_of_document)
         failed = next((step for step in steps if step.status == "FAILED"), None)
         error_sources = [document, *reversed(mappings(document, "state_history"))]
-        reasons = [str(mapping(source, "error").get("message") or "") for source in error_sources]
+        reasons = [text(source, "error", "message") for source in error_sources]
         if failed and failed.reason:
             reasons.append(f"{failed.name}: {failed.reason}")
         if skipped := skipped_by(state, steps):
@@ -330,7 +330,7 @@ class KubeflowClient(PipelineClient):
         """Returns the spec that a run runs; None if the service does not show it."""
         spec = spec_of_answer(run.get("pipeline_spec"))
         reference = mapping(run, "pipeline_version_reference")
-        version = str(reference.get("pipeline_version_id") or "")
+        version = text(reference, "pipeline_version_id")
         if spec is not None or not version:
             return spec
         if version not in self._specs:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 # Of a container that nobody ended: its log says more.
 _PLAIN_ENDS = ("Completed", "Error")
@@ -40,7 +40,7 @@ def _container_words(container: Document, *, is_init: bool) -> str:
 
 
 def _words(told: Document) -> str:
-    reason, message = (" ".join(str(told.get(key) or "").split()) for key in ("reason", "message"))
+    reason, message = (" ".join(text(told, key).split()) for key in ("reason", "message"))
     if reason and message:
         return f"{reason}: {message}"
     return reason

@@ -15,7 +15,7 @@ from datetime import datetime
 from stoker.errors import GateError, PlatformError
 from stoker.pipelines.base import RunStep
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 from stoker.records.outcome import exit_code_of_words
 
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -258,7 +258,7 @@ def driver_error(log: str) -> str:
 
 
 def _status(node: Document, *, is_over: bool) -> str:
-    status = str(node.get("state") or "")
+    status = text(node, "state")
     if status and status not in ("PENDING", "RUNTIME_STATE_UNSPECIFIED", "SKIPPED"):
         return status
     # Argo's Omitted has no word in the API.
@@ -266,7 +266,7 @@ def _status(node: Document, *, is_over: bool) -> str:
 
 
 def _seconds(node: Document) -> float | None:
-    times = [str(node.get(key) or "") for key in ("start_time", "end_time")]
+    times = [text(node, key) for key in ("start_time", "end_time")]
     try:
         began, ended = (datetime.fromisoformat(time) for time in times)
     except ValueError:
@@ -337,7 +337,7 @@ def task_of(step: str) -> str:
 def text_of_artifact(answer: Mapping[str, Json]) -> str:
     """Returns an artifact that the server has sent, as text; empty if it is none."""
     try:
-        return base64.b64decode(str(answer.get("data") or "")).decode(errors="replace")
+        return base64.b64decode(text(answer, "data")).decode(errors="replace")
     except binascii.Error:
         return ""
 

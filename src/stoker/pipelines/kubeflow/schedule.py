@@ -7,7 +7,7 @@ from stoker.parameters import Kind
 from stoker.pipelines.run_parameters import ToldParameter
 from stoker.pipelines.schedules import OF_WORKLOAD, Schedule
 from stoker.records import Json
-from stoker.records.base import Document, mapping
+from stoker.records.base import Document, mapping, text
 
 _KINDS: Mapping[str, Kind] = {
     "STRING": "string",
@@ -54,7 +54,7 @@ def newest_first(
 
 def schedule_of(found: Document, *, has_account: bool) -> Schedule:
     """Returns a recurring run; `has_account`: whether the workload names a service account."""
-    account = str(found.get("service_account") or "")
+    account = text(found, "service_account")
     return Schedule(
         name=str(found.get("display_name")),
         cron=_cron_of(mapping(found, "trigger")),
@@ -93,4 +93,4 @@ def _cron_of(trigger: Document) -> str:
     seconds = mapping(trigger, "periodic_schedule").get("interval_second")
     if seconds is not None:
         return f"@every {int(str(seconds))}s"
-    return str(mapping(trigger, "cron_schedule").get("cron") or "")
+    return text(trigger, "cron_schedule", "cron")

@@ -29,7 +29,7 @@ from stoker.platforms.kubernetes.api import PODS, ClusterApi, name_of
 from stoker.platforms.kubernetes.layout import STEP_LABEL
 from stoker.platforms.kubernetes.streams import split_time
 from stoker.records import Json
-from stoker.records.base import Document, mapping
+from stoker.records.base import Document, mapping, text
 
 _SELDOM = ("not run", "PENDING", "cached")
 # Steps whose command is shown.
@@ -226,7 +226,7 @@ def _is_at(pod: Document, path: str) -> bool:
 
 
 def _path_of(pod: Document) -> str:
-    return str(mapping(pod, "metadata", "annotations").get(_NODE_NAME) or "")
+    return text(pod, "metadata", "annotations", _NODE_NAME)
 
 
 def _log_of(cluster: ClusterApi, pod: str) -> str:
@@ -251,4 +251,4 @@ def _selector(run_id: str, step: RunStep) -> str:
 
 
 def _created_at(document: Document) -> str:
-    return str(mapping(document, "metadata").get("creationTimestamp") or "")
+    return text(document, "metadata", "creationTimestamp")

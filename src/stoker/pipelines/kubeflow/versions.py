@@ -15,7 +15,7 @@ from stoker.pipelines.kubeflow.compile import inputs_of, spec_of_answer
 from stoker.pipelines.kubeflow.schedule import kinds_of
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 
 class KubeflowCall(Protocol):
@@ -120,8 +120,8 @@ def _uploaded(found: Document, *, is_latest: bool) -> UploadedVersion:
     return UploadedVersion(
         id=str(found.get("pipeline_version_id")),
         name=str(found.get("name") or found.get("display_name")),
-        created_at=str(found.get("created_at") or ""),
-        about=str(found.get("description") or ""),
+        created_at=text(found, "created_at"),
+        about=text(found, "description"),
         is_latest=is_latest,
     )
 

@@ -36,7 +36,7 @@ from stoker.platforms.sagemaker.places import check_caller
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 # An ARN of a pipeline, of its run or of a job, or its end alone.
 _RUN = re.compile(r"(?:arn:.+:(?:pipeline|training-job)/)?([^/:]+)(?:(?:/execution)?/([^/]+))?")
@@ -106,7 +106,7 @@ class SageMakerClient(PipelineClient):
             # UpdatePipeline takes no tags.
             tags = request.pop("Tags")
             action, answer = "updated", aws.call("sagemaker", "UpdatePipeline", **request)
-            version = str(answer.get("PipelineVersionId") or "")
+            version = text(answer, "PipelineVersionId")
             if tags:
                 aws.call("sagemaker", "AddTags", ResourceArn=pipeline["PipelineArn"], Tags=tags)
         return {

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from stoker.errors import PlatformError
 from stoker.pipelines.sagemaker.compile import ONLY_RUN
 from stoker.platforms.aws import Aws
-from stoker.records.base import Document
+from stoker.records.base import Document, text
 
 ACTIVE = ("Starting", "Executing", "InProgress", "Stopping")
 # The service's own bound of a training job; a run waits for hosts, too.
@@ -45,7 +45,7 @@ def active_before(
         MaxResults=100,
     )
     began = {
-        str(item.get("PipelineExecutionArn")): str(item.get("StartTime") or "")
+        str(item.get("PipelineExecutionArn")): text(item, "StartTime")
         for item in listed
         if item.get("PipelineExecutionStatus") in ACTIVE
     }

@@ -12,7 +12,7 @@ from stoker.pipelines.base import RunState, RunStep
 from stoker.pipelines.sagemaker.compile import COMPARE, HAS_CHANGED
 from stoker.platforms.aws import Aws
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 from stoker.records.memory import NOTHING_CHANGED
 from stoker.records.outcome import exit_code_of_words
 
@@ -63,7 +63,7 @@ def run_step(step: Document, *, aws: Aws, is_over: bool) -> RunStep:
         aws: Where its log is.
         is_over: Whether the run has ended.
     """
-    status = str(step.get("StepStatus") or "")
+    status = text(step, "StepStatus")
     is_cached = bool(mapping(step, "CacheHitResult").get("SourcePipelineExecutionArn"))
     return RunStep(
         name=str(step.get("StepName")),
@@ -107,7 +107,7 @@ def _log_of(step: Document, *, region: str | None) -> str:
 def log_place(step: Document) -> tuple[str, str]:
     """Returns the log group and the name of a step's job; empty texts for a step without one."""
     for kind, (word, group) in _LOG_GROUPS.items():
-        arn = str(mapping(step, "Metadata", kind).get("Arn") or "")
+        arn = text(step, "Metadata", kind, "Arn")
         if f":{word}/" in arn:
             return group, arn.rpartition("/")[2]
     return "", ""
@@ -136,7 +136,7 @@ def _last_messages(aws: Aws, group: str, stream: str) -> tuple[str, ...]:
     for _ in range(_MAX_PAGES):
         answer = aws.call("logs", "GetLogEvents", **asked, startFromHead=False, **token)
         events = mappings(answer, "events")
-        messages = [str(event.get("message") or "").rstrip() for event in events]
+        messages = [text(event, "message").rstrip() for event in events]
         if any(messages):
             return tuple(message for message in messages if message)
         earlier: dict[str, Json] = {"nextToken": answer.get("nextBackwardToken")}

@@ -9,7 +9,7 @@ from stoker.pipelines.run_parameters import ToldParameter
 from stoker.pipelines.schedules import OF_WORKLOAD, ListedSchedule, Schedule
 from stoker.platforms.aws import Aws
 from stoker.records import Json, SageMakerSettings
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 SCHEDULE_GROUP = "default"
 # A start that is an hour late is left to the next one.
@@ -92,8 +92,8 @@ def schedule_of(found: Document, *, name: str, pipeline: str) -> Schedule:
             for each in mappings(values, "PipelineParameterList")
         },
         facts=schedule_facts(
-            role=str(target.get("RoleArn") or ""),
-            queue=str(mapping(target, "DeadLetterConfig").get("Arn") or ""),
+            role=text(target, "RoleArn"),
+            queue=text(target, "DeadLetterConfig", "Arn"),
         ),
         is_on=found.get("State", "ENABLED") == "ENABLED",
         is_of_workload=OF_WORKLOAD in str(found.get("Description")),

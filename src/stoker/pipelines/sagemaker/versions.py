@@ -18,7 +18,7 @@ from stoker.pipelines.sagemaker.schedule import declared_in
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.aws import Aws
 from stoker.records import Json
-from stoker.records.base import Document
+from stoker.records.base import Document, text
 
 # Of the inputs of a deployed pipeline.
 _READ = (WORKLOAD, CODE)
@@ -115,9 +115,9 @@ def _uploaded(summary: Document, *, is_latest: bool) -> UploadedVersion:
     return UploadedVersion(
         id=number,
         name=number,
-        created_at=str(summary.get("CreationTime") or ""),
+        created_at=text(summary, "CreationTime"),
         aliases=tuple(map(str, aliases)) if isinstance(aliases, list) else (),
-        about=str(summary.get("PipelineVersionDescription") or ""),
+        about=text(summary, "PipelineVersionDescription"),
         is_latest=is_latest,
     )
 

@@ -44,7 +44,7 @@ from stoker.platforms.kubernetes.submit import (
     vanished,
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
-from stoker.records.base import Document, mapping
+from stoker.records.base import Document
 
 __all__ = ["KubernetesPlatform", "KubernetesRequest"]
 
@@ -79,7 +79,7 @@ def _is_lost(job: Document, told: Collection[str]) -> bool:
 
 
 def _created_at(job: Document) -> str:
-    return text(mapping(job, "metadata"), "creationTimestamp")
+    return text(job, "metadata", "creationTimestamp")
 
 
 class KubernetesPlatform(Platform[KubernetesRequest]):

@@ -59,9 +59,10 @@ PAGE = 500
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 
-def text(document: Document, key: str) -> str:
-    """Returns a text of a document, by default an empty one."""
-    value = document.get(key)
+def text(document: Json, *keys: str) -> str:
+    """Returns the text at the path `keys`; empty if there is none, or another type."""
+    *parents, last = keys
+    value = mapping(document, *parents).get(last)
     return value if isinstance(value, str) else ""
 
 
@@ -76,7 +77,7 @@ def number(document: Document, key: str, default: int = 0) -> int:
 
 
 def name_of(document: Document) -> str:
-    return text(mapping(document, "metadata"), "name")
+    return text(document, "metadata", "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

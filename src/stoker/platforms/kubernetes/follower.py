@@ -77,7 +77,7 @@ class Follower:
 
         def look() -> bool:
             there = api.find(WORKFLOWS, text(workflow, "name"))
-            is_same = there and text(mapping(there, "metadata"), "uid") == text(workflow, "uid")
+            is_same = there and text(there, "metadata", "uid") == text(workflow, "uid")
             return not (there and is_same) or answer(there)
 
         # A silent name service or server must not block the process.
@@ -100,7 +100,7 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
             raise
         log.event(EventName.OWNER_UNKNOWN, pod=pod.name, why=err.what)
         return Follower(pod=pod)
-    is_same = shown is not None and text(mapping(shown, "metadata"), "uid") == pod.uid
+    is_same = shown is not None and text(shown, "metadata", "uid") == pod.uid
     for owner in mappings(shown, "metadata", "ownerReferences") if is_same else ():
         group = text(owner, "apiVersion").partition("/")[0]
         if owner.get("controller") is True and (group, owner.get("kind")) == _WORKFLOW:

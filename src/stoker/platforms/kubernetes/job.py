@@ -355,7 +355,7 @@ class RunPicture:
 
     def _take_job(self, news: ObjectNews) -> Iterator[str]:
         # By its uid: once this job is gone, another may have its name.
-        is_it = (one for one in news.items if text(mapping(one, "metadata"), "uid") == self._uid)
+        is_it = (one for one in news.items if text(one, "metadata", "uid") == self._uid)
         found = next(is_it, None)
         if found is not None:
             before, self.state = self.state, job_state(found)

@@ -322,7 +322,7 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
         case "TrainJob":
             if not is_dns_label(name):
                 yield f"metadata.name: {name} is not a host name"
-            reference = text(mapping(document, "spec", "runtimeRef"), "name")
+            reference = text(document, "spec", "runtimeRef", "name")
             runtimes = [one for one in among if one.get("kind") == "TrainingRuntime"]
             for runtime in runtimes:
                 if name_of(runtime) == reference:

@@ -222,7 +222,7 @@ class Layout:
     @property
     def queue(self) -> str:
         """Name of the job's Kueue queue; empty: none."""
-        return text(mapping(self.settings.jobset.document, "metadata", "labels"), QUEUE_LABEL)
+        return text(self.settings.jobset.document, "metadata", "labels", QUEUE_LABEL)
 
     @property
     def labels(self) -> Document:

@@ -99,7 +99,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         role=group.group.role,
         host=f"{run}-{group.job}-0-{index}",
         index=index,
-        node=text(mapping(document, "spec"), "nodeName"),
+        node=text(document, "spec", "nodeName"),
         created_at=text(described, "creationTimestamp"),
         image_digest=text(container, "imageID").rpartition("@")[2],
         placed_at=text(status, "startTime"),

@@ -129,7 +129,7 @@ def delete_and_wait(
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
     while (left := cluster.find(resource, name)) is not None:
-        if text(mapping(left, "metadata"), "uid") != uid:
+        if text(left, "metadata", "uid") != uid:
             return True
         if cluster.clock() >= deadline:
             return False
@@ -187,7 +187,7 @@ def run_of(job: Document) -> str:
 
 
 def _annotation(job: Document, key: str) -> str:
-    return text(mapping(job, "metadata", "annotations"), key)
+    return text(job, "metadata", "annotations", key)
 
 
 def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:

@@ -215,7 +215,7 @@ class ObjectWatch(StreamReader):
             case "ERROR":
                 # Whatever the reason is, the objects are listed again.
                 raise ServiceError(text(item, "message"), code=_TOO_OLD)
-        return text(mapping(item, "metadata"), "resourceVersion")
+        return text(item, "metadata", "resourceVersion")
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ def keep_runtime(
             kept = _joined(kept, owners)
         if kept == owners_now:
             return
-        version = text(mapping(runtime, "metadata"), "resourceVersion")
+        version = text(runtime, "metadata", "resourceVersion")
         described: Document = {"ownerReferences": kept, "resourceVersion": version}
         try:
             cluster.patch(RUNTIMES, name, {"metadata": described})
@@ -186,7 +186,7 @@ def _refuse_runtime(name: str, namespace: str) -> None:
 
 
 def _digest(document: Document | None) -> str:
-    return text(mapping(document, "metadata", "annotations"), REQUEST_ANNOTATION)
+    return text(document, "metadata", "annotations", REQUEST_ANNOTATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,7 +368,7 @@ def _annotated(request: KubernetesRequest, run_id: str) -> Document:
 def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: str) -> None:
     if _digest(found) == request.request_sha256:
         return
-    run = text(mapping(found, "metadata", "annotations"), RUN_ANNOTATION)
+    run = text(found, "metadata", "annotations", RUN_ANNOTATION)
     whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
     raise PlatformError(
         f"another {request.main['kind']} has this name: it is {whose}",

@@ -18,7 +18,7 @@ from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.service_limits import input_shape, over_limits
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 from stoker.records.platforms import QueueSettings
 
 KEY = "key sagemaker.queue"
@@ -76,13 +76,13 @@ def service_job(answer: Document) -> ServiceJob:
     latest = mapping(answer, "latestAttempt", "serviceResourceId")
     tags = {key: str(value) for key, value in mapping(answer, "tags").items()}
     return ServiceJob(
-        id=str(answer.get("jobId") or ""),
-        arn=str(answer.get("jobArn") or ""),
-        name=str(answer.get("jobName") or ""),
-        status=str(answer.get("status") or ""),
-        reason=str(answer.get("statusReason") or ""),
+        id=text(answer, "jobId"),
+        arn=text(answer, "jobArn"),
+        name=text(answer, "jobName"),
+        status=text(answer, "status"),
+        reason=text(answer, "statusReason"),
         is_terminated=answer.get("isTerminated") is True,
-        training_job=str(latest.get("value") or "").rpartition("/")[2],
+        training_job=text(latest, "value").rpartition("/")[2],
         tags=tags,
     )
 

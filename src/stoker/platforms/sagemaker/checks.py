@@ -22,7 +22,7 @@ from stoker.platforms.service_limits import (
     tag_problems,
 )
 from stoker.records import SageMakerSettings, bare_type, nearest
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 Body = Document
 # 28 days: CreateTrainingJob, StoppingCondition.
@@ -96,11 +96,6 @@ def mode_of(body: Body, channel: Body) -> str:
     """Returns the channel's mode; default: the job's."""
     default = mapping(body, "AlgorithmSpecification").get("TrainingInputMode")
     return str(channel.get("InputMode") or default or "File")
-
-
-def text(value: Body, key: str) -> str:
-    """Returns the value of the key as text; empty if it is missing."""
-    return str(value.get(key) or "")
 
 
 def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Document) -> None:
@@ -272,7 +267,7 @@ def _registry_rules(body: Body) -> Iterator[UsageError]:
     if config.get("TrainingRepositoryAuthConfig") and not is_private:
         what = "TrainingRepositoryAuthConfig is for a private registry"
         yield UsageError(what, where=key, fix="add TrainingRepositoryAccessMode: Vpc")
-    if is_private and _ECR.match(text(mapping(body, "AlgorithmSpecification"), "TrainingImage")):
+    if is_private and _ECR.match(text(body, "AlgorithmSpecification", "TrainingImage")):
         what = "an image in ECR is pulled by the job's role, not from a private registry"
         yield UsageError(what, where=key, fix="leave TrainingImageConfig out")
 

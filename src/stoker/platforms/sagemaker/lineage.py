@@ -14,7 +14,7 @@ from stoker.errors import StokerError
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.records import Json
-from stoker.records.base import mappings
+from stoker.records.base import mappings, text
 from stoker.records.training import InputVersion, Lineage
 from stoker.units import aws_value
 
@@ -96,7 +96,7 @@ def image_digest(aws: Aws, image: str) -> str:
         )
     except (StokerError, ValueError):
         return ""
-    return str(described.get("imageDigest") or "")
+    return text(described, "imageDigest")
 
 
 def _version(aws: Aws, uri: str) -> str:

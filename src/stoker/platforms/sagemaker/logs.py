@@ -16,7 +16,7 @@ from stoker.errors import ServiceError
 from stoker.logs import EventName, parse_line
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 from stoker.repeat import Suppressed
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -136,9 +136,9 @@ class _Stream:
         at = millis if isinstance(millis, int) else self._last_millis
         self._num_at_last = self._num_at_last + 1 if at == self._last_millis else 1
         self._last_millis = at
-        message = str(event.get("message") or "")
-        for text in message.rstrip("\r\n").split("\n"):
-            yield LogEntry(millis=at, host=self.host, text=text.rstrip("\r"))
+        message = text(event, "message")
+        for line in message.rstrip("\r\n").split("\n"):
+            yield LogEntry(millis=at, host=self.host, text=line.rstrip("\r"))
 
 
 class Labels:

@@ -6,7 +6,7 @@ types, with accelerators, and without spot. A queue of AWS Batch waits in its pl
 
 from stoker.platforms.service_limits import service_model
 from stoker.records import bare_type
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 
 # Of the families ml.p, ml.g and ml.trn, in the words of the API's reference.
 _ACCELERATED = ("p", "g", "trn")
@@ -41,4 +41,4 @@ def is_accelerated(instance_type: str) -> bool:
 def types_of(body: Document) -> list[str]:
     resources = mapping(body, "ResourceConfig")
     listed = [resources, *mappings(resources, "InstancePreferences")]
-    return [str(each.get("InstanceType") or "") for each in listed]
+    return [text(each, "InstanceType") for each in listed]

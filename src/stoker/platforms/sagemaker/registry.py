@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws, split_uri, tag_list
-from stoker.platforms.sagemaker.checks import text
 from stoker.records import Training
-from stoker.records.base import mapping, mappings
+from stoker.records.base import mapping, mappings, text
 from stoker.repeat import Suppressed
 
 # The tag of a model that missed its gate: the rule RefusedModels of configs/sagemaker/shared.yaml
@@ -28,7 +27,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
         return None
     name = text(models[0], "ModelPackageArn")
     package = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
-    uri = text(mapping(package, "ModelMetrics", "ModelQuality", "Statistics"), "S3Uri")
+    uri = text(package, "ModelMetrics", "ModelQuality", "Statistics", "S3Uri")
     if not uri:
         raise PlatformError(
             f"the approved model {name} has no metrics to compare with",

@@ -27,13 +27,12 @@ from stoker.errors import (
 from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.packing import check_program, check_requirements, package_of
-from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.job_checks import settings_of
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.preferences import selected_hosts
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, text
 from stoker.repeat import Suppressed, may_pass
 
 FINAL = ("Completed", "Failed", "Stopped")
@@ -161,7 +160,7 @@ def job_state(answer: Document) -> TrainingJobState:
         for each in listed
     }
     name = text(answer, "TrainingJobName")
-    prefix = text(mapping(answer, "OutputDataConfig"), "S3OutputPath").rstrip("/")
+    prefix = text(answer, "OutputDataConfig", "S3OutputPath").rstrip("/")
     return TrainingJobState(
         name=name,
         arn=text(answer, "TrainingJobArn"),
@@ -177,11 +176,11 @@ def job_state(answer: Document) -> TrainingJobState:
             for item in mappings(answer.get("SecondaryStatusTransitions"))
         ),
         output_prefix=f"{prefix}/{name}/output",
-        model_uri=text(mapping(answer, "ModelArtifacts"), "S3ModelArtifacts") or None,
+        model_uri=text(answer, "ModelArtifacts", "S3ModelArtifacts") or None,
         groups=groups,
         began_at=text(answer, "TrainingStartTime") or None,
         ended_at=text(answer, "TrainingEndTime") or None,
-        mlflow_run_id=text(mapping(answer, "MlflowDetails"), "MlflowRunId") or None,
+        mlflow_run_id=text(answer, "MlflowDetails", "MlflowRunId") or None,
         billed_seconds=_count(answer, "BillableTimeInSeconds") or None,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.records import SageMakerSettings
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mappings, text
 from stoker.records.platforms import patch_document
 
 KEY = "key sagemaker.request.ResourceConfig.TrainingPlanArn"
@@ -40,7 +40,7 @@ class TrainingPlan:
 def plan_arn(settings: SageMakerSettings | None) -> str:
     """Returns the ARN of the jobs' training plan; empty: they have none."""
     request = patch_document(settings.request) if settings else {}
-    return str(mapping(request, "ResourceConfig").get("TrainingPlanArn") or "")
+    return text(request, "ResourceConfig", "TrainingPlanArn")
 
 
 def read_plan(aws: Aws, arn: str) -> TrainingPlan:
