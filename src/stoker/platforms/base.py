@@ -107,6 +107,13 @@ class JobSpec:
         """The name that all tries of the run share."""
         return self.run or self.name
 
+    @property
+    def next_best_advice(self) -> str:
+        """What to run instead where hosts are short; empty without another plan."""
+        if not self.next_best:
+            return ""
+        return f"the next best plan: {self.next_best}"
+
     @classmethod
     def of(
         cls,

@@ -8,7 +8,9 @@ import yaml
 from stoker.errors import ServiceError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.patch import mapping_of, unreserved
+from stoker.platforms.sagemaker.checks import channels_of, s3_source
 from stoker.platforms.sagemaker.request import RESERVED
+from stoker.platforms.sagemaker.submit import find_job
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings, text
 from stoker.records.hyperparameters import decoded, driver_decoded
@@ -33,6 +35,8 @@ _NOT_FOR_GROUPS = (
     "ResourceConfig KeepAlivePeriodInSeconds",
 )
 _RESERVED = {**RESERVED, **dict.fromkeys(_NOT_FOR_GROUPS, "")}
+# A run's name also holds the pipeline run's id, a branch and a step, in 63 characters.
+_MAX_NAME = 40
 
 
 class _WorkloadDumper(yaml.SafeDumper):
@@ -44,18 +48,15 @@ _WorkloadDumper.add_implicit_resolver(FLOAT_TAG, SCALARS["float"], list("-+.0123
 
 def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     """Returns name and YAML text of a training job's workload, or raises UsageError."""
-    try:
-        job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except ServiceError as err:
-        # ValidationException: DescribeTrainingJob's answer for a missing job.
-        if err.kind == "missing" or err.code == "ValidationException":
-            raise ServiceError(
-                f"training job {name} not found in {aws.region}",
-                where="sagemaker:DescribeTrainingJob",
-                fix="correct its name, or its region: --region R",
-            ) from err
-        raise
-    if not (image := _at(job, "AlgorithmSpecification.TrainingImage")):
+    job = find_job(aws, name)
+    if job is None:
+        raise ServiceError(
+            f"training job {name} not found in {aws.region}",
+            where="sagemaker:DescribeTrainingJob",
+            fix="correct its name, or its region: --region R",
+        )
+    image = _at(job, "AlgorithmSpecification.TrainingImage")
+    if not image:
         raise UsageError(
             f"training job {name} names an algorithm, not an image that stoker could run in",
             fix="name a job with an image, such as AWS's framework images",
@@ -64,11 +65,11 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         f"Made from SageMaker's training job {name} ({text(job, 'TrainingJobStatus')}, created "
         f"{text(job, 'CreationTime')[:10]}, {aws.region}). All keys: stoker schema workload."
     ]
-    words = mapping(job, "HyperParameters")
-    value_of = driver_decoded if _is_of_driver(job) else decoded
-    hyperparameters = {key: value_of(str(word)) for key, word in sorted(words.items())}
+    hyperparameters = _hyperparameters(job)
     command, source, processes = _start(job, hyperparameters, notes)
     dnn, roles = _hosts(job, notes)
+    if processes:
+        dnn["processes_per_host"] = processes
     channels = _channels(job, roles, source, notes)
     settings: dict[str, Json] = {
         "role": job.get("RoleArn"),
@@ -79,32 +80,59 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "checkpoint_uri": _at(job, "CheckpointConfig.S3Uri"),
         "request": _request(job, aws, list(channels), notes),
     }
-    short = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", name).lower())[:40].strip("-") or "training"
+    notes.append(_missing_facts(job))
+    workload_name = _workload_name(name)
     document: dict[str, Json] = {
         "schema": "stoker.workload/v1",
-        "name": short,
+        "name": workload_name,
         "command": command,
         "image": image,
         "platform": "sagemaker",
-        "cluster": {"dnn": dnn | ({"processes_per_host": processes} if processes else {})},
+        "cluster": {"dnn": dnn},
         "channels": channels,
         "hyperparameters": {k: v for k, v in hyperparameters.items() if k[:10] != "sagemaker_"},
         "sagemaker": {key: value for key, value in settings.items() if value},
     }
-    metrics = mappings(job, "FinalMetricDataList")
-    ended = ", ".join(f"{text(each, 'MetricName')} {each.get('Value')}" for each in metrics)
-    notes.append(
+    return workload_name, _commented(document, notes)
+
+
+def _hyperparameters(job: Document) -> dict[str, Json]:
+    """Returns the job's hyperparameters with their types, SageMaker's own included."""
+    # A ModelTrainer of SageMaker's SDK 3 starts the script with a program of its own, in a channel.
+    value_of = driver_decoded if "sm_drivers" in dict(channels_of(job)) else decoded
+    texts = mapping(job, "HyperParameters")
+    return {key: value_of(str(value)) for key, value in sorted(texts.items())}
+
+
+def _workload_name(job_name: str) -> str:
+    words = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", job_name).lower())
+    return words[:_MAX_NAME].strip("-") or "training"
+
+
+def _missing_facts(job: Document) -> str:
+    """Returns the note on what no job says, and its user has to add."""
+    note = (
         "The job does not say how good the model must be, nor how long it trains. Add gate: "
         "[{metric: accuracy, min: 0.94}] for what the script reports with stoker.log_metrics, and "
         "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
-        + (f" The job's metrics ended at {ended}." if ended else "")
     )
+    metrics = mappings(job, "FinalMetricDataList")
+    if metrics:
+        ends = ", ".join(
+            f"{text(metric, 'MetricName')} {metric.get('Value')}" for metric in metrics
+        )
+        note += f" The job's metrics ended at {ends}."
+    return note
+
+
+def _commented(document: Document, notes: list[str]) -> str:
+    """Returns a workload's YAML below its notes, without the keys that have no value."""
     head = ""
     for note in notes:
         head += textwrap.indent(textwrap.fill(note, 96, break_on_hyphens=False), "# ") + "\n"
     body = {key: value for key, value in document.items() if value}
     dumped = yaml.dump(body, Dumper=_WorkloadDumper, sort_keys=False, allow_unicode=True, width=96)
-    return short, f"{head}{dumped}"
+    return f"{head}{dumped}"
 
 
 def _at(document: Json, path: str) -> Json:
@@ -114,7 +142,6 @@ def _at(document: Json, path: str) -> Json:
 
 def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str], str | None, Json]:
     """Returns the command, the package of its code, and its processes on each host."""
-    uris = {text(c, "ChannelName"): _uri(c) for c in mappings(job, "InputDataConfig")}
     algorithm = mapping(job, "AlgorithmSpecification")
     parts = (algorithm.get("ContainerEntrypoint"), algorithm.get("ContainerArguments"))
     words = [str(word) for part in parts if isinstance(part, list) for word in part]
@@ -133,21 +160,28 @@ def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str],
         )
     if not program:
         return words or ["train"], None, 1
-    packages = (str(given.get("sagemaker_submit_directory", "")), uris.get("code"))
-    source = next((uri for uri in packages if uri and re.match(r"s3://.*\.tar\.gz$", uri)), None)
-    notes.append(
-        "sagemaker.source: a requirements.txt in it is installed on all hosts when the job starts."
-        if source
-        else "sagemaker.source: the job does not say where its code came from. Name a folder or a "
-        "package (.tar.gz) in S3, unless the code is in the image."
-    )
+    # Script mode names the package of its code in a hyperparameter, ModelTrainer in a channel.
+    packages = (text(given, "sagemaker_submit_directory"), _uri(dict(channels_of(job)).get("code")))
+    source = next((uri for uri in packages if re.match(r"s3://.*\.tar\.gz$", uri)), None)
+    if source:
+        note = "a requirements.txt in it is installed on all hosts when the job starts."
+    else:
+        note = "the job does not say where its code came from. Name a folder or a package "
+        note += "(.tar.gz) in S3, unless the code is in the image."
+    notes.append(f"sagemaker.source: {note}")
     run = {".py": ["python"], ".sh": ["bash"]}.get(program[-3:], ["python", "-m"])
-    # Of `distribution`: MPI names its processes; torchrun starts one for each GPU, as stoker does.
+    return [*run, program], source, _processes(given)
+
+
+def _processes(given: Document) -> Json:
+    """Returns the processes on each host, as the SDK's `distribution` set them."""
     count = given.get("sagemaker_mpi_num_of_processes_per_host")
-    if not (isinstance(count, int) and count > 0):
-        is_distributed = any(k.endswith("_enabled") and v is True for k, v in given.items())
-        count = None if is_distributed else 1
-    return [*run, program], source, count
+    if isinstance(count, int) and count > 0:
+        return count
+    # torchrun starts one for each GPU, as stoker does without a number.
+    if any(key.endswith("_enabled") and value is True for key, value in given.items()):
+        return None
+    return 1
 
 
 def _hosts(job: Document, notes: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
@@ -156,29 +190,32 @@ def _hosts(job: Document, notes: list[str]) -> tuple[dict[str, Json], dict[str, 
     # Of several types (InstancePreferences), the one that the job got.
     for key in ("InstanceType", "InstanceCount"):
         resources[key] = resources.get(f"Selected{key}") or resources.get(key)
-    groups = mappings(resources, "InstanceGroups")
+    groups = {text(g, "InstanceGroupName"): g for g in mappings(resources, "InstanceGroups")}
     if not groups and not resources.get("InstanceType"):
         raise UsageError(
             f"training job {text(job, 'TrainingJobName')} runs serverless, or has no hosts yet",
             fix="name a job that ran on instances",
         )
-    trainers = [g for g in groups if not text(g, "InstanceGroupName").lower().startswith("data")]
-    gpus = [g for g in trainers or groups if re.match(r"ml\.(p|g|trn)", text(g, "InstanceType"))]
-    hosts = next(iter(gpus or trainers or groups), resources)
+    # The job does not say which of its groups trains: rather one with accelerators.
+    trainers = [g for name, g in groups.items() if not name.lower().startswith("data")]
+    candidates = trainers or list(groups.values())
+    gpus = [g for g in candidates if re.match(r"ml\.(p|g|trn)", text(g, "InstanceType"))]
+    hosts = next(iter(gpus or candidates), resources)
     if len(groups) > 1:
-        rest = [(text(g, "InstanceGroupName"), g) for g in groups if g is not hosts]
         others = ", ".join(
-            f"{name} ({g.get('InstanceCount')} x {g.get('InstanceType')})" for name, g in rest
+            f"{name} ({g.get('InstanceCount')} x {g.get('InstanceType')})"
+            for name, g in groups.items()
+            if g is not hosts
         )
         notes.append(
             f"cluster.dnn: the job's group {text(hosts, 'InstanceGroupName')}; correct it if "
             f"another one trains. The rest, {others}, is left out: stoker decide picks data hosts."
         )
     dnn = {"instance_type": hosts.get("InstanceType"), "count": hosts.get("InstanceCount") or 1}
-    return dnn, {text(g, "InstanceGroupName"): "dnn" if g is hosts else "data" for g in groups}
+    return dnn, {name: "dnn" if g is hosts else "data" for name, g in groups.items()}
 
 
-def _uri(channel: Document) -> str:
+def _uri(channel: Json) -> str:
     """Returns the address of a channel's data as workloads write it; empty for another source."""
     if disk := mapping(channel, "DataSource", "FileSystemDataSource"):
         scheme = "efs" if disk.get("FileSystemType") == "EFS" else "fsx"
@@ -189,17 +226,20 @@ def _uri(channel: Document) -> str:
 def _channels(job: Document, roles: dict[str, str], source: Json, notes: list[str]) -> Document:
     channels: dict[str, Json] = {}
     default = _at(job, "AlgorithmSpecification.TrainingInputMode")
-    for channel in mappings(job, "InputDataConfig"):
-        name, uri = text(channel, "ChannelName"), _uri(channel)
+    for name, channel in channels_of(job):
+        uri = _uri(channel)
         if not uri:
             notes.append(f"channels.{name} is left out: it is not read from S3 or a file system.")
         if not uri or uri == source:
             continue
-        groups = mapping(channel, "DataSource", "S3DataSource").get("InstanceGroupNames")
-        named = {roles[g] for g in groups if g in roles} if isinstance(groups, list) else set()
+        groups = s3_source(channel).get("InstanceGroupNames")
         values: dict[str, Json] = {key: _at(channel, path) for key, path in _CHANNEL.items()}
-        values["mode"] = None if uri[:3] in ("efs", "fsx") else values["mode"] or default
-        values["groups"] = sorted(named)
+        values["mode"] = values["mode"] or default
+        if uri.startswith(("efs:", "fsx:")):
+            # A file system is mounted: it is never copied or streamed.
+            del values["mode"]
+        if isinstance(groups, list):
+            values["groups"] = sorted({roles[group] for group in groups if group in roles})
         kept = {key: value for key, value in values.items() if value and value not in _DEFAULTS}
         channels[name] = {"uri": uri, **kept}
     return channels
@@ -211,8 +251,7 @@ def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> 
     settable = model.operation_model("CreateTrainingJob").input_shape.members
     settings = {key: value for key, value in job.items() if key in settable}
     request = mapping_of({}, mapping(unreserved(settings, _RESERVED)))
-    configs = mappings(request, "InputDataConfig")
-    others = [c for c in configs if text(c, "ChannelName") in channels and len(c) > 1]
+    others = [c for name, c in channels_of(request) if name in channels and len(c) > 1]
     try:
         arn = text(job, "TrainingJobArn")
         listed = aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
@@ -230,9 +269,3 @@ def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> 
     if left := sorted({"MlflowConfig", "TensorBoardOutputConfig"} & settings.keys()):
         notes.append(f"Not taken: {', '.join(left)}. The key tracking has it.")
     return {key: value for key, value in request.items() if value}
-
-
-def _is_of_driver(job: Document) -> bool:
-    """Whether a ModelTrainer of SageMaker's SDK 3 made the job, with its own start program."""
-    channels = (text(each, "ChannelName") for each in mappings(job, "InputDataConfig"))
-    return "sm_drivers" in channels

@@ -183,45 +183,60 @@ class SageMakerClient(PipelineClient):
             return queued_state(self._aws, run)
         named = _RUN.fullmatch(run)
         name, id = named.groups() if named else (run, None)
-        found = self._find(name) if ":training-job/" not in run else None
-        if found is None:
-            if not id and (job := find_job(self._aws, name)):
-                return _state(name, job["TrainingJobStatus"], job.get("FailureReason"))
-            raise UsageError(
-                f"no pipeline or training job {name} found",
-                where=f"region {self._aws.region}",
-                fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
-            )
-        if id is None:
-            asked = {"PipelineName": name, "SortBy": "CreationTime", "SortOrder": "Descending"}
-            listed = self._aws.call("sagemaker", "ListPipelineExecutions", **asked, MaxResults=1)
-            if not (newest := mappings(listed, "PipelineExecutionSummaries")):
-                raise UsageError(f"pipeline {name} has not run", fix="stoker start sagemaker ...")
-            id = str(newest[0].get("PipelineExecutionArn")).rpartition("/")[2]
-        arn = f"{found['PipelineArn']}/execution/{id}"
+        # A job may have the name of a pipeline: an ARN says which of the two is meant.
+        pipeline = None
+        if ":training-job/" not in run:
+            pipeline = self._find(name)
+        if pipeline is not None:
+            return self._run_state(pipeline, name=name, id=id or self._newest_run(name))
+        if id is None and (job := find_job(self._aws, name)):
+            return _state(name, job["TrainingJobStatus"], job.get("FailureReason"))
+        raise UsageError(
+            f"no pipeline or training job {name} found",
+            where=f"region {self._aws.region}",
+            fix="RUN is PIPELINE/EXECUTION_ID, a pipeline, a training job, or an ARN of these",
+        )
+
+    def _newest_run(self, name: str) -> str:
+        """Returns the id of a pipeline's newest run."""
+        newest_first = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
+        listed = self._aws.call(
+            "sagemaker", "ListPipelineExecutions", PipelineName=name, **newest_first
+        )
+        runs = mappings(listed, "PipelineExecutionSummaries")
+        if not runs:
+            raise UsageError(f"pipeline {name} has not run", fix="stoker start sagemaker ...")
+        return str(runs[0].get("PipelineExecutionArn")).rpartition("/")[2]
+
+    def _run_state(self, pipeline: Document, *, name: str, id: str) -> RunState:
+        """Returns a run with its steps in the order of their begin, those that never ran, its jobs.
+
+        Args:
+            pipeline: As DescribePipeline answers.
+            name: Of the pipeline.
+            id: Of the run.
+        """
+        arn = f"{pipeline['PipelineArn']}/execution/{id}"
         answer = self._aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=arn)
-        steps, status = steps_of(self._aws, arn), answer["PipelineExecutionStatus"]
+        status, reason = answer["PipelineExecutionStatus"], answer.get("FailureReason")
+        listed = steps_of(self._aws, arn)
+        state = _state(f"{name}/{id}", status, reason, steps=listed)
+        steps = [run_step(step, aws=self._aws, is_over=state.has_ended) for step in listed]
+        if state.has_ended:
+            begun = {step.name for step in steps}
+            defined = step_names(str(pipeline.get("PipelineDefinition")))
+            steps += [RunStep(name=each, status="not run") for each in defined if each not in begun]
         # The names of a run's jobs, of all attempts, contain its id.
         asked = {"items": "TrainingJobSummaries", "NameContains": id}
-        jobs = self._aws.pages("sagemaker", "ListTrainingJobs", **asked)
-        begun = [run_step(step, aws=self._aws, is_over=status not in ACTIVE) for step in steps]
-        state = _state(f"{name}/{id}", status, answer.get("FailureReason"), steps=steps)
-        there = {step.name for step in begun}
-        left = [
-            each for each in step_names(str(found.get("PipelineDefinition"))) if each not in there
-        ]
-        begun += [RunStep(name=each, status="not run") for each in left if state.has_ended]
-        begun += [
-            RunStep(name=f"{_JOB}{job['TrainingJobName']}", status=str(job["TrainingJobStatus"]))
-            for job in jobs
-        ]
-        failed = next((step for step in begun if step.status == "Failed"), None)
-        state = with_reason(state, failed=failed, listed=steps, aws=self._aws)
-        return dataclasses.replace(
-            state,
-            steps=tuple(begun),
-            note="\n".join(filter(None, (log_words(begun), "page: SageMaker Studio, Pipelines"))),
-        )
+        for job in self._aws.pages("sagemaker", "ListTrainingJobs", **asked):
+            job_name, job_status = job["TrainingJobName"], str(job["TrainingJobStatus"])
+            steps.append(RunStep(name=f"{_JOB}{job_name}", status=job_status))
+        failed = next((step for step in steps if step.status == "Failed"), None)
+        state = with_reason(state, failed=failed, listed=listed, aws=self._aws)
+        note = "page: SageMaker Studio, Pipelines"
+        if logs := log_words(steps):
+            note = f"{logs}\n{note}"
+        return dataclasses.replace(state, steps=tuple(steps), note=note)
 
     def stop(self, run: str) -> RunState:
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""

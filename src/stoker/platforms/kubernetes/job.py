@@ -184,10 +184,10 @@ def _output_uri(layout: Layout) -> str:
 def _host_seconds(pods: Iterable[PodState], leader: PodState | None) -> dict[str, float]:
     """Returns the time that nodes ran pods of each group, replaced ones too, if known."""
     totals: dict[str, float] = {}
-    ended_at = leader.ended.at if leader and leader.ended else ""
+    leader_ended_at = leader.ended_at if leader else ""
     for pod in pods:
         # A pod that was deleted in mid-run may have no end; the others end with the leader.
-        end = (pod.ended.at if pod.ended else "") or pod.deleted_at or ended_at
+        end = pod.ended_at or pod.deleted_at or leader_ended_at
         seconds = seconds_between(pod.placed_at, end)
         if seconds is not None:
             totals[pod.group] = totals.get(pod.group, 0.0) + max(0.0, seconds)
@@ -198,10 +198,16 @@ def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float
     """Returns seconds from the leader's end to the last data host's, if all are known."""
     if leader is None or leader.ended is None:
         return None
-    data = [pod for pod in pods if pod.role == "data" and (pod.ended or pod.is_started)]
-    ends = [pod.ended.at if pod.ended else "" for pod in data]
-    delays = [s for end in ends if (s := seconds_between(leader.ended.at, end)) is not None]
-    return max(0.0, *delays) if delays and len(delays) == len(ends) else None
+    release_seconds = None
+    for pod in pods:
+        # A host that never began was not held, and released nothing.
+        if pod.role != "data" or not (pod.ended or pod.is_started):
+            continue
+        seconds = seconds_between(leader.ended_at, pod.ended_at)
+        if seconds is None:
+            return None
+        release_seconds = max(seconds, release_seconds or 0.0)
+    return release_seconds
 
 
 def _failure(
@@ -641,9 +647,8 @@ class KubernetesRun(FollowedRun):
     def _lacked(self, without: dict[str, str], *, what: str, fix: str = "") -> NoCapacityError:
         """Returns the error for groups without hosts; the next plan is tried at once."""
         job = self._layout.job
-        best = f"the next best plan: {job.next_best}" if job.next_best else ""
         what = f"{what}: {next(iter(without.values()))}"
-        fix = "; ".join(filter(None, (fix, best)))
+        fix = "; ".join(filter(None, (fix, job.next_best_advice)))
         error = NoCapacityError(what, where=self._place, fix=fix)
         error.types = frozenset(g.instance_type for g in job.groups if g.name in without)
         error.may_pass = False
@@ -756,7 +761,7 @@ class KubernetesRun(FollowedRun):
             waited += f" (for {minutes} min, on_no_capacity.wait_minutes)"
             fix = f"give the cluster nodes of {', '.join(types)} (kubernetes.pools names their "
             fix += "labels), or let it wait longer"
-            fix += f"; the next best plan: {job.next_best}" if job.next_best else ""
+            fix = "; ".join(filter(None, (fix, job.next_best_advice)))
         elif trouble.key.startswith("admission"):
             minutes = self._layout.settings.queue_wait_minutes
             waited += f" (for {minutes} min, kubernetes.queue_wait_minutes)"

@@ -72,6 +72,13 @@ class PodState:
     gates: tuple[str, ...]
 
     @property
+    def ended_at(self) -> str:
+        """When its container ended, ISO 8601; empty if it has not, or it is unknown."""
+        if self.ended is None:
+            return ""
+        return self.ended.at
+
+    @property
     def has_succeeded(self) -> bool:
         return self.is_final and self.ended is not None and not self.ended.exit_code
 

@@ -135,8 +135,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         group=group.group.name,
         what=what,
         fix=fix,
-        # A job can run without data hosts, so only dnn troubles end the wait.
-        fatal_after=None if not group.is_dnn else 0.0 if is_for_ever else QUOTA_SECONDS,
+        fatal_after=_fatal_after(group, 0.0 if is_for_ever else QUOTA_SECONDS),
         is_capacity=is_of_quota(message),
         may_pass=not is_for_ever,
     )
@@ -187,46 +186,78 @@ def has_no_group(message: str) -> bool:
 def _unschedulable_troubles(
     pods: Sequence[PodState], group: PodGroup, job: JobSpec, unfit: Mapping[str, str]
 ) -> Iterator[Trouble]:
-    wait_minutes = job.platform_settings.on_no_capacity.wait_minutes
-    without = [pod for pod in pods if pod.unschedulable]
-    if not without:
+    without_node = [pod for pod in pods if pod.unschedulable]
+    if not without_node:
         return
-    # The second half explains why preemption does not help, node by node.
-    reason = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
-    # Several plugins report the same: `persistentvolumeclaim "a" not found. not found`.
-    reason = _TWICE.sub(r"\1", reason).rstrip(".; ")
+    reason = _scheduler_reason(without_node[0])
     if lacks_claim(reason):
         fix = "make the claim that channels, volumes or kubernetes.output name, or see why it is "
         fix += "not bound: kubectl describe pvc"
-        yield _waiting("claim", without, group, f"a claim of volumes: {reason}", fix, CLAIM_SECONDS)
+        what = f"a claim of volumes: {reason}"
+        yield _waiting("claim", without_node, group, what, fix, CLAIM_SECONDS)
         return
-    missing = short_of(reason)
+    refusals = [unfit[pod.name] for pod in without_node if pod.name in unfit]
+    yield _without_node(without_node, group, job, reason=reason, refusals=refusals)
+
+
+def _scheduler_reason(pod: PodState) -> str:
+    # The second half explains why preemption does not help, node by node.
+    reason = " ".join(pod.unschedulable.split(" preemption:")[0].split())
+    # Several plugins report the same: `persistentvolumeclaim "a" not found. not found`.
+    return _TWICE.sub(r"\1", reason).rstrip(".; ")
+
+
+def _without_node(
+    pods: Sequence[PodState], group: PodGroup, job: JobSpec, *, reason: str, refusals: Sequence[str]
+) -> Trouble:
+    """Returns the wait for nodes.
+
+    Args:
+        pods: All without a node.
+        reason: The scheduler's.
+        refusals: Why the autoscaler has no group of nodes for them; empty if it may have one.
+    """
+    wait_minutes = job.platform_settings.on_no_capacity.wait_minutes
+    kind, seconds = "unschedulable", 60.0 * wait_minutes
     pool = bare_type(group.group.instance_type)
-    words = f"{_hosts(without, group)} for a node of {pool}"
-    words += f", short of {', '.join(missing)}" if missing else ""
-    # A job can run without data hosts, which may come later.
-    fix = f"it waits {wait_minutes} min in all (on_no_capacity)" if group.is_dnn else ""
-    fix_after = CAPACITY_SECONDS
-    if job.next_best:
-        fix += f"{'; ' if fix else ''}the next best plan: {job.next_best}"
+    what = f"{_hosts(pods, group)} for a node of {pool}"
+    missing = short_of(reason)
+    if missing:
+        what += f", short of {', '.join(missing)}"
+    what += f": {reason}"
+    # A node that is only full may get free, and the autoscaler does not know all nodes.
+    if refusals and not missing:
+        kind, seconds = "unfit", UNFIT_SECONDS
+        what += f"; {refusals[0]}"
+    fix, fix_after = job.next_best_advice, CAPACITY_SECONDS
+    if group.is_dnn:
+        limit = f"it waits {wait_minutes} min in all (on_no_capacity)"
+        fix = "; ".join(filter(None, (limit, fix)))
     # The scheduler's words where no node has the labels that are asked for.
     if not missing and "didn't match" in reason:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
         fix = f"is there a node with {labels}? kubernetes.pools.{pool}.pod has its nodeSelector"
-    # A node that is only full may get free, and the autoscaler does not know all nodes.
-    why = next((unfit[pod.name] for pod in without if pod.name in unfit), "") if not missing else ""
-    fatal_after = UNFIT_SECONDS if why else 60.0 * wait_minutes
-    yield Trouble(
-        key=f"{'unfit' if why else 'unschedulable'} {group.group.name}",
+    return Trouble(
+        key=f"{kind} {group.group.name}",
         group=group.group.name,
-        what=f"{words}: {'; '.join(filter(None, (reason, why)))}",
-        hosts=len(without),
+        what=what,
+        hosts=len(pods),
         fix=fix,
         fix_after=fix_after,
-        fatal_after=fatal_after if group.is_dnn else None,
+        fatal_after=_fatal_after(group, seconds),
         is_capacity=True,
     )
+
+
+def _fatal_after(group: PodGroup, seconds: float) -> float | None:
+    """Returns seconds after which a group's trouble ends the wait; None: never.
+
+    A job can run without data hosts, which may come later.
+    """
+    if group.is_dnn:
+        return seconds
+    return None
 
 
 def _container_troubles(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterator[Trouble]:
@@ -253,7 +284,7 @@ def _waiting(
         what=f"{_hosts(pods, group)} for {what}",
         hosts=len(pods),
         fix=fix,
-        fatal_after=seconds if group.is_dnn else None,
+        fatal_after=_fatal_after(group, seconds),
     )
 
 
