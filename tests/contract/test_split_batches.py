@@ -24,7 +24,7 @@ from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import WorkerJob
-from stoker.feed.workers.pool import WorkerPool
+from stoker.feed.workers.pool import WorkerEnd, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
 SECONDS = 150
@@ -310,16 +310,26 @@ def test_an_index_that_is_no_list_is_not_split_and_ends_nothing(indices):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_killed_in_a_part_changes_nothing(seed):
+def test_a_worker_killed_in_a_part_changes_nothing(seed, monkeypatch):
     chosen = random.Random(seed)
     jobs = [job(number, range(number * 24, number * 24 + 24)) for number in range(6)]
     dataset = Equal("torch", seconds=0.004)
     with pool_of(dataset, default_collate, num_workers=1, splits=False) as alone:
         expected = made(alone, jobs)
-    # A job that kills two workers is lost. All that a worker has count as killed: its answer to the
-    # first one may be on its way, and it is at the second one.
+    # A job that two workers die of is lost. All that a worker has count as killed: its answer to
+    # the first one may be on its way, and it is at the second one. So does what it is given until
+    # the pool sees its end.
     killed: set[object] = set()
+    dead: list[WorkerEnd] = []
     kills = 0
+    give = WorkerPool._give
+
+    def note_given(pool, job, worker):
+        if worker in dead:
+            killed.add(job.key)
+        give(pool, job, worker)
+
+    monkeypatch.setattr(WorkerPool, "_give", note_given)
 
     def kill(turn):
         nonlocal kills
@@ -330,6 +340,7 @@ def test_a_worker_killed_in_a_part_changes_nothing(seed):
         if workers:
             worker = chosen.choice(workers)
             killed.update(keys_of(worker))
+            dead.append(worker)
             kills += 1
             os.kill(worker.up.pid, signal.SIGKILL)
 

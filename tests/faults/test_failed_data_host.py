@@ -1,11 +1,16 @@
-"""A data host that fails before it is a member: the training's failure has its reason."""
+"""A data host that fails, early or by a bug: the training's failure has its reason."""
 
+import contextlib
 import json
+import queue
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
-from stoker.launch.trainer_host import with_failed_hosts
+from stoker.errors import FeedLostError
+from stoker.launch import feed_host
 from support.namespaces import Hosts
 
 pytestmark = pytest.mark.fault
@@ -15,7 +20,6 @@ from stoker import DataLoader
 for batch in DataLoader(range(64), batch_size=2, num_workers=0):
     pass
 """
-NO_WORKER = "FeedLostError: no data worker came within 2 s: 1 data hosts expected, none seen"
 
 
 @pytest.mark.root
@@ -28,24 +32,50 @@ def test_a_data_host_with_too_few_files_is_named_in_the_trainings_failure(tmp_pa
         hosts.wait_for_log("algo-2", "training_ended")
         failure = (hosts.ml("algo-2") / "output" / "failure").read_text()
     assert "no data worker came" in failure
-    assert "data hosts: algo-1 failed: at most 40 files may be open" in failure
+    assert "1 data hosts expected, algo-1 (left: failed: at most 40 files may be open" in failure
+
+
+class Recorded:
+    """A membership that keeps its goodbye."""
+
+    verdict = None
+    goodbye = ""
+
+    def start(self):
+        pass
+
+    def leave(self, *, reason):
+        self.goodbye = reason
+
+    def close(self):
+        pass
+
+
+class Agent:
+    num_sent = 3
+
+    def __init__(self, error):
+        self.error = error
+
+    def run(self):
+        if self.error:
+            raise self.error
 
 
 @pytest.mark.parametrize(
-    ("failure", "gone", "words"),
+    ("error", "goodbye"),
     [
-        (NO_WORKER, {"d1": "failed: port 7600 cannot be bound"}, "(data hosts: d1 failed: port"),
-        (
-            f"{NO_WORKER}\nmore",
-            {"d1": "failed: few files\nwhere: x"},
-            "d1 failed: few files)\nmore",
-        ),
-        (NO_WORKER, {"d1": "12 batches sent"}, ""),
-        ("ValueError: shapes differ", {"d1": "failed: port 7600 cannot be bound"}, ""),
-        (NO_WORKER, {}, ""),
+        (FeedLostError("no memory", where="here"), "failed: no memory"),
+        # Not one of stoker's: a bug.
+        (TypeError("no list"), "failed: TypeError: no list"),
+        (None, "3 batches sent, asked to stop"),
     ],
 )
-def test_only_failures_of_the_feed_get_the_reasons_of_hosts_that_failed(failure, gone, words):
-    found = with_failed_hosts(failure, gone)
-    assert words in found
-    assert (found == failure) == (not words)
+def test_a_data_host_says_why_it_leaves(error, goodbye):
+    membership = Recorded()
+    run = SimpleNamespace(inbox=queue.SimpleQueue())
+    is_bug = isinstance(error, TypeError)
+    with pytest.raises(TypeError) if is_bug else contextlib.nullcontext():
+        failure = feed_host._run_agent(run, Agent(error), membership, is_asked=threading.Event())
+        assert failure is error
+    assert membership.goodbye.startswith(goodbye)

@@ -173,8 +173,13 @@ class LocalJob:
 
     def succeeds(self) -> JobEnd:
         end = self.end()
-        assert end.status == "succeeded", end.failure or self.log(self.leader)
+        assert end.status == "succeeded", self._words_of(end)
         return end
+
+    def _words_of(self, end: JobEnd) -> str:
+        """Returns why a run failed, with the logs of all its hosts."""
+        logs = [f"== {host.name}\n{self.log(host.name)}" for host in self.request.hosts]
+        return "\n".join([end.failure or "", *logs])
 
     def training(self) -> Training:
         """Returns the record that `stoker train` makes of the run; blocks until it has ended."""

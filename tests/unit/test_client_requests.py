@@ -240,9 +240,12 @@ def test_hosts_that_failed_before_they_made_a_batch_are_not_waited_for():
     alone = Alone(comes_back=False)
     alone.session.had_peers = False
     # It said goodbye: neither listed, nor lost, nor awaited.
-    alone.tell(Roster(agents=(), expected=1))
+    left = {"d1": "failed: the agent cannot start: address in use"}
+    alone.tell(Roster(agents=(), expected=1, left=left))
     assert alone.check_peers(PATIENCE - 0.1) is None
-    assert isinstance(alone.check_peers(PATIENCE + 0.1), FeedLostError)
+    error = alone.check_peers(PATIENCE + 0.1)
+    assert isinstance(error, FeedLostError)
+    assert "d1 (left: failed: the agent cannot start: address in use)" in str(error)
 
 
 class Answering:

@@ -76,6 +76,17 @@ def test_a_data_host_has_its_place_whoever_came_first_or_is_lost():
     assert [(m.host, m.place) for m in (*roster.agents, *roster.lost)] == [("d1", 0), ("d2", 1)]
 
 
+def test_the_roster_says_why_a_data_host_said_goodbye_until_it_joins_again():
+    group = members()
+    group.join(join(), 0.0)
+    group.leave(Leave(host="d1", incarnation="a", reason="failed: no memory\nwhere: host d1"))
+    roster = group.roster(0.0)
+    assert (roster.agents, roster.lost, roster.awaited) == ((), (), ("d2",))
+    assert roster.left == {"d1": "failed: no memory"}
+    group.join(join(life="b"), 1.0)
+    assert group.roster(1.0).left == {}
+
+
 def test_a_lost_data_host_is_in_the_roster_as_lost_until_it_joins_again():
     group = members()
     assert not group.beat(Heartbeat(host="d1", incarnation="a"), 0.0)

@@ -283,6 +283,7 @@ VALID: list[protocol.Message] = [
     protocol.Heartbeat(host="d1", incarnation="x"),
     protocol.Leave(host="d1", incarnation="x", exit_code=3, reason="why"),
     protocol.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
+    protocol.Roster(agents=(), expected=1, left={"d4": "failed: no memory"}),
     protocol.State(outcome="failed", exit_code=1, reason="x"),
     protocol.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
     protocol.Ship(spec="d", offset=3),

@@ -129,22 +129,28 @@ def _run_agent(
     membership.start()
     watcher.start()
     failure: StokerError | None = None
+    reason = ""
     try:
         agent.run()
     except StokerError as err:
-        failure = err
+        failure, reason = err, f"failed: {err}"
+    except Exception as err:
+        # A bug of stoker's: the traceback goes to this host's log, its last line to the trainers.
+        reason = f"failed: {type(err).__name__}: {err}"
+        raise
     finally:
         is_over.set()
         watcher.join()
-        reason = f"{agent.num_sent} batches sent"
-        if failure:
-            reason = f"failed: {failure}"
-        elif membership.verdict is None:
-            reason += ", asked to stop"
-        membership.leave(reason=reason)
+        membership.leave(reason=reason or _end_words(agent, membership))
         membership.close()
         end_descendants()
     return failure
+
+
+def _end_words(agent: Agent, membership: Membership) -> str:
+    """Returns how a host ended that did not fail: with the run, or as it was asked to."""
+    words = f"{agent.num_sent} batches sent"
+    return words if membership.verdict is not None else f"{words}, asked to stop"
 
 
 def _watch_agent(

@@ -228,7 +228,13 @@ class Membership:
     def leave(
         self, *, exit_code: int | None = None, reason: str = "", is_signalled: bool = False
     ) -> None:
-        """Says goodbye; `close` waits until it is sent."""
+        """Says goodbye; `close` waits until it is sent.
+
+        Args:
+            exit_code: Of the host's command; None: a data host, which has none.
+            reason: Why; "failed: ..." if it failed. Trainers are told its first line.
+            is_signalled: The command was ended as its machine was drained.
+        """
         self._leaving.put(
             Leave(
                 host=self.join.host,

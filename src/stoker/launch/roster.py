@@ -73,6 +73,7 @@ class _HostState:
     cut_off_at: float | None = None
     is_live: bool = False
     has_left: bool = False
+    goodbye: str = ""
     is_absent: bool = False
     # Why its launcher may not join, as long as none has.
     refusal: str = ""
@@ -220,6 +221,8 @@ class HostLeases:
         if state is None or not _speaks_for(state, message.incarnation) or state.has_left:
             return None
         state.is_live, state.has_left = False, True
+        # An error's first line: its place and its advice are in the host's log.
+        state.goodbye = message.reason.partition("\n")[0]
         return Change(
             what="left",
             host=message.host,
@@ -272,6 +275,7 @@ class HostLeases:
             expected=len(hosts),
             awaited=tuple(host for host, state in hosts if state.join is None),
             refused=self.refusals(),
+            left={host: s.goodbye for host, s in hosts if s.has_left and s.goodbye},
         )
 
     def _refusal(self, message: Join) -> str:

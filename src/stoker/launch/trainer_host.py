@@ -4,7 +4,6 @@ Supervision of the training command, and SIGTERM for its checkpoint, are in `sup
 """
 
 import dataclasses
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,10 +53,6 @@ FAILED = 1
 FOLLOWERS_CAUSE_SECONDS = 3.0
 # And a follower's failure may only say that the leader's rank is gone.
 OWN_CAUSE_SECONDS = 3.0
-# How a data host's own failure begins, and the feed's error without any.
-_FAILED = "failed: "
-_WITHOUT_WORKERS = re.compile(r"no data worker came|lost all data workers|FeedLostError")
-_MAX_FAILED = 3
 # Beyond a lease, for the news that a peer was lost.
 NEWS_SECONDS = 5.0
 
@@ -196,10 +191,6 @@ def _end_of(leader: _Leader, ending: Ending) -> _RunEnd:
     run, coordinator = leader.run, leader.coordinator
     outcome, code = _judge(run, as_a_pod_ends(run, ending), leader.causes.changes)
     events = [leader.started]
-    if outcome.failure and coordinator:
-        outcome = dataclasses.replace(
-            outcome, failure=with_failed_hosts(outcome.failure, coordinator.gone_agents)
-        )
     if outcome.status == "succeeded" and is_fed(run) and coordinator:
         outcome, why = _judge_feed(run, outcome, coordinator.progress)
         if why:
@@ -349,22 +340,6 @@ def _gpu_log(
     run: HostRun, *, tell: Callable[[tuple[GpuState, ...]], None] = lambda states: None
 ) -> GpuLog:
     return GpuLog(run.output, environ=run.environ, host=run.topology.host, log=run.log, tell=tell)
-
-
-def with_failed_hosts(failure: str, gone: Mapping[str, str]) -> str:
-    """Returns the failure of a training run, with the reasons of data hosts that failed before it.
-
-    Only for a training run whose feed has no workers: in other failures they have no part.
-
-    Args:
-        gone: Why each data host left, by its name.
-    """
-    reasons = {host: reason.partition("\n")[0] for host, reason in sorted(gone.items())}
-    failed = [f"{host} {reason}" for host, reason in reasons.items() if _FAILED in reason]
-    if not failed or not _WITHOUT_WORKERS.search(failure):
-        return failure
-    head, newline, rest = failure.partition("\n")
-    return f"{head} (data hosts: {'; '.join(failed[:_MAX_FAILED])}){newline}{rest}"
 
 
 def _is_consequence(change: Change) -> bool:

@@ -67,6 +67,7 @@ class Requester:
         self.lost: dict[str, protocol.Member] = {}
         self._awaited: tuple[str, ...] = ()
         self._refused: dict[str, str] = {}
+        self._goodbyes: dict[str, str] = {}
         self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
         self._warned_of: set[str] = set()
@@ -238,6 +239,7 @@ class Requester:
         self.lost = {member.host: member for member in roster.lost}
         self._awaited = roster.awaited
         self._refused = roster.refused
+        self._goodbyes = roster.left
         self._listed = tuple(member.host for member in roster.agents)
         for member in (*roster.agents, *roster.lost):
             self._heard_at[member.host] = now - member.silent_seconds
@@ -248,13 +250,15 @@ class Requester:
                 yield f"{host} ({link.failed[session.name].reason})"
             elif link.is_up:
                 yield f"{host} (connected, not ready)"
-            elif host not in self.lost:
+            elif host not in self.lost and host not in self._goodbyes:
                 yield f"{host} (no connection for {now - link.down_since:.1f} s)"
         for host, heard_at in self._heard_at.items():
             if host in self.lost:
                 yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"
-            elif host not in self._links:
+            elif host not in self._links and host not in self._goodbyes:
                 yield f"{host} (left, last heard {now - heard_at:.1f} s ago)"
+        for host, why in self._goodbyes.items():
+            yield f"{host} (left: {why})"
         yield from self._fates_of_awaited()
 
     def _fates_of_awaited(self) -> Iterator[str]:

@@ -224,6 +224,7 @@ class Roster(Message, frozen=True, kw_only=True):
     Attributes:
         refused: Why hosts that are awaited may not join, by host; by address where it is not known
             which one it is.
+        left: Why hosts have said goodbye, by host: their agent could not start, for example.
     """
 
     agents: tuple[Member, ...]
@@ -231,6 +232,7 @@ class Roster(Message, frozen=True, kw_only=True):
     lost: tuple[Member, ...] = ()
     awaited: tuple[Identifier, ...] = ()
     refused: dict[Identifier, str] = {}
+    left: dict[Identifier, str] = {}
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
