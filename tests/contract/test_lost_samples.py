@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from stoker.feed.lost_samples import ALL_SAMPLES
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make
@@ -74,13 +75,22 @@ class DeadlyMany(Deadly):
 
 
 @contextmanager
-def pool_of(dataset, *, num_workers=2, seeding="place", on_error="skip", timeout=None):
+def pool_of(
+    dataset,
+    *,
+    num_workers=2,
+    seeding="place",
+    on_error="skip",
+    timeout=None,
+    auto_collation=True,
+):
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(
         dataset=dataset,
         collate_fn=cast("Any", default_collate),
         num_workers=num_workers,
         on_error=on_error,
+        auto_collation=auto_collation,
     )
 
     def start(role, sock):
@@ -96,11 +106,22 @@ def pool_of(dataset, *, num_workers=2, seeding="place", on_error="skip", timeout
 
 
 def job(number, indices):
-    index = codec.pack_value(list(indices), allow_pickle=False)
+    return job_of(number, list(indices))
+
+
+def job_of(number, given):
+    """The job for what a sampler gave."""
+    index = codec.pack_value(given, allow_pickle=True)
     order = Make(
         session="s", epoch_id=0, batch_number=number, index=index, seed_words=(7, 0, 0, number)
     )
     return WorkerJob((0, number), order)
+
+
+def wait_for_worker(pool):
+    while not pool.is_ready:
+        for fileno in select.select(list(pool.sockets()), [], [], SECONDS)[0]:
+            pool.handle(fileno)
 
 
 def job_again(result):
@@ -215,6 +236,69 @@ def test_with_raise_the_error_names_the_sample(kind):
     assert is_lost
     assert "sample 103 ends its process" in text
     assert "SIGSEGV" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ((101, 103), "sample 103"),
+        (np.array([101, 103]), "sample 103"),
+        (torch.tensor([101, 103]), "sample 103"),
+        ([torch.tensor(101), np.int64(103)], "sample 103"),
+        # Which only workers open: the trainer's error has the whole range.
+        (range(101, 104), "the sample at place 2"),
+    ],
+)
+def test_the_sample_is_named_whatever_the_sampler_gives(given, name):
+    with pool_of(Deadly((SEGFAULT,)), on_error="raise", num_workers=3) as pool:
+        text, _ = made(pool, [job_of(0, given)])[0]
+    assert f"{name} ends its process" in text
+
+
+def test_a_sample_without_a_batch_is_named_whole():
+    class Pairs(Deadly):
+        def __getitem__(self, index):
+            return super().__getitem__(index[1])
+
+    with pool_of(Pairs((SEGFAULT,)), on_error="raise", num_workers=3, auto_collation=False) as pool:
+        text, _ = made(pool, [job_of(0, (7, 103))])[0]
+    assert "sample (7, 103) ends its process" in text
+
+
+@pytest.mark.parametrize(("kind", "place"), [(Deadly, 1), (DeadlyMany, ALL_SAMPLES)])
+def test_with_raise_a_pool_knows_the_sample_that_hangs(kind, place):
+    with pool_of(kind((HANGING,)), on_error="raise", timeout=0.1) as pool:
+        wait_for_worker(pool)
+        pool.assign(job(0, range(8, 12)))
+        deadline = time.monotonic() + SECONDS
+        sample = None
+        while sample is None or sample.seconds < 0.2:
+            assert time.monotonic() < deadline
+            for fileno in select.select(list(pool.sockets()), [], [], 0.05)[0]:
+                assert pool.handle(fileno) == []
+            pool.give_late_jobs_again()
+            makers = pool.makers(lambda each: True)
+            sample = makers[0].sample if makers else None
+    assert sample.place == place
+
+
+class Unread:
+    def read(self):
+        raise AssertionError("the progress of a worker is read")
+
+
+@pytest.mark.parametrize(
+    ("on_error", "timeout", "is_read"),
+    [("raise", None, False), ("raise", 5.0, False), ("skip", None, False), ("skip", 5.0, True)],
+)
+def test_progress_is_looked_at_only_where_a_sample_may_be_killed(on_error, timeout, is_read):
+    with pool_of(Deadly((HANGING,)), on_error=on_error, timeout=timeout) as pool:
+        wait_for_worker(pool)
+        pool.assign(job(0, [HANGING]))
+        for worker in pool._workers.values():
+            worker.progress = Unread()
+        with pytest.raises(AssertionError) if is_read else contextlib.nullcontext():
+            pool.give_late_jobs_again()
 
 
 def test_many_bad_samples_do_not_use_up_the_workers():

@@ -6,10 +6,13 @@ import threading
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 from stoker.environment import from_environment
 from stoker.errors import FeedLostError
+from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
 from stoker.feed.trainer.late_batches import LateBatches
@@ -251,9 +254,12 @@ def test_hosts_that_failed_before_they_made_a_batch_are_not_waited_for():
 class Answering:
     """Host d1: since when (seconds) its worker 3 has the batch, or None; silent if it `hangs`."""
 
-    def __init__(self, alone: Alone, begun_at: float | None) -> None:
+    def __init__(
+        self, alone: Alone, begun_at: float | None, sample: SampleInWork | None = None
+    ) -> None:
         self.alone, self.begun_at, self.hangs = alone, begun_at, False
         self.num_asked = 0
+        self.sample = sample
 
     def send(self, message: Message) -> None:
         assert isinstance(message, Inquire)
@@ -268,6 +274,7 @@ class Answering:
             begun_at=begun_at if has_begun else None,
             workers=(3,) if has_begun else (),
             stacks=STACKS if has_begun else "",
+            sample=self.sample if has_begun else None,
         )
 
 
@@ -282,7 +289,9 @@ Current thread 0x2 (most recent call first):
 """
 
 
-def hanging(*, begun_at: float | None = 100.0, **feed: float) -> Alone:
+def hanging(
+    *, begun_at: float | None = 100.0, sample: SampleInWork | None = None, **feed: float
+) -> Alone:
     """Returns a session that waits for batch 0, which host d1 was asked for at 100 s."""
     alone = Alone(comes_back=False, **feed)
     session = alone.session
@@ -291,7 +300,7 @@ def hanging(*, begun_at: float | None = 100.0, **feed: float) -> Alone:
     session.schedule.grant("d1", 2)
     session.schedule.supply(1)
     assert session.schedule.assign(100.0) == [("d1", 0)]
-    alone.host = Answering(alone, begun_at)
+    alone.host = Answering(alone, begun_at, sample)
     alone.links["d1"] = alone.host
     return alone
 
@@ -409,6 +418,29 @@ def test_a_batch_is_given_up_after_the_timeout_and_named_at_half_of_it():
     said_in(alone, range(120, 121))
     assert "samples 7, 3" in str(alone.session.failure)
     assert "feed.sample_timeout_seconds (20)" in str(alone.session.failure)
+
+
+@pytest.mark.parametrize(
+    ("index", "sample", "words"),
+    [
+        ([7, 3], SampleInWork(1, 18.0), "sample 3 for 18.0 s"),
+        (torch.tensor([7, 3]), SampleInWork(0, 18.0), "sample 7 for 18.0 s"),
+        (np.array([7, 3]), SampleInWork(0, 18.0), "sample 7 for 18.0 s"),
+        (range(5, 9), SampleInWork(2, 18.0), "sample 7 for 18.0 s"),
+        (("a.jpg", "b.jpg"), SampleInWork(1, 18.0), "sample 'b.jpg' for 18.0 s"),
+        ([(0, 4), (1, 4)], SampleInWork(1, 18.0), "sample (1, 4) for 18.0 s"),
+        ((1, 4), SampleInWork(0, 18.0, is_lone=True), "sample (1, 4) for 18.0 s"),
+        ("a.jpg", SampleInWork(0, 18.0, is_lone=True), "sample 'a.jpg' for 18.0 s"),
+        ([7, 3], SampleInWork(ALL_SAMPLES, 18.0), "one call that makes all of its samples"),
+    ],
+)
+def test_the_sample_that_takes_too_long_is_named_with_its_host_and_stack(index, sample, words):
+    alone = hanging(sample=sample, sample_timeout_seconds=20.0)
+    alone.session._asked[0] = AskedBatch(pack_value(index, allow_pickle=True), ())
+    said_in(alone, range(100, 121))
+    failure = str(alone.session.failure)
+    assert f"on d1 (worker 3: {words}" in failure
+    assert "in __getitem__ (train.py:41)" in failure
 
 
 def test_local_workers_that_start_are_waited_for_as_long_as_hosts_may_take():

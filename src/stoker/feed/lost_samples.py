@@ -7,6 +7,20 @@ ALL_SAMPLES = -1
 NO_SAMPLE = -2
 
 
+class SampleInWork(msgspec.Struct, frozen=True):
+    """The sample that a worker makes now.
+
+    Attributes:
+        place: In its batch; ALL_SAMPLES: one call makes all of them.
+        seconds: Since it was begun.
+        is_lone: Its batch has no other one (`batch_size=None`).
+    """
+
+    place: int
+    seconds: float
+    is_lone: bool = False
+
+
 class LostSample(msgspec.Struct, frozen=True):
     """A sample that ends or blocks the process that makes it: it counts as one that raises.
 

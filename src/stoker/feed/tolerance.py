@@ -20,6 +20,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from stoker.errors import StokerError, UsageError
 from stoker.feed import why_unfed
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
+from stoker.feed.sample_index import shown_index
 from stoker.feed.seeding import Seeder, index_bytes
 from stoker.feed.why_unfed import Cause
 from stoker.feed.wire.host_errors import cause_on_host, errors_behind
@@ -404,7 +405,5 @@ def _bad(index: object, err: Exception) -> BadSample:
         text = " ".join(str(err).split())
     except Exception:
         text = "its text cannot be shown"
-    # The same for 3, numpy.int64(3) and tensor(3): it depends on the sampler and on the wire.
-    plain = index.tolist() if isinstance(index, torch.Tensor | np.generic | np.ndarray) else index
     error = err.error if isinstance(err, SampleLostError) else type(err).__name__
-    return BadSample(index=_cut(repr(plain)), error=_cut(error), text=_cut(text))
+    return BadSample(index=_cut(repr(shown_index(index))), error=_cut(error), text=_cut(text))

@@ -442,6 +442,7 @@ class Dispatch:
             seconds=makers[0].seconds if makers else None,
             workers=tuple(maker.number for maker in makers),
             stacks=stacks,
+            sample=makers[0].sample if makers else None,
         )
         self._outbox.answer(identity, making)
         worker = makers[0].number if makers else None

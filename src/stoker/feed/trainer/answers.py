@@ -214,6 +214,7 @@ class Answers:
                     begun_at=None if message.seconds is None else now - message.seconds,
                     workers=message.workers,
                     stacks=message.stacks,
+                    sample=message.sample,
                 )
 
     def _take_made(

@@ -124,7 +124,9 @@ class LateBatches:
         seconds = now - max(session.waits_since or 0.0, min(starts))
         # Where bad samples are left out, the worker of one that takes too long is killed.
         limit = self._feed.sample_timeout_seconds if self._feed.on_error == "raise" else None
-        hosts = " and ".join(self._maker_words(peer, maker) for peer, maker in makers.items())
+        hosts = " and ".join(
+            self._maker_words(session, peer, maker) for peer, maker in makers.items()
+        )
         batch = session.batch_words(session.schedule.head)
         text = f"{batch} is being made for {seconds:.0f} s, on {hosts}"
         if limit is not None and seconds >= limit:
@@ -132,7 +134,8 @@ class LateBatches:
                 FeedLostError(
                     f"{text}: more than feed.sample_timeout_seconds ({limit:g})",
                     where=f"rank {session.rank}, host {self._settings.host}",
-                    fix="look at these samples, or raise feed.sample_timeout_seconds",
+                    fix="look at the sample that takes so long, or raise "
+                    "feed.sample_timeout_seconds; feed.on_error: skip leaves such a sample out",
                 )
             )
             return
@@ -186,7 +189,7 @@ class LateBatches:
             link.send(protocol.Inquire(session=name, epoch_id=epoch_id, batch_number=batch_number))
         return None
 
-    def _maker_words(self, peer: Peer, maker: HeadMaker) -> str:
+    def _maker_words(self, session: FeedSession, peer: Peer, maker: HeadMaker) -> str:
         host = str(peer)
         if peer == LOCAL:
             host = f"{self._settings.host}, local"
@@ -194,6 +197,8 @@ class LateBatches:
             return f"{host}, which does not answer"
         workers = ", ".join(map(str, maker.workers))
         parts = [f"worker {workers}"] if workers else []
+        if maker.sample is not None:
+            parts.append(session.sample_words(session.schedule.head, maker.sample))
         words = words_of(maker.stacks)
         parts += [words] if words else []
         return f"{host} ({': '.join(parts)})" if parts else host
@@ -201,7 +206,9 @@ class LateBatches:
     def _never_begun(
         self, session: FeedSession, makers: Mapping[Peer, HeadMaker], waited: float
     ) -> FeedLostError:
-        hosts = " and ".join(self._maker_words(peer, maker) for peer, maker in makers.items())
+        hosts = " and ".join(
+            self._maker_words(session, peer, maker) for peer, maker in makers.items()
+        )
         return FeedLostError(
             f"no worker was ready for {session.batch_words(session.schedule.head)} within "
             f"{waited:.0f} s (feed.start_deadline_seconds), on {hosts}",
@@ -218,6 +225,7 @@ def _local_maker(makers: Sequence[Maker], now: float) -> HeadMaker:
         begun_at=now - makers[0].seconds,
         workers=tuple(maker.number for maker in makers),
         stacks=makers[0].stacks,
+        sample=makers[0].sample,
     )
 
 

@@ -18,6 +18,8 @@ import msgspec
 
 from stoker.errors import FeedError
 from stoker.feed.interrupts import is_of_signal_handler
+from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
+from stoker.feed.sample_index import index_at, indices_of
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
@@ -54,6 +56,7 @@ class HeadMaker:
         begun_at: Since when a worker that was ready has it; None: none has it.
         workers: Those that have it.
         stacks: Of the worker that has it for longest (see workers.stacks).
+        sample: The one that this worker makes.
         is_silent: The host has not answered, and `begun_at` is when it was asked for the batch.
     """
 
@@ -61,6 +64,7 @@ class HeadMaker:
     begun_at: float | None = None
     workers: tuple[int, ...] = ()
     stacks: str = ""
+    sample: SampleInWork | None = None
     is_silent: bool = False
 
     def earliest(self, asked_at: float) -> float:
@@ -431,13 +435,21 @@ class FeedSession:
             what = f"batch {position} of shard {shard}"
         elif batch_number in self._asked:
             index = unpack_value(self._asked[batch_number].index, allow_pickle=True)
-            samples = index if isinstance(index, list | tuple) else [index]
+            samples = indices_of(index)
             shown = [repr(sample)[:_MAX_SAMPLE_CHARACTERS] for sample in samples[:_MAX_SAMPLES]]
             shown += [f"and {len(samples) - len(shown)} more"] if len(samples) > len(shown) else []
             what = f"samples {', '.join(shown)}"
         else:
             what = "samples unknown"
         return f"batch {batch_number} of epoch {self.epoch} ({what})"
+
+    def sample_words(self, batch_number: int, sample: SampleInWork) -> str:
+        """Returns which sample of a batch a worker makes, and for how long."""
+        if sample.place == ALL_SAMPLES or batch_number not in self._asked:
+            return f"one call that makes all of its samples, for {sample.seconds:.1f} s"
+        index = unpack_value(self._asked[batch_number].index, allow_pickle=True)
+        shown = repr(index_at(index, sample.place, is_lone=sample.is_lone))
+        return f"sample {shown[:_MAX_SAMPLE_CHARACTERS]} for {sample.seconds:.1f} s"
 
     def deliver(self, batch_number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
         if is_final and outcome.error is not None:

@@ -31,6 +31,7 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.feed import why_unfed
+from stoker.feed.lost_samples import SampleInWork
 from stoker.feed.why_unfed import WhyUnfed
 from stoker.host.gpus import GpuState
 
@@ -572,11 +573,13 @@ class Makers(OfBatch, frozen=True, kw_only=True):
     Attributes:
         seconds: For how long one that was ready has it; None: no such worker has it.
         stacks: Of the threads of the one that has it for longest.
+        sample: The one that it makes.
     """
 
     seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
     workers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_SHARDS)] = ()
     stacks: Annotated[str, msgspec.Meta(max_length=MAX_STACK_CHARACTERS)] = ""
+    sample: SampleInWork | None = None
 
 
 class Cancel(Message, frozen=True, kw_only=True):

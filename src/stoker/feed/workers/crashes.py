@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.feed.lost_samples import LostSample
-from stoker.feed.wire.protocol import Make
+from stoker.feed.sample_index import index_at
 from stoker.feed.workers import pipe
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.progress import SamplePlace
@@ -46,6 +46,11 @@ class LossRules:
     def is_tolerant(self) -> bool:
         """Whether such samples are left out."""
         return self.on_error != "raise"
+
+    @property
+    def limits_samples(self) -> bool:
+        """Whether workers are killed whose sample takes too long."""
+        return self.is_tolerant and self.timeout_seconds is not None
 
     def is_hanging(self, at: SamplePlace, now: float) -> bool:
         """Returns whether a sample takes so long that its worker is to be killed."""
@@ -133,7 +138,7 @@ class LossSearch:
     def _found(self, at: SamplePlace, death: WorkerDeath) -> WorkerJob | None:
         """Returns the order for the batch without that sample, which is to blame."""
         if not self._rules.is_tolerant:
-            sample = self._sample_words(at.place)
+            sample = self._sample_words(at)
             self.verdict = f"{sample} ends its process, also alone: {death.words}"
             return None
         error = "SampleTimeoutError" if death.is_hanging else "ProcessDiedError"
@@ -169,14 +174,8 @@ class LossSearch:
     def _asked(self, again: pipe.MakeAgain | pipe.MakeAlone) -> WorkerJob:
         return replace(self._job, again=again)
 
-    def _sample_words(self, place: int) -> str:
-        index = index_at(self._job.order, place)
-        return f"the sample at place {place}" if index is None else f"sample {index!r}"
-
-
-def index_at(order: Make, place: int) -> object:
-    """Returns the index of a sample of a batch; None: that is not plain."""
-    index = plain_index(order)
-    if isinstance(index, list | tuple) and place < len(index):
-        return index[place]
-    return index
+    def _sample_words(self, at: SamplePlace) -> str:
+        index = plain_index(self._job.order)
+        if index is None:
+            return f"the sample at place {at.place}"
+        return f"sample {index_at(index, at.place, is_lone=at.is_lone)!r}"

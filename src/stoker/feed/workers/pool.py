@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
+from stoker.feed.lost_samples import SampleInWork
 from stoker.feed.memory_guard import killed_words
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
@@ -85,11 +86,16 @@ def describe_exit(status: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A worker that has a job, for how many seconds since it was ready, and perhaps its stacks."""
+    """A worker that has a job, for how many seconds since it was ready.
+
+    Attributes:
+        stacks: Of its threads, and `sample` the one that it makes, of the first maker alone.
+    """
 
     number: int
     seconds: float
     stacks: str = ""
+    sample: SampleInWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,13 @@ class WorkerEnd:
         if self.hung_at is not None:
             return self.hung_at
         return self.progress.read() if self.progress is not None and self.jobs else None
+
+    def sample_in_work(self, now: float) -> SampleInWork | None:
+        """Returns the sample that it makes at `now`, by the clock that its process reads."""
+        at = self.at
+        if at is None:
+            return None
+        return SampleInWork(at.place, max(0.0, now - at.begun_at), is_lone=at.is_lone)
 
     def begin(self, now: float, patience: int) -> None:
         # Its start is not the batch's time.
@@ -444,7 +457,8 @@ class WorkerPool:
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         now = self._clock()
-        self._kill_hanging(now)
+        if self._rules.limits_samples:
+            self._kill_hanging(now)
         for worker in self._workers.values():
             due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
             worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
@@ -465,7 +479,7 @@ class WorkerPool:
     def makers(self, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
         """Returns who makes the job that `is_it`, the one that has it for longest first.
 
-        Writes that one's stacks, which blocks for milliseconds.
+        That one has its sample, and its stacks, which blocks for milliseconds.
         """
         now = self._clock()
         workers = [w for w in self._all() if w.is_ready and w.jobs and is_it(w.jobs[0].whole)]
@@ -473,7 +487,8 @@ class WorkerPool:
         makers = [Maker(worker.number, max(0.0, now - worker.begun_at)) for worker in workers]
         if workers and workers[0].up is not None:
             up = workers[0].up
-            makers[0] = replace(makers[0], stacks=stacks_of(up.pid, up.stacks))
+            sample = workers[0].sample_in_work(time.monotonic())
+            makers[0] = replace(makers[0], stacks=stacks_of(up.pid, up.stacks), sample=sample)
         return makers
 
     def starting_stacks(self) -> str:

@@ -14,6 +14,8 @@ from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE
 
 # Place, counted from NO_SAMPLE, attempt, begin in monotonic seconds, which are the host's.
 _FORMAT = struct.Struct("<qqd")
+# Behind it, written once: whether batches are single samples.
+_LONE = _FORMAT.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class SamplePlace:
         place: In its batch.
         attempt: As in `tolerance.LostSample`.
         begun_at: Monotonic seconds.
+        is_lone: Its batch has no other one (`batch_size=None`).
     """
 
     place: int
     attempt: int
     begun_at: float
+    is_lone: bool = False
 
     @property
     def is_whole_call(self) -> bool:
@@ -41,8 +45,12 @@ class ProgressMemory:
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create(f"stoker-progress-{os.getpid()}", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, _FORMAT.size)
-        self._memory = mmap.mmap(self.descriptor, _FORMAT.size)
+        os.ftruncate(self.descriptor, _LONE + 1)
+        self._memory = mmap.mmap(self.descriptor, _LONE + 1)
+
+    def mark_lone(self) -> None:
+        """Writes that each batch is one sample."""
+        self._memory[_LONE] = True
 
     def note(self, place: int, attempt: int) -> None:
         """Writes which sample is made next, or ALL_SAMPLES or NO_SAMPLE."""
@@ -54,10 +62,12 @@ class ProgressView:
 
     def __init__(self, descriptor: int) -> None:
         # mmap keeps a duplicate of the descriptor.
-        self._memory = mmap.mmap(descriptor, _FORMAT.size, access=mmap.ACCESS_READ)
+        self._memory = mmap.mmap(descriptor, _LONE + 1, access=mmap.ACCESS_READ)
 
     def read(self) -> SamplePlace | None:
         """Returns what the worker makes, or made when it died; None: no sample."""
         number, attempt, begun_at = _FORMAT.unpack_from(self._memory)
         place = number + NO_SAMPLE
-        return None if place == NO_SAMPLE else SamplePlace(place, attempt, begun_at)
+        if place == NO_SAMPLE:
+            return None
+        return SamplePlace(place, attempt, begun_at, is_lone=bool(self._memory[_LONE]))

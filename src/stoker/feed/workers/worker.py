@@ -377,6 +377,8 @@ class IndexedSource:
             roots = {"dataset": self._spec.dataset, "collate_fn": self._spec.collate_fn}
             num_workers = self._spec.num_workers or None
             self._seeder = Seeder(roots, num_workers=num_workers, seeding=self._seeding)
+        if not self._spec.auto_collation:
+            self.progress.mark_lone()
         return SampleMaker(self._spec, seeder=self._seeder, note=self.progress.note)
 
     def make(self, order: Make) -> object:
