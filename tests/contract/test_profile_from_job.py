@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from stoker.cli.options import OutputFiles
-from stoker.cli.profile import profile_verb
+from stoker.cli.profile import ProfileFlags, profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.observed_job import ObservedJob, describe_job, observe_job
@@ -200,7 +200,9 @@ def test_the_verb_writes_a_profile_that_decide_takes(tmp_path, capsys):
 def test_a_command_beside_a_job_is_refused():
     context, files = mock.create_autospec(typer.Context), OutputFiles()
     with pytest.raises(UsageError, match="--training-job runs nothing"):
-        profile_verb(["mnist.yaml"], context=context, training_job=NAME, files=files)
+        profile_verb(
+            ["mnist.yaml"], context=context, flags=ProfileFlags(training_job=NAME), files=files
+        )
 
 
 def test_the_region_of_a_job_needs_a_job():
