@@ -8,7 +8,7 @@ from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loa
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.decide.ranking import error_band
 from stoker.record_words import estimates_in_words
-from stoker.records import Advice, Bottleneck, Plan, PlatformInfo, Prices, Profile, Storage
+from stoker.records import Advice, Bottleneck, Fix, Plan, PlatformInfo, Prices, Profile, Storage
 from stoker.records.notices import STALE_DAYS
 from stoker.step_model import WAITS
 from stoker.units import capital, ms, numbered, percentage, usd
@@ -81,7 +81,9 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
 
 
 def before_money(*, is_billed: bool) -> str | None:
-    return "before any money is spent" if is_billed else None
+    if is_billed:
+        return "before any money is spent"
+    return None
 
 
 def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
@@ -107,7 +109,10 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
                 f": {cluster(rival)} would be {outcome.speedup:.2f}x as fast without, and "
                 f"{outcome.own_storage_speedup:.2f}x with one"
             )
-        when = None if found.work.storage == "per_host" else before
+        when = before
+        if found.work.storage == "per_host":
+            # The model judges plans by it: nothing is to be fixed first.
+            when = None
         yield Advice(id="storage", text=f"{text.removesuffix('.')}.", when=when)
     for name in named:
         if name in _ADVICE and name != "storage":
@@ -127,10 +132,11 @@ def _words_of_state(name: str, profile: Profile) -> str:
 
 def unfed_advice(unfed: str, profile: Profile) -> Advice:
     """Returns what to do so that data hosts can make the batches of the profiled loader."""
-    shippable = profile.loader.shippable if profile.loader else None
-    fix = shippable.fix if shippable and shippable.why in unfed else ""
-    text = f"{unfed}; {fix}." if fix else f"{unfed}."
-    return Advice(id="unfed", text=text, when="data hosts are wanted")
+    text = unfed
+    shippable = profile.loader and profile.loader.shippable
+    if shippable and shippable.fix and shippable.why in unfed:
+        text += f"; {shippable.fix}"
+    return Advice(id="unfed", text=f"{text}.", when="data hosts are wanted")
 
 
 def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
@@ -165,10 +171,16 @@ def _advice_of_fixes(found: Walk, profile: Profile, of_states: list[Advice]) -> 
         # It already has the number of workers.
         answered.add("num_workers")
     return [
-        Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
+        Advice(id=fix.id, text=fix.text, when=_work_words(fix))
         for fix in profile.fixes
         if fix.id not in answered
     ]
+
+
+def _work_words(fix: Fix) -> str | None:
+    if fix.cost == "none":
+        return None
+    return f"{fix.cost} work"
 
 
 def _advice_on_hosts(found: Walk, profile: Profile) -> Iterator[Advice]:
@@ -248,10 +260,12 @@ def _gain_of_more(wider: Plan, found: Walk) -> str:
     if outcome is None:
         return ""
     if found.ranking.is_billed:
-        is_cheaper = outcome.cost_change < 0
-        return f"{percentage(-outcome.cost_change)} cheaper" if is_cheaper else ""
-    is_faster = outcome.speedup > 1 + error_band(outcome)
-    return f"{outcome.speedup:.2f}x as fast" if is_faster else ""
+        if outcome.cost_change >= 0:
+            return ""
+        return f"{percentage(-outcome.cost_change)} cheaper"
+    if outcome.speedup <= 1 + error_band(outcome):
+        return ""
+    return f"{outcome.speedup:.2f}x as fast"
 
 
 def _is_full(found: Walk) -> bool:
@@ -341,10 +355,11 @@ def warnings_of(
         prices: Those of the plans.
         is_taken: The profile was scaled to another type.
     """
-    doubts = () if found.is_busy else found.work.doubts
-    warnings = [
-        f"the bands are wider: {doubt.text}" for doubt in doubts if doubt.width >= _WORTH_A_LINE
-    ]
+    warnings = []
+    # Where other programs ran, no band is believed at all.
+    if not found.is_busy:
+        wide = [doubt for doubt in found.work.doubts if doubt.width >= _WORTH_A_LINE]
+        warnings += [f"the bands are wider: {doubt.text}" for doubt in wide]
     # The catalog need not have the profiled type if the profile was scaled to another one.
     if not is_taken:
         warnings += _unlike_the_catalog(profile, rules.catalog.get(profile.host.instance_type))
@@ -396,8 +411,9 @@ def _warnings_of_rules(rules: Rules) -> Iterator[str]:
 
 def _unpriced_pools(rules: Rules) -> list[str]:
     """Returns warnings of pools whose price, or whose lack of one, today's pool does not share."""
-    pools = rules.catalog.instances if rules.catalog.has_pools else ()
-    others = [pool for pool in pools if pool.type != rules.today.type]
+    if not rules.catalog.has_pools:
+        return []
+    others = [pool for pool in rules.catalog.instances if pool.type != rules.today.type]
     if rules.ranking.is_billed:
         return [
             f"{pool.type} has no price, so it is in no plan: plans are compared in dollars"

@@ -151,7 +151,9 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
 
 
 def _median(factors: Sequence[float]) -> float:
-    return statistics.median(factors) if factors else 1.0
+    if not factors:
+        return 1.0
+    return statistics.median(factors)
 
 
 def _spread(factors: Sequence[float]) -> float:

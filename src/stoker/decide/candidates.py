@@ -108,7 +108,9 @@ def tune(site: Site) -> Iterator[Candidate]:
         return
     shape = replace(today, dnn=replace(today.dnn, workers=better.workers // work.hosts))
     tuned = _candidate(with_any_shards(site), "tune", shape)
-    problem = more_shards_words(site, tuned.groups) if has_shards else ""
+    problem = ""
+    if has_shards:
+        problem = more_shards_words(site, tuned.groups)
     workers_per_host = better.workers // work.hosts
     if site.most_workers is not None and workers_per_host > max(1, site.most_workers):
         problem = f"the host has no memory for {workers_per_host} loader workers"
@@ -158,8 +160,9 @@ def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Cand
 
     They start from the free plan: at most its workers join on a dnn host.
     """
-    free = next(tune(site), None)
-    dnn = free.shape.dnn if free else _dnn(site, site.today)
+    dnn = _dnn(site, site.today)
+    if free := next(tune(site), None):
+        dnn = free.shape.dnn
     for count in range(1, most + 1):
         shape = ClusterShape(
             dnn=dnn,
@@ -214,13 +217,10 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
 
 
 def _data_hosts(site: Site, group: Group) -> Hosts:
-    instance = site.get(group.instance_type)
-    workers = group.workers_per_host
-    return Hosts(
-        instance=instance,
-        count=group.count,
-        workers=instance.vcpus if workers is None else workers,
+    hosts = Hosts(
+        instance=site.get(group.instance_type), count=group.count, workers=group.workers_per_host
     )
+    return replace(hosts, workers=hosts.workers_per_host)
 
 
 def _problem(site: Site, shape: ClusterShape, *, workers: int | None) -> str:
@@ -244,12 +244,16 @@ def _action(site: Site, shape: ClusterShape) -> Action:
     if shape.data:
         is_today = dnn.instance.type == site.today.type and dnn.count == work.hosts
         is_same = is_today and _kinds(shape.data) == _kinds(work.data)
-        return "keep" if is_same and dnn.workers == work.num_workers else "heterogeneous"
+        if is_same and dnn.workers == work.num_workers:
+            return "keep"
+        return "heterogeneous"
     if shape.replicas != 1 or dnn.count != site.work.hosts:
         return "scale_out"
     if dnn.instance.type != site.today.type:
         return "scale_up"
-    return "keep" if dnn.workers in (None, work.num_workers) and not work.data else "tune"
+    if dnn.workers in (None, work.num_workers) and not work.data:
+        return "keep"
+    return "tune"
 
 
 def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
@@ -316,8 +320,10 @@ def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
     alone = worker_seconds(work, dnn.instance)
     busy = busy_worker_seconds(parallel=alone, cpu=cpu_seconds(work, dnn.instance))
     local = (1 - made.remote_share) * busy / dnn.count
-    # With separate storages the data hosts' reads do not slow down local workers.
-    shared = 0.0 if shape.data and work.has_own_storage else parts_on(work, shape).shared.seconds
+    shared = parts_on(work, shape).shared.seconds
+    if shape.data and work.has_own_storage:
+        # The data hosts' reads do not slow down local workers.
+        shared = 0.0
     return useful_workers(
         parallel=local * work.factor("latency"),
         shared=shared * work.factor("storage"),
@@ -339,7 +345,8 @@ def _candidate(
     own_storage = None
     if not problem:
         made = made or estimate(site.work, shape)
-        own_storage = estimate(site.own_storage, most or shape) if site.own_storage else None
+        if site.own_storage:
+            own_storage = estimate(site.own_storage, most or shape)
     dnn = Group(
         name="dnn",
         role="dnn",
@@ -350,7 +357,7 @@ def _candidate(
     )
     data = [
         Group(
-            name="data" if index == 0 else f"data-{index + 1}",
+            name=_data_name(index),
             role="data",
             instance_type=hosts.instance.type,
             count=hosts.count,
@@ -368,5 +375,14 @@ def _candidate(
     )
 
 
+def _data_name(index: int) -> str:
+    # The first is named as in a cluster of two groups, which most are.
+    if index == 0:
+        return "data"
+    return f"data-{index + 1}"
+
+
 def _accelerators(instance: Instance) -> str:
-    return (instance.accelerator_model or "unknown") if instance.accelerators else "none"
+    if not instance.accelerators:
+        return "none"
+    return instance.accelerator_model or "unknown"

@@ -111,7 +111,8 @@ def choose(
         verdict: VerdictKind = "none" if probable is None else "unknown"
         return _kept(keep, f"{fix_first}: fix that {when}", verdict)
     reason = _why_keep(able, today, ranking)
-    reason += _why_late(others, constraints) if is_late else ""
+    if is_late:
+        reason += _why_late(others, constraints)
     verdict = "none" if probable is None else "probable"
     return replace(_kept(keep, reason, verdict), probable=probable)
 
@@ -202,14 +203,16 @@ def _worth_running(
     at_no_cost = [plan for plan, _ in worth if ranking.is_free(plan, keep)]
     by_time = Ranking(objective="time", is_billed=ranking.is_billed)
     free = min(at_no_cost, key=by_time.rank, default=None)
-    rival = free.predicted if free else None
-    return [
+    if free is None or free.predicted is None:
+        return [plan for plan, _ in worth], None
+    rival = free.predicted
+    worth_more = [
         plan
         for plan, outcome in worth
-        if rival is None
-        or ranking.is_free(plan, keep)
+        if ranking.is_free(plan, keep)
         or ranking.gain(outcome, rival) > combined_band(outcome, rival)
-    ], free
+    ]
+    return worth_more, free
 
 
 def _best_as_is(worth: Sequence[Plan], ranking: Ranking) -> Plan:
@@ -226,7 +229,9 @@ def _best_as_is(worth: Sequence[Plan], ranking: Ranking) -> Plan:
     one, other = best.predicted, rival.predicted
     assert one is not None
     assert other is not None
-    return best if ranking.gain(one, other) > combined_band(one, other) else rival
+    if ranking.gain(one, other) > combined_band(one, other):
+        return best
+    return rival
 
 
 def _probable(able: Sequence[Plan], than: Plan, today: Predicted, ranking: Ranking) -> Plan | None:
@@ -352,7 +357,9 @@ def own_storage_words(outcome: Predicted) -> str:
 def step_time_words(outcome: Predicted, *, has_band: bool = False) -> str:
     """Returns the time by which plans are compared: of whole epochs, with the step beside it."""
     counted, step = outcome.counted_seconds, outcome.step_seconds
-    band = f" ({ms(outcome.counted_low)} to {ms(outcome.counted_high)})" if has_band else ""
+    band = ""
+    if has_band:
+        band = f" ({ms(outcome.counted_low)} to {ms(outcome.counted_high)})"
     if not is_whole_longer(step, counted):
         return f"{ms(counted)} per step{band}"
     return f"{ms(counted)} per step over whole epochs{band}, {ms(step)} within them"
@@ -444,8 +451,9 @@ def walk(found: Walk) -> tuple[Answer, ...]:
             answers += _can_accelerators_decode(found)
         answers.append(_is_a_data_group_better(found))
         if found.bottleneck == "accelerator":
-            or_cheaper = " or cheaper" if found.ranking.is_billed else ""
-            wider = f"Would more accelerators be faster{or_cheaper}?"
+            wider = "Would more accelerators be faster?"
+            if found.ranking.is_billed:
+                wider = "Would more accelerators be faster or cheaper?"
             answers.append(_is_there(found, "scale_out", wider))
     answers.append(_is_change_worth_it(found))
     return tuple(answers)
@@ -457,24 +465,30 @@ def best_of(found: Walk, action: Action) -> Plan | None:
 
 
 def _is_explained(found: Walk) -> Answer:
+    reply, because = _explained(found)
+    return Answer(question="Do the measured parts explain the step?", answer=reply, because=because)
+
+
+def _explained(found: Walk) -> tuple[_Reply, str]:
     work = found.work
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
-    reply: _Reply = "yes"
+    if found.is_busy:
+        return "unknown", f"{because}, while other programs ran"
+    if work.unexplained and work.unexplained.kind == "contradiction":
+        return "no", work.unexplained.text
     if work.unexplained:
         # Only measured parts can contradict the step.
-        reply = "no" if work.unexplained.kind == "contradiction" else "unknown"
-        because = f"{because}, while other programs ran" if found.is_busy else work.unexplained.text
-    else:
-        if found.taken:
-            because = (
-                f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
-                f"{ms(work.step_seconds)}"
-            )
-        elif work.num_workers == 0 and "latency" in work.corrected:
-            because += "; the trainer loads in it, and plans are predicted from workers alone"
-        if not work.is_checked:
-            reply, because = "unknown", f"not checked: {because}"
-    return Answer(question="Do the measured parts explain the step?", answer=reply, because=because)
+        return "unknown", work.unexplained.text
+    if found.taken:
+        because = (
+            f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
+            f"{ms(work.step_seconds)}"
+        )
+    elif work.num_workers == 0 and "latency" in work.corrected:
+        because += "; the trainer loads in it, and plans are predicted from workers alone"
+    if not work.is_checked:
+        return "unknown", f"not checked: {because}"
+    return "yes", because
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:
@@ -512,24 +526,33 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
 def _is_there(found: Walk, action: Action, question: str) -> Answer:
     plan = best_of(found, action)
     if plan is None:
-        infeasible = next((p for p in found.plans if p.action == action), None)
-        because = infeasible.reason if infeasible else _why_none(found, action)
-        reply: _Reply = "no"
-        if action == "tune" and infeasible and infeasible.predicted:
-            # More shards of a stream: free, but the script must set them.
-            reply = "yes"
-            outcome = infeasible.predicted
-            because = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x): {because}"
-        elif action == "tune" and found.free_fixes:
-            reply, because = "yes", found.free_fixes[0]
-        elif action == "tune" and found.work.num_workers is None:
-            reply = "unknown"
+        reply, because = _without_plan(found, action)
         return Answer(question=question, answer=reply, because=because)
     because = _figures(plan, found)
     rival = best_of(found, "heterogeneous")
     if action == "scale_up" and rival:
         because += _against_data_hosts(plan, rival, found)
     return Answer(question=question, answer="yes", because=because)
+
+
+def _without_plan(found: Walk, action: Action) -> tuple[_Reply, str]:
+    """Returns the answer where no plan of that kind can be run as it is."""
+    infeasible = next((plan for plan in found.plans if plan.action == action), None)
+    because = _why_none(found, action)
+    if infeasible:
+        because = infeasible.reason
+    if action != "tune":
+        return "no", because
+    if infeasible and infeasible.predicted:
+        # More shards of a stream: free, but the script must set them.
+        outcome = infeasible.predicted
+        figures = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"
+        return "yes", f"{figures}: {because}"
+    if found.free_fixes:
+        return "yes", found.free_fixes[0]
+    if found.work.num_workers is None:
+        return "unknown", because
+    return "no", because
 
 
 def _can_accelerators_decode(found: Walk) -> Iterator[Answer]:
@@ -565,8 +588,9 @@ def _why_none(found: Walk, action: Action) -> str:
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":
         return f"{work.reference.type} has none that may be used"
-    has_some = work.reference.accelerators > 0
-    return "there are no more of them here" if has_some else "the hosts have no accelerators"
+    if not work.reference.accelerators:
+        return "the hosts have no accelerators"
+    return "there are no more of them here"
 
 
 def _is_a_data_group_better(found: Walk) -> Answer:
@@ -600,12 +624,16 @@ def _gain_of_a_group(found: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, 
     able = _able(found.plans, keep, found.constraints)
     worth, free = _worth_running(able, found.keep, found.constraints, ranking)
     groups = [plan for plan in worth if plan.action == "heterogeneous"]
-    # The plan that pays need not be the best one: its band may be narrower.
-    plan = ranking.best(groups) if groups else best
+    plan = best
+    if groups:
+        # The plan that pays need not be the best one: its band may be narrower.
+        plan = ranking.best(groups)
     outcome = plan.predicted
     assert outcome is not None
     costs_more = not ranking.is_free(plan, found.keep)
-    rival = free.predicted if free is not None and costs_more else None
+    rival = None
+    if free is not None and costs_more:
+        rival = free.predicted
     because = f"{_figures(plan, found)}; {percentage(plan.remote_share)} of the batches are made "
     because += "there"
     if rival is not None:
@@ -623,29 +651,34 @@ def _gain_of_a_group(found: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, 
         return "no", f"{because}; {found.fix_first}: that comes first"
     if groups:
         return "yes", because
-    # An uncertain gain is no "no".
-    is_open = not found.fix_first and ranking.gain(outcome, keep) > WORTH_A_TRY
-    return "unknown" if is_open else "no", because
+    if not found.fix_first and ranking.gain(outcome, keep) > WORTH_A_TRY:
+        # An uncertain gain is no "no".
+        return "unknown", because
+    return "no", because
 
 
 def _is_change_worth_it(found: Walk) -> Answer:
-    outcome, keep = found.chosen.predicted, found.keep.predicted
-    reply: _Reply = "no" if found.chosen.action == "keep" else "yes"
-    because = found.chosen.reason
-    if found.is_busy:
-        reply = "unknown"
-        because = "the figures are not reliable enough to compare plans"
-    elif found.choice.verdict == "probable" and found.choice.probable:
-        reply = "unknown"
-        because = f"{cluster(found.choice.probable)}: {found.choice.probable.reason}"
-    elif reply == "yes" and outcome is not None and keep is not None:
-        saved = percentage(found.ranking.gain(outcome, keep))
-        because = (
-            f"{cluster(found.chosen)} saves {saved} of the {found.ranking.saved_words}, "
-            f"its error band is {percentage(error_band(outcome))}"
-        )
     question = "Is the best change worth more than its error band?"
+    reply, because = _worth_it(found)
     return Answer(question=question, answer=reply, because=because)
+
+
+def _worth_it(found: Walk) -> tuple[_Reply, str]:
+    chosen, probable = found.chosen, found.choice.probable
+    if found.is_busy:
+        return "unknown", "the figures are not reliable enough to compare plans"
+    if found.choice.verdict == "probable" and probable:
+        return "unknown", f"{cluster(probable)}: {probable.reason}"
+    if chosen.action == "keep":
+        return "no", chosen.reason
+    outcome, keep = chosen.predicted, found.keep.predicted
+    if outcome is None or keep is None:
+        return "yes", chosen.reason
+    saved = percentage(found.ranking.gain(outcome, keep))
+    return "yes", (
+        f"{cluster(chosen)} saves {saved} of the {found.ranking.saved_words}, "
+        f"its error band is {percentage(error_band(outcome))}"
+    )
 
 
 def _figures(plan: Plan, found: Walk) -> str:

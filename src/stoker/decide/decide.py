@@ -18,7 +18,7 @@ from stoker.decide.advise import (
 from stoker.decide.candidates import Candidate, Site, keep, named
 from stoker.decide.choose import Recommendation, Walk, choose, walk
 from stoker.decide.gpu_decoding import offload_plan
-from stoker.decide.model import Work, parts_on
+from stoker.decide.model import Hosts, Work, parts_on
 from stoker.decide.observed import decide_observed, how_to_profile
 from stoker.decide.pricing import (
     Rules,
@@ -64,7 +64,7 @@ from stoker.records import (
     Workload,
 )
 from stoker.records.base import sha256_of
-from stoker.records.decision import NOMINAL
+from stoker.records.decision import NOMINAL, VerdictKind
 from stoker.records.workload import own_keys
 from stoker.step_model import bottleneck_of, too_busy
 
@@ -128,14 +128,18 @@ class Basis:
     def unpredictable(self) -> str:
         """Why nothing can be predicted: the accelerators' step is not known. Empty: it is."""
         unexplained = self.site.work.unexplained
-        is_step_known = self.taken is None or self.taken.accelerator_step_source != "unknown"
-        return "" if is_step_known or unexplained is None else unexplained.text
+        if self.taken is None or unexplained is None:
+            return ""
+        if self.taken.accelerator_step_source != "unknown":
+            return ""
+        return unexplained.text
 
     @property
     def named_clusters(self) -> tuple[tuple[Group, ...], ...]:
         """Clusters that the user named."""
-        fallback = (self.inputs.fallback,) if self.inputs.fallback else ()
-        return (*self.inputs.extra_clusters, *fallback)
+        if not self.inputs.fallback:
+            return tuple(self.inputs.extra_clusters)
+        return (*self.inputs.extra_clusters, self.inputs.fallback)
 
     def plan_on(self, candidate: Candidate) -> Plan:
         """Returns the candidate's plan: predicted, priced and checked."""
@@ -168,6 +172,12 @@ class Pick:
     plans: tuple[Plan, ...]
     fix_first: str
     is_noisy: bool
+
+    @property
+    def verdict(self) -> VerdictKind:
+        if self.is_noisy:
+            return "unknown"
+        return self.choice.verdict
 
 
 def decide(inputs: DecisionInputs) -> Decision:
@@ -225,13 +235,18 @@ def prepare(inputs: DecisionInputs) -> Basis:
         is_busy=bool(too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)),
         fills_machine=machine_vcpus is not None and machine_vcpus <= vcpus,
     )
-    return basis if inputs.take_as is None else _scaled(basis, inputs.take_as, listed)
+    if inputs.take_as is None:
+        return basis
+    return _scaled(basis, inputs.take_as, listed)
 
 
 def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
     """Returns the work of a step as it was measured on `host`."""
     profile, catalog = inputs.profile, inputs.catalog
-    is_scaled = inputs.take_as is not None and bool(profile.data)
+    data: tuple[Hosts, ...] = ()
+    if inputs.take_as is None:
+        # `taken_as` refuses to scale a profile with data hosts; their types need not be known.
+        data = data_hosts_of(profile, catalog)
     work = measure(
         profile,
         today=host,
@@ -240,7 +255,7 @@ def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
         storage=inputs.constraints.storage or "unknown",
         machine_vcpus=catalog.max_total_vcpus,
         shards_of_rank=inputs.feed.shards,
-        data=() if is_scaled else data_hosts_of(profile, catalog),
+        data=data,
     )
     is_one_by_one = profile.loader is not None and profile.loader.splits is True
     return replace(work, splits=is_one_by_one and inputs.feed.splits)
@@ -250,8 +265,7 @@ def _basis(
     inputs: DecisionInputs, host: Instance, work: Work, *, is_busy: bool, fills_machine: bool
 ) -> Basis:
     profile = inputs.profile
-    in_step = profile.loader.in_step if profile.loader else None
-    is_here = host.type == profile.host.instance_type
+    in_step = profile.loader and profile.loader.in_step
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -261,7 +275,7 @@ def _basis(
         feed=inputs.feed,
         unfed=unfed_words(profile.loader, inputs.feed),
         in_step=in_step or "",
-        most_workers=_most_workers(profile) if is_here else None,
+        most_workers=_most_workers(profile, host),
     )
     rules = Rules(
         constraints=inputs.constraints,
@@ -319,9 +333,10 @@ def baseline(basis: Basis) -> Baseline:
     else:
         outcome = measured(profile, work, candidate, basis.rules)
         plan = plan_of(candidate, outcome, "", global_batch_size=None)
-        # A step given by options (--step-seconds) has neither.
-        is_given = profile.spread is None and profile.check is None
-        reason = f"today's cluster, as {'its step was given' if is_given else 'it was measured'}"
+        reason = "today's cluster, as it was measured"
+        if profile.spread is None and profile.check is None:
+            # A step given by options (--step-seconds) has neither.
+            reason = "today's cluster, as its step was given"
     return Baseline(
         candidate=candidate,
         plan=msgspec.structs.replace(plan, feasible=True, reason=reason),
@@ -359,7 +374,8 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
             plans += plans_of_last_run(site, basis.inputs.last, rules, known=priced)
     if today.bottleneck == "cpu":
         offload = offload_plan(basis.profile, site.work, today.candidate, rules=rules)
-        plans += [offload] if offload else []
+        if offload:
+            plans.append(offload)
     return plans
 
 
@@ -419,8 +435,9 @@ def _followed(choice: Recommendation, rules: Rules) -> Plan:
     if follow is None:
         is_free = rules.catalog.info.is_this_machine and rules.catalog.purchase == NOMINAL
         follow = "probable" if is_free else "sure"
-    is_tried = choice.verdict == "probable" and follow == "probable"
-    return choice.probable if is_tried and choice.probable else choice.plan
+    if choice.verdict == "probable" and follow == "probable" and choice.probable:
+        return choice.probable
+    return choice.plan
 
 
 def _plan_of_fallback(basis: Basis, chosen: Plan) -> Plan | None:
@@ -448,16 +465,12 @@ def explain(basis: Basis, today: Baseline, picked: Pick) -> Decision:
         bottleneck=today.bottleneck,
         action=picked.chosen.action,
         plan=picked.chosen,
-        verdict="unknown" if picked.is_noisy else picked.choice.verdict,
+        verdict=picked.verdict,
         probable=picked.choice.probable,
         trial=_trial_of(basis, picked.choice.probable),
         plans=picked.plans,
         path=walk(steps),
-        advice=(
-            *(advice_of_taken(basis.site, basis.taken) if basis.taken else ()),
-            *advice_of(steps, profile, is_taken=is_elsewhere),
-            *_advice_on_shards(basis, picked.plans),
-        ),
+        advice=tuple(_advice(basis, steps, picked.plans)),
         warnings=(
             *warnings_of(steps, profile, basis.rules, prices, is_taken=is_elsewhere),
             *warnings_of_types(basis.rules, used_types),
@@ -471,6 +484,14 @@ def explain(basis: Basis, today: Baseline, picked: Pick) -> Decision:
         taken_elsewhere=basis.taken,
         is_noisy=picked.is_noisy,
     )
+
+
+def _advice(basis: Basis, steps: Walk, plans: Sequence[Plan]) -> Iterator[Advice]:
+    if basis.taken:
+        yield from advice_of_taken(basis.site, basis.taken)
+    yield from advice_of(steps, basis.profile, is_taken=basis.taken is not None)
+    if not (basis.is_busy or basis.unpredictable):
+        yield from advice_on_shards(basis.site, basis.rules, plans)
 
 
 def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
@@ -493,10 +514,10 @@ def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
     )
 
 
-def _most_workers(profile: Profile) -> int | None:
-    """Returns how many loader workers a profiled host has memory for; None: not known."""
+def _most_workers(profile: Profile, host: Instance) -> int | None:
+    """Returns how many loader workers a host has memory for; None: not known."""
     memory = profile.memory
-    if memory is None:
+    if memory is None or host.type != profile.host.instance_type:
         return None
     if any(state.id == "memory" for state in profile.states):
         return memory.workers
@@ -530,12 +551,6 @@ def _trial_of(basis: Basis, probable: Plan | None) -> Trial | None:
         subject=basis.inputs.subject,
         is_elsewhere=basis.taken is not None,
     )
-
-
-def _advice_on_shards(basis: Basis, plans: Sequence[Plan]) -> list[Advice]:
-    if basis.is_busy or basis.unpredictable:
-        return []
-    return advice_on_shards(basis.site, basis.rules, plans)
 
 
 def _warnings_of_inputs(basis: Basis, used_types: Sequence[Instance]) -> Iterator[str]:

@@ -54,7 +54,9 @@ def _start(todays: EpochPause | None, work: Work, shape: ClusterShape) -> EpochP
     makers = [hosts for hosts in (shape.dnn, *shape.data) if hosts.workers != 0]
     if not makers:
         # The trainer makes the first batch as it makes any other.
-        return todays if work.num_workers == 0 else None
+        if work.num_workers == 0:
+            return todays
+        return None
     first = max(_first_seconds(work, hosts) for hosts in makers)
     # At most as long as in one worker: what a profile cannot see, such as samples that are
     # pictures of PIL, keeps the workers from sharing.

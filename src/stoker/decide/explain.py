@@ -15,9 +15,18 @@ from stoker.record_words import (
     kept_words,
     probable_words,
 )
-from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
+from stoker.records import (
+    Advice,
+    Decision,
+    Group,
+    Plan,
+    Predicted,
+    Prices,
+    TakenElsewhere,
+    plan_in_words,
+)
 from stoker.step_model import limit_words
-from stoker.units import ESTIMATE, capital, is_whole_longer, ms, percentage, wrapped
+from stoker.units import ESTIMATE, capital, is_whole_longer, ms, numbered, percentage, wrapped
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -37,7 +46,7 @@ def explain(decision: Decision) -> str:
     for answer in decision.path:
         lines += wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
     for title, texts in (
-        ("Worth doing", [f"{a.text} ({a.when})" if a.when else a.text for a in decision.advice]),
+        ("Worth doing", [_advice(advice) for advice in decision.advice]),
         ("Warnings", list(decision.warnings)),
     ):
         if texts:
@@ -47,6 +56,12 @@ def explain(decision: Decision) -> str:
     return "\n".join(lines)
 
 
+def _advice(advice: Advice) -> str:
+    if not advice.when:
+        return advice.text
+    return f"{advice.text} ({advice.when})"
+
+
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
     if decision.kind == "probable":
@@ -54,21 +69,25 @@ def _verdict(decision: Decision) -> str:
     if plan.action == "keep":
         return kept_words(decision)
     words = plan_in_words(plan)
-    reason = plan.reason
     text = f"{capital(words)}. "
     if first := free_words(decision):
-        is_as_it_is = plan.action == "heterogeneous"
-        then = "Or, with the script as it is" if is_as_it_is else "Then"
+        # A script need not change for data hosts.
+        then = "Or, with the script as it is" if plan.action == "heterogeneous" else "Then"
         text = f"{first} {then}: {words}. "
-    text += f"{capital(reason)}." if reason else ""
+    if plan.reason:
+        text += f"{capital(plan.reason)}."
     if decision.is_noisy:
         return text
     if outcome is not None:
         text += f" Prediction error: ±{percentage(error_band(outcome))}"
-        text += ", where the storage is shared" if outcome.own_storage_speedup else ""
-        text += ": profile taken elsewhere." if decision.taken_elsewhere else "."
-    then = probable_words(decision)
-    return f"{text} {then}" if then else text
+        if outcome.own_storage_speedup:
+            text += ", where the storage is shared"
+        if decision.taken_elsewhere:
+            text += ": profile taken elsewhere"
+        text += "."
+    if more := probable_words(decision):
+        text += f" {more}"
+    return text
 
 
 def _taken(taken: TakenElsewhere) -> str:
@@ -152,7 +171,7 @@ def _table(decision: Decision) -> list[str]:
     # Not among those to choose from: what a change of the script would give.
     rewrites = [plan for plan in decision.plans if plan.action == "offload_gpu" and plan.predicted]
     rows = [*_few(shown, decision, front), *rewrites]
-    heads = _MONEY if is_billed else _heads_of_cores(rows)
+    heads = _heads(rows, is_billed=is_billed)
     lines = _rows(rows, decision, front, heads=heads)
     hidden = len(shown) + len(rewrites) - len(rows)
     forbidden = sum(not plan.feasible for plan in decision.plans) - len(rewrites)
@@ -164,10 +183,7 @@ def _table(decision: Decision) -> list[str]:
         if not plan.feasible and plan.reason.startswith(ASKED_FOR):
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
     lines += _footnotes(decision, rows, heads=heads)
-    better = "faster and cheaper" if is_billed else "faster and takes less CPU time"
-    note_of_asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
-    probable = " ~ probable." if decision.probable else ""
-    lines.append(f". no other plan is both {better} (the Pareto front).{note_of_asked}{probable}")
+    lines.append(_marks(decision, shown))
     return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
 
 
@@ -187,11 +203,27 @@ def _rows(
     return lines
 
 
-def _heads_of_cores(rows: Sequence[Plan]) -> tuple[str, str]:
-    """Returns the heads of the columns that compare plans without prices."""
+def _heads(rows: Sequence[Plan], *, is_billed: bool) -> tuple[str, str]:
+    """Returns the heads of the two columns by which plans are compared, beside their time."""
+    if is_billed:
+        return _MONEY
     outcomes = [plan.predicted for plan in rows if plan.predicted]
-    has_accelerators = any(outcome.accelerator_seconds for outcome in outcomes)
-    return ("busy", "cores") if has_accelerators else ("cores", "CPU-s")
+    if any(outcome.accelerator_seconds for outcome in outcomes):
+        return "busy", "cores"
+    return "cores", "CPU-s"
+
+
+def _marks(decision: Decision, shown: Sequence[Plan]) -> str:
+    """Returns what the marks of the rows mean, but for the chosen one's."""
+    better = "faster and takes less CPU time"
+    if decision.prices.is_billed:
+        better = "faster and cheaper"
+    text = f". no other plan is both {better} (the Pareto front)."
+    if any(plan.reason == ASKED_FOR for plan in shown):
+        text += " ? asked for."
+    if decision.probable:
+        text += " ~ probable."
+    return text
 
 
 def _mark(plan: Plan, decision: Decision, *, is_chosen: bool, is_front: bool) -> str:
@@ -203,7 +235,9 @@ def _mark(plan: Plan, decision: Decision, *, is_chosen: bool, is_front: bool) ->
         return "?"
     if decision.probable and plan.groups == decision.probable.groups:
         return "~"
-    return "." if is_front else " "
+    if is_front:
+        return "."
+    return " "
 
 
 def _footnotes(
@@ -274,10 +308,12 @@ def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
     outcome = plan.predicted
     assert outcome is not None
     costs = _costs(outcome, heads)
-    speed = f"{outcome.speedup:.2f}x" if outcome.speedup < 100 else f"{outcome.speedup:.0e}"
+    limit: str = outcome.limit
+    if outcome.own_storage_speedup:
+        limit += "?"
     return (
-        f"{mark}{plan.action:<13} {name} {_short(outcome.counted_seconds):>7} {speed:>6} "
-        f"{costs[0]:>6} {costs[1]:>6} {outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
+        f"{mark}{plan.action:<13} {name} {_short(outcome.counted_seconds):>7} "
+        f"{_speed(outcome.speedup):>6} {costs[0]:>6} {costs[1]:>6} {limit}"
     )
 
 
@@ -288,7 +324,7 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
         words = f"today: {words}"
     elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
         workers = plan.groups[0].workers_per_host or 0
-        words = f"today, {workers} worker{'s' if workers > 1 else ''} per host"
+        words = f"today, {numbered(workers, 'worker')} per host"
         if plan.num_workers is not None:
             words = f"today + num_workers={plan.num_workers}"
     elif plan.action == "offload_gpu":
@@ -313,12 +349,23 @@ def _prices(prices: Prices) -> str:
     where = prices.region or "unknown region"
     when = prices.date or "unknown date"
     text = f"Prices of {when}{stale}, {where}, {prices.purchase}: {prices.source}."
-    return f"{text} {words}" if (words := estimate_words(prices.estimated)) else text
+    if words := estimate_words(prices.estimated):
+        text += f" {words}"
+    return text
 
 
 def _short(seconds: float) -> str:
+    if 1e-4 <= seconds < 1e4:
+        return ms(seconds).replace(" ", "")
     # Figures that do not fit into seven columns become a power of ten.
-    return ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
+    return f"{seconds:.0e}s"
+
+
+def _speed(speedup: float) -> str:
+    if speedup < 100:
+        return f"{speedup:.2f}x"
+    # As in `_short`, of six columns.
+    return f"{speedup:.0e}"
 
 
 def _costs(outcome: Predicted, heads: tuple[str, str]) -> list[str]:
@@ -340,4 +387,6 @@ def _money(value: float) -> str:
         return f"{value:.3f}"
     if 1e-4 <= value < 0.001:
         return f"{value:.4f}"
-    return f"{value:.1f}" if 10 <= value < 1e4 else f"{value:.0e}"
+    if 10 <= value < 1e4:
+        return f"{value:.1f}"
+    return f"{value:.0e}"

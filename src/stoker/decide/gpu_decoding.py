@@ -27,6 +27,9 @@ _LEAST_GAIN = 0.1
 # What must be able to go there, as a share of getitem's CPU time.
 _LEAST_SHARE = 0.5
 # Launches overlap with the training's kernels, and the script's own crop may cost more or less.
+# The limit of a step that decodes on the accelerator, and the next one.
+_ACCELERATOR_FIRST: tuple[Limit, Limit] = ("accelerator", "cpu")
+_CPU_FIRST: tuple[Limit, Limit] = ("cpu", "accelerator")
 _BESIDE = Doubt(width=0.25, text="decoding beside the training was not measured")
 
 # Names of transforms as torchvision (v1, v2), timm, Albumentations and DALI spell them.
@@ -128,7 +131,9 @@ def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
         return None
     decoding = profile.gpu_decoding
     copies = profile.timed_step.transfer_seconds or 0.0
-    seconds = decoded_step_seconds(work, decoding, copies=copies) if decoding else None
+    seconds = None
+    if decoding:
+        seconds = decoded_step_seconds(work, decoding, copies=copies)
     if seconds is not None and seconds > (1 - _LEAST_GAIN) * work.step_seconds:
         return None
     is_timed = decoding is not None and decoding.augmented_per_second is not None
@@ -151,8 +156,11 @@ def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) ->
     accelerators = min(work.reference.accelerators * work.hosts, ranks)
     rate = decoding.augmented_per_second or decoding.pictures_per_second
     decoded = samples / accelerators / rate
-    file_bytes = samples * (decoding.picture_bytes or 0.0)
-    still_copied = min(1.0, file_bytes / work.batch_bytes) if work.batch_bytes else 1.0
+    # Files are copied in place of decoded pictures, which are larger.
+    still_copied = 1.0
+    if work.batch_bytes:
+        file_bytes = samples * (decoding.picture_bytes or 0.0)
+        still_copied = min(1.0, file_bytes / work.batch_bytes)
     computing = work.accelerator_seconds - copies * (1 - still_copied)
     return max(computing + decoded, _cpu_seconds(work, decoding, samples=samples))
 
@@ -166,13 +174,15 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
         kept: Today's cluster.
     """
     loading, decoding = device_loading(profile, work), profile.gpu_decoding
-    samples = work.global_batch_size or 0
-    step = loading.step_seconds if loading and not loading.is_least else None
-    if decoding is None or step is None:
+    if decoding is None or loading is None or loading.is_least:
         return None
-    cpu = _cpu_seconds(work, decoding, samples=samples)
-    limits: tuple[Limit, Limit] = ("accelerator", "cpu")
-    limit, second = limits if cpu < step else limits[::-1]
+    step = loading.step_seconds
+    if step is None:
+        return None
+    cpu = _cpu_seconds(work, decoding, samples=work.global_batch_size or 0)
+    limit, second = _ACCELERATOR_FIRST
+    if cpu >= step:
+        limit, second = _CPU_FIRST
     estimate = Estimate(
         step_seconds=step,
         remote_share=0.0,
@@ -250,8 +260,8 @@ def _sorted_names(profile: Profile) -> DeviceLoading | None:
     if whole is not None and _share([rows[name] for name in stays], whole) > 1 - _LEAST_SHARE:
         return None
     # What getitem does beside the transforms is reading and decoding.
-    decodes = ("JPEG decoding",) if is_jpeg else ("decoding",)
-    return DeviceLoading(moves=(*decodes, *moves), costs_more=costs_more, stays=stays)
+    decoding = "JPEG decoding" if is_jpeg else "decoding"
+    return DeviceLoading(moves=(decoding, *moves), costs_more=costs_more, stays=stays)
 
 
 def _share(rows: list[TransformCost], whole: TransformCost) -> float:
@@ -267,4 +277,6 @@ def _bare(name: str) -> str:
 
 def _and(names: tuple[str, ...]) -> str:
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    if not others:
+        return last
+    return f"{', '.join(others)} and {last}"

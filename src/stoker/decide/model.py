@@ -53,6 +53,8 @@ _LEAST_FREE = 1 / 8
 _LEAST_STEP = 1e-3
 # Of equal terms the first is named as the limit.
 _LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
+# What loading on the dnn hosts is limited by.
+LOADING: tuple[Limit, ...] = ("cpu", "latency")
 # The term that a bottleneck of hosts without a data group is.
 _LIMIT_OF: Mapping[Bottleneck, Limit] = {
     "cpu": "cpu",
@@ -182,7 +184,9 @@ class Work:
 
     def factor(self, limit: Limit) -> float:
         """Returns the factor on a model term with which today's cluster gives today's step."""
-        return self.correction if limit in self.corrected else 1.0
+        if limit in self.corrected:
+            return self.correction
+        return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +198,14 @@ class Hosts:
     workers: int | None = None
 
     @property
+    def workers_per_host(self) -> int:
+        if self.workers is None:
+            return self.instance.vcpus
+        return self.workers
+
+    @property
     def all_workers(self) -> int:
-        return self.count * (self.instance.vcpus if self.workers is None else self.workers)
+        return self.count * self.workers_per_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +261,10 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     """Estimates how long a global step of `work` takes on `shape`."""
     work = of_workers(work, shape)
     local = parts_on(work, shape)
-    # With data hosts the feed hands batches over, else torch's own loader does.
-    receive = work.receive_seconds if shape.data else local.receive_seconds
+    receive = local.receive_seconds
+    if shape.data:
+        # The feed hands batches over, not torch's own loader.
+        receive = work.receive_seconds
     accelerator = local.accelerator_seconds * work.factor("accelerator")
     lines, share = _lines(work, shape, local)
     terms = dict.fromkeys(_LIMITS, 0.0)
@@ -265,10 +277,11 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     # Two lines that cross are one limit, whatever their last digits are.
     limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
     limit = _named(limit, terms=terms, work=work, shape=shape, local=local)
-    # CPU and workers are one limit where loading does not wait.
-    one = () if work.waits else ("cpu", "latency")
-    others = [name for name in _LIMITS if name != limit and not (limit in one and name in one)]
-    second = max(others, key=terms.__getitem__)
+    same = {limit}
+    if limit in LOADING and not work.waits:
+        # CPU and workers are one limit where loading does not wait.
+        same.update(LOADING)
+    second = max((name for name in _LIMITS if name not in same), key=terms.__getitem__)
     step = max(largest, work.step_seconds * _LEAST_STEP)
     return Estimate(
         step_seconds=step,
@@ -302,11 +315,14 @@ def _named(
 ) -> Limit:
     """Returns the limit under the name that the bottleneck of these hosts has."""
     if not shape.data:
-        is_asked = limit == "latency" or local.measured_seconds > 0
-        return _LIMIT_OF.get(local.bottleneck, limit) if is_asked else limit
+        if limit == "latency" or local.measured_seconds > 0:
+            return _LIMIT_OF.get(local.bottleneck, limit)
+        return limit
     # Workers that compute all the time need the CPU: the two terms differ by noise.
     is_cpu = not work.waits and terms["cpu"] * COMPUTES >= terms["latency"]
-    return "cpu" if limit == "latency" and is_cpu else limit
+    if limit == "latency" and is_cpu:
+        return "cpu"
+    return limit
 
 
 def shards_on(work: Work, shape: ClusterShape) -> int:
@@ -338,30 +354,24 @@ def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
 def parts_on(work: Work, shape: ClusterShape) -> Parts:
     """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn, instance = shape.dnn, shape.dnn.instance
-    is_serial = loads_itself(shape)
-    local = work.local_receive_seconds
-    receive = work.receive_seconds if local is None else local
-    # Measured on today's hosts: if each host has its own storage, more hosts divide that time.
-    storage = work.hosts / dnn.count if work.has_own_storage else 1.0
-    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
-    divided = shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
-    # Without accelerators the step is CPU work, which a faster CPU shortens.
-    divided *= 1.0 if instance.accelerators else _speed(work, instance)
-    is_todays = _is_todays(work, shape)
+    storage = 1.0
+    if work.has_own_storage:
+        # Measured on today's hosts: more hosts divide that time.
+        storage = work.hosts / dnn.count
+    speed = _step_speed(work, shape)
+    receive, taking = _taking_seconds(work, shape)
     workers = busy_workers(work, shape)[0]
     vcpus = dnn.count * instance.capacity * _speed(work, instance)
-    return Parts(
-        accelerator_seconds=work.accelerator_seconds / divided,
-        neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / divided),
-        # Nothing is handed over where the trainer's own thread loads.
-        receive_seconds=0.0 if is_serial else max(receive, work.handover_seconds),
+    parts = Parts(
+        accelerator_seconds=work.accelerator_seconds / speed,
+        neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / speed),
+        receive_seconds=receive,
         loader_cpu_seconds=work.loader_cpu_seconds,
         # Where the trainer loads, it shares with no worker.
         loader_wall_seconds=worker_seconds(work, instance)
         + work.shared.least * work.shared.seconds * storage,
-        trainer_cpu_seconds=work.trainer_cpu_seconds
-        # Taking batches from workers is added, as the trainer was measured with cached batches.
-        + (0.0 if local is None or is_serial else local * work.ranks * work.ranks_per_process),
+        # The trainer was measured with cached batches, which it takes from no worker.
+        trainer_cpu_seconds=work.trainer_cpu_seconds + taking,
         turns_cpu_seconds=_turns_seconds(work, workers),
         vcpus=vcpus,
         others_vcpus=vcpus - free_vcpus(work, dnn),
@@ -370,10 +380,41 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         ranks=_ranks_on(work, shape),
         read_seconds=work.read_seconds * storage,
         shared=replace(work.shared, seconds=work.shared.seconds * storage),
-        rates=work.rates if is_todays else {},
-        measured_seconds=work.step_seconds if is_todays else 0.0,
-        wait_seconds=work.wait_seconds if is_todays else None,
     )
+    if not _is_todays(work, shape):
+        return parts
+    return replace(
+        parts,
+        rates=work.rates,
+        measured_seconds=work.step_seconds,
+        wait_seconds=work.wait_seconds,
+    )
+
+
+def _step_speed(work: Work, shape: ClusterShape) -> float:
+    """Returns how many times as fast as today an accelerator-only step of the global batch is."""
+    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
+    speed = shape.replicas
+    if shape.replicas > 1:
+        speed *= shape.scaling
+    # Without accelerators the step is CPU work, which a faster CPU shortens.
+    if not shape.dnn.instance.accelerators:
+        speed *= _speed(work, shape.dnn.instance)
+    return speed
+
+
+def _taking_seconds(work: Work, shape: ClusterShape) -> tuple[float, float]:
+    """Returns what taking a batch from local workers costs: seconds, and CPU-seconds of all ranks.
+
+    Nothing is handed over where the trainer's own thread loads.
+    """
+    if loads_itself(shape):
+        return 0.0, 0.0
+    local = work.local_receive_seconds
+    if local is None:
+        return max(work.receive_seconds, work.handover_seconds), 0.0
+    taking = local * work.ranks * work.ranks_per_process
+    return max(local, work.handover_seconds), taking
 
 
 def _turns_seconds(work: Work, workers: int) -> float:
@@ -401,8 +442,10 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
     # Other programs that ran on today's hosts are assumed on all hosts of that type.
     if instance.type == work.reference.type:
         reserved += work.others_vcpus / work.hosts
-    # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
-    least = _LEAST_FREE if work.reserved_vcpus else LEAST_FREE
+    least = LEAST_FREE
+    if work.reserved_vcpus:
+        # A reserve is a guess and may not take nearly all vCPUs; measured programs may.
+        least = _LEAST_FREE
     free = max(instance.capacity - reserved, instance.capacity * least)
     return hosts.count * free * _speed(work, instance)
 
@@ -442,7 +485,9 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
         # All shards give the same number of batches.
         return mixed, remote / (local + remote)
     share = _best_share(mixed)
-    return (mixed, share) if _largest(mixed, share) <= _largest(alone, 1.0) else (alone, 1.0)
+    if _largest(mixed, share) <= _largest(alone, 1.0):
+        return mixed, share
+    return alone, 1.0
 
 
 def _corrected(work: Work, lines: Sequence[_TermLine]) -> list[_TermLine]:
@@ -523,13 +568,14 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
     for hosts in sorted(data, key=vcpus_of, reverse=True):
         first = min(hosts.count, left)
         left -= first
-        workers = hosts.instance.vcpus if hosts.workers is None else hosts.workers
+        workers = max(hosts.workers_per_host, 1)
         # Hosts up to the eighth, then further hosts of this type.
         for count, less in ((first, 1.0), (hosts.count - first, WORTH_BEYOND)):
             worth = efficiency * less * work.efficiency
             seconds = worker_seconds(work, hosts.instance, efficiency=worth)
             cpu += count * worth * vcpus_of(hosts)
-            steps_a_second += count * max(workers, 1) / seconds if seconds > 0 else 0.0
+            if seconds > 0:
+                steps_a_second += count * workers / seconds
     return cpu, steps_a_second
 
 

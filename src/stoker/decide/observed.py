@@ -61,11 +61,15 @@ def decide_observed(
     keep = Plan(action="keep", groups=(Group.of_today(dnn),), reason=_NOTHING)
     unfed = unfed_words(profile.loader, feed)
     suspect = profile.observed.suspect
-    best = _best_data_type(catalog, constraints) if suspect == "cpu" and not unfed else None
     rules = Rules(
         constraints=constraints, catalog=catalog, today=now, allowed=None, total_steps=None
     )
-    prices = catalog.prices([now, *([best] if best else [])], today=today)
+    priced, best = [now], None
+    if suspect == "cpu" and not unfed:
+        best = _best_data_type(catalog, constraints)
+    if best:
+        priced.append(best)
+    prices = catalog.prices(priced, today=today)
     prices = msgspec.structs.replace(prices, purchase=rules.purchase)
     again = Advice(
         id="profile",
@@ -92,11 +96,8 @@ def decide_observed(
 
 def _path(observed: Observed) -> tuple[Answer, ...]:
     """Returns the flow chart's questions, of which means over a job answer none."""
-    cpu, gpu = (
-        "not known" if value is None else percentage(value)
-        for value in (observed.cpu_utilization, observed.gpu_utilization)
-    )
-    seen = f"CPU {cpu}, GPU {gpu}"
+    cpu, gpu = observed.cpu_utilization, observed.gpu_utilization
+    seen = f"CPU {_load_words(cpu)}, GPU {_load_words(gpu)}"
     meaning = {
         "cpu": f"probably: {seen}, as means over the job; only a profile shows waiting",
         "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
@@ -113,6 +114,12 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
         Answer(question=question, answer="unknown", because=reason)
         for question, reason in because.items()
     )
+
+
+def _load_words(utilization: float | None) -> str:
+    if utilization is None:
+        return "not known"
+    return percentage(utilization)
 
 
 def _warnings(now: Instance, prices: Prices, catalog: Catalog, *, is_asked: bool) -> Iterator[str]:
@@ -158,6 +165,8 @@ def how_to_profile(profile: Profile) -> str:
 def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | None:
     """Returns the allowed CPU-only type with the most CPU for its price."""
     names = allowed_types(constraints, catalog)
+    if not constraints.max_data_hosts:
+        return None
     able = [
         (instance.coremark_per_vcpu * instance.vcpus / instance.usd_per_hour, instance.type)
         for instance in catalog.instances
@@ -169,4 +178,6 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
         and (names is None or instance.type in names)
         and (instance.in_training_enum or not catalog.info.needs_training_enum)
     ]
-    return catalog.get(max(able)[1]) if able and constraints.max_data_hosts else None
+    if not able:
+        return None
+    return catalog.get(max(able)[1])

@@ -88,8 +88,9 @@ class Rules:
     @property
     def purchase(self) -> str:
         """Purchase option of the plans' prices: none where today's pool of nodes has no price."""
-        is_unpriced = self.today.usd_per_hour is None and self.catalog.info.has_node_pools
-        return UNPRICED if is_unpriced else self.catalog.purchase
+        if self.today.usd_per_hour is None and self.catalog.info.has_node_pools:
+            return UNPRICED
+        return self.catalog.purchase
 
 
 def usd_per_hour(shape: ClusterShape) -> float | None:
@@ -167,7 +168,9 @@ def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Pre
         return None
     step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
-    low, high = (spread.low, spread.high) if spread else (step, step)
+    low = high = step
+    if spread:
+        low, high = spread.low, spread.high
     if profile.check is not None:
         # A repeated run on the same hosts differs, too, and the machine changed in the profile.
         width = min(math.hypot(_BAND, work.machine_width), _WIDEST)
@@ -196,32 +199,68 @@ def _priced(
     price: float | None,
     total_steps: int | None,
 ) -> Predicted:
+    """Returns the figures of a plan: seconds, and dollars where the price is known.
+
+    Args:
+        made: The model's estimate.
+        shape: The plan's cluster.
+        step: Its step, in seconds, with the error band.
+        times: Its epochs; None: not known.
+        today: Seconds of today's step, by whole epochs if known, and dollars per hour.
+        price: Dollars per hour of the plan's hosts; None: not known.
+        total_steps: Of the whole training; None: not known.
+    """
     # Time and money are counted by whole epochs, where they are known.
     whole = of_whole_epochs(step, times)
     seconds = whole.seconds
-    cost = None if price is None else seconds * price * 1000 / 3600
-    cost_today = today[0] * (today[1] or 0.0) * 1000 / 3600
-    return Predicted(
+    outcome = Predicted(
         step_seconds=step.seconds,
         step_seconds_low=step.low,
         step_seconds_high=step.high,
-        whole_step_seconds=whole.seconds if times else None,
-        whole_step_seconds_low=whole.low if times else None,
-        whole_step_seconds_high=whole.high if times else None,
         limit=made.limit,
         second_limit=made.second_limit,
         accelerator_utilization=min(1.0, made.accelerator_seconds / step.seconds),
-        usd_per_hour=price,
-        usd_per_1000_steps=cost,
         speedup=today[0] / seconds,
-        cost_change=cost / cost_today - 1 if cost is not None and cost_today else 0.0,
-        total_hours=None if total_steps is None else total_steps * seconds / 3600,
-        total_usd=None if total_steps is None or cost is None else total_steps * cost / 1000,
+        cost_change=0.0,
         second_limit_seconds=made.second_seconds,
-        break_even_speedup=price / today[1] if price is not None and today[1] else None,
         cpu_seconds=seconds * capacity(shape),
         accelerator_seconds=seconds * shape.dnn.count * shape.dnn.instance.accelerators,
-        is_estimate=price is not None and _is_estimate(shape),
+    )
+    if times:
+        outcome = msgspec.structs.replace(
+            outcome,
+            whole_step_seconds=whole.seconds,
+            whole_step_seconds_low=whole.low,
+            whole_step_seconds_high=whole.high,
+        )
+    if total_steps is not None:
+        hours = total_steps * seconds / 3600
+        outcome = msgspec.structs.replace(outcome, total_hours=hours)
+    if price is None:
+        return outcome
+    priced = msgspec.structs.replace(outcome, usd_per_hour=price, is_estimate=_is_estimate(shape))
+    return _with_dollars(priced, price=price, today=today, total_steps=total_steps)
+
+
+def _with_dollars(
+    outcome: Predicted,
+    *,
+    price: float,
+    today: tuple[float, float | None],
+    total_steps: int | None,
+) -> Predicted:
+    """Returns the figures with what they cost; the arguments are as in `_priced`."""
+    cost = outcome.counted_seconds * price * 1000 / 3600
+    outcome = msgspec.structs.replace(outcome, usd_per_1000_steps=cost)
+    if total_steps is not None:
+        outcome = msgspec.structs.replace(outcome, total_usd=total_steps * cost / 1000)
+    if not today[1]:
+        # Without a price of today's hosts, or at none, there is nothing to compare with.
+        return outcome
+    return msgspec.structs.replace(
+        outcome,
+        cost_change=cost / (today[0] * today[1] * 1000 / 3600) - 1,
+        break_even_speedup=price / today[1],
     )
 
 
@@ -301,8 +340,10 @@ def plan_of(
     if global_batch_size is not None and replicas != 1 and not candidate.problem:
         wider = max(1, round(replicas * global_batch_size))
     reason = problem
-    if candidate.asked_for:
-        reason = f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
+    if candidate.asked_for and problem:
+        reason = f"{ASKED_FOR}, but {problem}"
+    elif candidate.asked_for:
+        reason = ASKED_FOR
     return Plan(
         action=candidate.action,
         groups=candidate.groups,
@@ -410,7 +451,9 @@ def _width_of_trial(work: Work, shape: ClusterShape, made: Estimate) -> float:
     """
     dnn = shape.dnn
     is_today = dnn.instance.type == work.reference.type and dnn.count == work.hosts
-    rate = work.rates.get(dnn.all_workers) if is_today and not shape.data else None
+    if shape.data or not is_today:
+        return 0.0
+    rate = work.rates.get(dnn.all_workers)
     if rate is None:
         return 0.0
     return min(max(0.0, 1 / (rate * made.step_seconds) - 1), _MOST_OF_TRIAL)

@@ -43,7 +43,9 @@ class Ranking:
         """Returns what decides where `value` does not: time or dollars, CPU time without them."""
         if not self.is_billed:
             return outcome.cpu_seconds or 0.0
-        return outcome.counted_seconds if self.objective == "cost" else _usd(outcome)
+        if self.objective == "cost":
+            return outcome.counted_seconds
+        return _usd(outcome)
 
     def gain(self, outcome: Predicted, today: Predicted) -> float:
         """Returns the fraction of the objective that the plan saves."""
@@ -87,21 +89,30 @@ class Ranking:
         outcome, today = plan.predicted, keep.predicted
         if outcome is None or today is None:
             return False
-        rates = [
-            _usd_per_hour(plan_outcome) if self.is_billed else cores(plan_outcome)
-            for plan_outcome in (outcome, today)
-        ]
-        return rates[0] <= rates[1] * (1 + 1e-9)
+        # Prices are sums of floats: a difference of a billionth is ignored.
+        return self._rate(outcome) <= self._rate(today) * (1 + 1e-9)
+
+    def _rate(self, outcome: Predicted) -> float:
+        """Returns what a cluster takes while it runs: dollars per hour, or cores."""
+        if not self.is_billed:
+            return cores(outcome)
+        if outcome.usd_per_hour is None:
+            return math.inf
+        return outcome.usd_per_hour
 
     def cost_words(self, outcome: Predicted) -> str:
         """Returns the cost of a step: dollars, or CPU- and accelerator-seconds without a bill."""
         if self.is_billed:
             cost = usd(outcome.usd_per_1000_steps, is_estimate=outcome.is_estimate)
             return f"{cost} per 1000 steps"
-        words = [] if outcome.cpu_seconds is None else [f"{outcome.cpu_seconds:.3g} CPU-seconds"]
+        words = []
+        if outcome.cpu_seconds is not None:
+            words.append(f"{outcome.cpu_seconds:.3g} CPU-seconds")
         if outcome.accelerator_seconds:
             words.append(f"{outcome.accelerator_seconds:.3g} accelerator-seconds")
-        return f"{' and '.join(words)} per step" if words else "its cost is not known"
+        if not words:
+            return "its cost is not known"
+        return f"{' and '.join(words)} per step"
 
     def change_words(self, outcome: Predicted, other: Predicted) -> str:
         """Returns how the objective changes from another plan to this one."""
@@ -110,7 +121,9 @@ class Ranking:
             return cost_change_words(-saved, is_billed=True)
         if abs(saved) < SAME_COST:
             return "a step takes as long"
-        return f"a step takes {percentage(abs(saved))} {'longer' if saved < 0 else 'less time'}"
+        if saved < 0:
+            return f"a step takes {percentage(-saved)} longer"
+        return f"a step takes {percentage(saved)} less time"
 
     @property
     def saves_money(self) -> bool:
@@ -120,12 +133,16 @@ class Ranking:
     @property
     def saved_words(self) -> str:
         """What a plan saves."""
-        return "money" if self.saves_money else "time"
+        if self.saves_money:
+            return "money"
+        return "time"
 
     @property
     def better_words(self) -> str:
         """What a better plan is."""
-        return "costs less" if self.saves_money else "is faster"
+        if self.saves_money:
+            return "costs less"
+        return "is faster"
 
 
 def ranking_of(decision: Decision) -> Ranking:
@@ -174,8 +191,7 @@ def _is_estimate(plan: Plan) -> bool:
 
 
 def _usd(outcome: Predicted) -> float:
-    return math.inf if outcome.usd_per_1000_steps is None else outcome.usd_per_1000_steps
-
-
-def _usd_per_hour(outcome: Predicted) -> float:
-    return math.inf if outcome.usd_per_hour is None else outcome.usd_per_hour
+    # A plan without a price is last.
+    if outcome.usd_per_1000_steps is None:
+        return math.inf
+    return outcome.usd_per_1000_steps

@@ -47,6 +47,13 @@ class LastRun:
     decision: Decision
     training: Training
 
+    @property
+    def date(self) -> str | None:
+        """Day on which it began, as `2026-11-26`; None: not known."""
+        if not self.training.events:
+            return None
+        return self.training.events[0].when[:10]
+
 
 def remembered(decision: Decision, last: LastRun) -> Decision:
     """Returns the decision, with the last run's plan where no other is better by the margin. Pure.
@@ -56,10 +63,9 @@ def remembered(decision: Decision, last: LastRun) -> Decision:
     it. Its code, image and figures do not count: its step is predicted from today's profile.
     """
     plan = followed(last.decision, decision.constraints.follow).plan
-    events = last.training.events
     previous = PreviousDecision(
         run=last.run,
-        date=events[0].when[:10] if events else None,
+        date=last.date,
         action=plan.action,
         groups=plan.groups,
         is_changed=_key(plan) != _key(decision.plan),
@@ -104,8 +110,9 @@ def _why_replaced(
 def margin(plan: Predicted, *, over: Predicted) -> float:
     """Returns the share of the objective that a plan has to save to replace another one."""
     least = max(error_band(plan), WORTH_A_TRY)
-    is_faster = over.counted_seconds >= _CLEARLY_FASTER * plan.counted_seconds
-    return min(least if is_faster else least + error_band(over), MOST_MARGIN)
+    if over.counted_seconds < _CLEARLY_FASTER * plan.counted_seconds:
+        least += error_band(over)
+    return min(least, MOST_MARGIN)
 
 
 def _held(
@@ -124,16 +131,21 @@ def _held(
         reason += f"{plan_in_words(best)}, which replaces it where that saves {needed}"
     plan = msgspec.structs.replace(today, reason=reason)
     others = [listed for listed in decision.plans if _key(listed) != _key(today)]
-    is_kept = plan.action == "keep"
     held = msgspec.structs.replace(
         decision,
         action=plan.action,
         plan=plan,
         plans=(plan, *others),
-        verdict="unknown" if is_kept else "sure",
-        probable=best if is_kept else None,
-        trial=decision.trial if is_kept and decision.probable == best else None,
+        verdict="sure",
+        probable=None,
+        trial=None,
     )
+    if plan.action == "keep":
+        # Today's best plan gains something, by less than the margin: it is worth a measurement.
+        trial = None
+        if decision.probable == best:
+            trial = decision.trial
+        held = msgspec.structs.replace(held, verdict="unknown", probable=best, trial=trial)
     previous = msgspec.structs.replace(compared, is_held=True, is_changed=False)
     return _with(held, previous, reason, answer="yes")
 
@@ -176,5 +188,7 @@ def _with(
 def _key(plan: Plan) -> tuple[object, ...]:
     """Returns what makes two plans the same: the change, the hosts, and workers to tune."""
     hosts = tuple((group.role, group.instance_type, group.count) for group in plan.groups)
-    workers = plan.groups[0].workers_per_host if plan.action == "tune" else None
+    workers = None
+    if plan.action == "tune":
+        workers = plan.groups[0].workers_per_host
     return plan.action, hosts, workers, plan.num_workers

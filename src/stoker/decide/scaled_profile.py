@@ -237,8 +237,9 @@ def _accelerator_source(
     model = target.accelerator_model
     words = _words(f"{profile.host.accelerator_model or ''} {source.accelerator_model or ''}")
     is_same_model = model is not None and _words(model) <= words
-    is_same = is_same_model and source.accelerators == target.accelerators
-    return "profile" if is_same else "unknown"
+    if is_same_model and source.accelerators == target.accelerators:
+        return "profile"
+    return "unknown"
 
 
 def _words(model: str) -> set[str]:
@@ -246,9 +247,9 @@ def _words(model: str) -> set[str]:
 
 
 def _has_accelerators(profile: Profile, source: Instance) -> bool:
-    return bool(
-        source.accelerators if profile.host.accelerators is None else profile.host.accelerators
-    )
+    if profile.host.accelerators is None:
+        return source.accelerators > 0
+    return profile.host.accelerators > 0
 
 
 def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
@@ -257,8 +258,11 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
     running = work.parallel_seconds - waiting
     shared = work.loader_wall_seconds - work.parallel_seconds
     local = work.local_receive_seconds
-    # Without accelerators the step is CPU work.
-    accelerator_speed = 1.0 if work.reference.accelerators else speed
+    # A step of accelerators does not depend on the CPU; of another model `_with_step` has it.
+    accelerator_speed = 1.0
+    if not work.reference.accelerators:
+        # Without accelerators the step is CPU work.
+        accelerator_speed = speed
     # Other programs ran on the profiled hosts only; their cost is a doubt already.
     is_same = target.type == work.reference.type
     return replace(

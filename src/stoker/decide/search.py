@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 from stoker.catalog import Instance
@@ -81,8 +80,10 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
 
     def value_of(plan: Plan) -> tuple[bool, float, float]:
         value, cpu = rules.ranking.of_plan(plan)
+        if rules.ranking.is_billed:
+            return not plan.feasible, value, 0.0
         # Without prices many types are as fast: those that take less CPU time are listed.
-        return not plan.feasible, value, 0.0 if rules.ranking.is_billed else cpu
+        return not plan.feasible, value, cpu
 
     def best_by_other(name: str) -> tuple[bool, float]:
         return min((not plan.feasible, rules.ranking.of_plan(plan)[1]) for plan in plans[name])
@@ -120,7 +121,8 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
     if not able:
         return []
     best = rules.ranking.best(able)
-    seconds = best.predicted.counted_seconds if best.predicted else math.inf
+    assert best.predicted is not None
+    seconds = best.predicted.counted_seconds
     seconds_today = [
         each.predicted.counted_seconds for each in plans if each.feasible and each.predicted
     ]

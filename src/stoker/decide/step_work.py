@@ -6,12 +6,13 @@ accelerator faster than measured. The measured CPU-seconds of loading are never 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.model import (
+    LOADING,
     ClusterShape,
     Doubt,
     Hosts,
@@ -47,10 +48,9 @@ _RECEIVE_CPU_PER_BYTE = 0.7e-9
 # Unchecked parts are rejected beyond this factor from the measured step.
 _FAR = 1.5
 # What is corrected where a limit binds today.
-_LOADING: tuple[Limit, ...] = ("cpu", "latency")
 _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
-    "cpu": _LOADING,
-    "latency": _LOADING,
+    "cpu": LOADING,
+    "latency": LOADING,
     "accelerator": ("accelerator",),
     "storage": ("storage",),
 }
@@ -66,9 +66,9 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     return replace(
         listed,
         # A container or an affinity mask may leave only a part of the host.
-        vcpus=listed.vcpus if host.vcpus is None else host.vcpus,
+        vcpus=_or(host.vcpus, listed.vcpus),
         quota_vcpus=host.quota_vcpus,
-        accelerators=listed.accelerators if host.accelerators is None else host.accelerators,
+        accelerators=_or(host.accelerators, listed.accelerators),
     )
 
 
@@ -131,26 +131,27 @@ def measure(
     )
 
 
-def _doubts(profile: Profile, work: Work, *, vcpus: float) -> list[Doubt]:
-    """Returns why the model's figures of today's step may be wrong, each with how far."""
+def _doubts(profile: Profile, work: Work, *, vcpus: float) -> Iterator[Doubt]:
+    """Yields why the model's figures of today's step may be wrong, each with how far."""
     miss = abs(work.step_seconds / work.parts_seconds - 1)
     # Loading by a worker was measured, and no plan loads as the main process does.
-    is_miss = miss > 0.05 and not _is_loaded_by_trainer(profile, work)
-    unchecked = "the profile was not checked against its own parts"
-    others = f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled"
-    doubts = (
-        Doubt(width=min(miss, 0.5) if is_miss else 0.0, text=_miss_words(work)),
-        Doubt(width=0.1 if profile.check is None else 0.0, text=unchecked),
-        Doubt(width=others_width(profile, vcpus=vcpus), text=others),
-        Doubt(width=speed_width(profile), text=speed_words(profile)),
-    )
-    return [doubt for doubt in doubts if doubt.width]
+    if miss > 0.05 and not _is_loaded_by_trainer(profile, work):
+        yield Doubt(width=min(miss, 0.5), text=_miss_words(work))
+    if profile.check is None:
+        yield Doubt(width=0.1, text="the profile was not checked against its own parts")
+    if width := others_width(profile, vcpus=vcpus):
+        others = f"{work.others_vcpus:.1f} of the {vcpus_words(vcpus)}"
+        yield Doubt(width=width, text=f"{OTHERS} {others} while it was profiled")
+    if width := speed_width(profile):
+        yield Doubt(width=width, text=speed_words(profile))
 
 
 def _too_busy(profile: Profile, work: Work, *, machine_vcpus: float | None) -> Unexplained | None:
     vcpus = work.reference.capacity * work.hosts
     busy = too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
-    return Unexplained(kind="other_programs", text=busy) if busy else None
+    if not busy:
+        return None
+    return Unexplained(kind="other_programs", text=busy)
 
 
 def corrected(work: Work) -> Work:
@@ -189,10 +190,12 @@ def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) ->
     loader = profile.loader
     if loader is None or loader.shards is None:
         return work
-    ranks = round(work.ranks * work.ranks_per_process)
+    shards = loader.shards
+    if shards_of_rank:
+        shards = shards_of_rank * round(work.ranks * work.ranks_per_process)
     return replace(
         work,
-        shards=shards_of_rank * ranks if shards_of_rank else loader.shards,
+        shards=shards,
         divides=loader.divides,
         are_shards_set=shards_of_rank is not None,
     )
@@ -207,9 +210,11 @@ def with_own_storage(work: Work) -> Work | None:
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     step, hosts = profile.timed_step, profile.host.count
-    # A script may start more ranks, as torchrun does.
+    ranks = hosts * processes
     started = profile.what.get("ranks")
-    ranks = started if isinstance(started, int) and started > 0 else hosts * processes
+    if isinstance(started, int) and started > 0:
+        # A script may start more ranks, as torchrun does.
+        ranks = started
     batch_bytes = step.batch_bytes or 0.0
     others = others_vcpus_of(profile)
     doubts: list[Doubt] = []
@@ -349,9 +354,9 @@ def _cpu_of_free_vcpus(work: Work, accelerator: float | None, *, is_starved: boo
 
 def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
     """Whether the trainer loads, and its loading alone differs from what the parts give."""
-    check = profile.check
-    state = check.state if check else None
-    return work.num_workers == 0 and "latency" in work.corrected and state in (None, "workers")
+    if work.num_workers != 0 or "latency" not in work.corrected:
+        return False
+    return profile.check is None or profile.check.state in (None, "workers")
 
 
 def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
@@ -366,7 +371,8 @@ def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
         if check.explained or (check.state == "workers" and _is_loaded_by_trainer(profile, work)):
             return None
         text = f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
-        text += f", which its state explains: {check.state}" if check.state else ""
+        if check.state:
+            text += f", which its state explains: {check.state}"
         return Unexplained(kind="contradiction", text=text)
     seconds = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     evidence = (*seconds, step.loader_wall_seconds, profile.observed)
@@ -419,4 +425,6 @@ def _todays(work: Work) -> ClusterShape:
 
 
 def _or(value: _NumberT | None, other: _NumberT) -> _NumberT:
-    return other if value is None else value
+    if value is None:
+        return other
+    return value

@@ -8,6 +8,7 @@ from stoker.catalog import Catalog
 from stoker.record_words import group_arguments
 from stoker.records import Group, Plan, Profile, Trial
 from stoker.records.decision import START_UP_SECONDS
+from stoker.units import numbered
 
 # A profile's usual budget (records/workload.py, ProfileSettings); as many seconds of steps do.
 _MEASURED_SECONDS = 180.0
@@ -32,7 +33,9 @@ def trial_of(
     words = list(subject) or ["--", *(profile.command or _EXAMPLE)]
     is_named = words[0] != "--"
     is_here = catalog.info.is_this_machine
-    seconds = _MEASURED_SECONDS + (0.0 if is_here else START_UP_SECONDS)
+    seconds = _MEASURED_SECONDS
+    if not is_here:
+        seconds += START_UP_SECONDS
     outcome = plan.predicted
     usd = None
     if outcome is not None and outcome.usd_per_hour is not None and not is_here:
@@ -51,7 +54,9 @@ def trial_of(
             options = ["--set", f"cluster.dnn.instance_type={plan.groups[0].instance_type}"]
         if plan.groups[0].count != profile.host.count and is_named:
             options += ["--set", f"cluster.dnn.count={plan.groups[0].count}"]
-    command = [*words, *options] if is_named else [*options, *words]
+    command = [*options, *words]
+    if is_named:
+        command = [*words, *options]
     return Trial(
         command=shlex.join(["stoker", verb, *command]),
         condition=condition,
@@ -71,8 +76,10 @@ def _train_options(groups: Sequence[Group], *, usd: float | None) -> list[str]:
 
 def _condition(dnn: Group, *, is_there: bool) -> str | None:
     """Returns where the command is to run, and what the script has to ask for."""
-    parts = [] if is_there else [f"on a host of type {dnn.instance_type}"]
+    parts = []
+    if not is_there:
+        parts.append(f"on a host of type {dnn.instance_type}")
     if dnn.workers_per_host:
-        plural = "" if dnn.workers_per_host == 1 else "s"
-        parts.append(f"with {dnn.workers_per_host} loader worker{plural} per host in the script")
+        workers = numbered(dnn.workers_per_host, "loader worker")
+        parts.append(f"with {workers} per host in the script")
     return ", ".join(parts) or None
