@@ -24,6 +24,8 @@ from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.records import Workload
+    from stoker.run.earlier_profiles import EarlierProfile, KeptProfiles
+    from stoker.run.outputs import Outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,33 @@ class ProfileFlags:
         with told_by_flag(flags):
             return resolve(words, overrides=sets, params=params, verb="profile")
 
+    def earlier(
+        self,
+        workload: "Workload",
+        *,
+        params: Sequence[str],
+        kept: "KeptProfiles",
+        outputs: "Outputs",
+    ) -> "EarlierProfile":
+        """Returns the profile that takes the place of a measurement, or why there is none.
+
+        Args:
+            workload: With the values of the run's parameters.
+            params: Parameters of a pipeline's run; `reuse_profile` gives a profile.
+            kept: Where Kubeflow's steps keep them.
+            outputs: Where the answer to --find is written.
+        """
+        from stoker.run.earlier_profiles import earlier_profile
+
+        return earlier_profile(
+            workload,
+            params=params,
+            kept=kept,
+            run=self.find or "",
+            package=self.package,
+            outputs=outputs,
+        )
+
     def refuse_copy_on(self, workload: "Workload") -> None:
         """Raises UsageError for --copy where the command does not run in this folder."""
         if self.copy and not workload.platform_info.is_this_machine:
@@ -125,10 +154,8 @@ def profile_verb(
         stoker profile -- python train.py --epochs 10
         stoker profile configs/mnist.yaml --budget 60
     """
-    from stoker.platforms import platform_named
-    from stoker.run.clusters import todays_cluster
     from stoker.run.command_lines import command_line
-    from stoker.run.earlier_profiles import earlier_profile, kept_profiles
+    from stoker.run.earlier_profiles import kept_profiles
     from stoker.run.outputs import outputs_of, step_inputs
     from stoker.run.profiling import ProfileOrder, deliver_profile, observe, tell_earlier
 
@@ -141,34 +168,25 @@ def profile_verb(
     words = words or given.words
     params = [*given.params, *(params or ())]
     workload = flags.workload(words, params=params, overrides=overrides)
-    platform = platform_named(workload.platform, settings=workload)
-    kept = kept_profiles(workload, platform=platform, span=given.cache_key)
-    earlier = earlier_profile(
-        workload,
-        params=params,
-        kept=kept,
-        run=flags.find or "",
-        package=flags.package,
-        outputs=outputs,
-    )
-    if earlier.is_answer:
-        tell_earlier(earlier, workload, outputs=outputs, as_json=as_json)
-        return
-    flags.refuse_copy_on(workload)
-    # Before minutes are spent on a measurement that could not be kept.
-    check_writable(outputs.out or Path("profile.json"), flag="--out")
     order = ProfileOrder(
         workload=workload,
-        # A bare command trains on all cores that it may use.
-        cluster=todays_cluster(workload, all_cores=workload.command == tuple(words)),
-        platform=platform,
         outputs=outputs,
+        # A bare command trains on all cores that it may use.
+        all_cores=workload.command == tuple(words),
         in_copy=flags.copy,
         branch=given.branch,
         again=command_line(context.obj or ["profile", *words]),
         quiet=as_json,
         assume_yes=yes,
     )
+    kept = kept_profiles(workload, platform=order.platform, span=given.cache_key)
+    earlier = flags.earlier(workload, params=params, kept=kept, outputs=outputs)
+    if earlier.is_answer:
+        tell_earlier(earlier, workload, outputs=outputs, as_json=as_json)
+        return
+    flags.refuse_copy_on(workload)
+    # Before minutes are spent on a measurement that could not be kept.
+    check_writable(outputs.out or Path("profile.json"), flag="--out")
     record = order.measure()
     kept.keep(record)
     deliver_profile(record, outputs=outputs, as_json=as_json)

@@ -115,7 +115,9 @@ def num_samples(batch: object) -> int:
     for leaf in leaves(batch):
         if leaf.ndim:
             return int(leaf.shape[0])
-    return len(batch) if isinstance(batch, list | tuple) and batch else 1
+    if isinstance(batch, list | tuple) and batch:
+        return len(batch)
+    return 1
 
 
 def facts(batch: object) -> BatchFacts:
@@ -133,9 +135,10 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
     values = image.detach().flatten()[:_LOOK_AT_VALUES].cpu()
     if not values.numel() or float(values.min()) < 0:
         return False
-    # Torchvision's ToTensor divides pixels by 255; others leave them as they are.
-    scaled = values * 255 if float(values.max()) <= 1 else values
-    return float(scaled.max()) <= 255 and bool(torch.all((scaled - scaled.round()).abs() < 1e-3))
+    if float(values.max()) <= 1:
+        # Torchvision's ToTensor divides pixels by 255; others leave them as they are.
+        values = values * 255
+    return float(values.max()) <= 255 and bool(torch.all((values - values.round()).abs() < 1e-3))
 
 
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
@@ -224,7 +227,7 @@ class Cache:
     @property
     def is_pinned(self) -> bool:
         """Whether the tensors of the first batch lay in pinned memory."""
-        kinds = self._kinds[0] if self._kinds else ()
+        kinds = next(iter(self._kinds), ())
         return bool(kinds) and all(kind == "pinned" for kind in kinds)
 
     def give(self, index: int) -> object:
@@ -320,7 +323,9 @@ class Choice:
 
     @property
     def loader(self) -> DataLoader[object] | None:
-        return self._main() if self._main else None
+        if self._main is None:
+            return None
+        return self._main()
 
     def is_main(
         self, loader: DataLoader[object], *, delivered: int, steps: AsIsSteps | None
@@ -351,7 +356,9 @@ def kind_of(tensor: torch.Tensor) -> MemoryKind:
         return "own"
     if tensor.is_shared():  # type: ignore[no-untyped-call]
         return "worker"
-    return "pinned" if _is_pinned(tensor) else "own"
+    if _is_pinned(tensor):
+        return "pinned"
+    return "own"
 
 
 def copy_of(tensor: torch.Tensor, kind: MemoryKind) -> torch.Tensor:
@@ -361,7 +368,9 @@ def copy_of(tensor: torch.Tensor, kind: MemoryKind) -> torch.Tensor:
     if kind == "own" or type(plain) is not torch.Tensor or plain.device.type != "cpu":
         return plain.clone()
     try:
-        return _pinned(plain) if kind == "pinned" else _mapped(plain)
+        if kind == "pinned":
+            return _pinned(plain)
+        return _mapped(plain)
     except (OSError, RuntimeError):
         # No memory of this kind is left: a copy in another one is nearly as good as none.
         return plain.clone()
@@ -547,14 +556,15 @@ class LoopChanges:
             return
         self._num_changes += 1
         is_early = self._num_compared <= NUM_TRIED
+        self.once = path
         if is_early or self._num_changes >= MAX_CHANGED_EPOCHS:
             self.words = f"{path} changed between two batches, and {NO_BATCH_AHEAD}"
-        self.once = "" if self.words else path
+        if self.words:
+            self.once = ""
 
     def _look(self) -> None:
         parts, sampler = self._watches
-        path = parts.changed_in_making() if self._judges_making and self._is_exact else ""
-        if path:
+        if self._judges_making and self._is_exact and (path := parts.changed_in_making()):
             self.words = f"{path} changes as a batch is made, and {NO_BATCH_AHEAD}"
         parts.look()
         sampler.look()

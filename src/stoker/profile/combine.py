@@ -104,11 +104,15 @@ def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
         return None
     first = facts[0]
     answers = {loader.divides for loader in facts}
+    shards = None
+    if first.iterable:
+        # A stream without workers is one shard.
+        shards = sum(max(1, loader.num_workers) for loader in facts)
     return ProfiledLoader(
         class_name=first.class_name,
         reach=first.reach,
         iterable=first.iterable,
-        shards=sum(max(1, loader.num_workers) for loader in facts) if first.iterable else None,
+        shards=shards,
         divides=_divides(answers),
         made_here=first.made_here or None,
         in_step=first.in_step or None,
@@ -121,7 +125,9 @@ def _divides(answers: set[bool | None]) -> bool | None:
     """Returns whether a stream divides itself: on any rank; None: not known on all."""
     if True in answers:
         return True
-    return False if answers == {False} else None
+    if answers == {False}:
+        return False
+    return None
 
 
 def host_of(
@@ -160,7 +166,9 @@ def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
 
 def _added_if_known(parts: Sequence[Quartiles | None]) -> Quartiles | None:
     measured = [part for part in parts if part is not None]
-    return _added(measured) if len(measured) == len(parts) else None
+    if len(measured) < len(parts):
+        return None
+    return _added(measured)
 
 
 def _added(parts: Sequence[Quartiles]) -> Quartiles:
@@ -197,7 +205,7 @@ class _MeasuredRank:
         self.as_is = rank.as_is
         self.accelerator = rank.accelerator
         self.batch = rank.batch
-        self.num_workers = rank.loader.num_workers if rank.loader else 0
+        self.num_workers = rank.num_workers
         # Workers that make every vCPU of this rank busy.
         self.share = max(1, round(rank.vcpus) // rank.ranks_on_host)
 
@@ -230,6 +238,13 @@ class _GlobalStep:
     read_bytes: Quartiles | None
     storage_rate: Quartiles | None
     used_cpu_seconds: float
+
+    @property
+    def batch_bytes(self) -> float:
+        """Bytes of a global batch: the mean of several, or of the one that was looked at."""
+        if self.batch_sizes is None:
+            return float(sum(rank.batch.num_bytes for rank in self.whole))
+        return self.batch_sizes.mean
 
     @property
     def ranks(self) -> list[RankResult]:
@@ -307,12 +322,10 @@ def _global_step(ranks: Sequence[RankResult]) -> _GlobalStep:
 
 def _terms_of(total: _GlobalStep) -> StepTerms:
     whole, waiting, slowest = total.whole, total.waiting, total.slowest
-    cpu_seconds = total.loader_cpu.mean
-    receives, sizes, read_bytes = total.receives, total.batch_sizes, total.read_bytes
+    cpu_seconds, receives = total.loader_cpu.mean, total.receives
     # Today's loader is torch's own: it takes what the trainer's thread spent in next().
-    local_receives = [rank.as_is.receive_seconds if rank.num_workers else 0.0 for rank in whole]
+    local_receives = [rank.as_is.receive_seconds for rank in whole if rank.num_workers]
     on_first_host = [rank for rank in whole if rank.result.host == whole[0].result.host]
-    num_bytes = float(sum(rank.batch.num_bytes for rank in whole))
     return StepTerms(
         step_seconds=waiting.as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
@@ -321,7 +334,7 @@ def _terms_of(total: _GlobalStep) -> StepTerms:
         neighbour_seconds=neighbour_seconds(slowest.result),
         loader_cpu_seconds=cpu_seconds,
         receive_seconds=max((receive.thread_seconds.median for receive in receives), default=None),
-        local_receive_seconds=max(local_receives),
+        local_receive_seconds=max(local_receives, default=0.0),
         hidden_load_seconds=_hidden_load_seconds(waiting),
         handover_seconds=total.handover.median if total.handover else None,
         receive_cpu_seconds=max((receive.cpu_seconds.mean for receive in receives), default=None),
@@ -330,10 +343,16 @@ def _terms_of(total: _GlobalStep) -> StepTerms:
         used_cpu_seconds=total.used_cpu_seconds,
         num_workers=sum(rank.num_workers for rank in on_first_host),
         global_batch_size=sum(rank.batch.samples for rank in whole),
-        batch_bytes=sizes.mean if sizes else num_bytes,
-        read_bytes=read_bytes.mean if read_bytes else None,
-        storage_bytes_per_second=total.storage_rate.mean if total.storage_rate else None,
+        batch_bytes=total.batch_bytes,
+        read_bytes=_mean_of(total.read_bytes),
+        storage_bytes_per_second=_mean_of(total.storage_rate),
     )
+
+
+def _mean_of(part: Quartiles | None) -> float | None:
+    if part is None:
+        return None
+    return part.mean
 
 
 def _spreads_of(total: _GlobalStep) -> dict[str, Spread]:
@@ -372,8 +391,7 @@ def _observed(total: _GlobalStep, gpus: GpuLoads) -> Observed:
         gpus=during_steps(gpus),
         hosts=len(vcpus_of_hosts),
         others_vcpus=others_of(total.signs),
-        # Where there are several hosts, it may be one of theirs.
-        elsewhere_vcpus=_elsewhere_vcpus(ranks) if len(vcpus_of_hosts) == 1 else None,
+        elsewhere_vcpus=_elsewhere_vcpus(ranks),
         cpu_speed_spread=max((share for share in speed_spreads if share is not None), default=None),
     )
 
@@ -411,14 +429,19 @@ def _checked(profile: Profile, total: _GlobalStep, *, settings: ProfileSettings)
         states = (short, *states)
     fixes = find_fixes(total.ranks, parts=parts, step=step, states=states)
     fixes = (*fixes, *memory_fixes)
-    check = _check(parts, total, states, settings=settings) if parts else None
+    check = None
+    if parts:
+        check = _check(parts, total, states, settings=settings)
     return msgspec.structs.replace(profile, check=check, states=states, fixes=fixes)
 
 
 def _elsewhere_vcpus(ranks: Sequence[RankResult]) -> float | None:
-    """Returns the vCPUs beyond those of the only host that other programs kept busy."""
+    """Returns the vCPUs beyond those of the only host that other programs kept busy.
+
+    None: not known, or there are several hosts, so that the program may be one of theirs.
+    """
     busy = [rank.evidence.elsewhere_vcpus for rank in ranks if rank.evidence]
-    if not busy:
+    if not busy or len({rank.host for rank in ranks}) > 1:
         return None
     # The script's own helpers are no other program.
     helpers = sum(_vcpus_of_hosts(ranks, lambda as_is: as_is.outside_cpu_seconds).values())
@@ -459,12 +482,14 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
         ranks, lambda as_is: as_is.trainer_cpu_seconds + as_is.children_cpu_seconds
     )
     outside = _vcpus_of_hosts(ranks, lambda as_is: as_is.outside_cpu_seconds)
-    return [
-        _with_idle_vcpus(rank, used=inside[rank.host])
-        if rank.cpu_limit == "pod"
-        else _without_strays(rank, inside=inside[rank.host], outside=outside[rank.host])
-        for rank in ranks
-    ]
+    corrected = []
+    for rank in ranks:
+        used = inside[rank.host]
+        if rank.cpu_limit == "pod":
+            corrected.append(_with_idle_vcpus(rank, used=used))
+        else:
+            corrected.append(_without_strays(rank, inside=used, outside=outside[rank.host]))
+    return corrected
 
 
 def _vcpus_of_hosts(
@@ -530,11 +555,10 @@ def _loader_cpu(rank: _MeasuredRank) -> Quartiles:
         return drain.cpu_seconds
     # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
     as_is = rank.as_is
-    seconds = (
-        as_is.children_cpu_seconds
-        if rank.num_workers
-        else max(0.0, as_is.trainer_cpu_seconds - rank.accelerator.trainer_cpu_seconds.mean)
-    )
+    seconds = as_is.children_cpu_seconds
+    if not rank.num_workers:
+        trainer_alone = rank.accelerator.trainer_cpu_seconds.mean
+        seconds = max(0.0, as_is.trainer_cpu_seconds - trainer_alone)
     samples = as_is.step_seconds.samples
     return Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=samples)
 
@@ -546,7 +570,9 @@ def _handover(rank: _MeasuredRank) -> Quartiles | None:
         return None
     drains = [drain for drain in rank.result.drains if drain.handover_seconds is not None]
     drain = _drain_with(drains, workers=rank.num_workers or rank.share)
-    return drain.handover_seconds if drain else None
+    if drain is None:
+        return None
+    return drain.handover_seconds
 
 
 def _drain_with(drains: Sequence[Drain], *, workers: int) -> Drain | None:
@@ -690,4 +716,6 @@ def _notes_on(job: ObservedJob) -> Iterator[str]:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    if value is None:
+        return None
+    return round(value, 4)

@@ -1,6 +1,6 @@
 """The text of a profile: a verdict, a table of terms, and what to do at no cost."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from stoker.record_words import epoch_words, gpu_noun, gpu_words, loader_words, whole_step_of
@@ -19,6 +19,7 @@ from stoker.units import (
     capital,
     is_whole_longer,
     ms,
+    numbered,
     percentage,
     size,
     vcpus_words,
@@ -67,7 +68,9 @@ def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
     lines = [f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}"]
     shown = [part for part in transforms if part.within is None or part.share >= _MIN_SHARE]
     for part in shown[:_ROWS]:
-        name = part.name if part.within is None else f"  {part.name}"
+        name = part.name
+        if part.within is not None:
+            name = f"  {name}"
         if len(name) > _NAME - 1:
             name = f"  ..{name[-(_NAME - 5) :]}"
         lines.append(f"{name:<{_NAME}}{part.cpu_seconds * 1e3:>9.3f}{part.share:>8.0%}")
@@ -79,12 +82,15 @@ def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
 
 def explain(profile: Profile) -> str:
     if profile.step is None:
-        words = wrapped(loader_words(profile.loader)) if profile.loader else []
-        return "\n".join([explain_observed(profile), *words])
+        text = explain_observed(profile)
+        if not profile.loader:
+            return text
+        return "\n".join([text, *wrapped(loader_words(profile.loader))])
     busy = _too_busy(profile)
-    # Other programs are in the verdict.
-    named = {"other-programs"} if busy else set()
-    states = [state for state in profile.states[:_MAX_STATES] if state.id not in named]
+    states = profile.states[:_MAX_STATES]
+    if busy:
+        # Other programs are in the verdict.
+        states = tuple(state for state in states if state.id != "other-programs")
     findings = [_verdict(profile), *_epochs(profile)]
     findings += [f"found: {state.text}" for state in states]
     if profile.loader:
@@ -126,10 +132,11 @@ def _fixes(profile: Profile, *, is_busy: bool) -> list[str]:
         return []
     lines = ["", "free, or nearly free:"]
     for fix in profile.fixes:
+        text = f"- {fix.text}"
         # While other programs run, a fix stays right, but its figure would be noise.
-        saves = None if is_busy else fix.saves_seconds
-        gain = f" (saves {ms(saves)} per step)" if saves else ""
-        lines += wrapped(f"- {fix.text}{gain}")
+        if fix.saves_seconds and not is_busy:
+            text += f" (saves {ms(fix.saves_seconds)} per step)"
+        lines += wrapped(text)
     return lines
 
 
@@ -164,19 +171,28 @@ def _verdict(profile: Profile) -> str:
         return f"{waiting}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
         return f"{waiting}; what making it costs on the same CPUs is not known."
+    return f"{waiting}{_limit_named(profile, share=share)}."
+
+
+def _limit_named(profile: Profile, *, share: float) -> str:
+    """Returns what the limit is, after a colon; empty: it is not known.
+
+    Args:
+        profile: Whose parts explain its step.
+        share: Of a step that cached batches would save, waiting included.
+    """
     states = {state.id for state in profile.states}
     limit = limit_words("accelerator")
     if "neighbour" in states:
-        return f"{waiting}: the limit is {limit}, slowed by its own host's loading."
+        return f": the limit is {limit}, slowed by its own host's loading"
     if share < LEAST_GAIN and "transfer" in states:
-        copying = ms(step.transfer_seconds or 0.0)
-        return (
-            f"{waiting}: the limit is {limit}, which waits {copying} of it for copies of its batch."
-        )
+        copying = ms(profile.timed_step.transfer_seconds or 0.0)
+        return f": the limit is {limit}, which waits {copying} of it for copies of its batch"
     if share < LEAST_GAIN:
-        return f"{waiting}: stoker does not help here; the accelerator sets the pace."
-    binding = _limit(profile)
-    return f"{waiting}: the limit is {binding}." if binding else f"{waiting}."
+        return ": stoker does not help here; the accelerator sets the pace"
+    if binding := _limit(profile):
+        return f": the limit is {binding}"
+    return ""
 
 
 def _epochs(profile: Profile) -> list[str]:
@@ -228,7 +244,9 @@ def _lost_words(profile: Profile) -> str:
 
 def _too_busy(profile: Profile) -> str:
     capacity = profile.host.capacity
-    return too_busy(profile, vcpus=capacity * profile.host.count) if capacity else ""
+    if not capacity:
+        return ""
+    return too_busy(profile, vcpus=capacity * profile.host.count)
 
 
 def _limit(profile: Profile) -> str | None:
@@ -269,24 +287,31 @@ def _table(profile: Profile) -> list[str]:
         value = term(profile.timed_step, name)
         if value is None:
             continue
-        spread = (profile.spread or {}).get(name)
-        middle = f"{spread.low * 1e3:.2f} to {spread.high * 1e3:.2f}" if spread else ""
-        samples = str(spread.samples) if spread else ""
-        lines.append(f"{title:<30}{value * 1e3:>11.2f}   {middle:>19}   {samples:>7}")
-    step = profile.timed_step
-    batch = f", {size(step.batch_bytes)}" if step.batch_bytes else ""
-    capacity = profile.host.capacity
-    vcpus = f" of {vcpus_words(capacity)}" if capacity else ""
-    facts = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
-    if step.num_workers is not None:
-        workers = "worker" if step.num_workers == 1 else "workers"
-        facts.insert(0, f"{step.num_workers} {workers} per host")
-    if step.global_batch_size is not None:
-        facts.insert(0, f"{step.global_batch_size} samples per step{batch}")
-    lines.append("; ".join(facts))
+        line = f"{title:<30}{value * 1e3:>11.2f}"
+        if spread := (profile.spread or {}).get(name):
+            middle = f"{spread.low * 1e3:.2f} to {spread.high * 1e3:.2f}"
+            line += f"   {middle:>19}   {spread.samples:>7}"
+        lines.append(line)
+    lines.append("; ".join(_facts(profile)))
     if clock := profile.what.get("clock"):
         lines.append(f"steps and waits are times of {clock}, CPU times of its host")
-    return [line.rstrip() for line in lines]
+    return lines
+
+
+def _facts(profile: Profile) -> Iterator[str]:
+    """Yields what the step's figures are of: batch, workers, hosts."""
+    step, host = profile.timed_step, profile.host
+    if step.global_batch_size is not None:
+        batch = f"{step.global_batch_size} samples per step"
+        if step.batch_bytes:
+            batch += f", {size(step.batch_bytes)}"
+        yield batch
+    if step.num_workers is not None:
+        yield f"{numbered(step.num_workers, 'worker')} per host"
+    hosts = f"{host.count} x {host.instance_type}"
+    if host.capacity:
+        hosts += f" of {vcpus_words(host.capacity)}"
+    yield hosts
 
 
 def _storage(profile: Profile) -> str:
@@ -297,15 +322,18 @@ def _storage(profile: Profile) -> str:
     if step.storage_bytes_per_second is not None:
         return f"{words}, which gives each host {size(step.storage_bytes_per_second)}/s"
     parts = parts_of(profile)
-    is_limit = "storage" in {state.id for state in profile.states} or (
-        parts is not None and parts.limit == "storage"
-    )
-    return words if is_limit else f"{words}, which keeps up"
+    if parts is not None and parts.limit == "storage":
+        return words
+    if any(state.id == "storage" for state in profile.states):
+        return words
+    return f"{words}, which keeps up"
 
 
 def term(step: StepTerms, name: str) -> float | None:
     value: object = getattr(step, name)
-    return value if isinstance(value, float) else None
+    if not isinstance(value, float):
+        return None
+    return value
 
 
 def explain_observed(profile: Profile) -> str:
@@ -320,17 +348,21 @@ def explain_observed(profile: Profile) -> str:
 def observed_words(profile: Profile) -> list[str]:
     observed = profile.observed
     assert observed is not None
-    # What other programs used as well is another line's.
-    whose = " with this training run" if observed.others_vcpus else ""
-    loads = [f"{_busy('vCPUs', observed.cpu_utilization)}{whose}"]
+    load = _busy("vCPUs", observed.cpu_utilization)
+    if observed.others_vcpus:
+        # What other programs used as well is another line's.
+        load += " with this training run"
+    loads = [load]
     if observed.gpu_utilization is not None or _may_have_gpus(profile):
-        num_gpus = len(used_gpus(observed.gpus)) if observed.gpus else None
+        num_gpus = None
+        if observed.gpus:
+            num_gpus = len(used_gpus(observed.gpus))
         loads.append(_busy(gpu_noun(num_gpus), observed.gpu_utilization))
+    text = f"{profile.host.count} x {profile.host.instance_type}: {', '.join(loads)}"
     # Where steps were seen to wait or not, a guess from the load is no news.
-    is_seen = profile.step is not None and profile.step.wait_seconds is not None
-    guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
-    hosts = f"{profile.host.count} x {profile.host.instance_type}"
-    lines = wrapped(f"{hosts}: {', '.join(loads)}{guess}.")
+    if profile.step is None or profile.step.wait_seconds is None:
+        text += f"; {_SUSPECTS[observed.suspect]}"
+    lines = wrapped(f"{text}.")
     for gpu in observed.gpus[:_GPUS_SHOWN]:
         lines += wrapped(gpu_words(gpu), indent="  ")
     return lines
@@ -346,4 +378,6 @@ def _may_have_gpus(profile: Profile) -> bool:
 
 
 def _busy(name: str, load: float | None) -> str:
-    return f"{name}: load not known" if load is None else f"{name} {percentage(load)} busy"
+    if load is None:
+        return f"{name}: load not known"
+    return f"{name} {percentage(load)} busy"

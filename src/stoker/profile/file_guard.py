@@ -146,10 +146,11 @@ class FileGuard:
 
     def _opens(self, name: object) -> None:
         path = _path(name)
-        # What the link leads to is what would be written.
-        real = os.path.realpath(path) if path else ""
-        self._takes(real, "overwrite")
-        self._makes(real)
+        if path:
+            # What the link leads to is what would be written.
+            path = os.path.realpath(path)
+        self._takes(path, "overwrite")
+        self._makes(path)
 
     def _renames(self, source: object, target: object, folder: object, other: object) -> None:
         self._takes(_path(source, folder), "rename")
@@ -208,7 +209,9 @@ def _path(name: object, folder: object = -1) -> str:
     text = os.fsdecode(name)
     if isinstance(folder, int) and folder >= 0 and not os.path.isabs(text):
         text = os.path.join(f"/proc/self/fd/{folder}", text)
-    parent, last = os.path.split(os.path.abspath(text) if "/proc/" not in text else text)
+    if "/proc/" not in text:
+        text = os.path.abspath(text)
+    parent, last = os.path.split(text)
     return os.path.join(os.path.realpath(parent), last)
 
 
@@ -241,7 +244,10 @@ class _Write(Protocol):
 def _after(write: _Write, before: Callable[[object], None], *, at: int) -> _Write:
     def write_after(*given: object, **named: object) -> object:
         # Here torch and safetensors call it `f` and `filename`.
-        before(given[at] if len(given) > at else named.get("f", named.get("filename")))
+        name = named.get("f", named.get("filename"))
+        if len(given) > at:
+            name = given[at]
+        before(name)
         return write(*given, **named)
 
     return write_after
@@ -320,11 +326,15 @@ def _is_above(folder: str, other: str) -> bool:
 def own_folders(settings: ProcessSettings) -> list[Path]:
     """Returns stoker's own folders: for the results and, on this machine, for the run."""
     base = settings.base_dir
-    # A host of the local platform lies in the run's own folder, with its logs.
-    run = base.parent.parent if base.parent.name == "hosts" else None
-    return [folder for folder in (settings.output, run) if folder]
+    folders = [settings.output]
+    if base.parent.name == "hosts":
+        # A host of the local platform lies in the run's own folder, with its logs.
+        folders.append(base.parent.parent)
+    return [folder for folder in folders if folder]
 
 
 def short_path(path: str, cwd: Path | None = None) -> str:
     relative = os.path.relpath(path, cwd)
-    return path if relative.startswith("..") else relative
+    if relative.startswith(".."):
+        return path
+    return relative

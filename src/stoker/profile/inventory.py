@@ -121,9 +121,11 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
 
     # The connection's own timeout restarts with each packet.
     _in_time(ask, seconds)
-    name = answers[0].strip() if answers else ""
-    # A proxy may answer in place of the service, with a page.
-    return name if name.replace(".", "").replace("-", "").isalnum() else ""
+    name = next(iter(answers), "").strip()
+    if not name.replace(".", "").replace("-", "").isalnum():
+        # A proxy may answer in place of the service, with a page.
+        return ""
+    return name
 
 
 def accelerators(
@@ -180,7 +182,9 @@ def _by_smi(program: str) -> tuple[int, str | None] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    return (len(names), names[0][:200]) if done.returncode == 0 and names else None
+    if done.returncode or not names:
+        return None
+    return len(names), names[0][:200]
 
 
 class _Resources(msgspec.Struct):
@@ -400,7 +404,7 @@ def opened_files(loader: Loader, *, seconds: float, iterate: Iterate) -> list[st
         seconds=seconds,
         iterate=iterate,
     )
-    return cast("list[str]", reports[0]) if reports else []
+    return cast("list[str]", next(iter(reports), []))
 
 
 def opened_jpegs(source: TaskSource, until: float) -> list[str]:
@@ -437,11 +441,14 @@ def _jpegs_among(listed: object, *, root: object) -> list[str]:
 def _path_in(row: object, *, root: object) -> str:
     """Returns the path that a row is or begins with, below `root` if it is relative; or empty."""
     path = _path(row[0] if isinstance(row, list | tuple) and row else row)
-    below = os.path.join(_path(root), path)
-    return path if os.path.exists(path) else below
+    if os.path.exists(path):
+        return path
+    return os.path.join(_path(root), path)
 
 
 def _path(name: object) -> str:
     if isinstance(name, os.PathLike):
         name = name.__fspath__()
-    return name if isinstance(name, str) else ""
+    if not isinstance(name, str):
+        return ""
+    return name

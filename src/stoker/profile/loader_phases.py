@@ -196,7 +196,9 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
     Torch opens the memory of a batch by asking its worker, which answers between two of its own
     operations: 2 to 3 ms where the worker holds the interpreter lock, without any CPU time.
     """
-    num = min(_MOST_PACED, int((until - time.monotonic()) / every)) if every > 0 else 0
+    if every <= 0:
+        return []
+    num = min(_MOST_PACED, int((until - time.monotonic()) / every))
     if num < _LEAST_PACED:
         return []
     seconds = []
@@ -215,7 +217,9 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     pairs = [*chain.from_iterable(map(pairwise, stamps))]
     if not pairs:
         return None
-    handovers = [*chain.from_iterable(part.handovers for part in rounds)]
+    handover = None
+    if seconds := [*chain.from_iterable(part.handovers for part in rounds)]:
+        handover = quartiles(seconds)
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
@@ -228,7 +232,7 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
             ]
         ),
         batches_per_second=_batches_per_second(rounds, workers=workers),
-        handover_seconds=quartiles(handovers) if handovers else None,
+        handover_seconds=handover,
     )
 
 
@@ -243,7 +247,9 @@ def _batches_per_second(rounds: Sequence[Round], *, workers: int) -> float:
             times = [stamp[2] for stamp in chain.from_iterable(stamps)]
             num_batches += sum(begin < when <= end for when in times)
             seconds += end - begin
-    return num_batches / seconds if seconds else 0.0
+    if not seconds:
+        return 0.0
+    return num_batches / seconds
 
 
 def shut_down(iterator: object) -> None:
@@ -260,15 +266,22 @@ def with_workers(
     Args:
         timeout: Seconds after which a batch that does not come is an error.
     """
-    is_iterable = isinstance(loader.dataset, IterableDataset)
-    batches = loader.batch_sampler is not None
-    # Torch takes a batch_sampler only with its default batch_size of 1, and without a sampler.
+    batch_size, drop_last = None, False
+    sampler: EndlessBatches | None = None
+    batch_sampler: EndlessBatches | None = None
+    if isinstance(loader.dataset, IterableDataset):
+        batch_size, drop_last = loader.batch_size, loader.drop_last
+    elif loader.batch_sampler is not None:
+        # Torch takes a batch_sampler only with its default batch_size, and without a sampler.
+        batch_size, batch_sampler = 1, EndlessBatches(loader.batch_sampler)
+    else:
+        sampler = EndlessBatches(loader.sampler)
     return torch.utils.data.DataLoader(
         loader.dataset,
-        batch_size=loader.batch_size if is_iterable else 1 if batches else None,
-        batch_sampler=EndlessBatches(loader.batch_sampler) if batches and not is_iterable else None,  # type: ignore[arg-type]
-        sampler=None if batches or is_iterable else EndlessBatches(loader.sampler),
-        drop_last=loader.drop_last if is_iterable else False,
+        batch_size=batch_size,
+        batch_sampler=batch_sampler,  # type: ignore[arg-type]
+        sampler=sampler,
+        drop_last=drop_last,
         num_workers=workers,
         collate_fn=StampedCollate(loader.collate_fn),
         timeout=timeout,
@@ -473,7 +486,9 @@ def workers_rest(iterator: object, *, seconds: float, is_stopped: Callable[[], b
             return False
         time.sleep(_POLL_SECONDS)
         now = _cpu_seconds_of_workers(iterator)
-        num_quiet = num_quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
+        num_quiet += 1
+        if now - before >= _IDLE_SHARE * _POLL_SECONDS:
+            num_quiet = 0
         before = now
     return True
 
@@ -482,7 +497,9 @@ def _cpu_seconds_of_workers(iterator: object) -> float:
     pids = [worker.pid for worker in getattr(iterator, "_workers", ()) if worker.pid]
     clocks = [process_clock(pid) for pid in pids]
     running = [clock for clock in clocks if clock is not None]
-    return sum(running) if running else children_cpu_seconds()
+    if not running:
+        return children_cpu_seconds()
+    return sum(running)
 
 
 def measure_loading(
@@ -650,12 +667,15 @@ def summarize_reads(
         if not is_waiting:
             return None, ["the storage's rate is not known: its reads could not be made cold"]
         fetched = [batch.asked for batch in cold]
+    rate = None
+    if is_waiting:
+        rate = _rate(fetched, waits, workers=workers)
     reads = Reads(
         workers=workers,
         batch_bytes=quartiles(fetched),
         cold_seconds=quartiles([batch.wall_seconds for batch in cold]),
         warm_seconds=quartiles([batch.wall_seconds for _, batch in pairs]),
-        bytes_per_second=_rate(fetched, waits, workers=workers) if is_waiting else None,
+        bytes_per_second=rate,
     )
     return reads, []
 
@@ -692,8 +712,9 @@ def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple
 
 
 def _now() -> tuple[float, float, float, int, int]:
-    read = bytes_read()
-    asked, fetched = (read.asked, read.fetched) if read else (0, 0)
+    asked, fetched = 0, 0
+    if read := bytes_read():
+        asked, fetched = read.asked, read.fetched
     return time.monotonic(), time.process_time(), queued_seconds(), asked, fetched
 
 
@@ -703,7 +724,9 @@ def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[
         receive = _measure_receive(batch, seconds=seconds)
     except (StokerError, OSError) as err:
         return None, [f"the feed could not be tried: {' '.join(str(err).split())}"]
-    return receive, [] if receive else ["the feed could not be tried: nothing came in time"]
+    if receive is None:
+        return None, ["the feed could not be tried: nothing came in time"]
+    return receive, []
 
 
 def _measure_receive(batch: object, *, seconds: float) -> Receive | None:
@@ -887,7 +910,8 @@ def objects_below(
             if depth < _DEPTH and leads_on(name, child):
                 children = child if isinstance(child, list | tuple) else (child,)
                 # It may be a list of a million rows.
-                waiting += ((item, depth + 1) for item in itertools.islice(children, _MAX_CHILDREN))
+                for item in itertools.islice(children, _MAX_CHILDREN):
+                    waiting.append((item, depth + 1))
 
 
 def attributes_of(value: object) -> dict[str, object]:
@@ -918,14 +942,18 @@ def _list_of(value: object) -> Sequence[object] | None:
     transforms = getattr(value, "transforms", None)
     if transforms is None and isinstance(value, torch.nn.Sequential):
         transforms = list(value)
-    if isinstance(transforms, list | tuple | torch.nn.ModuleList) and len(transforms):
-        items = list(transforms)
-        return items if all(callable(item) for item in items) else None
-    return None
+    if not isinstance(transforms, list | tuple | torch.nn.ModuleList) or not len(transforms):
+        return None
+    items = list(transforms)
+    if not all(callable(item) for item in items):
+        return None
+    return items
 
 
 def _set_list(owner: object, transforms: list[object]) -> None:
-    kept = owner if isinstance(owner, torch.nn.Sequential) else getattr(owner, "transforms", None)
+    kept = getattr(owner, "transforms", None)
+    if isinstance(owner, torch.nn.Sequential):
+        kept = owner
     if isinstance(kept, torch.nn.Sequential | torch.nn.ModuleList):
         for number, transform in enumerate(transforms):
             kept[number] = transform  # type: ignore[assignment]
@@ -990,7 +1018,9 @@ def load_in_parts(source: TaskSource, until: float) -> tuple[Cost, ...]:
         counted.append(batch)
         if time.monotonic() >= until:
             break
-    return _costs_of(counted, transforms) if counted else ()
+    if not counted:
+        return ()
+    return _costs_of(counted, transforms)
 
 
 def _timed_batches(source: TaskSource) -> Iterator[_BatchCost]:
@@ -1045,8 +1075,10 @@ def measure_costs(
         seconds=seconds,
         iterate=iterate,
     )
-    costs = cast("tuple[Cost, ...]", reports[0]) if reports else ()
-    return costs, [] if costs else ["the parts of loading are not known: too few batches"]
+    costs = cast("tuple[Cost, ...]", next(iter(reports), ()))
+    if not costs:
+        return (), ["the parts of loading are not known: too few batches"]
+    return costs, []
 
 
 def name_of(text: str) -> str:

@@ -66,7 +66,9 @@ class Board:
         store = _store()
         if store is not None:
             key = f"stoker/{name}"
-            return store.get(key).decode() if store.check([key]) else None
+            if not store.check([key]):
+                return None
+            return store.get(key).decode()
         try:
             return (self._folder / name).read_text()
         except OSError:
@@ -98,7 +100,10 @@ class Agreement:
         """Announces, as rank 0, a change of phase for soon after `at_step`."""
         if self._rank != 0 or phase in self._steps:
             return
-        self._steps[phase] = at_step + (self._lead_steps if self._world_size > 1 else 0)
+        self._steps[phase] = at_step
+        if self._world_size > 1:
+            # The other ranks have to read the note before they reach that step.
+            self._steps[phase] += self._lead_steps
         self._post(phase, str(self._steps[phase]))
 
     def is_due(self, phase: str, *, at_step: int) -> bool:
@@ -238,8 +243,9 @@ class Findings:
         if self.result.rank == 0:
             for rank in range(self.result.world_size):
                 file = self._file(rank)
-                result = None if file.exists() else self._agreement.handed_in(rank)
-                if result:
+                if file.exists():
+                    continue
+                if result := self._agreement.handed_in(rank):
                     write_text(file, result)
 
     def _file(self, rank: int) -> Path:
@@ -257,10 +263,12 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
     tells the launcher so. Without `launcher_pid` no parent is killed.
     """
     try:
-        # Torch's handler would raise in the script, for a worker that was killed here.
         is_main = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT) if is_main else ():
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+        if is_main:
+            # Torch's handler would raise in the script, for a worker that was killed here.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             (folder / PROFILE_ENDED_FILE).touch()
         for stream in (sys.stdout, sys.stderr):

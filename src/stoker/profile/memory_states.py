@@ -44,6 +44,9 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         grown_bytes_per_sample=max(part.grown_bytes_per_sample for part in parts),
     )
     epochs = [part.epoch_samples for part in parts if part.epoch_samples is not None]
+    epoch_samples = None
+    if len(epochs) == len(on_host):
+        epoch_samples = sum(epochs)
     return ProfiledMemory(
         limit_bytes=nearest.limit_bytes,
         used_bytes=nearest.used_bytes,
@@ -56,7 +59,7 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         copied_bytes_per_sample=growth.copied_bytes_per_sample,
         grown_bytes_per_sample=growth.grown_bytes_per_sample,
         waiting_bytes=sum(map(_waiting_bytes, on_host)),
-        epoch_samples=sum(epochs) if len(epochs) == len(on_host) else None,
+        epoch_samples=epoch_samples,
         swapped_bytes=sum(part.swapped_bytes for part in parts),
         swapped_bytes_per_second=max(part.swapped_bytes_per_second for part in parts),
         refaulted_bytes_per_second=max(part.refaulted_bytes_per_second for part in parts),
@@ -125,10 +128,10 @@ def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState
     limits = [finding for finding in findings if finding.is_limit]
     if not is_near and not limits:
         return None
-    words = f"{size(memory.used_bytes)} of {_limit(memory)} are in use"
-    causes = limits or findings
-    why = f"; {causes[0].cause}" if causes else ""
-    return ProfileState(id="memory", text=f"memory: {words}{why}")
+    text = f"memory: {size(memory.used_bytes)} of {_limit(memory)} are in use"
+    if causes := limits or findings:
+        text += f"; {causes[0].cause}"
+    return ProfileState(id="memory", text=text)
 
 
 def _limit(memory: ProfiledMemory) -> str:
@@ -144,12 +147,14 @@ def _copied_objects(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Fin
     total = memory.workers * sum(held.num_bytes for held in copied)
     if not copied or total < _WORTH_A_LINE * memory.limit_bytes:
         return
-    more = f", and {count(len(copied) - 1, 'more like it', 'more like it')}" if copied[1:] else ""
+    most = _held_words(copied[0])
+    if copied[1:]:
+        most += f", and {count(len(copied) - 1, 'more like it', 'more like it')}"
     copy_size = size(total / memory.workers)
     yield _Finding(
         id="copied_objects",
         cause=f"each worker copies the dataset's Python objects as it reads them: "
-        f"{count(memory.workers, 'worker')} x {copy_size} of {_held_words(copied[0])}{more}",
+        f"{count(memory.workers, 'worker')} x {copy_size} of {most}",
         fix=f"{_one_array(copied[0])}, which all workers share: saves up to {size(total)}",
         num_bytes=total,
         is_limit=memory.used_bytes + total > memory.limit_bytes,
@@ -175,8 +180,10 @@ def _growth(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
         return
     is_kept = facts.persistent_workers or not facts.num_workers
     per_epoch = per_sample * samples
-    growing = memory.growing[0] if memory.growing else None
-    most = _most_bytes(growing, memory, per_sample) if is_kept else per_epoch
+    growing = next(iter(memory.growing), None)
+    most = per_epoch
+    if is_kept:
+        most = _most_bytes(growing, memory, per_sample)
     if min(per_epoch, most) < _WORTH_A_LINE * memory.limit_bytes:
         return
     room = max(0.0, memory.limit_bytes - memory.used_bytes)
@@ -215,17 +222,21 @@ def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
 
 def _bounded(growing: GrowingObjects | None, *, is_kept: bool) -> str:
     if growing is None:
-        frees = "; persistent_workers=False frees it after each epoch" if is_kept else ""
-        return f"look at the libraries written in C that its samples are made with{frees}"
+        look = "look at the libraries written in C that its samples are made with"
+        if is_kept:
+            look += "; persistent_workers=False frees it after each epoch"
+        return look
     if growing.container == "lru_cache":
         return "give the cache a maxsize, or drop it: each worker has a cache for itself"
     return "bound it, or keep it in a file that all workers share: each has one for itself"
 
 
 def _waiting(memory: ProfiledMemory, facts: LoaderFacts, rank: RankResult) -> Iterator[_Finding]:
-    factor = rank.memory.prefetch_factor if rank.memory else 0
+    if rank.memory is None or rank.batch is None:
+        return
+    factor = rank.memory.prefetch_factor
     is_much = memory.waiting_bytes >= _MUCH_WAITS * memory.limit_bytes
-    if not is_much or factor <= _USUAL_PREFETCH or rank.batch is None:
+    if not is_much or factor <= _USUAL_PREFETCH:
         return
     less = memory.waiting_bytes * _USUAL_PREFETCH / factor
     workers = count(facts.num_workers, "worker")

@@ -201,8 +201,7 @@ def measure_growth(
         seconds=seconds,
         iterate=iterate,
     )
-    growth = cast("WorkerGrowth | None", reports[0]) if reports else None
-    return growth, []
+    return cast("WorkerGrowth | None", next(iter(reports), None)), []
 
 
 def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
@@ -219,8 +218,8 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
         del items
         now = time.monotonic()
         if now >= due_at:
-            memory = process_memory(os.getpid())
-            points += [_point(samples, memory)] if memory else []
+            if memory := process_memory(os.getpid()):
+                points.append(_point(samples, memory))
             due_at = now + every
         # On a busy machine a few batches take all of the time.
         is_seen = len(points) >= _LEAST_POINTS or now >= 2 * until - began
@@ -246,4 +245,6 @@ def _point(done: float, memory: ProcessMemory) -> _Point:
 
 
 def _per_second(amount: float, seconds: float) -> float:
-    return max(0.0, amount / seconds) if seconds > 0 else 0.0
+    if seconds <= 0:
+        return 0.0
+    return max(0.0, amount / seconds)

@@ -480,12 +480,11 @@ class ProfileSession:
         LRScheduler.step = lambda self, epoch=None: None  # type: ignore[method-assign]
         findings.learn(uses_cuda=is_cuda_used())
         findings.count_neighbours()
-        # The usual warm-up would take too much of the budget.
-        is_slow = steps.result().step_seconds.median > _SLOW_STEP_SHARE * self._budget
-        return Replay(
-            self._reading.cache,
-            ReplaySteps(clock=self._reading.clock, warm_up=1 if is_slow else WARM_UP_REPLAYS),
-        )
+        warm_up = WARM_UP_REPLAYS
+        if steps.result().step_seconds.median > _SLOW_STEP_SHARE * self._budget:
+            # The usual warm-up would take too much of the budget.
+            warm_up = 1
+        return Replay(self._reading.cache, ReplaySteps(clock=self._reading.clock, warm_up=warm_up))
 
     def _heed(self) -> None:
         """Ends this rank when another one does: it would wait for that rank in all-reduce."""
@@ -495,8 +494,9 @@ class ProfileSession:
 
     def _running(self, replay: Replay) -> Replay:
         """Returns the replay whose steps are timed now: the cached steps, or a variant of them."""
-        variant = self._variants.running if self._variants else None
-        return variant or replay
+        if self._variants is None:
+            return replay
+        return self._variants.running or replay
 
     def _has_replayed(self, replay: Replay) -> bool:
         assert self._variants is not None
@@ -819,13 +819,15 @@ def place_of(settings: ProcessSettings) -> RankPlace:
     # The process group knows best: launchers inside a script set their variables late, or none.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    ranks_on_host = settings.processes_per_host or settings.local_world_size
+    ranks_on_host: int | None = settings.processes_per_host or settings.local_world_size
+    if ranks_on_host == 1 and world_size > 1:
+        # It may be a variable's default: then they count themselves.
+        ranks_on_host = None
     return RankPlace(
         rank=rank,
         world_size=world_size,
         leads_host=settings.local_rank == 0,
-        # 1 of several ranks may be a variable's default: then they count themselves.
-        ranks_on_host=ranks_on_host if ranks_on_host > 1 or world_size == 1 else None,
+        ranks_on_host=ranks_on_host,
     )
 
 
@@ -935,7 +937,9 @@ def _replace(cls: type[Loader], sessions: _Sessions) -> None:
 
     def iterate(loader: Loader) -> Iterator[object]:
         session = sessions.for_epoch()
-        return original(loader) if session is None else ProfiledIterator(session, loader, original)
+        if session is None:
+            return original(loader)
+        return ProfiledIterator(session, loader, original)
 
     iterate.stoker_session = sessions  # type: ignore[attr-defined]
     cls.__iter__ = iterate  # type: ignore[assignment]

@@ -178,8 +178,9 @@ class Heard:
 
     def line(self, text: str) -> None:
         # From the log: every platform passes it on while a job runs.
-        is_of_interest = "profile_started" in text or "command_ended" in text
-        event = parse_line(text) if is_of_interest else None
+        if "profile_started" not in text and "command_ended" not in text:
+            return
+        event = parse_line(text)
         if event and event.event == EventName.PROFILE_STARTED:
             self.has_begun = True
         elif event and event.event == EventName.COMMAND_ENDED:
@@ -210,7 +211,9 @@ def read_seen(folder: Path) -> list[ProcessReport]:
 
 def own_loader_in(seen: Sequence[ProcessReport]) -> ProfiledLoader | None:
     names = [*chain.from_iterable(process.loaders for process in seen)]
-    return ProfiledLoader(class_name=names[0], reach="own") if names else None
+    if not names:
+        return None
+    return ProfiledLoader(class_name=names[0], reach="own")
 
 
 def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
@@ -269,37 +272,53 @@ def unmeasured(
     problem, fix = _problem(
         ranks, seen=seen, command=subject.command, cut_off_seconds=cut_off_seconds
     )
-    if timed and not ranks:
-        problem, fix = timed, LONGER
-    loader = None if ranks else own_loader_in(seen)
+    loader = None
+    if not ranks:
+        loader = own_loader_in(seen)
+        if timed:
+            problem, fix = timed, LONGER
     if loader:
         problem += (
             f"; {loader.class_name} makes batches in its own way, so that data hosts cannot help it"
         )
     observed = None
     if used:
-        group = subject.group
-        observed = Profile(
-            host=ProfiledHost(
-                instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
-            ),
-            observed=Observed(
-                cpu_utilization=used.utilization,
-                gpu_utilization=busy_share(gpus),
-                gpus=gpus,
-                hosts=used.hosts,
-            ),
-            loader=loader,
-            what={
-                **subject.what,
-                "source": "process tree",
-                "wall_seconds": round(used.wall_seconds, 3),
-                "cpu_seconds": round(used.cpu_seconds, 3),
-                "notes": [problem, *notes],
-            },
-        )
-    where = f"what was observed: {'; '.join(notes)}" if notes else ""
+        observed = _observed(used, gpus, loader, subject=subject, notes=[problem, *notes])
+    where = ""
+    if notes:
+        where = f"what was observed: {'; '.join(notes)}"
     return UnmeasuredError(problem, where=where, fix=fix, observed=observed)
+
+
+def _observed(
+    used: CommandUsage,
+    gpus: GpuLoads,
+    loader: ProfiledLoader | None,
+    *,
+    subject: ProfiledCommand,
+    notes: Sequence[str],
+) -> Profile:
+    """Returns a profile without a step: how busy the hosts were, of which `decide` can guess."""
+    group = subject.group
+    return Profile(
+        host=ProfiledHost(
+            instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
+        ),
+        observed=Observed(
+            cpu_utilization=used.utilization,
+            gpu_utilization=busy_share(gpus),
+            gpus=gpus,
+            hosts=used.hosts,
+        ),
+        loader=loader,
+        what={
+            **subject.what,
+            "source": "process tree",
+            "wall_seconds": round(used.wall_seconds, 3),
+            "cpu_seconds": round(used.cpu_seconds, 3),
+            "notes": [*notes],
+        },
+    )
 
 
 def _problem(
@@ -311,7 +330,9 @@ def _problem(
 ) -> tuple[str, str]:
     packages = {*chain.from_iterable(process.packages for process in seen)}
     others = ", ".join(title for name, title in _OTHER_LOADERS.items() if name in packages)
-    uses = f"; it uses {others}" if others else ""
+    uses = ""
+    if others:
+        uses = f"; it uses {others}"
     if cut_off_seconds is not None:
         return (
             f"no DataLoader of torch was read within {cut_off_seconds:.0f} s of the start, so the "
@@ -345,12 +366,12 @@ def _problem(
             f"the script never imported torch{uses}",
             f"{_TIMED}; for a job on SageMaker, --training-job NAME reads the load",
         )
-    but_uses = f", but uses {others}" if others else ""
+    never = "the script imported torch and never read from a DataLoader of torch"
+    if others:
+        return f"{never}, but uses {others}", _TIMED
     return (
-        f"the script imported torch and never read from a DataLoader of torch{but_uses}",
-        _TIMED
-        if others
-        else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
+        never,
+        "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
         "dataset gets one with DataLoader(dataset, batch_size=..., num_workers=...)",
     )
 
@@ -377,20 +398,22 @@ def _problem_of_ranks(ranks: Sequence[RankResult]) -> tuple[str, str]:
 
 def _too_soon(ranks: Sequence[RankResult]) -> str:
     # The rank that lacks something tells more than rank 0, which may be complete.
-    missing = [rank for rank in ranks if not rank.accelerator]
-    first = missing[0] if missing else ranks[0]
-    of = f" (rank {first.rank})" if first.world_size > 1 else ""
+    first = next((rank for rank in ranks if not rank.accelerator), ranks[0])
     words = first.missing.removeprefix("the script ended ") or "it was cut off"
-    return f"{words}{of}"
+    if first.world_size == 1:
+        return words
+    return f"{words} (rank {first.rank})"
 
 
 def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> list[str]:
     notes = []
     if used:
-        on = f"{used.hosts} hosts of {used.vcpus:g}" if used.hosts > 1 else f"{used.vcpus:g}"
+        vcpus = f"{used.vcpus:g} vCPUs"
+        if used.hosts > 1:
+            vcpus = f"{used.hosts} hosts of {vcpus}"
         notes.append(
             f"it ran {used.wall_seconds:.1f} s and used {used.cpu_seconds:.1f} CPU-seconds: "
-            f"{percentage(used.utilization)} of {on} vCPUs"
+            f"{percentage(used.utilization)} of {vcpus}"
         )
     for rank in ranks[:1]:
         if rank.as_is:
@@ -425,7 +448,9 @@ class _EndedJob:
     @property
     def output(self) -> Path | None:
         """The folder of the ranks' results; None: there is none."""
-        return self.end.output_dir / "stoker" if self.end.output_dir else None
+        if self.end.output_dir is None:
+            return None
+        return self.end.output_dir / "stoker"
 
     @property
     def has_failed(self) -> bool:
@@ -766,7 +791,9 @@ def _progress(ranks: Sequence[RankResult]) -> str:
         return "before the first batch of a DataLoader"
     first = ranks[0]
     words = f"after {first.steps} steps of rank {first.rank}"
-    return f"{words}: one took {_step_words(first.as_is)}" if first.as_is else words
+    if first.as_is is None:
+        return words
+    return f"{words}: one took {_step_words(first.as_is)}"
 
 
 def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
@@ -787,8 +814,10 @@ def _failure(
     if replayed := max((rank.replayed_steps for rank in ranks), default=0):
         again = f"; the profile was replaying cached batches by then, {replayed} steps long"
         fix = _FIX_OF_REPLAY
-    # The command may have ended well, and its host not.
-    code = f" with exit code {end.exit_code}" if end.exit_code else ""
+    what = "the command failed"
+    if end.exit_code:
+        # It may have ended well, and its host not.
+        what += f" with exit code {end.exit_code}"
     for failure in read_failures(output) if output else ():
         where = [f"rank {failure.rank}, host {failure.host}"]
         place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
@@ -797,17 +826,15 @@ def _failure(
         if missing and failure.type == "ModuleNotFoundError":
             fix = fix_of_missing_module(missing[1], command)
         error = WorkloadError(
-            f"the command failed{code}: {failure.type}: {failure.message}",
+            f"{what}: {failure.type}: {failure.message}",
             where=", ".join(where) + again,
             fix=fix,
         )
         error.add_note(failure.traceback)
         return error
-    return WorkloadError(
-        f"the command failed{code}" + (f": {end.failure}" if end.failure else ""),
-        where=again.removeprefix("; "),
-        fix=f"read its log: {fix}",
-    )
+    if end.failure:
+        what += f": {end.failure}"
+    return WorkloadError(what, where=again.removeprefix("; "), fix=f"read its log: {fix}")
 
 
 @contextlib.contextmanager

@@ -95,7 +95,9 @@ def grown_between(
     """Returns what grew by a good part of the samples that were made, the fastest first."""
     grown = []
     for name, size in after.items():
-        more = size.length - (before[name].length if name in before else 0)
+        more = size.length
+        if name in before:
+            more -= before[name].length
         if more >= max(_LEAST_GROWN, _LEAST_GROWTH * samples):
             grown.append(
                 GrowingObjects(
@@ -202,9 +204,10 @@ def _is_shared(part: object) -> bool:
 
 def _own_bytes(part: object) -> int:
     if isinstance(part, torch.Tensor | np.ndarray):
-        num_bytes = part.nbytes
         header = 64 + sys.getsizeof(np.empty(0))
-        return header + (num_bytes if num_bytes < _SMALL_ARRAY_BYTES else 0)
+        if part.nbytes >= _SMALL_ARRAY_BYTES:
+            return header
+        return header + part.nbytes
     return sys.getsizeof(part)
 
 

@@ -95,7 +95,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def held_share(self) -> float:
         """Share of time outside next() with the interpreter lock held; 0: not known."""
-        return self.held_knocks / self.knocks if self.knocks else 0.0
+        if not self.knocks:
+            return 0.0
+        return self.held_knocks / self.knocks
 
     @property
     def idle_seconds(self) -> float:
@@ -211,7 +213,9 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_share(self) -> float:
-        return self.idle_seconds / self.wall_seconds.mean if self.wall_seconds.mean > 0 else 0.0
+        if self.wall_seconds.mean <= 0:
+            return 0.0
+        return self.idle_seconds / self.wall_seconds.mean
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
@@ -391,6 +395,20 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     held_objects: tuple[HeldObjects, ...] = ()
     worker_growth: WorkerGrowth | None = None
 
+    @property
+    def num_workers(self) -> int:
+        """Loader workers of this rank; 0: it loads itself, or its loader is not known."""
+        if self.loader is None:
+            return 0
+        return self.loader.num_workers
+
+    @property
+    def replayed_seconds(self) -> float:
+        """A step on cached batches; 0: there was none."""
+        if self.accelerator is None:
+            return 0.0
+        return self.accelerator.step_seconds.median
+
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:
     ordered = sorted(values)
@@ -493,8 +511,7 @@ def epochs_of(rank: RankResult, *, batch_in_one_worker: Quartiles | None) -> Epo
     if rank.as_is is None or rank.epoch_times is None:
         return None
     start = rank.epoch_times.start
-    num_workers = rank.loader.num_workers if rank.loader else 0
-    if start is None and num_workers == 0:
+    if start is None and rank.num_workers == 0:
         start = _NO_PAUSE
     elif start is None and batch_in_one_worker is not None:
         start = _first_batch(batch_in_one_worker, usual_wait=rank.as_is.wait_seconds.median)

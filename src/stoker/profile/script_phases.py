@@ -139,11 +139,16 @@ class FirstWords:
         """None before the first batch."""
         if self._began is None or now <= self._began:
             return None
-        # An unfinished wait counts, too: a single batch may take a minute.
-        waited = self._waited + (0.0 if self._asked is None else now - self._asked)
+        waited = self._waited
+        if self._asked is not None:
+            # An unfinished wait counts, too: a single batch may take a minute.
+            waited += now - self._asked
+        step_seconds = None
+        if self._steps:
+            step_seconds = (self._last - self._began) / self._steps
         return StepsSoFar(
             steps=self._steps,
-            step_seconds=(self._last - self._began) / self._steps if self._steps else None,
+            step_seconds=step_seconds,
             wait_share=min(1.0, waited / (now - self._began)),
         )
 
@@ -174,13 +179,16 @@ class Reading:
 
     @property
     def elapsed_seconds(self) -> float:
-        return time.monotonic() - self._began if self.steps else 0.0
+        if self.steps is None:
+            return 0.0
+        return time.monotonic() - self._began
 
     @property
     def counted_seconds(self) -> float:
         """Seconds since steps count: the warm-up, with compilation, is not in them."""
-        since = self.steps.counting_since if self.steps else None
-        return 0.0 if since is None else time.monotonic() - since
+        if self.steps is None or self.steps.counting_since is None:
+            return 0.0
+        return time.monotonic() - self.steps.counting_since
 
     def begin(self, loader: Loader, *, ranks: int) -> AsIsSteps:
         self.steps = AsIsSteps(
@@ -372,15 +380,19 @@ class DeviceCopies:
     ) -> _TensorMethod:
         def moved(*given: object, **kwargs: object) -> torch.Tensor:
             tensor, *args = given
-            device = target(args, kwargs) if self._is_given(tensor) else None
-            if device is None or device.type == "cpu" or not self._is_given(tensor):
+            if not self._is_given(tensor):
+                return move(*given, **kwargs)
+            device = target(args, kwargs)
+            if device is None or device.type == "cpu":
                 return move(*given, **kwargs)
             self._count(tensor, args[1:], kwargs)
             if self._mode == "pinned":
                 others = [own for own in args if not isinstance(own, bool)]
                 return move(tensor, *others, **{**kwargs, "non_blocking": True})
             there = self._on_device(tensor, device)
-            return move(tensor if there is None else there, *args, **kwargs)
+            if there is None:
+                return move(*given, **kwargs)
+            return move(there, *args, **kwargs)
 
         return moved
 
@@ -395,7 +407,9 @@ class DeviceCopies:
             if self._mode == "pinned":
                 return fill(target, source, non_blocking=True)
             there = self._on_device(source, target.device)
-            return fill(target, source if there is None else there, *args, **kwargs)
+            if there is None:
+                return fill(target, source, *args, **kwargs)
+            return fill(target, there, *args, **kwargs)
 
         return filled
 
@@ -451,13 +465,16 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 
 def _target_of_to(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device | None:
     """Returns where `Tensor.to` moves to; None: nowhere else."""
-    named = kwargs.get("device", kwargs.get("other"))
-    return _device_of(args[0] if args else named)
+    if args:
+        return _device_of(args[0])
+    return _device_of(kwargs.get("device", kwargs.get("other")))
 
 
 def _target_of_cuda(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device | None:
     named = args[0] if args else kwargs.get("device")
-    return torch.device("cuda") if named is None else _device_of(named)
+    if named is None:
+        return torch.device("cuda")
+    return _device_of(named)
 
 
 def _device_of(target: object) -> torch.device | None:
@@ -520,7 +537,9 @@ class _Copies:
         self._answering.close()
         if self.copies.has_failed:
             return "the device has no memory for a batch more"
-        return "" if self.copied_bytes else "the script copies no tensor of its batches to a device"
+        if not self.copied_bytes:
+            return "the script copies no tensor of its batches to a device"
+        return ""
 
 
 class _BesideWorkers:
@@ -597,7 +616,8 @@ class _BesideWorkers:
             self._why = "the data ended too soon"
         except Exception as err:
             # A process edge: the dataset is the user's; a worker that is ended is no error.
-            self._why = "" if self._is_over else error_words(err)
+            if not self._is_over:
+                self._why = error_words(err)
 
 
 class VariantPhases:
@@ -642,7 +662,9 @@ class VariantPhases:
     @property
     def left(self) -> Sequence[str]:
         """The variants that have not begun."""
-        return VARIANTS[VARIANTS.index(self._name) + 1 :] if self._name else VARIANTS
+        if not self._name:
+            return VARIANTS
+        return VARIANTS[VARIANTS.index(self._name) + 1 :]
 
     def is_enough(self) -> bool:
         """Whether the running variant has enough steps, or has taken its share of the budget."""
@@ -736,14 +758,14 @@ class VariantPhases:
         running = self.running
         if running is None or self._name != name:
             return self._steps.get(name)
-        is_known = running.steps.count >= _LEAST_STEPS
-        return (
-            running.steps.result(cached_batches=_VARIANT_BATCHES).step_seconds if is_known else None
-        )
+        if running.steps.count < _LEAST_STEPS:
+            return None
+        return running.steps.result(cached_batches=_VARIANT_BATCHES).step_seconds
 
     def _waits_for_copies(self) -> bool:
-        source = self._source
-        return source.copies.is_waiting if isinstance(source, _Copies) else self._is_waiting
+        if isinstance(self._source, _Copies):
+            return self._source.copies.is_waiting
+        return self._is_waiting
 
     def _source_of(self, name: str) -> _VariantSource:
         if name == BESIDE_WORKERS:

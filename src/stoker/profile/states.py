@@ -125,12 +125,12 @@ class Signs:
     rank: RankResult
     as_is: AsIs
     evidence: Evidence
-    alone: Drain | None
-    many: Drain | None
+    alone: Drain | None = None
+    many: Drain | None = None
 
     @property
     def workers(self) -> int:
-        return self.rank.loader.num_workers if self.rank.loader else 0
+        return self.rank.num_workers
 
     @property
     def step_seconds(self) -> float:
@@ -154,7 +154,9 @@ class Signs:
     @property
     def worker_idle_share(self) -> float:
         """Share of a batch's time that is neither computing nor waiting for a CPU."""
-        return 0.0 if self.alone is None else self.alone.idle_share
+        if self.alone is None:
+            return 0.0
+        return self.alone.idle_share
 
     @property
     def idlest(self) -> Drain | None:
@@ -177,7 +179,9 @@ class Signs:
     @property
     def own_seconds(self) -> float:
         """Seconds of a step outside collectives and backward, which wait for ranks."""
-        seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
+        if not self.evidence.steps:
+            return 0.0
+        seconds = self.evidence.seconds / self.evidence.steps
         return max(0.0, seconds - self.evidence.collective_seconds)
 
     @property
@@ -190,8 +194,11 @@ class Signs:
         )
 
     def rate(self, workers: int) -> float:
+        """Returns batches per second of the loader alone; 0: not tried with so many workers."""
         drain = self.drain(workers)
-        return drain.batches_per_second if drain else 0.0
+        if drain is None:
+            return 0.0
+        return drain.batches_per_second
 
     def drain(self, workers: int) -> Drain | None:
         drains = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
@@ -209,13 +216,12 @@ def signs_of(rank: RankResult) -> Signs:
         (drain for drain in rank.drains if drain.batches_per_second > 0),
         key=lambda drain: drain.workers,
     )
-    return Signs(
-        rank=rank,
-        as_is=rank.as_is,
-        evidence=rank.evidence or Evidence(),
-        alone=drains[0] if drains else None,
-        many=drains[-1] if len(drains) > 1 else None,
-    )
+    signs = Signs(rank=rank, as_is=rank.as_is, evidence=rank.evidence or Evidence())
+    if drains:
+        signs = replace(signs, alone=drains[0])
+    if len(drains) > 1:
+        signs = replace(signs, many=drains[-1])
+    return signs
 
 
 def without_stops(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
@@ -295,7 +301,9 @@ def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:
-    return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
+    if len(signs) == 1:
+        return ""
+    return f" (rank {own.rank.rank}, host {own.rank.host})"
 
 
 def throttled(signs: Sequence[Signs]) -> ProfileState | None:
@@ -392,14 +400,27 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     The steps as is of all ranks must be known; without `parts` the loader was not measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
-    stopped = throttled(signs)
     vcpus = _vcpus_left(signs)
-    # A group that is stopped has no idle vCPUs, even if the machine has.
-    busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
-    bound = replace(parts, vcpus=min(parts.vcpus, vcpus)) if parts else None
-    binding = bound.bottleneck if bound else None
-    # Threads of a group that is stopped hold their locks: knocks say nothing then.
-    gil = None if stopped else interpreter_lock(signs)
+    bound, binding = parts, None
+    if parts:
+        bound = replace(parts, vcpus=min(parts.vcpus, vcpus))
+        binding = bound.bottleneck
+    slowest = slowest_of(ranks)
+    stopped, gil = throttled(signs), None
+    busy = 1.0
+    # A group that is stopped has no idle vCPUs, even if the machine has, and its threads hold
+    # their locks: knocks say nothing then.
+    if not stopped:
+        busy = busy_share(signs, vcpus=vcpus)
+        gil = interpreter_lock(signs)
+    states = [
+        stopped,
+        gil,
+        straggler(signs),
+        _other_programs(signs, vcpus=vcpus),
+    ]
+    if binding in ("cpu", None):
+        states.append(_cpu(signs, vcpus=vcpus, busy=busy))
     # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(signs, key=lambda rank: rank.as_is.wait_seconds.median)
     storage: ProfileState | None = None
@@ -407,24 +428,12 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     if not stopped and binding != "cpu":
         is_shared = parts is not None and parts.is_shared
         storage = _slow_reads(waiting, is_limit=binding == "storage", is_shared=is_shared)
-    workers: ProfileState | None = None
-    if bound and not storage and more_workers(bound) is not None:
-        is_serial = bound.workers == 0
-        workers = _serial(waiting) if is_serial else _few_workers(waiting, busy=busy)
-    sets_the_pace = binding in ("accelerator", "none", None) and not gil
-    slowest = slowest_of(ranks)
-    states = (
-        stopped,
-        gil,
-        straggler(signs),
-        _other_programs(signs, vcpus=vcpus),
-        _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
-        storage,
-        workers,
-        _accelerator(signs, is_known=bool(bound)) if sets_the_pace else None,
-        transfer(slowest, parts=parts),
-        neighbour(slowest, parts=parts),
-    )
+    states.append(storage)
+    if bound and not storage:
+        states.append(_workers(waiting, parts=bound, busy=busy))
+    if binding in ("accelerator", "none", None) and not gil:
+        states.append(_accelerator(signs, is_known=bound is not None))
+    states += [transfer(slowest, parts=parts), neighbour(slowest, parts=parts)]
     return tuple(sorted(filter(None, states), key=lambda state: -(state.share or 0.0)))
 
 
@@ -453,8 +462,9 @@ def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | N
     others = sum(taken.values())
     if others <= MAX_OTHERS * vcpus:
         return None
-    most = max(taken, key=lambda host: taken[host])
-    where = f", most of them on {most}" if len(taken) > 1 else ""
+    where = ""
+    if len(taken) > 1:
+        where = f", most of them on {max(taken, key=taken.__getitem__)}"
     return ProfileState(
         id="other-programs",
         text=f"other programs kept {others:.1f} of the {vcpus_words(vcpus)} busy{where}: profile "
@@ -470,7 +480,9 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
     workers = sum(rank.as_is.children_cpu_seconds for rank in signs)
     trainers = sum(rank.as_is.trainer_cpu_seconds for rank in signs)
     others = others_of(signs) / vcpus
-    also = f", {percentage(others)} with other programs" if others > MAX_OTHERS else ""
+    also = ""
+    if others > MAX_OTHERS:
+        also = f", {percentage(others)} with other programs"
     return ProfileState(
         id="cpu",
         text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
@@ -487,21 +499,29 @@ def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     # If the parts name storage, any wait counts: copying can be most of a worker's time.
     if not is_limit and not (is_waiting and own.is_loading_awaited):
         return None
-    seen = ""
-    evidence = own.evidence
-    received = evidence.received_bytes * 8e-6 / evidence.seconds if evidence.seconds else 0.0
-    if received >= 0.1:
-        seen += f"; {received:.1f} Mbit/s are received over the network"
-    stalled = evidence.storage_stall_seconds or 0.0
-    if stalled >= _LEAST_STALLED:
-        seen += f"; processes waited {stalled:.1f} s for storage"
-    many = "" if drain.workers == 1 else f"with {drain.workers} workers, "
+    many = ""
+    if drain.workers != 1:
+        many = f"with {drain.workers} workers, "
+    much = "no" if is_waiting else "little"
     return ProfileState(
         id="storage",
         text=f"bound by storage or network: {many}{_batch_words(drain)}; it waits for reads, and "
-        f"more workers get {'no' if is_waiting else 'little'} more ({own.rates}){seen}",
+        f"more workers get {much} more ({own.rates}){_traffic_words(own.evidence)}",
         share=own.wait_share * drain.idle_share,
     )
+
+
+def _traffic_words(evidence: Evidence) -> str:
+    """Returns what was seen of the network and of the storage; empty: nothing."""
+    seen = ""
+    if evidence.seconds:
+        received = evidence.received_bytes * 8e-6 / evidence.seconds
+        if received >= 0.1:
+            seen += f"; {received:.1f} Mbit/s are received over the network"
+    stalled = evidence.storage_stall_seconds or 0.0
+    if stalled >= _LEAST_STALLED:
+        seen += f"; processes waited {stalled:.1f} s for storage"
+    return seen
 
 
 def _cold_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
@@ -523,24 +543,30 @@ def _cold_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     )
 
 
-def _few_workers(own: Signs, *, busy: float) -> ProfileState | None:
-    """Describes too few workers: there are idle vCPUs, or the workers wait for their reads."""
-    if own.wait_share < MIN_SHARE:
+def _workers(own: Signs, *, parts: Parts, busy: float) -> ProfileState | None:
+    """Describes steps that wait although more workers would make the batches sooner."""
+    if own.wait_share < MIN_SHARE or more_workers(parts) is None:
         return None
+    if parts.workers == 0:
+        return _serial(own)
+    return _few_workers(own, busy=busy)
+
+
+def _few_workers(own: Signs, *, busy: float) -> ProfileState:
+    """Describes too few workers: there are idle vCPUs, or the workers wait for their reads."""
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
-    rates = f" ({own.rates})" if own.rates else ""
     why = f"the vCPUs are {percentage(busy)} busy"
     if is_waiting and own.alone:
         why = f"{_batch_words(own.alone)}: it waits for its data, not for a CPU"
+    if own.rates:
+        why += f" ({own.rates})"
     workers = "1 worker loads" if own.workers == 1 else f"{own.workers} workers load"
     return ProfileState(
-        id="workers", text=f"too few workers: {workers}, and {why}{rates}", share=own.wait_share
+        id="workers", text=f"too few workers: {workers}, and {why}", share=own.wait_share
     )
 
 
-def _serial(own: Signs) -> ProfileState | None:
-    if own.wait_share < MIN_SHARE:
-        return None
+def _serial(own: Signs) -> ProfileState:
     return ProfileState(
         id="workers",
         text=f"no workers: the main process loads the data itself (num_workers=0), "
@@ -551,8 +577,9 @@ def _serial(own: Signs) -> ProfileState | None:
 
 
 def _threads(own: Signs) -> str:
-    threads = own.rank.loader.torch_threads if own.rank.loader else None
-    if own.alone is None or own.alone.workers != 1 or threads == 1:
+    if own.alone is None or own.alone.workers != 1:
+        return ""
+    if own.rank.loader and own.rank.loader.torch_threads == 1:
         return ""
     if others_of([own]) > MAX_OTHERS * own.rank.vcpus:
         # A process that waits for a vCPU takes longer, with any number of threads.
@@ -591,11 +618,7 @@ def _accelerator(signs: Sequence[Signs], *, is_known: bool) -> ProfileState | No
 
 def slowest_of(ranks: Sequence[RankResult]) -> RankResult:
     """Returns the rank whose cached steps take longest: all others wait for it."""
-    return max(ranks, key=_replayed_seconds)
-
-
-def _replayed_seconds(rank: RankResult) -> float:
-    return rank.accelerator.step_seconds.median if rank.accelerator else 0.0
+    return max(ranks, key=lambda rank: rank.replayed_seconds)
 
 
 def transfer_seconds(rank: RankResult) -> float | None:
@@ -603,7 +626,7 @@ def transfer_seconds(rank: RankResult) -> float | None:
     variants = rank.variants
     if variants is None or variants.on_device is None:
         return None
-    return max(0.0, _replayed_seconds(rank) - variants.on_device.median)
+    return max(0.0, rank.replayed_seconds - variants.on_device.median)
 
 
 def neighbour_seconds(rank: RankResult) -> float | None:
@@ -611,7 +634,7 @@ def neighbour_seconds(rank: RankResult) -> float | None:
     variants = rank.variants
     if variants is None or variants.beside_workers is None:
         return None
-    return max(0.0, variants.beside_workers.median - _replayed_seconds(rank))
+    return max(0.0, variants.beside_workers.median - rank.replayed_seconds)
 
 
 def gain_of_pinning(rank: RankResult) -> float | None:
@@ -634,11 +657,12 @@ def gain_of_copies_ahead(rank: RankResult) -> float | None:
 def _gain(rank: RankResult, variants: ReplayVariants, *, step_seconds: float) -> float:
     """Returns what a step of `step_seconds` saves if its batch is pinned during it."""
     pinning = variants.pin_seconds or 0.0
-    # One thread of the trainer pins all batches: no step is shorter than that takes. Without
-    # workers it is the thread that trains.
-    is_serial = rank.loader is not None and rank.loader.num_workers == 0
-    reached = step_seconds + pinning if is_serial else max(step_seconds, pinning)
-    return max(0.0, _replayed_seconds(rank) - reached)
+    # One thread of the trainer pins all batches: no step is shorter than that takes.
+    reached = max(step_seconds, pinning)
+    if rank.loader is not None and rank.loader.num_workers == 0:
+        # Without workers it is the thread that trains.
+        reached = step_seconds + pinning
+    return max(0.0, rank.replayed_seconds - reached)
 
 
 def lost_to_transfer(parts: Parts, *, seconds: float | None = None) -> float:
@@ -647,7 +671,9 @@ def lost_to_transfer(parts: Parts, *, seconds: float | None = None) -> float:
     Args:
         seconds: The part of this waiting that would end; None: all of it.
     """
-    ended = parts.transfer_seconds if seconds is None else min(seconds, parts.transfer_seconds)
+    ended = parts.transfer_seconds
+    if seconds is not None:
+        ended = min(seconds, ended)
     less = replace(parts, accelerator_seconds=parts.accelerator_seconds - ended)
     # Loading that needs a larger share of a shorter step is not what is asked for.
     same = replace(less, neighbour=Neighbour())
@@ -709,11 +735,15 @@ def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> li
     trains_on_device = first.uses_cuda or slowest.variants is not None
     if not trains_on_device or first.loader is None:
         return []
-    if parts is None or transfer_seconds(slowest) is None:
-        return [] if first.loader.pin_memory else [Fix(id="pin_memory", text=_PIN)]
-    is_pinned = slowest.variants is not None and slowest.variants.is_pinned
-    name, text = ("non_blocking", _NON_BLOCKING) if is_pinned else ("pin_memory", _PIN)
-    if first.loader.pin_memory and not is_pinned:
+    is_measured = parts is not None and transfer_seconds(slowest) is not None
+    if not is_measured and first.loader.pin_memory:
+        return []
+    if parts is None or not is_measured:
+        return [Fix(id="pin_memory", text=_PIN)]
+    name, text = "pin_memory", _PIN
+    if slowest.variants is not None and slowest.variants.is_pinned:
+        name, text = "non_blocking", _NON_BLOCKING
+    elif first.loader.pin_memory:
         text = _NOT_REACHED
     tried = (
         Fix(id=name, text=text, saves_seconds=gain_of_pinning(slowest)),
@@ -739,7 +769,9 @@ def gain_of_bytes(ranks: Sequence[RankResult], *, parts: Parts | None) -> float 
         return None
     fewer = _UINT8_LESS * min(1.0, batch.float_image_bytes / batch.num_bytes)
     saved = lost_to_transfer(parts, seconds=fewer * seconds)
-    return saved if saved >= LEAST_GAIN * parts.step_seconds else None
+    if saved < LEAST_GAIN * parts.step_seconds:
+        return None
+    return saved
 
 
 def find_fixes(
@@ -755,17 +787,18 @@ def find_fixes(
         key=lambda own: own.as_is.wait_seconds.median,
         default=None,
     )
-    has_room = "memory" not in named
-    fixes = [
-        _more_workers(ranks, parts=parts, step=step) if parts and has_room else None,
-        _fewer_workers(waiting, is_throttled="throttled" in named) if waiting else None,
-        _persistent_workers(ranks, step=step),
-        _smaller_batches(ranks, step=step),
-        _later_epochs(waiting) if waiting else None,
-        *fixes_of_transfer(ranks, parts=parts),
-        _uint8(ranks, parts=parts),
-        *(_of_state(name, ranks) for name in _OF_STATES if name in named),
-    ]
+    fixes = []
+    # A host that is short of memory has no room for more workers.
+    if parts and "memory" not in named:
+        fixes.append(_more_workers(ranks, parts=parts, step=step))
+    if waiting:
+        fixes.append(_fewer_workers(waiting, is_throttled="throttled" in named))
+    fixes += [_persistent_workers(ranks, step=step), _smaller_batches(ranks, step=step)]
+    if waiting:
+        fixes.append(_later_epochs(waiting))
+    fixes += fixes_of_transfer(ranks, parts=parts)
+    fixes.append(_uint8(ranks, parts=parts))
+    fixes += [_of_state(name, ranks) for name in _OF_STATES if name in named]
     by_id: dict[str, Fix] = {}
     for fix in fixes:
         # The first of an id: more workers go before fewer.
@@ -875,8 +908,9 @@ def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix 
     if not first.loader.num_workers or wait is None or not length:
         return None
     # Workers that stay must make the first batch, too.
-    batch = batch_in_one_worker(first)
-    batch_seconds = max(batch.median if batch else 0.0, first.as_is.wait_seconds.median)
+    batch_seconds = first.as_is.wait_seconds.median
+    if batch := batch_in_one_worker(first):
+        batch_seconds = max(batch.median, batch_seconds)
     starts = max(0.0, wait - batch_seconds)
     if starts / length < _MIN_GAIN * step.step_seconds:
         return None

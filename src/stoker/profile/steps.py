@@ -174,8 +174,9 @@ class StepClock:
     @property
     def name(self) -> str:
         """The device's name, as `cuda:0`, or HOST."""
-        device = self._found.device
-        return device.name if device else HOST
+        if self._found.device is None:
+            return HOST
+        return self._found.device.name
 
     def look_again(self) -> None:
         """Looks for the device once more: a script may have moved to another one."""
@@ -265,8 +266,10 @@ class WarmUp:
         """Steps that it lasts at least, by what is known."""
         if self.is_over:
             return 0
-        left = self._least_steps - self._steps_since_slow
-        return max(1, left, 0 if self.has_waited else self._stock - self._steps_since_slow)
+        left = self._least_steps
+        if not self.has_waited:
+            left = max(left, self._stock)
+        return max(1, left - self._steps_since_slow)
 
     @property
     def pace_seconds(self) -> float:
@@ -314,8 +317,10 @@ class WarmUp:
 
     @property
     def _stock(self) -> int:
+        if not self._prefetched:
+            return 0
         # One is under way to the script.
-        return self._prefetched + 1 if self._prefetched else 0
+        return self._prefetched + 1
 
     @property
     def _patience_steps(self) -> int:
@@ -366,7 +371,9 @@ def _steady_tail(busy: Sequence[float]) -> Sequence[float]:
         return ()
     tail = busy[-3 * length :]
     sums = [sum(tail[at : at + length]) for at in range(0, len(tail), length)]
-    return tail if max(sums) <= _ALIKE * min(sums) else ()
+    if max(sums) > _ALIKE * min(sums):
+        return ()
+    return tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,8 +548,10 @@ class AsIsSteps:
     @property
     def block(self) -> int:
         """Steps of a block; bursts of workers count where steps wait for them."""
-        waits = sum(self._waits) >= _BURSTY * sum(self._steps)
-        return block_steps(workers=self.workers if waits else 1, cycle=self._cycle)
+        workers = 1
+        if sum(self._waits) >= _BURSTY * sum(self._steps):
+            workers = self.workers
+        return block_steps(workers=workers, cycle=self._cycle)
 
     @property
     def least(self) -> int:
@@ -659,7 +668,9 @@ class AsIsSteps:
 
     def _had_to_wait(self, asked: Mark, got: Mark, *, ready: int | None) -> bool:
         wait = got.host_seconds - asked.host_seconds
-        since = self._gave[0].host_seconds if self._gave else asked.host_seconds
+        since = asked.host_seconds
+        if self._gave:
+            since = self._gave[0].host_seconds
         is_long = wait >= max(_LEAST_WAIT_SECONDS, _BURSTY * (got.host_seconds - since))
         if ready is None:
             return is_long
@@ -764,8 +775,13 @@ class AsIsSteps:
             )
         # The host's processes are looked at between its own steps, which may be ahead.
         in_window = max(1, self._window_steps)
-        waits = self._first_waits[1:] or self._first_waits
         block = self.block
+        first_wait_seconds = None
+        if waits := self._first_waits[1:] or self._first_waits:
+            first_wait_seconds = quartiles(waits).median
+        host_wait_seconds = None
+        if self.is_on_device:
+            host_wait_seconds = median(block_means(self._host_waits, workers=block))
         return AsIs(
             step_seconds=quartiles(block_means(self._steps, workers=block), samples=count),
             wait_seconds=quartiles(block_means(self._waits, workers=block), samples=count),
@@ -773,13 +789,11 @@ class AsIsSteps:
             children_cpu_seconds=self._children_seconds / in_window,
             outside_cpu_seconds=self._outside_seconds / in_window,
             receive_seconds=sum(self._receives) / count,
-            first_wait_seconds=quartiles(waits).median if waits else None,
+            first_wait_seconds=first_wait_seconds,
             others_vcpus=max(0.0, self._others_seconds / (self._epochs_seconds or math.inf)),
             epoch_batches=self.epoch_batches,
             clock=self.clock.name,
-            host_wait_seconds=median(block_means(self._host_waits, workers=block))
-            if self.is_on_device
-            else None,
+            host_wait_seconds=host_wait_seconds,
         )
 
 
@@ -853,9 +867,9 @@ class ReplaySteps:
         block = block_steps(workers=1, cycle=cycle_of(self._steps))
 
         def spread(values: Sequence[float]) -> Quartiles:
-            is_short = len(values) < MIN_BLOCKS * block
-            means = values if is_short else block_means(values, workers=block)
-            return quartiles(means, samples=self.count)
+            if len(values) >= MIN_BLOCKS * block:
+                values = block_means(values, workers=block)
+            return quartiles(values, samples=self.count)
 
         return AcceleratorOnly(
             step_seconds=spread(self._steps),
@@ -930,7 +944,9 @@ def lack_of(steps: AsIsSteps, *, budget_seconds: float) -> Lack | None:
     # While kernels are tuned, steps are slow and become fast.
     if not warm_up.is_over and calm_seconds < _PACE_SHARE * budget_seconds:
         return None
-    pace = fmean(steps.step_seconds) if steps.count else warm_up.pace_seconds
+    pace = warm_up.pace_seconds
+    if steps.count:
+        pace = fmean(steps.step_seconds)
     if steps.count < USUAL_STEPS and warm_up.has_waited:
         least = max(least, MIN_BLOCKS * block_steps(workers=steps.workers))
     left = (warm_up.more_steps + least - steps.count) * pace
@@ -971,7 +987,8 @@ class Alarm:
             libc = ctypes.PyDLL(None, use_errno=True)
             self._set = libc.timerfd_settime
             timer = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
-            self._timer = timer if timer >= 0 else None
+            if timer >= 0:
+                self._timer = timer
 
     def sleep(self, seconds: float) -> float:
         """Returns after `seconds`, or at once when the alarm has been rung.

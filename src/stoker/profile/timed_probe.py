@@ -91,19 +91,21 @@ class Counting:
 
     def counted(self) -> tuple[int, float, float]:
         """Returns steps, seconds of waiting and of the rest since the warm-up; all in it."""
-        begun = self._warm if self._warm_up.is_over else (0, 0.0, 0.0)
+        begun = (0, 0.0, 0.0)
+        if self._warm_up.is_over:
+            begun = self._warm
         steps, wait, busy = (now - then for now, then in zip(self._last, begun, strict=True))
         return round(steps), wait, busy
 
     def is_enough(self) -> bool:
         steps, wait, busy = self.counted()
         elapsed = wait + busy
-        is_late = elapsed >= AS_IS_ENOUGH.most * self._budget
+        least = _COUNTED_STEPS * self._warm[0]
+        if elapsed >= AS_IS_ENOUGH.most * self._budget:
+            # With few steps rather than with none: the budget is used up.
+            least = 0
         return self._warm_up.is_over and AS_IS_ENOUGH.holds(
-            steps=steps,
-            elapsed_seconds=elapsed,
-            budget_seconds=self._budget,
-            least=0 if is_late else _COUNTED_STEPS * self._warm[0],
+            steps=steps, elapsed_seconds=elapsed, budget_seconds=self._budget, least=least
         )
 
 

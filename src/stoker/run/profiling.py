@@ -10,6 +10,7 @@ from pathlib import Path
 from stoker.catalog import catalog_of, load_catalog
 from stoker.environment import own_pod
 from stoker.errors import UsageError, WorkloadError
+from stoker.platforms import platform_named
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import Platform
 from stoker.platforms.sagemaker.observed_job import describe_job, observe_job
@@ -18,6 +19,7 @@ from stoker.profile.combine import observed_profile
 from stoker.profile.profiled_job import COPY, UnmeasuredError, profiled_job, scratch_copy
 from stoker.records import Cluster, Group, Profile, Workload, read_json, to_json, write_json
 from stoker.run.billing import confirm, say_unused_types
+from stoker.run.clusters import todays_cluster
 from stoker.run.earlier_profiles import EarlierProfile, reused_words
 from stoker.run.outputs import Outputs, deliver, told_of_profile
 from stoker.run.profile_progress import following_profile
@@ -34,20 +36,28 @@ class ProfileOrder:
     """A measurement that is asked for, before its price is confirmed or its folder made.
 
     Attributes:
+        all_cores: Whether today's cluster is all cores of this machine, if the workload names none.
         in_copy: Whether the command runs in a temporary copy of this folder.
         branch: Which training job of a pipeline's run it is for; empty: its only one.
         again: The command line that measures again after a stop.
     """
 
     workload: Workload
-    cluster: Cluster
-    platform: Platform[object]
     outputs: Outputs
+    all_cores: bool = False
     in_copy: bool = False
     branch: str = ""
     again: str = ""
     quiet: bool = False
     assume_yes: bool = False
+
+    @cached_property
+    def platform(self) -> Platform[object]:
+        return platform_named(self.workload.platform, settings=self.workload)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return todays_cluster(self.workload, all_cores=self.all_cores)
 
     @cached_property
     def step_name(self) -> str:
