@@ -11,6 +11,7 @@ import pytest
 
 from stoker.errors import FeedLostError
 from stoker.launch import feed_host
+from stoker.launch.leader_connection import MembershipVerdict
 from support.namespaces import Hosts
 
 pytestmark = pytest.mark.fault
@@ -38,8 +39,10 @@ def test_a_data_host_with_too_few_files_is_named_in_the_trainings_failure(tmp_pa
 class Recorded:
     """A membership that keeps its goodbye."""
 
-    verdict = None
     goodbye = ""
+
+    def __init__(self, verdict):
+        self.verdict = verdict
 
     def start(self):
         pass
@@ -62,20 +65,26 @@ class Agent:
             raise self.error
 
 
+DECIDED = MembershipVerdict(kind="decided", reason="training succeeded")
+LOST = MembershipVerdict(kind="lost", reason="the leader was silent")
+
+
 @pytest.mark.parametrize(
-    ("error", "goodbye"),
+    ("error", "verdict", "goodbye"),
     [
-        (FeedLostError("no memory", where="here"), "failed: no memory"),
+        (FeedLostError("no memory", where="here"), None, "failed: no memory"),
         # Not one of stoker's: a bug.
-        (TypeError("no list"), "failed: TypeError: no list"),
-        (None, "3 batches sent, asked to stop"),
+        (TypeError("no list"), None, "failed: TypeError: no list"),
+        (None, None, "3 batches sent, asked to stop"),
+        (None, DECIDED, "3 batches sent"),
+        (None, LOST, "3 batches sent; the leader was silent"),
     ],
 )
-def test_a_data_host_says_why_it_leaves(error, goodbye):
-    membership = Recorded()
+def test_a_data_host_says_why_it_leaves(error, verdict, goodbye):
+    membership = Recorded(verdict)
     run = SimpleNamespace(inbox=queue.SimpleQueue())
     is_bug = isinstance(error, TypeError)
     with pytest.raises(TypeError) if is_bug else contextlib.nullcontext():
         failure = feed_host._run_agent(run, Agent(error), membership, is_asked=threading.Event())
         assert failure is error
-    assert membership.goodbye.startswith(goodbye)
+    assert membership.goodbye.partition("\n")[0] == goodbye

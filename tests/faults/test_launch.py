@@ -197,7 +197,7 @@ def test_a_killed_leader_launcher_takes_its_trainer_along_and_frees_the_data_hos
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory):
-    with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3) as job:
+    with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3, feed=QUICK) as job:
         job.wait_for_file("begun")
         yield job
 

@@ -148,9 +148,12 @@ def _run_agent(
 
 
 def _end_words(agent: Agent, membership: Membership) -> str:
-    """Returns how a host ended that did not fail: with the run, or as it was asked to."""
+    """Returns how a host ended that did not fail: with the run, without it, or when asked to."""
     words = f"{agent.num_sent} batches sent"
-    return words if membership.verdict is not None else f"{words}, asked to stop"
+    verdict = membership.verdict
+    if verdict is None:
+        return f"{words}, asked to stop"
+    return words if verdict.kind == "decided" else f"{words}; {verdict.reason}"
 
 
 def _watch_agent(
