@@ -126,8 +126,10 @@ def pool_of(dataset, collate, *, num_workers, seeding="place", splits="auto"):
 
 
 def ready_of(pool):
-    ready, _, _ = select.select(list(pool.sockets()), [], [], SECONDS)
-    assert ready, "the workers are silent"
+    look = pool.next_look_seconds()
+    seconds = SECONDS if look is None else look
+    ready, _, _ = select.select(list(pool.sockets()), [], [], seconds)
+    assert ready or look is not None, "the workers are silent"
     return ready
 
 
@@ -401,3 +403,259 @@ def test_a_batch_that_is_late_is_made_by_all_who_are_idle(goes_on, monkeypatch):
         same(values[4], expected[4])
         same(made(pool, [job(9, range(8))])[9][0][:, 0], torch.arange(8))
         assert not pool._splits
+
+
+class Heavy(Equal):
+    """Notes who made which sample; a heavy one takes until all that it waits for are made."""
+
+    def __init__(self, folder, waits, *, draws="torch"):
+        super().__init__(draws, seconds=0.004)
+        self.folder = folder
+        self.waits = waits
+
+    def __getitem__(self, index):
+        with open(self.folder / str(index), "a") as file:
+            file.write(f"{os.getpid()}\n")
+        deadline = time.monotonic() + SECONDS / 3
+        while not all((self.folder / str(other)).exists() for other in self.waits.get(index, ())):
+            assert time.monotonic() < deadline, f"nobody makes what sample {index} waits for"
+            time.sleep(0.005)
+        return super().__getitem__(index)
+
+    def makers(self, index):
+        file = self.folder / str(index)
+        return file.read_text().split() if file.exists() else []
+
+
+BEGIN = [job(number, range(number * 8, number * 8 + 8)) for number in range(4)]
+
+
+def in_one_worker(tmp_path, jobs, collate=default_collate):
+    """The batches that one worker makes, and no sample waits for another one."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    with pool_of(Heavy(folder, {}), collate, num_workers=1, splits=False) as alone:
+        return made(alone, jobs)
+
+
+def parts_folder(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("place", [0, 1, 5, 10])
+def test_a_heavy_sample_does_not_hold_the_rest_of_its_batch(place, tmp_path):
+    heavy = job(9, range(100, 112))
+    expected = in_one_worker(tmp_path, [*BEGIN, heavy])
+    waits = {100 + place: range(101 + place, 112)}
+    dataset = Heavy(parts_folder(tmp_path), waits)
+    with pool_of(dataset, default_collate, num_workers=4) as pool:
+        made(pool, BEGIN)
+        values = made(pool, [heavy])
+        assert not descriptors_of_parts()
+        assert not pool._splits
+        assert not pool._open
+    same(values[9], expected[9])
+    assert len(dataset.makers(100 + place)) == 1
+    (maker,) = dataset.makers(100 + place)
+    assert maker not in dataset.makers(111)
+
+
+def first_maker(dataset, index):
+    """Who makes that sample, as soon as it is begun."""
+    deadline = time.monotonic() + SECONDS / 3
+    while not dataset.makers(index):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return dataset.makers(index)[0]
+
+
+def values_of_unshared(pool, dataset, heavy):
+    """The batch's value, whose heavy sample ends once the pool has decided not to share it."""
+
+    def end_if_decided(turn):
+        assert not pool._splits
+        if not any(worker.is_to_be_looked_at for worker in pool._workers.values()):
+            (dataset.folder / "decided").touch()
+
+    return made(pool, [heavy], at_turn=end_if_decided)
+
+
+def test_a_heavy_sample_that_is_the_last_one_is_waited_for(tmp_path):
+    heavy = job(9, range(100, 108))
+    expected = in_one_worker(tmp_path, [*BEGIN, heavy])
+    dataset = Heavy(parts_folder(tmp_path), {107: ["decided"]})
+    with pool_of(dataset, default_collate, num_workers=4) as pool:
+        made(pool, BEGIN)
+        same(values_of_unshared(pool, dataset, heavy)[9], expected[9])
+    assert [len(dataset.makers(index)) for index in range(100, 108)] == [1] * 8
+
+
+def test_a_heavy_batch_is_not_shared_where_that_costs_more(tmp_path, monkeypatch):
+    heavy = job(9, range(100, 108))
+    dataset = Heavy(parts_folder(tmp_path), {101: ["decided"]})
+    with pool_of(dataset, default_collate, num_workers=3) as pool:
+        made(pool, BEGIN)
+        monkeypatch.setattr(splitting, "MIN_SECONDS", 1e9)
+        same(values_of_unshared(pool, dataset, heavy)[9][0][:, 0], torch.arange(100, 108))
+
+
+def test_a_batch_behind_a_heavy_sample_is_made_by_others(tmp_path):
+    jobs = [job(number, range(number * 8, number * 8 + 8)) for number in range(10, 20)]
+    expected = in_one_worker(tmp_path, [*BEGIN, *jobs])
+    # Of the first batch: until all others are made, also the one that waits in the same worker.
+    dataset = Heavy(parts_folder(tmp_path), {82: [*range(83, 160)]})
+    with pool_of(dataset, default_collate, num_workers=3) as pool:
+        made(pool, BEGIN)
+        values = made(pool, jobs)
+        assert not descriptors_of_parts()
+        assert not pool._open
+    for number, value in values.items():
+        same(value, expected[number])
+
+
+@pytest.mark.parametrize("behind", [0, 1, 4])
+def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
+    behind, tmp_path, monkeypatch
+):
+    heavy = job(9, range(100, 112))
+    expected = in_one_worker(tmp_path, [*BEGIN, heavy], padded_pairs)
+    dataset = Heavy(parts_folder(tmp_path), {106: range(107, 112)})
+    places = pools.WorkerEnd.next_places
+
+    def late(worker):
+        return [(one, max(0, place - behind)) for one, place in places(worker)]
+
+    monkeypatch.setattr(pools.WorkerEnd, "next_places", late)
+    with pool_of(dataset, padded_pairs, num_workers=4) as pool:
+        made(pool, BEGIN)
+        values = made(pool, [heavy])
+        assert not descriptors_of_parts()
+    same(values[9], expected[9])
+    # The worker had made those, and others did as well.
+    assert len(dataset.makers(106)) == 1 + (behind > 0)
+
+
+def padded_pairs(samples):
+    return torch.stack([sample[0] for sample in samples]), [sample[1] for sample in samples]
+
+
+@pytest.mark.parametrize("who", ["first", "other"])
+def test_a_worker_killed_while_a_heavy_batch_is_shared_changes_nothing(who, tmp_path):
+    heavy = job(9, range(100, 112))
+    expected = in_one_worker(tmp_path, [*BEGIN, heavy])
+    # The heavy one ends when the test says so.
+    dataset = Heavy(parts_folder(tmp_path), {103: ["killed"], 108: ["killed"]})
+    kills: list[str] = []
+
+    def kill(turn):
+        if kills or not pool._splits:
+            return
+        parts = [one for worker in pool._workers.values() for one in worker.jobs if one.split]
+        if not any(one.first <= 8 < one.last for one in parts):
+            return
+        pids = {"first": first_maker(dataset, 103), "other": first_maker(dataset, 108)}
+        kills.append(pids[who])
+        os.kill(int(pids[who]), signal.SIGKILL)
+        (dataset.folder / "killed").touch()
+
+    with pool_of(dataset, default_collate, num_workers=4) as pool:
+        made(pool, BEGIN)
+        values = made(pool, [heavy], at_turn=kill)
+        assert not descriptors_of_parts()
+        assert not pool._splits
+        assert not pool._open
+        same(made(pool, [job(10, range(8))])[10][0][:, 0], torch.arange(8))
+    assert kills
+    same(values[9], expected[9])
+
+
+def test_a_worker_that_hangs_in_a_shared_batch_is_replaced_by_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "OVERDUE_SECONDS", 0.3)
+    monkeypatch.setattr(pools, "_OVERDUE_FACTOR", 0.0)
+    heavy = job(9, range(100, 112))
+    expected = in_one_worker(tmp_path, [*BEGIN, heavy])
+    dataset = Heavy(parts_folder(tmp_path), {103: ["stopped"]})
+    with pool_of(dataset, default_collate, num_workers=4) as pool:
+        made(pool, BEGIN)
+        made(pool, [job(number, range(8)) for number in range(4, 8)])
+        pool.assign(heavy)
+        while not pool._splits:
+            ready_of(pool)
+            pool.flush()
+        first = first_maker(dataset, 103)
+        os.kill(int(first), signal.SIGSTOP)
+        (dataset.folder / "stopped").touch()
+        given: list[WorkerJob] = []
+        deadline = time.monotonic() + SECONDS / 3
+        while not given:
+            assert time.monotonic() < deadline
+            for fileno in select.select(list(pool.sockets()), [], [], 0.05)[0]:
+                assert pool.handle(fileno) == []
+            given = pool.give_late_jobs_again()
+        assert [one.key for one in given] == [(0, 9)]
+        values = made(pool, [], until=1)
+        os.kill(int(first), signal.SIGCONT)
+        same(values[9], expected[9])
+        same(made(pool, [job(10, range(8))])[10][0][:, 0], torch.arange(8))
+        assert not pool._splits
+        assert not descriptors_of_parts()
+
+
+def test_an_error_behind_a_heavy_sample_waits_for_the_samples_before_it(tmp_path):
+    indices = [100, 101, 102, 1600, 104, 105, 106, 107]
+
+    class Raising(Heavy):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            if index == 1600:
+                raise LookupError("no sample 1600")
+            return sample
+
+    dataset = Raising(parts_folder(tmp_path), {101: [1600]})
+    with pool_of(dataset, default_collate, num_workers=4) as pool:
+        made(pool, BEGIN)
+        values = made(pool, [job(9, indices), job(10, range(8))])
+        assert set(values[9].lines) == {"index 1600", "no sample 1600"}
+        same(values[10][0][:, 0], torch.arange(8))
+        assert not pool._splits
+        assert not descriptors_of_parts()
+
+
+def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monkeypatch):
+    class Slowing(Sentinel):
+        def __getitem__(self, index):
+            time.sleep(0.2 if index == 101 else 0.004)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(WorkerPool, "_begins_split", lambda pool, job: False)
+    with pool_of(Slowing(), count_nones, num_workers=3) as pool:
+        made(pool, BEGIN)
+        values = made(pool, [job(9, range(100, 110)), job(10, range(8))])
+        assert values == {9: 10, 10: 8}
+        assert not pool._can_split
+        assert not pool._open
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_heavy_tailed_costs_change_no_byte(seed, tmp_path):
+    chosen = random.Random(seed)
+
+    class Pareto(Slow):
+        def __getitem__(self, index):
+            time.sleep(min(0.4, 0.001 * random.Random(index).paretovariate(0.9)))
+            return super().__getitem__(index)
+
+    dataset = Pareto(chosen.choice(["torch", "python", "numpy", "held"]))
+    sizes = [chosen.choice([6, 12, 24]) for _ in range(24)]
+    jobs = [job(number, chosen.sample(range(1000), size)) for number, size in enumerate(sizes)]
+    with pool_of(dataset, padded, num_workers=1, splits=False) as alone:
+        expected = made(alone, jobs)
+    with pool_of(dataset, padded, num_workers=chosen.randint(2, 6)) as pool:
+        values = made(pool, jobs)
+        assert not descriptors_of_parts()
+        assert not pool._open
+        assert not pool._splits
+    for number, value in expected.items():
+        same(values[number], value)

@@ -103,7 +103,9 @@ class Worker:
         spec = DatasetSpec(dataset=kind(), collate_fn=collate_fn)
         roots = {"dataset": spec.dataset, "collate_fn": collate_fn}
         self.seeder = Seeder(roots, num_workers=2, seeding="place")
-        self.maker = SampleMaker(spec, seeder=self.seeder, note=lambda *_: None)
+        self.maker = SampleMaker(
+            spec, seeder=self.seeder, note=lambda *_: None, is_stopped=lambda place: False
+        )
 
     def made(self, number, make):
         words = (7, 0, 1, number)

@@ -577,7 +577,10 @@ class Agent:
 
     def _turn(self) -> None:
         self._watch()
-        ready = dict(self._poller.poll(round(TICK_SECONDS * 1000)))
+        look = self._specs.next_look_seconds()
+        seconds = TICK_SECONDS if look is None else min(look, TICK_SECONDS)
+        # Rounded up, or it ends too early.
+        ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
         if self._wake_fd in ready:
             # First: a later call of `wake` ends the next poll.
             os.eventfd_read(self._wake_fd)

@@ -542,6 +542,11 @@ class Specs:
             jobs += pool.give_late_jobs_again()
         return jobs
 
+    def next_look_seconds(self) -> float | None:
+        """Returns the seconds until `flush` may have to be called without an event, if ever."""
+        waits = [pool.next_look_seconds() for pool in self._pools()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
     def _pools(self) -> list[WorkerPool]:
         pools = list[WorkerPool]()
         for spec in self._specs.values():

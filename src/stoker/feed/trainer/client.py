@@ -402,6 +402,9 @@ class IoThread:
                     seconds = wait
                 if session.check_at - now < seconds:
                     seconds = max(0.0, session.check_at - now)
+                look = session.local.next_look_seconds() if session.local else None
+                if look is not None and session.is_busy:
+                    seconds = min(seconds, look)
                 if session.local is not None:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = (session, _IN | _OUT if wants_write else _IN)

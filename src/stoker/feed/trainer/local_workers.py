@@ -150,6 +150,10 @@ class LocalWorkers:
     def starting_stacks(self) -> str:
         return self._pool.starting_stacks()
 
+    def next_look_seconds(self) -> float | None:
+        """Returns the seconds until `flush` may have to be called without an event, if ever."""
+        return self._pool.next_look_seconds()
+
     def give_late_jobs_again(self) -> list[WorkerJob]:
         """Assigns late jobs to other workers, too; returns them. Looks once a second."""
         now = time.monotonic()

@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
@@ -41,10 +44,13 @@ class WorkerJob:
         elif self.last:
             channel.send(pipe.pack(pipe.MakePart(self.order, self.first, self.last)))
         else:
-            parts = self.split.in_order()
-            message = pipe.Collate(self.order, [part.content for part in parts])
-            descriptors = [part.descriptor for part in parts if part.descriptor >= 0]
-            channel.send(pipe.pack(message), descriptors)
+            contents: list[pipe.PartMade] = []
+            descriptors: list[int] = []
+            for part, skipped in self.split.in_order():
+                contents.append(msgspec.structs.replace(part.content, skipped=skipped))
+                if part.descriptor >= 0:
+                    descriptors.append(part.descriptor)
+            channel.send(pipe.pack(pipe.Collate(self.order, contents)), descriptors)
 
 
 @dataclass(eq=False)
@@ -99,6 +105,11 @@ class Result:
     is_alone: bool = False
     _release: Callable[[], None] | None = None
 
+    @property
+    def is_first_part(self) -> bool:
+        """Whether its worker was asked for a batch, and was stopped before the batch's end."""
+        return self.part is not None and self.job.split is None
+
     def release(self) -> None:
         """Returns the memory to the worker, from any thread, also twice; no view may be left."""
         release, self._release = self._release, None
@@ -121,7 +132,10 @@ class SplitBatch:
     Attributes:
         size: Number of its samples.
         step: Samples of a part.
-        next: Place of the first sample that no worker has been asked for.
+        begin: Of the samples before that place, a worker that began the batch alone makes a part.
+        parts: By the place of their first sample. They overlap where that worker was beyond `begin`
+            before it knew.
+        num_covered: Samples from the batch's begin that are there without a gap.
         error: Of the first sample that raised, and its part's place.
         keys: Of the jobs for its parts.
     """
@@ -129,51 +143,103 @@ class SplitBatch:
     job: WorkerJob
     size: int
     step: int
-    next: int = 0
+    begin: int = 0
     parts: dict[int, FinishedPart] = field(default_factory=dict)
-    num_made: int = 0
+    num_covered: int = 0
     error: tuple[int, Result] | None = None
     keys: list[tuple[object, ...]] = field(default_factory=list)
     is_collating: bool = False
     is_over: bool = False
+    # Places that no worker has been asked for: from the first of each pair to before the second.
+    _left: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._left.append((self.begin, self.size))
 
     @property
     def has_left(self) -> bool:
         """Whether there are samples that no worker has been asked for."""
-        return self.next < self.size and self.error is None
+        return bool(self._left)
+
+    @property
+    def waits_for_first(self) -> bool:
+        """Whether only the worker that began the batch makes its first samples."""
+        return self.begin > 0 and 0 not in self.parts
 
     @property
     def is_made(self) -> bool:
-        return self.num_made == self.size
+        return self.num_covered == self.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts' memory."""
+        return sum(part.content.nbytes for part in self.parts.values())
 
     def first_error(self) -> Result | None:
         """Returns the error of the batch, once all samples before it are there."""
         if self.error is None:
             return None
         place, result = self.error
-        before = [p.content.num_samples for first, p in self.parts.items() if first < place]
-        return result if sum(before) == place else None
+        return result if self.num_covered >= place else None
 
     def next_job(self) -> WorkerJob | None:
         """Returns the order for the next part, or for the collation of all; None: neither now."""
         if self.is_made and not self.is_collating:
             self.is_collating = True
+            self._left.clear()
             return self._job(0, 0)
-        if not self.has_left:
+        if not self._left:
             return None
-        first, self.next = self.next, min(self.next + self.step, self.size)
-        return self._job(first, self.next)
+        first, end = self._left.popleft()
+        last = min(first + self.step, end)
+        if last < end:
+            self._left.appendleft((last, end))
+        return self._job(first, last)
 
     def add(self, first: int, part: FinishedPart) -> None:
+        former = self.parts.get(first)
+        if former is not None and former.content.num_samples >= part.content.num_samples:
+            part.close()
+            return
+        if former is not None:
+            former.close()
         self.parts[first] = part
-        self.num_made += part.content.num_samples
+        news = [part.content.num_samples - skipped for part, skipped in self.in_order()]
+        self.num_covered = sum(news)
+
+    def add_first(self, part: FinishedPart) -> None:
+        """Adds what the worker made that began the batch alone."""
+        num_samples = part.content.num_samples
+        if self.waits_for_first and num_samples < self.begin:
+            self._left.append((num_samples, self.begin))
+        if num_samples:
+            self.add(0, part)
+
+    def make_first_again(self) -> None:
+        """Has others make the first samples, too, as the worker that began them is late."""
+        # In one part: a message takes no more descriptors.
+        self.step = max(self.step, self.begin)
+        self._left.append((0, self.begin))
+        self.begin = 0
 
     def fail(self, first: int, error: Result) -> None:
         if self.error is None or first < self.error[0]:
             self.error = first, error
+            self._left = deque(places for places in self._left if places[0] < first)
 
-    def in_order(self) -> list[FinishedPart]:
-        return [self.parts[first] for first in sorted(self.parts)]
+    def in_order(self) -> list[tuple[FinishedPart, int]]:
+        """Returns the parts without a gap, each with how many samples those before it have."""
+        covered = 0
+        parts: list[tuple[FinishedPart, int]] = []
+        for first in sorted(self.parts):
+            part = self.parts[first]
+            last = first + part.content.num_samples
+            if first > covered:
+                break
+            if last > covered:
+                parts.append((part, covered - first))
+                covered = last
+        return parts
 
     def cpu_seconds(self) -> float:
         return sum(part.content.cpu_seconds for part in self.parts.values())

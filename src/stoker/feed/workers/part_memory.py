@@ -6,7 +6,9 @@ It is a memfd, used once, that has no name and ends with its last descriptor, wh
 import contextlib
 import mmap
 import os
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
 
@@ -15,6 +17,29 @@ import numpy as np
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.workers.pipe import PartMade
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSamples:
+    """Samples of a batch, as they are written to memory.
+
+    Attributes:
+        made_at: Monotonic seconds at which they were made, and not encoded yet.
+    """
+
+    num_samples: int
+    encoded: codec.Encoded
+    made_at: float
+
+    @classmethod
+    def of(cls, samples: list[object]) -> Self:
+        """Encodes samples; raises ShippingError if they cannot go to another worker.
+
+        Whatever is pickled may be another object afterwards, to what collate_fn compares it with.
+        """
+        made_at = time.monotonic()
+        encoded = codec.encode(samples, allow_pickle=False, shares_arrays=True)
+        return cls(len(samples), encoded, made_at)
 
 
 @contextlib.contextmanager
@@ -65,5 +90,6 @@ class PartsAsSamples:
                 private = mmap.MAP_PRIVATE
                 memory = mmap.mmap(next(descriptors), part.nbytes, flags=private)
                 payload = np.frombuffer(memory, dtype=np.uint8)
-            samples += cast("list[object]", codec.decode(part.tree, payload, allow_pickle=False))
+            of_part = cast("list[object]", codec.decode(part.tree, payload, allow_pickle=False))
+            samples += of_part[part.skipped :]
         return samples

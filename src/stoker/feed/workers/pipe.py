@@ -132,7 +132,8 @@ class PartMade(msgspec.Struct, frozen=True, tag=True):
     """Samples of a batch, in memory of its own, whose descriptor comes with the message.
 
     There is none if `nbytes` is 0. `wall_seconds` it took to make them, `send_seconds` to write
-    them.
+    them. It answers MakePart, or Make where the worker was stopped before the batch's end. The
+    first `skipped` ones are of no use, as another part has them as well.
     """
 
     num_samples: int
@@ -141,6 +142,7 @@ class PartMade(msgspec.Struct, frozen=True, tag=True):
     cpu_seconds: float
     wall_seconds: float
     send_seconds: float
+    skipped: int = 0
 
 
 class Unsplittable(msgspec.Struct, frozen=True, tag=True):

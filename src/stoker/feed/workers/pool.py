@@ -121,6 +121,8 @@ class WorkerEnd:
         last_words: What ended its process, where that was the user's code.
         progress: Which sample it makes, of a map-style dataset.
         hung_at: The sample for which it was killed, as that took too long.
+        num_answered: Jobs that it has answered.
+        num_looked_at: Of its jobs, with these: whether others should make their rest was decided.
     """
 
     number: int
@@ -138,10 +140,17 @@ class WorkerEnd:
     last_words: str = ""
     progress: ProgressView | None = None
     hung_at: SamplePlace | None = None
+    num_answered: int = 0
+    num_looked_at: int = 0
 
     @property
     def is_ready(self) -> bool:
         return self.up is not None and self.up.is_ready
+
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether it has a job of which it is not decided if others make its rest."""
+        return self.num_answered + len(self.jobs) > self.num_looked_at
 
     @property
     def load(self) -> int:
@@ -166,6 +175,23 @@ class WorkerEnd:
         if at is None:
             return None
         return SampleInWork(at.place, max(0.0, now - at.begun_at), is_lone=at.is_lone)
+
+    def next_places(self) -> list[tuple[WorkerJob, int]]:
+        """Returns its jobs of which nothing was decided, with the place that it makes next."""
+        places: list[tuple[WorkerJob, int]] = []
+        for position, job in enumerate(self.jobs):
+            if self.num_answered + position < self.num_looked_at:
+                continue
+            at = self.at if position == 0 else None
+            if position or (at is not None and at.place >= 0):
+                places.append((job, 0 if at is None else at.place + 1))
+        self.num_looked_at = self.num_answered + len(self.jobs)
+        return places
+
+    def stop(self, job: WorkerJob, place: int) -> None:
+        """Has it make a batch only up to that place."""
+        if self.progress is not None:
+            self.progress.stop(self.num_answered + self.jobs.index(job) + 1, place)
 
     def begin(self, now: float, patience: int) -> None:
         # Its start is not the batch's time.
@@ -258,6 +284,7 @@ class WorkerEnd:
         self.hung_at = None
         if not self.jobs:
             raise ProtocolError("unexpected result from a worker")
+        self.num_answered += 1
         return Result(self.jobs.popleft(), self.number)
 
 
@@ -395,7 +422,8 @@ class WorkerPool:
         if job.order.stream is not None:
             return self._assign_pinned(job)
         is_whole = job.split is None and job.again is None
-        if self._can_split and is_whole and self._begins_split(job):
+        is_shared = bool(self._splits) and self._split_with(job) is not None
+        if self._can_split and is_whole and not is_shared and self._begins_split(job):
             self._deal()
             return []
         in_time = self._load.workers
@@ -424,13 +452,10 @@ class WorkerPool:
                 result = worker.take(data, descriptors, now=now, return_slot=self._return_slot)
                 if result is None:
                     continue
-                if result.job.split is None and not result.is_alone:
+                if result.job.split is None and result.part is None and not result.is_alone:
                     self._seconds.append(now - worker.begun_at)
                 worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
-                if result.is_alone:
-                    results.extend(self._survived(result.job, worker))
-                elif self._is_first(result):
-                    results.extend(self._end_of_batch(result))
+                results.extend(self._end_of_job(result, worker))
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             failure = f"data worker {worker.number} sent a malformed message: {err}"
             if isinstance(err, OSError) and err.errno == errno.EMFILE:
@@ -451,9 +476,19 @@ class WorkerPool:
         while self._retries and self._load.num_free > 0:
             job = self._retries.popleft()
             # A late worker may have answered it by now, or another one may have it.
-            if job.key in self._open and not self._is_in_hand(job):
+            if self._is_to_be_made(job):
                 self.assign(job)
         self._deal()
+        self._share_heavy()
+
+    def next_look_seconds(self) -> float | None:
+        """Returns the seconds until `flush` may have more to assign without any event, if ever."""
+        if not self._may_share:
+            return None
+        due = self._split_costs.heavy_seconds - self._clock()
+        waits = [w.begun_at + due for w in self._load.workers if w.is_to_be_looked_at]
+        waits = [wait for wait in waits if wait < math.inf]
+        return max(0.0, min(waits)) if waits else None
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         now = self._clock()
@@ -466,12 +501,16 @@ class WorkerPool:
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
         for job in late:
-            if job.key not in self._open or self._is_in_hand(job) or self._split_with(job):
+            if not self._is_to_be_made(job):
                 continue
             if self._load.num_free <= 0:
                 break
             self._open[job.key] += 1
-            if not self._splits_late(job):
+            split = self._split_with(job)
+            if split is not None:
+                split.make_first_again()
+                self._deal()
+            elif not self._splits_late(job):
                 self.assign(job)
             given.append(job.whole)
         return given
@@ -576,6 +615,10 @@ class WorkerPool:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
         self._known_load = None
+        split = self._split_with(job) if self._splits and job.again is None else None
+        if split is not None:
+            # In place of one that died, which had begun it alone.
+            worker.stop(job, split.begin)
         job.send(worker.channel)
 
     def _due_seconds(self) -> float:
@@ -627,6 +670,70 @@ class WorkerPool:
         self._known_load = None
         self._deal()
         return True
+
+    @property
+    def _may_share(self) -> bool:
+        """Whether workers idle that could make the rest of other workers' batches."""
+        return self._can_split and not self._retries and self._load.num_idle > 0
+
+    def _share_heavy(self) -> None:
+        """Has idle workers make what is left of batches that take long, but for the sample at hand.
+
+        So a sample that takes long holds neither its batch nor the one behind it.
+        """
+        if not self._may_share:
+            return
+        now, heavy = self._clock(), self._split_costs.heavy_seconds
+        due = [worker for worker in self._load.workers if now - worker.begun_at >= heavy]
+        for worker in due:
+            if worker.is_to_be_looked_at and self._load.num_idle:
+                for job, place in worker.next_places():
+                    self._share(job, worker, place)
+
+    def _share(self, job: WorkerJob, worker: WorkerEnd, place: int) -> None:
+        """Has others make a batch from that place on, where that is worth it."""
+        is_whole = job.split is None and job.again is None
+        if not is_whole or job.key not in self._open or self._split_with(job) is not None:
+            return
+        split = split_of(job, num_workers=max(1, self._load.num_idle), begin=place)
+        if split is None:
+            return
+        seconds = self._split_costs.usual_seconds * (split.size - place) / split.size
+        if not self._split_costs.pays(seconds):
+            return
+        worker.stop(job, place)
+        self._splits.append(split)
+        self._known_load = None
+        self._deal()
+
+    def _end_of_job(self, result: Result, worker: WorkerEnd) -> list[Result]:
+        """Returns the result of a whole batch, if a worker's answer ends it."""
+        if result.is_alone:
+            return self._survived(result.job, worker)
+        if result.is_first_part:
+            return self._end_of_first(result)
+        return self._end_of_batch(result) if self._is_first(result) else []
+
+    def _end_of_first(self, result: Result) -> list[Result]:
+        """Takes the samples of a worker that was stopped, as others make the rest of its batch."""
+        job, part = result.job, result.part
+        split = self._split_with(job)
+        if split is None or part is None:
+            result.discard()
+            # Its samples turned out to be of no use to others.
+            if self._is_to_be_made(job):
+                self._retries.append(job)
+            return []
+        split.add_first(part)
+        error = split.first_error()
+        return [] if error is None else self._whole(split, error)
+
+    def _is_to_be_made(self, job: WorkerJob) -> bool:
+        """Whether an open job is neither in hand, nor made in parts without it."""
+        if job.key not in self._open or self._is_in_hand(job):
+            return False
+        split = self._split_with(job)
+        return split is None or split.waits_for_first
 
     def _split_with(self, job: WorkerJob) -> SplitBatch | None:
         """Returns the parts of that batch, if it is being made in parts."""
@@ -684,6 +791,7 @@ class WorkerPool:
     def _whole(self, split: SplitBatch, result: Result) -> list[Result]:
         """Returns what ends a part, or the collation, as the result of the batch."""
         self._close_split(split)
+        self._searches.pop(split.job.key, None)
         if self._open.pop(split.job.key, None) is None:
             result.discard()
             return []
@@ -788,7 +896,7 @@ class WorkerPool:
             # Jobs that it had not begun are not at fault: they are first, without a try counted.
             self._retries.extendleft(reversed(worker.jobs))
             # Else it was late, and another worker has answered it, or has it.
-            if job.key in self._open and not self._is_in_hand(job):
+            if self._is_to_be_made(job):
                 search = self._search_of(job)
                 self._retry(job, search.died(job, death), lost)
         if not self._workers:
@@ -826,8 +934,9 @@ class WorkerPool:
             self._open.pop(job.key)
             search = self._searches.pop(job.key, None)
             verdict = "" if search is None else search.verdict
-            if job.split is not None and not job.split.is_over:
-                self._close_split(job.split)
+            split = job.split or self._split_with(job)
+            if split is not None and not split.is_over:
+                self._close_split(split)
             if job.split is None or self._open.get(job.whole.key) is not None:
                 results.append(self._lost(job.whole, number, verdict=verdict))
         return results

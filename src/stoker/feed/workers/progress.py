@@ -2,6 +2,9 @@
 
 Before each sample the worker writes the sample's place and the time, 0.3 us. So a process that a
 sample ends, or blocks, leaves behind which one it was.
+
+The pool writes there before which sample a worker is to stop: others make the rest of its batch.
+The worker may be beyond that place by then. So what it answers counts, not what it was asked for.
 """
 
 import mmap
@@ -14,8 +17,15 @@ from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE
 
 # Place, counted from NO_SAMPLE, attempt, begin in monotonic seconds, which are the host's.
 _FORMAT = struct.Struct("<qqd")
-# Behind it, written once: whether batches are single samples.
-_LONE = _FORMAT.size
+# Behind it a word for every other order, as a worker has two: the order's number, from 1, and the
+# place before which to stop. In one word, so that never half of it is seen.
+_NUM_STOPS = 2
+_STOPS = slice(_FORMAT.size, _FORMAT.size + 8 * _NUM_STOPS)
+_PLACE_BITS = 32
+_PLACES = (1 << _PLACE_BITS) - 1
+# And one byte, written once: whether batches are single samples.
+_LONE = _STOPS.stop
+_NUM_BYTES = _LONE + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +55,10 @@ class ProgressMemory:
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create(f"stoker-progress-{os.getpid()}", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, _LONE + 1)
-        self._memory = mmap.mmap(self.descriptor, _LONE + 1)
+        os.ftruncate(self.descriptor, _NUM_BYTES)
+        self._memory = mmap.mmap(self.descriptor, _NUM_BYTES)
+        self._stops = memoryview(self._memory)[_STOPS].cast("Q")
+        self._num_orders = 0
 
     def mark_lone(self) -> None:
         """Writes that each batch is one sample."""
@@ -56,13 +68,23 @@ class ProgressMemory:
         """Writes which sample is made next, or ALL_SAMPLES or NO_SAMPLE."""
         _FORMAT.pack_into(self._memory, 0, place - NO_SAMPLE, attempt, time.monotonic())
 
+    def begin_order(self) -> None:
+        """Counts the orders, as the pool counts the answers to them."""
+        self._num_orders += 1
+
+    def is_stopped(self, place: int) -> bool:
+        """Returns whether others make the sample at that place of the order's batch."""
+        stop = self._stops[self._num_orders % _NUM_STOPS]
+        return stop >> _PLACE_BITS == self._num_orders and place >= stop & _PLACES
+
 
 class ProgressView:
     """The pool's side of a worker's progress."""
 
     def __init__(self, descriptor: int) -> None:
         # mmap keeps a duplicate of the descriptor.
-        self._memory = mmap.mmap(descriptor, _LONE + 1, access=mmap.ACCESS_READ)
+        self._memory = mmap.mmap(descriptor, _NUM_BYTES)
+        self._stops = memoryview(self._memory)[_STOPS].cast("Q")
 
     def read(self) -> SamplePlace | None:
         """Returns what the worker makes, or made when it died; None: no sample."""
@@ -71,3 +93,7 @@ class ProgressView:
         if place == NO_SAMPLE:
             return None
         return SamplePlace(place, attempt, begun_at, is_lone=bool(self._memory[_LONE]))
+
+    def stop(self, order: int, place: int) -> None:
+        """Has the worker stop before that place of its order with that number, counted from 1."""
+        self._stops[order % _NUM_STOPS] = order << _PLACE_BITS | place

@@ -5,6 +5,7 @@ their own, so that a worker may make some samples of a batch, and knows which on
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from stoker.feed import seeding
@@ -20,6 +21,13 @@ from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import BadSample, Make
 
 
+@dataclass(frozen=True, slots=True)
+class FirstSamples:
+    """The first samples of a batch, of which other workers make the rest."""
+
+    samples: list[object]
+
+
 class SampleMaker:
     """Makes samples and batches of a map-style dataset.
 
@@ -33,11 +41,19 @@ class SampleMaker:
         *,
         seeder: Seeder | None,
         note: Callable[[int, int], None],
+        is_stopped: Callable[[int], bool],
     ) -> None:
-        """Args: note: Takes place and attempt of each sample before it is made."""
+        """Begins.
+
+        Args:
+            note: Takes place and attempt of each sample before it is made.
+            is_stopped: Returns whether others make a batch from that place on.
+        """
         self._dataset = spec.dataset
         self._collate_fn = spec.collate_fn
         self._note = note
+        self._is_stopped = is_stopped
+        self._stops = True
         self._tolerant_dataset: TolerantDataset | None = None
         self._tolerant: TolerantCollate | None = None
         if spec.on_error != "raise":
@@ -67,8 +83,12 @@ class SampleMaker:
         # What is in a bad sample's place follows from all samples of the batch.
         return is_each and self._tolerant is None
 
+    def keep_whole(self) -> None:
+        """Makes batches to their end from now on, as their samples cannot go to other workers."""
+        self._stops = False
+
     def batch(self, order: Make, index: object) -> object:
-        """Returns the whole batch of an order; `index` is what the sampler gave."""
+        """Returns the batch of an order, or its FirstSamples; `index` is what the sampler gave."""
         if not self._is_batched:
             return self.collate(self._lone_sample(order, index), order)
         if self._is_one_call:
@@ -76,7 +96,10 @@ class SampleMaker:
             self._note(ALL_SAMPLES, 0)
             return self.collate(dataset.__getitems__(index), order)
         indices = list(cast("Iterable[object]", index))
-        return self.collate(self.samples(order, indices, 0, len(indices)), order)
+        samples = self.samples(order, indices, 0, len(indices))
+        if len(samples) < len(indices):
+            return FirstSamples(samples)
+        return self.collate(samples, order)
 
     def batch_again(
         self, order: Make, index: object, *, lost: Sequence[LostSample], is_one_by_one: bool
@@ -121,7 +144,7 @@ class SampleMaker:
     def samples(
         self, order: Make, indices: Sequence[object], first: int, last: int
     ) -> list[object]:
-        """Returns the samples of a part of a batch, made one by one.
+        """Returns the samples of a part of a batch, made one by one; fewer, if it is stopped.
 
         Args:
             indices: Of the whole batch.
@@ -129,7 +152,10 @@ class SampleMaker:
             last: Place behind its last one.
         """
         samples: list[object] = []
+        stops = self._stops and self.makes_parts
         for place in range(first, last):
+            if stops and self._is_stopped(place):
+                break
             self.at = index = indices[place]
             if self._each is not None:
                 self._each.place(order.seed_words, index, place)

@@ -392,6 +392,10 @@ class ShardSource:
     def make_alone(self, alone: MakeAlone) -> None:
         raise ProtocolError("the samples of a shard follow from each other")
 
+    def begin_order(self) -> None:
+        # No other worker makes batches of this shard.
+        pass
+
     def make_part(self, part: MakePart) -> Unsplittable:
         # One worker makes what follows from each other.
         return Unsplittable()

@@ -5,10 +5,14 @@ takes long holds only its part, and the last part is made soon after the others.
 part to memory of its own (a memfd), whose descriptor the pool passes on to the worker that
 collates: that one sees the samples as if it had made them, without a copy.
 
+A batch that one worker began alone is shared out if it takes long and others idle: that worker
+stops behind the sample that it is at, and what it has made is the first part.
+
 A worker that dies loses one part, which is made again. The error of the first sample counts, as if
 one worker had made the batch.
 """
 
+import math
 import statistics
 from collections import deque
 from typing import Literal
@@ -23,12 +27,15 @@ from stoker.records.workload import SEEDS_EACH
 # A batch has as many parts for each worker: the last ones end at about the same time where costs
 # vary, and a part costs about 0.5 ms more (a message, its memory).
 _PARTS_PER_WORKER = 4
-# Of a batch: as many descriptors are open, and are sent in one message.
-_MAX_PARTS = MAX_DESCRIPTORS
+# Of a batch: as many descriptors are open, and are sent in one message. Two more parts may be of
+# a worker that began the batch, and of what it did not make of its part.
+_MAX_PARTS = MAX_DESCRIPTORS - 2
 # A batch that takes less is made by one worker: its messages alone cost some ms.
 MIN_SECONDS = 0.02
 # And one that takes less than that many times what the parts cost more.
 _MIN_GAIN = 4.0
+# A batch that takes that many times the usual is shared out, if others idle: a sample is heavy.
+_HEAVY_FACTOR = 1.5
 # Last batches and split batches that the costs follow.
 _MEMORY = 32
 
@@ -48,12 +55,27 @@ class SplitCosts:
         self._always_pays = always_pays
         self._batches: deque[float] = deque(maxlen=_MEMORY)
         self._extra: deque[float] = deque(maxlen=_MEMORY)
+        # Looked up often, while workers idle; None: batches have come since.
+        self._usual_seconds: float | None = None
+
+    @property
+    def usual_seconds(self) -> float:
+        """What a batch costs one worker, the median; 0: that is not known."""
+        if self._usual_seconds is None:
+            self._usual_seconds = statistics.median(self._batches) if self._batches else 0.0
+        return self._usual_seconds
+
+    @property
+    def heavy_seconds(self) -> float:
+        """From when on a batch that is being made is shared out; infinite: costs are not known."""
+        return _HEAVY_FACTOR * self.usual_seconds if self._batches else math.inf
 
     def add_batch(self, seconds: float) -> None:
         self._batches.append(seconds)
+        self._usual_seconds = None
 
     def add_split(self, split: SplitBatch) -> None:
-        self._batches.append(split.wall_seconds())
+        self.add_batch(split.wall_seconds())
         # The samples are written once more, and read once more.
         contents = [part.content for part in split.parts.values()]
         self._extra.append(2 * sum(content.send_seconds for content in contents))
@@ -66,7 +88,7 @@ class SplitCosts:
             if not self._batches:
                 # It is seen from its first part.
                 return True
-            seconds = statistics.median(self._batches)
+            seconds = self.usual_seconds
         extra = statistics.median(self._extra) if self._extra else 0.0
         return seconds >= max(MIN_SECONDS, _MIN_GAIN * extra)
 
@@ -85,12 +107,15 @@ def num_samples(order: Make) -> int:
     return len(index) if isinstance(index, list | tuple) else 0
 
 
-def step_of(size: int, *, num_workers: int) -> int:
-    """Returns how many samples a part has."""
-    return -(-size // min(_MAX_PARTS, _PARTS_PER_WORKER * num_workers))
+def split_of(job: WorkerJob, *, num_workers: int, begin: int = 0) -> SplitBatch | None:
+    """Returns the job in parts; None: it has no samples that can be made one by one.
 
-
-def split_of(job: WorkerJob, *, num_workers: int) -> SplitBatch | None:
-    """Returns the job in parts; None: it has no samples that can be made one by one."""
+    Args:
+        num_workers: That may make parts.
+        begin: Place before which a worker makes the samples that has begun the batch alone.
+    """
     size = num_samples(job.order)
-    return SplitBatch(job, size, step_of(size, num_workers=num_workers)) if size > 1 else None
+    if size < 2 or begin >= size:
+        return None
+    num_parts = min(_MAX_PARTS, _PARTS_PER_WORKER * num_workers)
+    return SplitBatch(job, size, step=-(-(size - begin) // num_parts), begin=begin)

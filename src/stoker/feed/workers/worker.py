@@ -34,7 +34,7 @@ from stoker.feed.wire.host_errors import place_of, words_of_error
 from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
 from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
-from stoker.feed.workers.part_memory import PartsAsSamples, memory_of
+from stoker.feed.workers.part_memory import EncodedSamples, PartsAsSamples, memory_of
 from stoker.feed.workers.pipe import (
     AloneMade,
     Batch,
@@ -54,13 +54,16 @@ from stoker.feed.workers.pipe import (
     to_worker,
 )
 from stoker.feed.workers.progress import ProgressMemory
-from stoker.feed.workers.samples import SampleMaker
+from stoker.feed.workers.samples import FirstSamples, SampleMaker
 from stoker.feed.workers.shards import ShardSource, ShardStream
 from stoker.feed.workers.slots import Slots
 from stoker.host.spawn import end_with_parent
 
 # On the trainer's host: where vCPUs are scarce it comes first, as every rank waits for its step.
 _NICENESS = 10
+
+_Order = Make | MakeAgain | MakeAlone | MakePart | Collate
+_WorkerReply = Batch | PartMade | Unsplittable | AloneMade | Error | End
 
 
 def worker_main(
@@ -185,31 +188,65 @@ def become_worker() -> None:
 def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
     while messages := channel.receive():
         for data, descriptors in messages:
-            match to_worker.decode(data):
-                case Reuse(slot):
-                    slots.reuse(slot)
-                case Make() as order:
-                    channel.send(pack(answer(lambda: source.make(order), slots, source)))
-                case MakeAgain() as again:
-                    make = functools.partial(source.make_again, again)
-                    channel.send(pack(answer(make, slots, source)))
-                case MakeAlone() as alone:
-                    source.make_alone(alone)
-                    channel.send(pack(AloneMade()))
-                case MakePart() as part:
-                    with part_answer(part, source) as (message, memory):
-                        channel.send(pack(message), memory)
-                case Collate() as collation:
-                    with PartsAsSamples(collation.parts, descriptors) as samples:
-                        make = functools.partial(source.collate, collation.order, samples.read)
-                        channel.send(pack(answer(make, slots, source)))
+            message = to_worker.decode(data)
+            if isinstance(message, Reuse):
+                slots.reuse(message.slot)
+                continue
+            source.begin_order()
+            with _answer_to(message, descriptors, slots, source) as (reply, memory):
+                channel.send(pack(reply), memory)
 
 
-def answer(make: Callable[[], object], slots: Slots, source: "Source") -> Batch | Error | End:
+@contextlib.contextmanager
+def _answer_to(
+    message: _Order, descriptors: tuple[int, ...], slots: Slots, source: "Source"
+) -> Iterator[tuple[_WorkerReply, tuple[int, ...]]]:
+    """Does what an order asks for; gives the answer, and descriptors of its memory.
+
+    Args:
+        descriptors: That came with the order.
+    """
+    if isinstance(message, MakeAlone):
+        source.make_alone(message)
+        yield AloneMade(), ()
+        return
+    with contextlib.ExitStack() as stack:
+        wall, cpu = time.monotonic(), time.process_time()
+        make: Callable[[], object]
+        match message:
+            case Make() as order:
+                make = functools.partial(source.make, order)
+            case MakeAgain() as again:
+                make = functools.partial(source.make_again, again)
+            case MakePart() as part:
+                make = functools.partial(source.make_part, part)
+            case Collate() as collation:
+                samples = stack.enter_context(PartsAsSamples(collation.parts, descriptors))
+                make = functools.partial(source.collate, collation.order, samples.read)
+        reply = answer(make, slots, source)
+        if not isinstance(reply, EncodedSamples):
+            yield reply, ()
+            return
+        memory = stack.enter_context(memory_of(reply.encoded))
+        part_made = PartMade(
+            reply.num_samples,
+            reply.encoded.tree,
+            reply.encoded.nbytes,
+            cpu_seconds=time.process_time() - cpu,
+            wall_seconds=reply.made_at - wall,
+            send_seconds=time.monotonic() - reply.made_at,
+        )
+        yield part_made, memory
+
+
+def answer(
+    make: Callable[[], object], slots: Slots, source: "Source"
+) -> Batch | Error | End | Unsplittable | EncodedSamples:
+    """Returns what `make` returns, as a message where it is a batch."""
     wall, cpu = time.monotonic(), time.process_time()
     try:
         value = make()
-        if isinstance(value, Error | End):
+        if isinstance(value, Error | End | Unsplittable | EncodedSamples):
             return value
         encoded, slot = slots.end(value)
     except Exception as err:
@@ -231,47 +268,11 @@ def answer(make: Callable[[], object], slots: Slots, source: "Source") -> Batch 
     )
 
 
-@contextlib.contextmanager
-def part_answer(
-    part: MakePart, source: "Source"
-) -> Iterator[tuple[PartMade | Unsplittable | Error, tuple[int, ...]]]:
-    """Makes samples of a batch; gives the answer, and descriptors of their memory."""
-    wall, cpu = time.monotonic(), time.process_time()
-    try:
-        samples = source.make_part(part)
-    except Exception as err:
-        yield source.failed(err), ()
-        return
-    if not isinstance(samples, list):
-        yield samples, ()
-        return
-    made_at = time.monotonic()
-    try:
-        # Whatever is pickled may be another object afterwards, to what collate_fn compares it with.
-        encoded = codec.encode(samples, allow_pickle=False, shares_arrays=True)
-    except ShippingError:
-        yield Unsplittable(), ()
-        return
-    with memory_of(encoded) as descriptors:
-        now = time.monotonic()
-        yield (
-            PartMade(
-                len(samples),
-                encoded.tree,
-                encoded.nbytes,
-                cpu_seconds=time.process_time() - cpu,
-                wall_seconds=made_at - wall,
-                send_seconds=now - made_at,
-            ),
-            descriptors,
-        )
-
-
 class Source(Protocol):
     """What makes the batches of a worker."""
 
     def make(self, order: Make) -> object:
-        """Returns the batch of the order, an error or the end of the shard."""
+        """Returns the batch of the order or its first samples, an error or the end of the shard."""
 
     def make_again(self, again: MakeAgain) -> object:
         """Returns the batch without the samples that no process survives, or an error."""
@@ -279,7 +280,10 @@ class Source(Protocol):
     def make_alone(self, alone: MakeAlone) -> None:
         """Makes samples that may end this process; whatever they raise is ignored."""
 
-    def make_part(self, part: MakePart) -> list[object] | Unsplittable | Error:
+    def begin_order(self) -> None:
+        """Called before each order is carried out."""
+
+    def make_part(self, part: MakePart) -> EncodedSamples | Unsplittable | Error:
         """Returns samples of a batch."""
 
     def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
@@ -309,6 +313,10 @@ class BrokenSource:
         return self._error
 
     def make_alone(self, alone: MakeAlone) -> None:
+        # Nothing of it can be made.
+        pass
+
+    def begin_order(self) -> None:
         # Nothing of it can be made.
         pass
 
@@ -379,15 +387,33 @@ class IndexedSource:
             self._seeder = Seeder(roots, num_workers=num_workers, seeding=self._seeding)
         if not self._spec.auto_collation:
             self.progress.mark_lone()
-        return SampleMaker(self._spec, seeder=self._seeder, note=self.progress.note)
+        return SampleMaker(
+            self._spec,
+            seeder=self._seeder,
+            note=self.progress.note,
+            is_stopped=self.progress.is_stopped,
+        )
+
+    def begin_order(self) -> None:
+        self.progress.begin_order()
 
     def make(self, order: Make) -> object:
-        """Returns the batch of the order's indices, seeded, or the error of worker_init_fn."""
+        """Returns the batch of the order's indices, seeded, or the error of worker_init_fn.
+
+        Where it is stopped before the batch's end, its samples until then.
+        """
         if self._init_error is not None:
             return self._init_error
         self._maker.at = None
         index = codec.unpack_value(order.index, allow_pickle=True)
-        return self._seeded(order, lambda: self._fetch(order, index))
+        batch = self._seeded(order, lambda: self._fetch(order, index))
+        if not isinstance(batch, FirstSamples):
+            return batch
+        try:
+            return EncodedSamples.of(batch.samples)
+        except ShippingError:
+            self._maker.keep_whole()
+            return self._seeded(order, lambda: self._fetch(order, index))
 
     def make_again(self, again: MakeAgain) -> object:
         """Returns the batch without the samples that no process survives."""
@@ -418,7 +444,7 @@ class IndexedSource:
             )
         self.progress.note(NO_SAMPLE, 0)
 
-    def make_part(self, part: MakePart) -> list[object] | Unsplittable | Error:
+    def make_part(self, part: MakePart) -> EncodedSamples | Unsplittable | Error:
         """Returns samples of a batch, each seeded as if this worker had made the batch."""
         if self._init_error is not None:
             return self._init_error
@@ -427,9 +453,13 @@ class IndexedSource:
             return Unsplittable()
         maker.at = None
         index = cast("list[object]", codec.unpack_value(order.index, allow_pickle=True))
-        return seeder.make(
+        samples = seeder.make(
             order.seed_words, lambda: maker.samples(order, index, part.first, part.last)
         )
+        try:
+            return EncodedSamples.of(samples)
+        except ShippingError:
+            return Unsplittable()
 
     def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
         """Returns the batch of samples that were made in parts."""
