@@ -5,7 +5,7 @@ prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes 
 stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, and
 after how many batches. With `until`, a file, it takes up epochs until that is there. With `save`, a
 file, it saves its loader's state there before batch `save_at` of epoch `save_epoch`, and ends; with
-`load` it begins from such a file.
+`load` it begins from such a file, or from those of all ranks, a list.
 """
 
 import hashlib
@@ -172,9 +172,10 @@ def say(**facts: object) -> None:
 
 def main() -> None:
     given = DEFAULTS | json.loads(sys.argv[1])
-    torch.manual_seed(7)
-    random.seed(7)
-    np.random.seed(7)
+    seed = 7 + given["rank"]
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
     generator = torch.Generator().manual_seed(3) if given["generator"] else None
     init = use_shard if given["init"] else None
@@ -190,9 +191,9 @@ def main() -> None:
     ]
     first_epoch = 0
     if given["load"] is not None:
-        state = torch.load(given["load"], weights_only=True)
+        load(loaders[0], given)
+        state = loaders[0].state_dict()
         first_epoch, given["first"] = state["epoch"], state["num_yielded"]
-        loaders[0].load_state_dict(state)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for epoch in range(first_epoch, given["epochs"]):
@@ -208,6 +209,16 @@ def main() -> None:
     if generator is not None:
         say(generator=digest({"state": generator.get_state()}))
     say(state=digest({"state": torch.get_rng_state()}))
+
+
+def load(loader: "stoker.DataLoader[object]", given: dict) -> None:
+    if isinstance(given["load"], str):
+        loader.load_state_dict(torch.load(given["load"], weights_only=True))
+        return
+    states = [torch.load(path, weights_only=True) for path in given["load"]]
+    loader.load_state_dict(
+        states, dataset_of=lambda rank, world: dataset_of(given | {"rank": rank, "world": world}, 0)
+    )
 
 
 def run_epoch(given: dict, epoch: int, loaders: list) -> None:

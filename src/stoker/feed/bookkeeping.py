@@ -262,6 +262,7 @@ class LoaderBooks:
         bad: Its bad samples, if these are skipped or replaced.
         seeding: Of the run whose state was loaded; None: none was.
         said_own_refused: The script knows that a dataset's own states are not used.
+        rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
     """
 
     number: int
@@ -278,6 +279,7 @@ class LoaderBooks:
     bad: BadSamples | None = None
     seeding: str | None = None
     said_own_refused: bool = False
+    rank_datasets: object = None
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def pending_state(self) -> LoaderState | None:

@@ -152,14 +152,24 @@ class DeviceBatches(Generic[_T]):
         state = loader_state.state_of(loader, process, num_held=held, is_under_way=is_under_way)
         return dict(state)
 
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, object] | Sequence[Mapping[str, object]],
+        *,
+        dataset_of: Callable[[int, int], object] | None = None,
+    ) -> None:
         """Restores a state: the next epoch resumes there.
 
+        Args:
+            state_dict: See `stoker.DataLoader.load_state_dict`.
+            dataset_of: See there.
+
         Raises:
-            UsageError: See `stoker.DataLoader.load_state_dict`.
+            UsageError: See there.
         """
         if state_dict:
-            loader_state.load(self._loader(), this_process(), dict(state_dict))
+            states = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
+            loader_state.load(self._loader(), this_process(), states, dataset_of=dataset_of)
 
     def _loader(self) -> "DataLoader[object]":
         if not isinstance(self._batches, DataLoader) or not hasattr(self._batches, "state_dict"):

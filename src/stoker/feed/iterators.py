@@ -31,6 +31,7 @@ from stoker.feed.changes import making
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
 from stoker.feed.loader_state import Stateful, own_state_of, seeding_of
+from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import (
     Numbered,
@@ -136,7 +137,13 @@ class Epoch:
         )
         if stream.num_again < stream.num_resumed:
             words += "; the dataset's own state was loaded for those before them"
-        if len(stream.shards) != self._num_shards:
+        origin = stream.shards[0].origin
+        if origin is not None:
+            words += (
+                f"; until the end of the epoch it is dealt from the shards of the "
+                f"{origin.world_size} ranks of its state, in their order"
+            )
+        elif len(stream.shards) != self._num_shards:
             words += (
                 f"; until the end of the epoch it keeps the {len(stream.shards)} shards of its "
                 f"state, then the script's {self._num_shards}"
@@ -797,6 +804,9 @@ def torch_iterator(
         has_other_workers = count != given
         num_workers = count if has_other_workers else num_workers
     seen = loader if num_workers is None else with_workers(loader, num_workers)
+    if has_other_ranks(stream):
+        seen = LoaderView(seen, dataset=process.books(loader).rank_datasets)
+        has_other_workers = True
     epoch = Epoch(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
     epoch.has_other_workers = has_other_workers
     if seen.num_workers == 0:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import multiprocessing
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch.utils.data
@@ -86,7 +86,12 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """
         return dict(loader_state.state_of(self, this_process()))
 
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, object] | Sequence[Mapping[str, object]],
+        *,
+        dataset_of: Callable[[int, int], object] | None = None,
+    ) -> None:
         """Restores a state: the next epoch resumes from it with the same bytes, in the same order.
 
         The number and placement of workers and hosts may differ. Sets torch's, Python's and NumPy's
@@ -94,23 +99,31 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         everything else is built. The sampler is run again up to the place, at the first batch. An
         iterable dataset makes again what the epoch had before, which is not handed out.
 
+        An iterable dataset continues also on another number of ranks, if `state_dict` is a list of
+        the states of all ranks of the run that saved them. Their shards are dealt to the ranks of
+        this run, which go on in the order of that run; each shard is read from the dataset of its
+        earlier rank, which `dataset_of` builds. The next epoch is of the loader's own dataset.
+
         Args:
-            state_dict: What `state_dict` returned; an empty one changes nothing.
+            state_dict: What `state_dict` returned; an empty one changes nothing. Or a list of what
+                it returned in all ranks, from which each rank takes its own.
+            dataset_of: Returns the dataset of a rank, given the rank and the number of ranks: as
+                that rank's loader had it. Not used where the number is the same.
 
         Raises:
             TypeError: If it is None, as of a checkpoint without this entry.
             UsageError: If the state is of a dataset of another length, of other samplers, batch
-                size, number of ranks or rank; names all differences. Later, from `iter` or the
+                size, number of ranks or rank; names all differences. If the shards cannot be dealt
+                to this number of ranks (docs/how-to/resume.md). Later, from `iter` or the
                 first `next`, if the sampler does not give the same samples again.
             FeedError: Later, if an iterable dataset does not give the same batches again.
         """
         # Scripts are not type-checked: without this the epoch would start from its first batch.
-        if not isinstance(state_dict, Mapping):
+        if not isinstance(state_dict, Mapping | list | tuple):
             raise TypeError(f"load_state_dict takes what state_dict returned, not {state_dict!r}")
         if state_dict:
-            loader_state.load(self, this_process(), dict(state_dict))
-            # Persistent workers are elsewhere in another epoch, and are replaced.
-            self._iterator = None
+            states = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
+            loader_state.load(self, this_process(), states, dataset_of=dataset_of)
 
 
 def _connect_ahead() -> None:

@@ -24,7 +24,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import DataLoader, IterDataPipe, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import (
@@ -37,6 +37,14 @@ from stoker.feed.bookkeeping import (
     TrainerProcess,
 )
 from stoker.feed.generators import any_kind_of
+from stoker.feed.rank_streams import (
+    OTHER_RANKS_FIX,
+    DatasetOfRank,
+    Here,
+    datasets_of,
+    has_other_ranks,
+    state_of_rank,
+)
 from stoker.feed.seeding import Occurrences, Seeding, index_bytes
 from stoker.feed.stream_progress import ShardProgress, StreamProgress, progress_from
 from stoker.logs import EventName, Log
@@ -246,36 +254,36 @@ def load(
     state: object,
     *,
     sets_globals: bool = True,
+    dataset_of: DatasetOfRank | None = None,
 ) -> None:
-    """Restores a state; `sets_globals`: of the three global random states, too.
+    """Restores a state.
+
+    Args:
+        loader: The loader that continues.
+        process: This process.
+        state: What `state_dict` returned; or a list of what it returned in all ranks of a run.
+        sets_globals: Also restores the three global random states.
+        dataset_of: Builds the dataset of a rank of that run, where this one has another number.
 
     Raises:
         UsageError: If it is the state of another loader; names all differences.
     """
-    if not isinstance(state, dict) or state.get("version") != VERSION or "loader" not in state:
-        raise UsageError(
-            "not a state_dict of this version of stoker.DataLoader",
-            where=f"version {state.get('version')!r}, expected {VERSION}"
-            if isinstance(state, dict)
-            else f"a {type(state).__name__}",
-            fix="pass load_state_dict what state_dict returned",
-        )
-    given = cast("LoaderState", state)
     parts = parts_of(loader)
     here = _facts(loader, process, parts)
-    differing = [
-        f"{name.replace('_', ' ')}: {given['loader'].get(name)!r} in the state, {value!r} here"
-        for name, value in here.items()
-        if given["loader"].get(name) != value
-    ]
-    if differing:
-        raise UsageError(
-            f"state_dict does not match this loader: {'; '.join(differing)}",
-            where=f"rank {process.settings.rank}, epoch {given['epoch']} of the state",
-            fix="build the loader as it was when its state was saved (workers and hosts may "
-            "differ); each rank has its own state",
-        )
-    process.books(loader).loaded = copy.deepcopy(given)
+    given = _own_of(state, loader, process, facts=here)
+    _check_same(given, here, process, loader=loader)
+    stream = given["begun"] and given["begun"].get("stream")
+    books = process.books(loader)
+    if stream is not None and has_other_ranks(stream):
+        if isinstance(loader.dataset, IterDataPipe):
+            raise UsageError(
+                "a data pipe cannot be resumed on another number of ranks in mid-epoch",
+                fix="resume on as many ranks as before until the epoch has ended",
+            )
+        books.rank_datasets = datasets_of(stream, dataset_of)
+    books.loaded = copy.deepcopy(given)
+    # Persistent workers are elsewhere in another epoch, and are replaced.
+    loader._iterator = None
     _resume_seeding(loader, process, given)
     if sets_globals:
         set_globals(given["now"])
@@ -284,6 +292,69 @@ def load(
     if given["begun"] is None:
         set_epochs(parts, given["now"])
         set_own(parts, given["now"])
+
+
+def _own_of(
+    state: object,
+    loader: "DataLoader[object]",
+    process: TrainerProcess,
+    *,
+    facts: dict[str, object],
+) -> LoaderState:
+    """Returns the state that this rank continues with, of one state or of those of all ranks."""
+    if not isinstance(state, list | tuple) or not state:
+        return _checked(state)
+    settings = process.settings
+    here = Here(
+        rank=settings.rank,
+        world_size=settings.world_size,
+        facts=facts,
+        now=take(parts_of(loader)),
+    )
+    is_stream = loader._dataset_kind == _DatasetKind.Iterable
+    return state_of_rank([_checked(one) for one in state], here, is_stream=is_stream)
+
+
+def _checked(state: object) -> LoaderState:
+    """Returns a state of this version; raises UsageError if it is none."""
+    if not isinstance(state, dict) or state.get("version") != VERSION or "loader" not in state:
+        raise UsageError(
+            "not a state_dict of this version of stoker.DataLoader",
+            where=f"version {state.get('version')!r}, expected {VERSION}"
+            if isinstance(state, dict)
+            else f"a {type(state).__name__}",
+            fix="pass load_state_dict what state_dict returned",
+        )
+    return cast("LoaderState", state)
+
+
+def _check_same(
+    given: LoaderState,
+    here: dict[str, object],
+    process: TrainerProcess,
+    *,
+    loader: "DataLoader[object]",
+) -> None:
+    """Raises UsageError if a state is of another loader."""
+    differing: dict[str, str] = {}
+    for name, value in here.items():
+        before = given["loader"].get(name)
+        if before != value:
+            words = name.replace("_", " ")
+            differing[name] = f"{words}: {before!r} in the state, {value!r} here"
+    if not differing:
+        return
+    fix = (
+        "build the loader as it was when its state was saved (workers and hosts may differ); each "
+        "rank has its own state"
+    )
+    if "world_size" in differing and loader._dataset_kind == _DatasetKind.Iterable:
+        fix = OTHER_RANKS_FIX
+    raise UsageError(
+        f"state_dict does not match this loader: {'; '.join(differing.values())}",
+        where=f"rank {process.settings.rank}, epoch {given['epoch']} of the state",
+        fix=fix,
+    )
 
 
 def seeding_of(loader: "DataLoader[object]", process: TrainerProcess) -> Seeding:

@@ -24,6 +24,7 @@ from stoker.feed.iterators import (
     worker_init_of,
 )
 from stoker.feed.planned_workers import PlannedIterator
+from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.short_loaders import LoaderLine
 from stoker.feed.tolerance import check_on_error
 from stoker.feed.unfed import is_released, say_made_here
@@ -190,7 +191,9 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> "FeedIterator":
     is_stream = loader._dataset_kind == _DatasetKind.Iterable
     kind = StreamIterator if is_stream else FeedIterator
     stay_here: Say | None = None
-    if loader.num_workers == 0 and next(factories_in(loader.dataset), None) is None:
+    is_of_ranks = has_other_ranks(process.books(loader).pending_stream())
+    is_built_here = next(factories_in(loader.dataset), None) is None
+    if loader.num_workers == 0 and is_built_here and not is_of_ranks:
         stay_here = partial(_stay_here, loader, process)
     return kind(loader, process, feed_of(process), stay_here=stay_here)
 

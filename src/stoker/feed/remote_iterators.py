@@ -21,6 +21,7 @@ from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, start_method_of, worker_init_of
 from stoker.feed.loader_state import seeding_of
+from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.stream_progress import StreamProgress
@@ -322,6 +323,9 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
     if resumed is not None:
         # The dataset sees the workers of the epoch that it continues.
         num_shards, num_workers = len(resumed["shards"]), resumed["num_workers"]
+    dataset: object = loader.dataset
+    if has_other_ranks(resumed):
+        dataset = process.books(loader).rank_datasets
     collate_fn = cast("Callable[[object], object]", loader.collate_fn)
     if _begins_balance(loader, process):
         collate_fn = MeasuringCollate(collate_fn)
@@ -339,7 +343,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         init = partial(_sharding_worker_init_fn, init, world_size, rank)
     return DatasetSpec(
         start_method=start_method_of(loader),
-        dataset=loader.dataset,
+        dataset=dataset,
         collate_fn=collate_fn,
         worker_init_fn=init,
         auto_collation=loader._auto_collation,
@@ -452,7 +456,8 @@ class StreamIterator(FeedIterator):
         self._epoch.track(num_workers=self._spec.num_workers and num_shards, num_shards=num_shards)
         resumed = self._epoch.resumed_stream
         if resumed is not None:
-            self._epoch.has_other_workers = len(resumed.shards) != num_shards
+            is_of_ranks = resumed.shards[0].origin is not None
+            self._epoch.has_other_workers = is_of_ranks or len(resumed.shards) != num_shards
             num_shards = len(resumed.shards)
         self._noted = None
         self._note_shared_seed()

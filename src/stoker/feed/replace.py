@@ -77,7 +77,6 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         if state_dict:
             # torchdata's leaves the global random states as they are.
             loader_state.load(self, this_process(), dict(state_dict), sets_globals=False)
-            self._iterator = None
 
     import torch.utils.data
 

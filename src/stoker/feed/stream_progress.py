@@ -8,7 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from stoker.feed.wire.protocol import OwnState
+import msgspec
+
+from stoker.feed.wire.protocol import OwnState, ShardOrigin
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +30,7 @@ class ShardState(TypedDict):
         random_at_end: Random states for the next epoch, where the shard has ended.
         own_state: That of a dataset that has one, from before the last of these batches: after
             `own_made` of them, whose checksum is `own_digest`.
+        origin: Of a shard of a rank of an earlier run; see protocol.ShardOrigin.
     """
 
     num_made: int
@@ -38,6 +41,7 @@ class ShardState(TypedDict):
     own_state: NotRequired["torch.Tensor"]
     own_made: NotRequired[int]
     own_digest: NotRequired[int]
+    origin: NotRequired[dict[str, int]]
 
 
 class StreamState(TypedDict):
@@ -98,6 +102,7 @@ class ShardProgress:
     earlier: list[int] = field(default_factory=list)
     random_at_end: bytes = b""
     owns: list[OwnState] = field(default_factory=list)
+    origin: ShardOrigin | None = None
 
     def own_before(self, num_made: int) -> OwnState | None:
         return own_before(self.owns, num_made)
@@ -191,6 +196,7 @@ def progress_from(state: StreamState) -> StreamProgress:
             earlier=list(shard["earlier"]),
             random_at_end=shard["random_at_end"].numpy().tobytes(),
             owns=_owns_of(shard),
+            origin=origin_in(shard),
         )
         for shard in state["shards"]
     ]
@@ -206,6 +212,19 @@ def progress_from(state: StreamState) -> StreamProgress:
         num_resumed=sum(shard.num_made for shard in shards),
         num_again=sum(_num_again(shard) for shard in shards),
     )
+
+
+def origin_in(shard: ShardState) -> ShardOrigin | None:
+    """Returns the origin that a shard's state has."""
+    origin = shard.get("origin")
+    return None if origin is None else ShardOrigin(**origin)
+
+
+def with_origin(shard: ShardState, origin: ShardOrigin) -> ShardState:
+    """Returns a shard's state with an origin."""
+    state = shard.copy()
+    state["origin"] = msgspec.structs.asdict(origin)
+    return state
 
 
 def _owns_of(shard: ShardState) -> list[OwnState]:
@@ -233,7 +252,7 @@ def _shard_state(shard: ShardProgress) -> ShardState:
     if before is not None:
         state["own_state"] = _tensor_of(before.state)
         state["own_made"], state["own_digest"] = before.num_made, before.digest
-    return state
+    return state if shard.origin is None else with_origin(state, shard.origin)
 
 
 def _tensor_of(data: bytes) -> "torch.Tensor":

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from stoker.errors import ProtocolError
 from stoker.feed.stream_progress import ShardProgress, StreamProgress, own_before, owns_with
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
-from stoker.feed.wire.protocol import OwnState, Stream
+from stoker.feed.wire.protocol import OwnState, ShardOrigin, Stream
 
 # The first batch waits this long for hosts that are on their way: a shard stays where it begins.
 SETTLE_SECONDS = 2.0
@@ -48,6 +48,7 @@ class Shard:
         state_at_end: The next epoch begins with it.
         owns: States that the dataset gave of itself; see ShardProgress.
         first: Position with which its process begins.
+        origin: Of a shard of a rank of an earlier run, until the epoch ends.
         is_left_out: torch's loader has learned that it is exhausted.
     """
 
@@ -68,6 +69,7 @@ class Shard:
     state_at_end: bytes = b""
     owns: list[OwnState] = field(default_factory=list)
     first: int = 0
+    origin: ShardOrigin | None = None
 
     def note_epoch(self) -> None:
         if self.state_at_end:
@@ -92,6 +94,7 @@ class Shard:
         self.end = self.taken if is_exhausted else None
         self.state, self.earlier = progress.random, list(progress.earlier)
         self.state_at_end, self.owns = progress.random_at_end, progress.owns
+        self.origin = progress.origin
 
     def arrives(self, position: int, *, digest: int) -> bool:
         """Records a batch; False if it had come before."""
@@ -205,7 +208,8 @@ class ShardScheduler(Scheduler):
 
     def divide(self, num_shards: int, *, resumed: StreamProgress | None) -> None:
         """Sets the shards of the epoch that has just begun, and how far they are."""
-        if resumed is None and num_shards == self.num_shards:
+        has_others = any(shard.origin is not None for shard in self._shards)
+        if resumed is None and num_shards == self.num_shards and not has_others:
             return
         # Answers of, and processes for, shards of an earlier division are refused.
         generation = 1 + max(shard.generation for shard in self._shards)
@@ -391,6 +395,7 @@ class ShardScheduler(Scheduler):
             earlier=tuple(shard.earlier),
             epochs_before=self._epochs_before,
             own_state=before,
+            origin=shard.origin,
         )
 
     def next_check(self, now: float) -> float | None:

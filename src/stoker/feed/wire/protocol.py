@@ -427,6 +427,22 @@ class OwnState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state: Annotated[bytes, msgspec.Meta(max_length=MAX_OWN_BYTES)] = b""
 
 
+class ShardOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose shard it was, in a run with another number of ranks; see rank_streams.
+
+    Attributes:
+        shard: Worker id in that rank.
+        num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
+        base_seed: Of that rank's epoch.
+    """
+
+    rank: Count
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    shard: Count
+    num_workers: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)]
+    base_seed: Word
+
+
 class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A stream of an iterable dataset; a batch's position in it is batch_number // num_shards.
 
@@ -442,6 +458,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         epochs_before: Epochs of the same iterator before this one.
         own_state: That of the dataset from before `made`, with which a new process begins: what
             followed it is made again, and all only if that differs.
+        origin: Of a shard of a rank of an earlier run: its dataset, seeds and worker id.
     """
 
     shard: Count
@@ -455,6 +472,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     earlier: Annotated[tuple[Count, ...], msgspec.Meta(max_length=1 << 16)] = ()
     epochs_before: Count = 0
     own_state: OwnState | None = None
+    origin: ShardOrigin | None = None
 
 
 class OfBatch(Message, frozen=True, kw_only=True):

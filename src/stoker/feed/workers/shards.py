@@ -13,12 +13,13 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
 from stoker.feed.data_worker import hide_worker
+from stoker.feed.rank_streams import RankDatasets
 from stoker.feed.seeding import set_states, states_here
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
-from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes, Stream
+from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes, ShardOrigin, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
 from stoker.feed.workers.own_states import LoadedState, OwnStates, iterator_in, spare_of
 from stoker.feed.workers.pipe import End, Error, MakeAgain, MakeAlone, MakePart, Unsplittable
@@ -39,6 +40,7 @@ class ShardStream:
         self._shard = shard
         self._num_shards = num_shards
         self._base_seed = base_seed
+        self._hides_worker = not spec.num_workers
         self._dataset: object = None
         self._epoch_id: int | None = None
         self._epochs_before = -1
@@ -66,6 +68,8 @@ class ShardStream:
             if is_new:
                 self.spec = built(self.spec)
                 self._dataset = self.spec.dataset
+                if resumed.origin is not None:
+                    self._take_over(resumed.origin)
                 self._reseed(resumed)
                 seed_as_torch(
                     self._dataset,
@@ -75,7 +79,7 @@ class ShardStream:
                 )
                 if self.spec.worker_init_fn is not None:
                     self.spec.worker_init_fn(self._shard)
-                if not self.spec.num_workers:
+                if self._hides_worker:
                     hide_worker()
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
@@ -84,6 +88,13 @@ class ShardStream:
         except Exception as err:
             self._init_error = err
             self.position, self.is_exhausted = 0, False
+
+    def _take_over(self, origin: ShardOrigin) -> None:
+        """Becomes the shard of a rank of an earlier run."""
+        datasets = cast("RankDatasets", self.spec.dataset).datasets
+        self._dataset = datasets[origin.rank]
+        self._shard, self._num_shards = origin.shard, max(1, origin.num_workers)
+        self._base_seed, self._hides_worker = origin.base_seed, not origin.num_workers
 
     def start_over(self, resumed: Stream, index: object) -> None:
         """Begins the epoch with its first batch: the dataset's state does not lead to the same."""
@@ -252,10 +263,10 @@ class ShardReplay:
             self._discard_next(index)
             # Only there: digests of fewer batches are unknown.
             if stream.position == num_made and self.digest != resumed.digest:
-                raise self._changed(f"its first {num_made} batches differ from before")
+                raise self._changed(f"its first {num_made} batches differ from before", resumed)
         if stream.position < num_made:
             raise self._changed(
-                f"it ended after {stream.position} batches, not {num_made} as before"
+                f"it ended after {stream.position} batches, not {num_made} as before", resumed
             )
 
     def note(self, batch: object) -> None:
@@ -284,7 +295,13 @@ class ShardReplay:
         else:
             self.note(batch)
 
-    def _changed(self, how: str) -> FeedError:
+    def _changed(self, how: str, resumed: Stream) -> FeedError:
+        origin = resumed.origin
+        if origin is not None:
+            how += (
+                f"; or dataset_of({origin.rank}, {origin.world_size}) returned another stream than "
+                f"that of rank {origin.rank} before"
+            )
         return FeedError(
             f"the iterable dataset {type(self._dataset).__name__} is not deterministic: "
             f"{self._place} was started again, and {how}",
@@ -300,7 +317,10 @@ class StreamReplay(ShardReplay):
     def __init__(
         self, stream: ShardStream, *, encode: Callable[[object], Encoded], place: str
     ) -> None:
-        super().__init__(stream, encode=encode, dataset=stream.spec.dataset, place=place)
+        dataset = stream.spec.dataset
+        if isinstance(dataset, RankDatasets):
+            dataset = dataset.first()
+        super().__init__(stream, encode=encode, dataset=dataset, place=place)
         self._shard_stream = stream
 
     def begin(self, position: int, *, resumed: Stream, index: object) -> None:

@@ -58,6 +58,7 @@ def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream
             earlier=tuple(shard.earlier),
             epochs_before=progress.epochs_before,
             own_state=shard.own_before(shard.num_made),
+            origin=shard.origin,
         )
         for number, shard in enumerate(progress.shards)
     )

@@ -1,0 +1,235 @@
+"""A stream in mid-epoch, dealt to another number of ranks than the run had that saved it.
+
+Shard s of rank r of R is the run's shard s * R + r. In that order the shards take turns, batch by
+batch, whatever the number of ranks: with R of them each step takes the next R batches of the run.
+So where R' ranks continue, each takes every R'-th shard, and the run's order goes on. No shard is
+divided, so R' has to be a divisor of the number of shards. No batch is lost or comes twice.
+
+A shard stays what it was: the dataset of its earlier rank, which the script builds, with that
+rank's seeds and worker number. The checksum of a shard's batches shows a dataset of another rank.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from torch.utils.data import IterableDataset
+
+from stoker.errors import UsageError
+from stoker.feed.bookkeeping import EpochBeginning, LoaderState, SamplerSnapshot
+from stoker.feed.stream_progress import ShardState, StreamState, origin_in, with_origin
+from stoker.feed.wire.protocol import ShardOrigin
+
+# Builds the dataset of a rank, given the rank and the number of ranks.
+DatasetOfRank = Callable[[int, int], object]
+
+OTHER_RANKS_FIX = (
+    "resume on as many ranks as before, or pass load_state_dict a list with the states of all "
+    "ranks, and dataset_of=FUNCTION, where FUNCTION(rank, world_size) returns a rank's dataset"
+)
+
+
+class RankDatasets(IterableDataset[object]):
+    """The datasets of earlier ranks; a process takes that of the shard that it makes.
+
+    Attributes:
+        datasets: By rank.
+    """
+
+    def __init__(self, datasets: dict[int, object]) -> None:
+        self.datasets = datasets
+
+    def __iter__(self) -> Iterator[object]:
+        raise NotImplementedError("a shard is read from the dataset of its rank")
+
+    def first(self) -> object:
+        return next(iter(self.datasets.values()))
+
+
+class Here(NamedTuple):
+    """The rank that takes a state.
+
+    Attributes:
+        facts: What is compared with the state.
+        now: Random states of a rank that the earlier run did not have.
+    """
+
+    rank: int
+    world_size: int
+    facts: Mapping[str, object]
+    now: SamplerSnapshot
+
+
+class _Shard(NamedTuple):
+    """A shard of the run: its number there, and its state, which holds its origin."""
+
+    number: int
+    state: ShardState
+    is_exhausted: bool
+
+
+def ranks_in(states: list[LoaderState]) -> int:
+    """Returns how many ranks the run had, whose states these are.
+
+    Raises:
+        UsageError: If they are not one state of each rank.
+    """
+    world_size = states[0]["loader"]["world_size"]
+    assert isinstance(world_size, int)
+    ranks = sorted(_rank_of(state) for state in states)
+    if ranks != list(range(world_size)):
+        numbers = ", ".join(map(str, ranks))
+        raise UsageError(
+            f"a run of {world_size} ranks has one state of each: rank {numbers} is here",
+            fix="gather the states of all ranks when a checkpoint is saved (all_gather_object)",
+        )
+    return world_size
+
+
+def _rank_of(state: LoaderState) -> int:
+    rank = state["loader"]["rank"]
+    assert isinstance(rank, int)
+    return rank
+
+
+def state_of_rank(states: list[LoaderState], here: Here, *, is_stream: bool) -> LoaderState:
+    """Returns the state with which a rank continues.
+
+    Args:
+        states: Of all ranks of the run that saved them.
+        here: The rank.
+        is_stream: The dataset is iterable; others resume on as many ranks as before.
+
+    Raises:
+        UsageError: If the ranks of the run here cannot continue where those were.
+    """
+    num_ranks = ranks_in(states)
+    by_rank = sorted(states, key=_rank_of)
+    state = copy.deepcopy(by_rank[here.rank % num_ranks])
+    if num_ranks == here.world_size or not is_stream:
+        return state
+    _check_epochs(by_rank)
+    # A dataset's length may be that of its rank's part.
+    kept = ("dataset_length", "world_size", "rank")
+    state["loader"] |= {name: here.facts[name] for name in kept}
+    if here.rank >= num_ranks:
+        state["now"], state["base_seed"] = here.now, None
+    begun = state["begun"]
+    if begun is not None:
+        begun["stream"] = _dealt(_shards_in(by_rank), here, begun)
+        state["num_yielded"] = begun["num_yielded"] = _num_made(begun["stream"])
+    return state
+
+
+def has_other_ranks(stream: StreamState | None) -> bool:
+    """Returns whether shards of a stream are of ranks of an earlier run."""
+    return stream is not None and any("origin" in shard for shard in stream["shards"])
+
+
+def datasets_of(stream: StreamState, dataset_of: DatasetOfRank | None) -> RankDatasets:
+    """Builds the datasets of the ranks whose shards a stream has.
+
+    Raises:
+        UsageError: If the script gave no function that builds them.
+    """
+    origins = [origin for shard in stream["shards"] if (origin := origin_in(shard))]
+    ranks = {origin.rank: origin.world_size for origin in origins}
+    if dataset_of is None:
+        raise UsageError(
+            f"the rest of the epoch is of streams of {origins[0].world_size} ranks, and only the "
+            "script can build a dataset for one of them",
+            fix="pass load_state_dict(STATE, dataset_of=FUNCTION), where FUNCTION(rank, "
+            "world_size) returns a rank's dataset",
+        )
+    return RankDatasets({rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)})
+
+
+def _check_epochs(states: list[LoaderState]) -> None:
+    epochs = {(state["epoch"], state["begun"] is None) for state in states}
+    if len(epochs) == 1:
+        return
+    numbers = ", ".join(str(state["epoch"]) for state in states)
+    raise _refused(f"the ranks are in epochs {numbers}, some between two of them")
+
+
+def _shards_in(states: list[LoaderState]) -> list[_Shard]:
+    """Returns the shards of all ranks, in the run's order."""
+    shards: list[_Shard] = []
+    for state in states:
+        begun = state["begun"]
+        assert begun is not None
+        if "stream" not in begun:
+            raise _refused("an earlier version saved it, without the shards' places")
+        shards += _shards_of(state, begun["stream"])
+    shards.sort(key=lambda shard: shard.number)
+    origins = [origin for shard in shards if (origin := origin_in(shard.state))]
+    divisions = {(origin.world_size, origin.num_workers) for origin in origins}
+    numbers = [shard.number for shard in shards]
+    if len(divisions) > 1 or numbers != list(range(len(shards))):
+        raise _refused("the ranks do not have as many shards each")
+    return shards
+
+
+def _shards_of(state: LoaderState, stream: StreamState) -> Iterator[_Shard]:
+    """Yields the shards of one rank."""
+    if stream["is_inline"]:
+        raise _refused("with num_workers=0 the stream draws from its rank's own random states")
+    num_shards = len(stream["shards"])
+    for number, shard in enumerate(stream["shards"]):
+        origin = origin_in(shard) or _origin(state, stream, number)
+        is_exhausted = shard["num_made"] * num_shards + number < stream["next_number"]
+        place = origin.shard * origin.world_size + origin.rank
+        yield _Shard(place, with_origin(shard, origin), is_exhausted)
+
+
+def _origin(state: LoaderState, stream: StreamState, number: int) -> ShardOrigin:
+    world_size = state["loader"]["world_size"]
+    assert isinstance(world_size, int)
+    return ShardOrigin(
+        rank=_rank_of(state),
+        world_size=world_size,
+        shard=number,
+        num_workers=stream["num_workers"],
+        base_seed=state["base_seed"] or 0,
+    )
+
+
+def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamState:
+    """Returns the stream of one rank: every `world_size`-th shard of the run."""
+    count, world_size = len(shards), here.world_size
+    if count % world_size:
+        divisors = [str(number) for number in range(1, count + 1) if not count % number]
+        raise _refused(f"its {count} shards are dealt to {', '.join(divisors)} ranks only")
+    places = [s.state["num_made"] * count + s.number for s in shards if not s.is_exhausted]
+    first = min(places, default=0)
+    if places and max(places) >= first + count:
+        raise _refused("its shards are not at the same place: some ended before others")
+    # The rank that would take the next batch of the run is the first one here.
+    turn = (first + here.rank) % world_size
+    mine = shards[turn::world_size]
+    numbers = [shard.state["num_made"] * len(mine) + at for at, shard in enumerate(mine)]
+    waiting = [
+        number for number, shard in zip(numbers, mine, strict=True) if not shard.is_exhausted
+    ]
+    stream = begun["stream"]
+    return StreamState(
+        num_workers=len(mine),
+        is_inline=False,
+        next_number=min(waiting, default=max(numbers) + 1),
+        shared_seed=stream["shared_seed"],
+        epochs_before=stream["epochs_before"],
+        shards=[copy.deepcopy(shard.state) for shard in mine],
+        own_state=None,
+        own_made=0,
+    )
+
+
+def _num_made(stream: StreamState) -> int:
+    return sum(shard["num_made"] for shard in stream["shards"])
+
+
+def _refused(why: str) -> UsageError:
+    return UsageError(
+        f"the state cannot be resumed on another number of ranks: {why}",
+        fix="resume on as many ranks as before until the epoch has ended",
+    )

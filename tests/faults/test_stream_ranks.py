@@ -1,0 +1,136 @@
+"""An iterable dataset that is saved in mid-epoch continues on another number of ranks."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, Line, reference, run_script
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+SCRIPT = "stream_script.py"
+SAMPLES = 96
+PERSISTENT: dict[str, object] = {"loader": {"batch_size": 4, "persistent_workers": True}}
+# Options, ranks before, and the ranks that continue one after the other.
+CASES: dict[str, tuple[dict[str, object], int, list[int]]] = {
+    "two, then four": ({}, 2, [4]),
+    "two, then one": ({}, 2, [1]),
+    "three, then two": ({}, 3, [2]),
+    "four, then one, then two": ({"num_workers": 1}, 4, [1, 2]),
+    "a dataset with a state": ({"kind": "stateful", "sample_seconds": 0.15}, 2, [1]),
+    "a generator of its own": ({"kind": "holding"}, 2, [4]),
+    "persistent": (PERSISTENT | {"kind": "holding"}, 2, [1]),
+}
+
+
+class Runs:
+    """Runs of a script of several ranks, without data hosts or with them."""
+
+    def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
+        self.folder = folder
+        self.cluster = cluster
+
+    def start(self, world: int, options: dict[str, object], **given) -> list:
+        return [self.start_rank(rank, world, options, **given) for rank in range(world)]
+
+    def start_rank(self, rank: int, world: int, options: dict[str, object], *, saves="", **given):
+        if saves:
+            given["save"] = self.file(saves, rank)
+        given = {"samples": SAMPLES, "epochs": 1, **options, **given}
+        if self.cluster is not None:
+            return self.cluster.train(rank=rank, world=world, workers=1, script=SCRIPT, **given)
+        env = {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        return run_script(given | {"rank": rank, "world": world}, env=env, script=SCRIPT)
+
+    def file(self, name: str, rank: int) -> str:
+        return str(self.folder / f"{name}-{rank}.pt")
+
+    def files(self, name: str, world: int) -> list[str]:
+        return [self.file(name, rank) for rank in range(world)]
+
+
+def in_steps(lines_of_ranks: list[list[Line]], epoch: int = 0) -> list[object]:
+    """Returns the batches of all ranks, step by step; the last one may be of some ranks."""
+    hashes = [
+        [line["hash"] for line in lines if line.get("epoch") == epoch] for lines in lines_of_ranks
+    ]
+    steps = itertools.chain.from_iterable(itertools.zip_longest(*hashes))
+    return [batch for batch in steps if batch is not None]
+
+
+def uninterrupted(world: int, options: dict[str, object]) -> list[object]:
+    return in_steps(
+        [
+            reference(
+                rank=rank,
+                world=world,
+                script=SCRIPT,
+                torch=True,
+                **{"samples": SAMPLES, "epochs": 1, **options},
+            )
+            for rank in range(world)
+        ]
+    )
+
+
+ON_HOSTS = [(name, True) for name in CASES]
+IN_TORCHS_WORKERS = [(name, False) for name in ("two, then four", "four, then one, then two")]
+
+
+@pytest.mark.parametrize(("name", "is_fed"), ON_HOSTS + IN_TORCHS_WORKERS)
+def test_other_ranks_continue_in_the_runs_order(tmp_path, hosts, name, is_fed):
+    options, world, later = CASES[name]
+    runs = Runs(tmp_path, hosts if is_fed else None)
+    expected = uninterrupted(world, options)
+    at = 3
+    batches = in_steps([run.finish() for run in runs.start(world, options, saves="0", save_at=at)])
+    for number, ranks in enumerate(later):
+        is_last = number == len(later) - 1
+        load = {"load": runs.files(str(number), world)}
+        at = at * world // ranks + 2
+        save = {} if is_last else {"saves": str(number + 1), "save_at": at}
+        started = runs.start(ranks, options, **load, **save)
+        batches += in_steps([run.finish() for run in started])
+        for run in started:
+            assert f"the {CASES[name][1]} ranks of its state" in run.errors
+        world = ranks
+    assert batches == expected
+
+
+def test_later_epochs_are_of_the_ranks_here(tmp_path, hosts):
+    options = PERSISTENT | {"epochs": 2, "num_workers": 1}
+    runs = Runs(tmp_path, hosts)
+    for run in runs.start(2, options, saves="0", save_at=3):
+        run.finish()
+    load = {"load": runs.files("0", 2)}
+    lines = [run.finish() for run in runs.start(1, options, **load)]
+    (ids,) = [[line["ids"] for line in each if line.get("epoch") == 1] for each in lines]
+    alone = reference(script=SCRIPT, torch=True, samples=SAMPLES, **options)
+    assert ids == [line["ids"] for line in alone if line.get("epoch") == 1]
+
+
+@pytest.mark.parametrize("victim", ["worker", "host", "trainer"])
+def test_what_is_killed_while_other_ranks_continue_changes_nothing(tmp_path, victim):
+    expected = uninterrupted(2, {})
+    with Cluster(agents=2, workers=2) as cluster:
+        cluster.wait_for_agents()
+        runs = Runs(tmp_path, cluster)
+        before = in_steps([run.finish() for run in runs.start(2, {}, saves="0", save_at=3)])
+        load = {"load": runs.files("0", 2)}
+        first, *others = runs.start(4, {}, **load, pause_at=2)
+        for run in (first, *others):
+            run.until("pause")
+        if victim == "worker":
+            cluster.kill_worker(0)
+        elif victim == "host":
+            cluster.kill(0)
+        else:
+            first.process.kill()
+            first.end()
+            first = runs.start_rank(0, 4, {}, **load, pause_at=2)
+            first.until("pause")
+        for run in (first, *others):
+            run.go_on()
+        after = in_steps([run.finish() for run in (first, *others)])
+    assert before + after == expected
