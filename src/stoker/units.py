@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 Style = Literal["terminal", "page"]
@@ -198,6 +199,14 @@ def ms(seconds: float) -> str:
 def percentage(fraction: float, *, places: int = 0, signed: bool = False) -> str:
     """Writes a share or a change for a terminal: `64%`, or with its sign `+20%`."""
     return f"{fraction:{'+' if signed else ''}.{places}%}"
+
+
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are known; None if none is."""
+    known_values = [value for value in values if value is not None]
+    if known_values:
+        return fmean(known_values)
+    return None
 
 
 def wait_share(*, step_seconds: float, wait_seconds: float) -> float:

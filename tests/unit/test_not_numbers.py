@@ -181,7 +181,7 @@ def test_a_record_that_cannot_be_made_is_a_line_and_no_end_of_the_launcher(tmp_p
         gpus=(),
         inputs={},
     )
-    finish.record_end(outcome, run, None, seen=seen)
+    finish.record_end(outcome, run, seen=seen)
     assert "record_write_failed" in capsys.readouterr().err
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from io import StringIO
 from pathlib import Path
-from statistics import fmean
 from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -25,7 +24,7 @@ import msgspec
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import EventName, Log, LogEvent
 from stoker.records import Limit
-from stoker.units import wait_share
+from stoker.units import known_mean, wait_share
 
 Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 # Columns after start_seconds and seconds of the interval, kind (rank, host, or local: a host's
@@ -107,7 +106,9 @@ class HostRate:
     @property
     def busy_share(self) -> float | None:
         """Share of the workers' time at work, at most 1; None: none has made a batch."""
-        return min(1.0, self.busy_workers / self.workers) if self.workers else None
+        if not self.workers:
+            return None
+        return min(1.0, self.busy_workers / self.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,7 @@ class FeedInterval:
 
     @property
     def queue_depth(self) -> float | None:
-        depths = [rank.queue_depth for rank in self.ranks if rank.queue_depth is not None]
-        return fmean(depths) if depths else None
+        return known_mean(rank.queue_depth for rank in self.ranks)
 
 
 def csv_text(interval: FeedInterval) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Annotated, TextIO
 
 import msgspec
@@ -42,7 +42,7 @@ from stoker.logs import EventName, Log, LogEvent, LogValue
 from stoker.record_words import gpu_noun
 from stoker.records import GpuLoad
 from stoker.records.gpu import GpuFigure, GpuLoads
-from stoker.units import percentage
+from stoker.units import known_mean, percentage
 
 FILE = "gpu.csv"
 # Of the steps as they are, which a profile measures first.
@@ -123,12 +123,10 @@ def row_of(
     """Returns the means of one GPU's samples, of which there is at least one."""
     means: dict[str, float | None] = {}
     for name in _FIGURES:
-        values = [value for one in samples if (value := getattr(one, name)) is not None]
-        means[name] = fmean(values) if values else None
-    throttled = [one.throttled for one in samples if one.throttled is not None]
+        means[name] = known_mean(getattr(sample, name) for sample in samples)
+    throttled = [sample.throttled for sample in samples if sample.throttled is not None]
     for reason in THROTTLE_REASONS:
-        share = fmean(reason in reasons for reasons in throttled) if throttled else None
-        means[f"throttled_{reason}"] = share
+        means[f"throttled_{reason}"] = known_mean(reason in reasons for reasons in throttled)
     return GpuRow(
         start_seconds=start_seconds, seconds=seconds, samples=len(samples), gpu=gpu, **means
     )
@@ -342,9 +340,8 @@ def words_for_log(hosts: Mapping[str, Sequence[GpuState]]) -> dict[str, LogValue
         states += [(host, state) for state in hosts[host]]
     if not states:
         return {}
-    loads = [state.sample.utilization for _, state in states]
-    shares = [share for share in loads if share is not None]
-    busy = [share for share in shares if share > 0]
+    shares = [state.sample.utilization for _, state in states]
+    busy = [share for share in shares if share]
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for host, state in states[:_GPUS_IN_A_LINE]:
@@ -354,7 +351,7 @@ def words_for_log(hosts: Mapping[str, Sequence[GpuState]]) -> dict[str, LogValue
         writer.writerow([host, state.gpu.number, *shown, "+".join(sample.throttled or ())])
     return {
         "count": len(states),
-        "gpu_utilization": fmean(busy or shares) if shares else None,
+        "gpu_utilization": known_mean(busy or shares),
         "rows": text.getvalue(),
     }
 

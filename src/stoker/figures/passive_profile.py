@@ -45,7 +45,7 @@ from stoker.records import (
 )
 from stoker.records.gpu import GpuLoads, during_steps, step_busy_share
 from stoker.records.profile import ProfiledData
-from stoker.units import wait_share
+from stoker.units import known_mean, wait_share
 
 StepsByRank = Mapping[int, Sequence[MeasuredStep]]
 
@@ -154,7 +154,9 @@ def _rate(steps: Sequence[MeasuredStep]) -> float:
     if run and whole and whole.seconds:
         return run.samples / run.steps / whole.seconds
     seconds = sum(step.seconds for step in steps)
-    return sum(step.samples for step in steps) / seconds if seconds else 0.0
+    if not seconds:
+        return 0.0
+    return sum(step.samples for step in steps) / seconds
 
 
 def spread_of(values: Sequence[float]) -> Spread:
@@ -228,12 +230,17 @@ def passive_profile(
 def _step(
     measured: Measured, usage: Sequence[LoaderUsage], *, world: int, samples: int | None
 ) -> StepTerms:
-    sizes = [loader.batch_bytes / loader.sized_batches for loader in usage if loader.sized_batches]
+    batch_bytes = known_mean(
+        loader.batch_bytes / loader.sized_batches for loader in usage if loader.sized_batches
+    )
+    # A global step takes one batch of each rank.
+    if batch_bytes is not None:
+        batch_bytes *= world
     return StepTerms(
         step_seconds=measured.step_seconds,
         wait_seconds=min(measured.wait_seconds, measured.step_seconds),
         global_batch_size=samples,
-        batch_bytes=fmean(sizes) * world if sizes else None,
+        batch_bytes=batch_bytes,
         read_bytes=_read_bytes(usage, world),
     )
 
@@ -331,8 +338,9 @@ def _mean_in_spans(
     usage: Sequence[LoaderUsage], seconds_of: Callable[[LoaderUsage], float]
 ) -> float | None:
     """Returns the mean seconds a step of the loaders that have spans."""
-    seconds = [seconds_of(loader) / loader.span_steps for loader in usage if loader.span_steps]
-    return fmean(seconds) if seconds else None
+    return known_mean(
+        seconds_of(loader) / loader.span_steps for loader in usage if loader.span_steps
+    )
 
 
 def _trainer_seconds(usage: Sequence[LoaderUsage]) -> float:
@@ -348,14 +356,18 @@ def _spans(usage: Sequence[LoaderUsage]) -> list[tuple[float, float, float]]:
 def _batch_cpu_seconds(
     report: Progress, dnn: Group, *, host_types: Mapping[str, str], catalog: Catalog
 ) -> float | None:
+    if report.feed is None:
+        return None
     here = dnn.instance_type
     batches, seconds = 0, 0.0
-    for host in report.feed.hosts if report.feed else ():
+    for host in report.feed.hosts:
         kind = here if host.is_local else host_types.get(host.host, here)
         batches += host.batches
         # Converted to seconds of the dnn hosts' type: a faster CPU's are worth more.
         seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
-    return seconds / batches if batches else None
+    if not batches:
+        return None
+    return seconds / batches
 
 
 def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
@@ -366,7 +378,9 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
         other = catalog.get(over).coremark_per_vcpu
     except UsageError:
         return 1.0
-    return one / other if one and other else 1.0
+    if not one or not other:
+        return 1.0
+    return one / other
 
 
 def is_elsewhere(usages: Sequence[RankUsage], timelines: StepsByRank) -> bool:
@@ -392,16 +406,20 @@ def _samples(timelines: StepsByRank, world: int) -> int | None:
     for steps in timelines.values():
         sizes.update(step.samples for step in steps if step.weight)
     del sizes[0]
-    return sizes.most_common(1)[0][0] * world if sizes else None
+    if not sizes:
+        return None
+    return sizes.most_common(1)[0][0] * world
 
 
 def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
-    counted = [
+    read_bytes = known_mean(
         loader.read_bytes / loader.span_steps
         for loader in usage
         if loader.read_bytes is not None and loader.span_steps
-    ]
-    return fmean(counted) * world or None if counted else None
+    )
+    if not read_bytes:
+        return None
+    return read_bytes * world
 
 
 def _observed(usage: Sequence[LoaderUsage], vcpus: int, *, gpus: GpuLoads) -> Observed | None:

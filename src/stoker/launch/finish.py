@@ -10,7 +10,7 @@ import math
 import platform as machine_facts
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -126,10 +126,13 @@ class LeaderFacts:
 
     Attributes:
         processes_per_host: Ranks of each dnn host.
+        events: Of the leader and, with a coordinator, of the other hosts.
         others: What other programs used of the hosts.
         memory: The highest use of the hosts' memory.
-        gpus: Loads of the leader's own GPUs.
+        gpus: Loads of the leader's own GPUs, then of the other hosts'.
         inputs: Versions of the channels' data.
+        progress: What all ranks have reported; {} without a coordinator.
+        release_seconds: From the run's end to the end of the last data host; None before.
     """
 
     processes_per_host: int
@@ -140,45 +143,52 @@ class LeaderFacts:
     memory: MemoryLog
     gpus: Sequence[GpuLoad]
     inputs: Mapping[str, InputVersion]
+    progress: ProgressByRank = field(default_factory=dict)
+    release_seconds: float | None = None
+
+    def with_other_hosts(self, coordinator: Coordinator | None) -> "LeaderFacts":
+        """Returns these facts joined by what the other hosts have reported until now."""
+        if coordinator is None:
+            return self
+        return replace(
+            self,
+            events=(*self.events, *coordinator.events),
+            gpus=(*self.gpus, *coordinator.gpu_loads),
+            progress=coordinator.progress,
+            release_seconds=coordinator.release_seconds,
+        )
 
 
-def record_end(
-    outcome: RunOutcome, run: HostRun, coordinator: Coordinator | None, *, seen: LeaderFacts
-) -> Training | None:
+def record_end(outcome: RunOutcome, run: HostRun, *, seen: LeaderFacts) -> Training | None:
     """Writes the leader's record and its passive profile; returns the record.
 
     Any error is logged, as the training has ended: its exit code counts. None: there is no record.
     """
     log = run.log
-    progress = coordinator.progress if coordinator else {}
     try:
         timelines = read_timelines(run.output)
-        facts = _facts(outcome, run, coordinator, timelines=timelines, seen=seen)
+        facts = _facts(outcome, run, timelines=timelines, seen=seen)
         record = write_training(facts, file=run.output / "training.json")
     except Exception as err:
         what = err.what if isinstance(err, UsageError) else repr(err)
         log.event(EventName.RECORD_WRITE_FAILED, text=f"{what}: the training's figures are lost")
         return None
     try:
-        _write_passive_profile(run, record, timelines=timelines, progress=progress)
+        _write_passive_profile(run, record, timelines=timelines, progress=seen.progress)
     except Exception as err:
         log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
     return record
 
 
 def _facts(
-    outcome: RunOutcome,
-    run: HostRun,
-    coordinator: Coordinator | None,
-    *,
-    timelines: StepsByRank,
-    seen: LeaderFacts,
+    outcome: RunOutcome, run: HostRun, *, timelines: StepsByRank, seen: LeaderFacts
 ) -> TrainingFacts:
-    settings, topology, output = run.settings, run.topology, run.output
-    progress = coordinator.progress if coordinator else {}
+    settings, topology, output, progress = run.settings, run.topology, run.output, seen.progress
+    waited_seconds = 0.0
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
     if measured is not None:
         measured = _with_loaders(measured, output, timelines=timelines)
+        waited_seconds = measured.wait_seconds * measured.steps
     steps = counted_steps(output, timelines, progress)
     return TrainingFacts(
         workload_sha256=settings.workload_sha256,
@@ -193,12 +203,12 @@ def _facts(
         measured=measured,
         others=tuple(seen.others),
         memory=seen.memory.hosts(_least_shares(topology, progress, seen.processes_per_host)),
-        gpus=(*seen.gpus, *(coordinator.gpu_loads if coordinator else ())),
+        gpus=tuple(seen.gpus),
         steps=steps,
         spending=seen.spending.of_groups(
             progress,
             dnn=topology.dnn.name,
-            waited_seconds=measured.wait_seconds * measured.steps if measured else 0.0,
+            waited_seconds=waited_seconds,
             data_hosts=_fed_hosts(settings, topology),
             all_batches=all_batches(output, progress) or steps or 0,
         ),
@@ -211,8 +221,8 @@ def _facts(
             packages=packages_here(),
         ),
         job=Job(platform=platform_name(topology, run.environ), name=settings.run_id),
-        release_seconds=coordinator.release_seconds if coordinator else None,
-        events=(*seen.events, *(coordinator.events if coordinator else ())),
+        release_seconds=seen.release_seconds,
+        events=tuple(seen.events),
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.environment import RELEASED_FILE, unfed_file
 from stoker.feed.rank_reports import Unfed
-from stoker.figures.feed_intervals import FeedLog
+from stoker.figures.feed_intervals import FeedLog, ProgressByRank
 from stoker.figures.gpu_log import GpuLines, GpuLog
 from stoker.figures.step_progress import ProgressLog
 from stoker.host.gpus import GpuState
@@ -213,7 +213,7 @@ class LeaderGuards(RunGuards):
         self.others = coordinator.others if coordinator else OthersLog()
         self.memory = coordinator.memory if coordinator else MemoryLog()
         self.lease = FollowerLease(run.settings.follower_lease)
-        self.watchdog = _watchdog(run, coordinator)
+        self.watchdog = self._new_watchdog()
         groups = [group for group in run.topology.groups if group.hosts]
         self.spending = Spending(
             run.settings.budget,
@@ -257,24 +257,32 @@ class LeaderGuards(RunGuards):
 
     def gpus_of_all(self) -> dict[str, tuple[GpuState, ...]]:
         """Returns the latest sample of each dnn host's GPUs."""
-        of_followers = self._coordinator.gpu_states if self._coordinator else {}
-        return {self._run.topology.host: self.gpus.states, **of_followers}
+        states = {self._run.topology.host: self.gpus.states}
+        if self._coordinator:
+            states |= self._coordinator.gpu_states
+        return states
+
+    def _progress(self) -> ProgressByRank:
+        """Returns what the ranks have reported, which they do where there is a coordinator."""
+        if self._coordinator is None:
+            return {}
+        return self._coordinator.progress
 
     def _new_logs(self) -> list[ProgressLog | FeedLog | GpuLines]:
-        run, coordinator = self._run, self._coordinator
+        run = self._run
         progress = ProgressLog(
             run.output,
             run.log,
-            progress=(lambda: coordinator.progress) if coordinator else dict,
+            progress=self._progress,
             spent_usd=lambda: self.spending.usd,
             is_estimate=self.spending.is_estimate,
         )
         logs: list[ProgressLog | FeedLog | GpuLines] = [progress]
         logs.append(GpuLines(run.log, hosts=self.gpus_of_all))
-        if coordinator:
+        if self._coordinator:
             file = run.output / "feed.csv"
             file.unlink(missing_ok=True)
-            logs.append(FeedLog(file, run.log, progress=lambda: coordinator.progress))
+            logs.append(FeedLog(file, run.log, progress=self._progress))
         return logs
 
     def _look_at_ranks(self) -> None:
@@ -291,25 +299,28 @@ class LeaderGuards(RunGuards):
         if self._memory_watch:
             self.memory.add(self._run.topology.host, self._memory_watch.look())
 
+    def _new_watchdog(self) -> Watchdog:
+        run, settings = self._run, self._run.settings
+        return Watchdog(
+            settings.watchdog,
+            output=run.output,
+            saved=(settings.base_dir / "checkpoints", settings.base_dir / "model"),
+            log=run.log,
+            start_seconds=settings.feed.start_deadline_seconds,
+            expects_steps=is_fed(run),
+            end=lambda reason: run.inbox.put(Decided(reason)),
+            told=self._progress,
+            ask_others=self._ask_others_for_stacks,
+        )
+
+    def _ask_others_for_stacks(self) -> None:
+        if self._coordinator:
+            self._coordinator.ask_for_stacks()
+
     def _end_run(self) -> None:
         if self._coordinator:
             self._coordinator.announce("ending")
         self._run.tell_ranks_to_save()
-
-
-def _watchdog(run: HostRun, coordinator: Coordinator | None) -> Watchdog:
-    settings, folder = run.settings, run.settings.base_dir
-    return Watchdog(
-        settings.watchdog,
-        output=run.output,
-        saved=(folder / "checkpoints", folder / "model"),
-        log=run.log,
-        start_seconds=settings.feed.start_deadline_seconds,
-        expects_steps=is_fed(run),
-        end=lambda reason: run.inbox.put(Decided(reason)),
-        told=(lambda: coordinator.progress) if coordinator else dict,
-        ask_others=coordinator.ask_for_stacks if coordinator else lambda: None,
-    )
 
 
 def is_fed(run: HostRun) -> bool:

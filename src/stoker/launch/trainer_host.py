@@ -232,7 +232,7 @@ def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
         inputs=leader.inputs,
     )
     # Now, as this process may be killed while data hosts stop; again below, with their release.
-    written = record_end(end.outcome, run, coordinator, seen=seen)
+    written = record_end(end.outcome, run, seen=seen.with_other_hosts(coordinator))
     for group in written.useless_groups if written else ():
         run.log.event(EventName.DATA_GROUP_IDLE, group=group.group, text=group.made_words)
     run.log.event(EventName.TRAINING_ENDED, status=end.outcome.status, exit_code=end.exit_code)
@@ -240,7 +240,7 @@ def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
         coordinator.close()
         # Data hosts have reported more since.
         seen = replace(seen, others=others.programs())
-        record_end(end.outcome, run, coordinator, seen=seen)
+        record_end(end.outcome, run, seen=seen.with_other_hosts(coordinator))
 
 
 def follow(run: HostRun, command: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """The load of a run's GPUs, as the driver counts it."""
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -14,6 +13,7 @@ from stoker.records.base import (
     PositiveInt,
     Record,
 )
+from stoker.units import known_mean
 
 
 class GpuFigure(Record, frozen=True, kw_only=True):
@@ -112,10 +112,10 @@ def used_gpus(gpus: Sequence[GpuLoad]) -> GpuLoads:
 
 def busy_share(gpus: Sequence[GpuLoad]) -> float | None:
     """Returns the mean busy share of the GPUs that are in use; None: not known."""
-    shares = [gpu.utilization.mean for gpu in used_gpus(gpus) if gpu.utilization]
-    if shares:
-        return min(1.0, fmean(shares))
-    return None
+    share = known_mean(gpu.utilization.mean for gpu in used_gpus(gpus) if gpu.utilization)
+    if share is None:
+        return None
+    return min(1.0, share)
 
 
 def during_steps(gpus: Sequence[GpuLoad]) -> GpuLoads:
@@ -128,11 +128,10 @@ def step_busy_share(gpus: Sequence[GpuLoad]) -> float | None:
 
     Of a GPU with no sample within a step, it is the share from the first to the last step.
     """
-    shares = [_step_share(gpu) for gpu in used_gpus(during_steps(gpus))]
-    known_shares = [share for share in shares if share is not None]
-    if known_shares:
-        return min(1.0, fmean(known_shares))
-    return None
+    share = known_mean(map(_step_share, used_gpus(during_steps(gpus))))
+    if share is None:
+        return None
+    return min(1.0, share)
 
 
 def _step_share(gpu: GpuLoad) -> float | None:

@@ -12,6 +12,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import InstanceSizes
 from stoker.records import Json, bare_type
 from stoker.records.base import Document
+from stoker.units import known_mean
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 # CloudWatch's finest resolution.
@@ -148,9 +149,9 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
                     group=group,
                     instance_type=kind,
                     hosts=len(hosts),
-                    cpu=_mean([load.cpu for load in hosts]),
-                    gpu=_mean([load.gpu for load in hosts]),
-                    memory=_mean([load.memory for load in hosts]),
+                    cpu=known_mean([load.cpu for load in hosts]),
+                    gpu=known_mean([load.gpu for load in hosts]),
+                    memory=known_mean([load.memory for load in hosts]),
                 )
             )
     return tuple(loads_of_groups)
@@ -183,13 +184,6 @@ def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
         return None
     # A sample may be a little above the maximum.
     return min(1.0, sum(values) / len(values) / 100 / parts)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    if numbers:
-        return sum(numbers) / len(numbers)
-    return None
 
 
 def _percent(value: float | None) -> str:
