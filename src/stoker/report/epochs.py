@@ -40,20 +40,29 @@ def epoch_columns(
     *, profile: Profile | None, measured: Measured | None, is_profiled_here: bool
 ) -> list[EpochColumn]:
     """Returns before and after, if their epochs are known."""
-    columns = []
-    run = measured.epochs if measured else None
-    before = profile.epochs if profile and is_profiled_here else None
-    if profile and profile.step and before and before.steps:
-        step_seconds = profile.step.step_seconds
+    before = after = None
+    if profile and is_profiled_here:
+        before = _profiled(profile, measured)
+    if measured and measured.epochs and measured.whole_step_seconds:
+        after = EpochColumn(
+            name="After" if before else "This run",
+            times=measured.epochs,
+            step_seconds=measured.step_seconds,
+            whole_step_seconds=measured.whole_step_seconds,
+        )
+    return [column for column in (before, after) if column]
+
+
+def _profiled(profile: Profile, measured: Measured | None) -> EpochColumn | None:
+    times = profile.epochs
+    if not profile.step or not times or not times.steps:
+        return None
+    step_seconds = profile.step.step_seconds
+    compared = times
+    if measured and measured.epochs:
         # As they are compared: a pause that was not seen is as in the run.
-        compared = before.as_in(run) if run else before
-        whole_seconds = compared.whole_step_seconds(step_seconds)
-        columns.append(EpochColumn("Before", before, step_seconds, whole_seconds))
-    if measured and run and measured.whole_step_seconds:
-        name = "After" if columns else "This run"
-        whole_seconds = measured.whole_step_seconds
-        columns.append(EpochColumn(name, run, measured.step_seconds, whole_seconds))
-    return columns
+        compared = times.as_in(measured.epochs)
+    return EpochColumn("Before", times, step_seconds, compared.whole_step_seconds(step_seconds))
 
 
 def epoch_table(columns: list[EpochColumn], *, unit: TimeUnit) -> EpochTable | None:
@@ -87,11 +96,15 @@ def epoch_table(columns: list[EpochColumn], *, unit: TimeUnit) -> EpochTable | N
 
 
 def _steps(number: float | None) -> str:
-    return NOT_KNOWN if number is None else whole(round(number))
+    if number is None:
+        return NOT_KNOWN
+    return whole(round(number))
 
 
 def _pause(pause: EpochPause | None) -> str:
     if pause is None:
         return _NOT_SEEN
     seconds = f"{digits(pause.seconds, 3, max_places=2)}{NBSP}s"
-    return f"{seconds}, {pause.count} seen" if pause.count else f"{seconds}, computed"
+    if pause.count:
+        return f"{seconds}, {pause.count} seen"
+    return f"{seconds}, computed"

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from stoker.figures.gpu_log import GpuRow, read_rows
 from stoker.records import GpuLoad
-from stoker.records.gpu import busy_share, used_gpus
+from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.report.svg import Drawing, time_axis
 from stoker.units import NBSP, NOT_KNOWN, count, digits, percent, size
 
@@ -144,19 +144,45 @@ def gpu_rows(gpus: Sequence[GpuLoad], *, names: dict[str, str]) -> list[GpuCells
 
 
 def _cells(gpu: GpuLoad, host: str) -> GpuCells:
-    busy, memory, power = gpu.utilization, gpu.memory_bytes, gpu.power_watts
-    clock, received = gpu.sm_clock_mhz, gpu.pcie_received_bytes_per_second
-    reasons = [f"{percent(share)} {why}" for why, share in gpu.throttled.items() if share >= 0.005]
-    total = f" of {size(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
-    lowered = ", ".join(reasons) if reasons else "never"
+    busy = middle = received = NOT_KNOWN
+    if load := gpu.utilization:
+        busy = percent(load.mean)
+        middle = f"{percent(load.low)} to {percent(load.high)}"
+    if rate := gpu.pcie_received_bytes_per_second:
+        # In GB a second, as the specifications of PCIe are.
+        received = digits(rate.mean / 1e9, 2, max_places=2)
     return GpuCells(
         name=f"{host}, GPU {gpu.number}",
         model=gpu.model or NOT_KNOWN,
-        busy=percent(busy.mean) if busy else NOT_KNOWN,
-        middle=f"{percent(busy.low)} to {percent(busy.high)}" if busy else NOT_KNOWN,
-        memory=f"{size(memory.mean)}{total}" if memory else NOT_KNOWN,
-        power=f"{power.mean:.0f}{NBSP}W" if power else NOT_KNOWN,
-        clock=f"{clock.mean:.0f}{NBSP}MHz" if clock else NOT_KNOWN,
-        received=f"{digits(received.mean / 1e9, 2, max_places=2)}" if received else NOT_KNOWN,
-        lowered=lowered if gpu.throttled else NOT_KNOWN,
+        busy=busy,
+        middle=middle,
+        memory=_memory(gpu),
+        power=_mean(gpu.power_watts, "W"),
+        clock=_mean(gpu.sm_clock_mhz, "MHz"),
+        received=received,
+        lowered=_lowered(gpu),
     )
+
+
+def _memory(gpu: GpuLoad) -> str:
+    if gpu.memory_bytes is None:
+        return NOT_KNOWN
+    used = size(gpu.memory_bytes.mean)
+    if not gpu.memory_total_bytes:
+        return used
+    return f"{used} of {size(gpu.memory_total_bytes)}"
+
+
+def _mean(figure: GpuFigure | None, symbol: str) -> str:
+    if figure is None:
+        return NOT_KNOWN
+    return f"{figure.mean:.0f}{NBSP}{symbol}"
+
+
+def _lowered(gpu: GpuLoad) -> str:
+    """Returns the shares of time for which the driver lowered the clocks, with its reasons."""
+    if not gpu.throttled:
+        return NOT_KNOWN
+    # Less would be shown as 0 %.
+    reasons = [f"{percent(share)} {why}" for why, share in gpu.throttled.items() if share >= 0.005]
+    return ", ".join(reasons) or "never"

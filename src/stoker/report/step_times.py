@@ -19,6 +19,8 @@ _TITLE = 15.0
 _LABEL = 13.0
 _BAR = 36.0
 _ROW = 17.0
+# Between a line and its label.
+_LEAD_GAP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +141,25 @@ def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
     scale = (width - 1) / seconds
     wait = drawing.hatch("wait")
     top = 0.0
-    for strip, (title, right) in zip(strips, heads, strict=True):
-        base = top + _TITLE
-        drawing.text(0, base, fit(title, _TITLE, width), css="head", size=_TITLE)
-        if broken:
-            base += _ROW + 2
-            drawing.text(0, base, right, css="quiet", size=_LABEL)
-        else:
-            drawing.text(width, base, right, css="quiet", size=_LABEL, anchor="end")
+    for strip, head in zip(strips, heads, strict=True):
+        base = _draw_head(drawing, head, base=top + _TITLE, is_broken=broken)
         steps = strip.timeline.window(seconds)
         _marks(drawing, steps, scale=scale, seconds=seconds, base=base, wait=wait, unit=unit)
         top += block
     time_axis(drawing, top - 16, seconds=seconds, scale=scale)
     return drawing
+
+
+def _draw_head(drawing: Drawing, head: tuple[str, str], *, base: float, is_broken: bool) -> float:
+    """Draws a strip's title and figures, in two rows if `is_broken`; returns the last base line."""
+    title, figures = head
+    drawing.text(0, base, fit(title, _TITLE, drawing.width), css="head", size=_TITLE)
+    if not is_broken:
+        drawing.text(drawing.width, base, figures, css="quiet", size=_LABEL, anchor="end")
+        return base
+    base += _ROW + 2
+    drawing.text(0, base, figures, css="quiet", size=_LABEL)
+    return base
 
 
 def _heads(strip: Strip, unit: TimeUnit) -> tuple[str, str]:
@@ -215,22 +223,40 @@ def _callout(
     left = (step.start_seconds - steps[0].start_seconds) * scale
     boundary = min(left + step.wait_seconds * scale, drawing.width)
     right = min(left + step.seconds * scale, drawing.width)
-    parts = [
-        # Without figures, which would be one step's; the head has the run's.
-        ("wait", (left + boundary) / 2, "waits for its batch"),
-        ("compute", (boundary + right) / 2, "computes"),
-    ]
-    widths = [text_width(text, _LABEL) for _, _, text in parts]
-    # Near the right edge the labels are left of their lines, the rows swapped, so that no line
-    # crosses a label.
-    ends = [x + 5 + wide for (_, x, _), wide in zip(parts, widths, strict=True)]
-    mirrored = max(ends) > drawing.width and parts[0][1] - 5 - widths[0] >= 0
-    rows = (2, 1) if mirrored else (1, 2)
-    for (css, x, text), wide, row in zip(parts, widths, rows, strict=True):
+    # Without figures, which would be one step's; the head has the run's.
+    wait = _Lead("wait", (left + boundary) / 2, "waits for its batch")
+    compute = _Lead("compute", (boundary + right) / 2, "computes")
+    is_mirrored = max(wait.end, compute.end) > drawing.width and wait.begin_mirrored >= 0
+    for lead, row in ((wait, 1), (compute, 2)):
+        start = min(lead.x + _LEAD_GAP, drawing.width - lead.width)
+        if is_mirrored:
+            # Near the right edge the labels are left of their lines, and the rows swapped, so that
+            # no line crosses a label.
+            row, start = 3 - row, lead.begin_mirrored
         y = base + row * _ROW + 3
-        start = x - 5 - wide if mirrored else min(x + 5, drawing.width - wide)
-        drawing.line(x, y - 9, x, bar, f"lead {css}")
-        drawing.text(start, y, text, css=f"on-{css}", size=_LABEL)
+        drawing.line(lead.x, y - 9, lead.x, bar, f"lead {lead.css}")
+        drawing.text(start, y, lead.text, css=f"on-{lead.css}", size=_LABEL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead:
+    """A label at a line that leads to its part of a step, at `x`."""
+
+    css: str
+    x: float
+    text: str
+
+    @property
+    def width(self) -> float:
+        return text_width(self.text, _LABEL)
+
+    @property
+    def end(self) -> float:
+        return self.x + _LEAD_GAP + self.width
+
+    @property
+    def begin_mirrored(self) -> float:
+        return self.x - _LEAD_GAP - self.width
 
 
 def _ordinary_step(steps: Sequence[MeasuredStep]) -> MeasuredStep:

@@ -122,5 +122,8 @@ class Happenings:
 
 def _time_of(event: Document, *, is_first: bool = False) -> str:
     # It depends on the event's writer which of them are set.
-    times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
-    return next((time for time in (reversed(times) if is_first else times) if time), "")
+    first, last = text(event, "firstTimestamp"), text(event, "lastTimestamp")
+    only = text(event, "eventTime")
+    if is_first:
+        return first or only or last
+    return last or only or first

@@ -32,7 +32,7 @@ from stoker.platforms.kubernetes.api import (
     ClusterApi,
     text,
 )
-from stoker.platforms.kubernetes.events import Happenings
+from stoker.platforms.kubernetes.events import Happening, Happenings
 from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.layout import Layout
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
@@ -116,9 +116,10 @@ def conclude(
     training = leader_record(output_dir)
     status: EndState = "stopped"
     failure = None
-    if state is not None:
-        status = "succeeded" if state.phase == "succeeded" else "failed"
-        failure = _failure(state, latest, layout, training) if status == "failed" else None
+    if state and state.phase == "succeeded":
+        status = "succeeded"
+    elif state:
+        status, failure = "failed", _failure(state, latest, layout, training)
     elif training and not is_stopped:
         # With a TTL of 0 a job may be gone before its end is seen.
         status, failure = training.status, training.failure
@@ -345,30 +346,37 @@ class RunPicture:
             yield from self._take_job(news)
 
     def _take_events(self, news: ObjectNews) -> Iterator[str]:
-        for event in news.items if news.what != "deleted" else ():
+        # Events expire after an hour (kube-apiserver --event-ttl), which changes nothing here.
+        if news.what == "deleted":
+            return
+        for event in news.items:
             for happening in self._happenings.take(event):
-                if happening.reason == "NotTriggerScaleUp":
-                    # The autoscaler's last words on a pod count.
-                    pod = happening.about.removeprefix("Pod ")
-                    self._unfit.pop(pod, None)
-                    if has_no_group(happening.message):
-                        self._unfit[pod] = happening.message
-                if not happening.job:
-                    yield happening.text
-                # Outdated if a queue has suspended the job since.
-                elif not self._is_suspended:
-                    self._refused[happening.job] = happening.message
+                yield from self._take_happening(happening)
+
+    def _take_happening(self, happening: Happening) -> Iterator[str]:
+        if happening.reason == "NotTriggerScaleUp":
+            # The autoscaler's last words on a pod count.
+            pod = happening.about.removeprefix("Pod ")
+            self._unfit.pop(pod, None)
+            if has_no_group(happening.message):
+                self._unfit[pod] = happening.message
+        if not happening.job:
+            yield happening.text
+        # Outdated if a queue has suspended the job since.
+        elif not self._is_suspended:
+            self._refused[happening.job] = happening.message
 
     def _take_job(self, news: ObjectNews) -> Iterator[str]:
-        # By its uid: once this job is gone, another may have its name.
-        is_it = (one for one in news.items if text(one, "metadata", "uid") == self._uid)
-        found = next(is_it, None)
-        if found is not None:
-            before, self.state = self.state, job_state(found)
+        # Once this job is gone, another may have its name.
+        same_uid = [item for item in news.items if text(item, "metadata", "uid") == self._uid]
+        for document in same_uid:
+            before, self.state = self.state, job_state(document)
             if self._is_suspended:
                 self._refused.clear()
             yield from self._words_of_job(before, self.state)
-        if news.what == ("all" if found is None else "deleted") and not self.is_gone:
+        is_missing = news.what == "all" and not same_uid
+        is_deleted = news.what == "deleted" and same_uid
+        if (is_missing or is_deleted) and not self.is_gone:
             self.is_gone = True
             if self.state is None or not self.state.has_ended:
                 yield self._note("the job was deleted")
@@ -379,19 +387,27 @@ class RunPicture:
 
     def _words_of_job(self, before: ObjectState | None, now: ObjectState) -> Iterator[str]:
         if before is None or before.phase != now.phase:
-            ran_too_long = now.reason in _OUT_OF_TIME
-            why = _too_long(self._layout) if ran_too_long else now.message or now.reason
-            queue = f" by queue {self._layout.queue}" if self._layout.queue else ""
-            words = {
-                "suspended": f"the job waits for admission{queue}",
-                "running": "the job is admitted" if before else "the job exists",
-                "succeeded": "the job has succeeded",
-                "failed": f"the job has failed: {why}",
-            }
-            yield self._note(words[now.phase])
+            yield self._note(self._words_of_phase(now, is_first=before is None))
         yield from self._see_restarts(now.restarts)
         if now.is_deleted and not (before and before.is_deleted) and not now.has_ended:
             yield self._note("the job is being deleted")
+
+    def _words_of_phase(self, now: ObjectState, *, is_first: bool) -> str:
+        match now.phase:
+            case "suspended" if self._layout.queue:
+                return f"the job waits for admission by queue {self._layout.queue}"
+            case "suspended":
+                return "the job waits for admission"
+            case "running" if is_first:
+                return "the job exists"
+            case "running":
+                return "the job is admitted"
+            case "succeeded":
+                return "the job has succeeded"
+            case "failed" if now.reason in _OUT_OF_TIME:
+                return f"the job has failed: {_too_long(self._layout)}"
+            case "failed":
+                return f"the job has failed: {now.message or now.reason}"
 
     def _see_restarts(self, restarts: int) -> Iterator[str]:
         """Reports a restart once: JobSets count them, TrainJobs only in their pods."""
@@ -414,20 +430,24 @@ class RunPicture:
     def _see_pod(self, pod: PodState) -> Iterator[str]:
         yield from self._see_restarts(pod.attempt)
         before = self._pods.get(pod.uid)
-        others = [p for p in self.all_pods if p.host == pod.host and p.uid != pod.uid]
         self._pods[pod.uid] = pod
         self._changed.append((pod, False))
         if pod.is_running and not (before and before.is_running):
-            again = ", replacing an earlier pod" if others else ""
+            again = ""
             if before and before.is_started:
                 again = ", restarted"
+            elif any(p.host == pod.host and p.uid != pod.uid for p in self.all_pods):
+                again = ", replacing an earlier pod"
             yield self._note(f"runs on node {pod.node}{again}", pod.host)
             yield from self._see_image(pod)
         if pod.lost and not (before and before.lost):
             yield self._note(f"lost: {pod.lost}", pod.host)
         if pod.ended and not (before and before.ended):
-            reason = "" if pod.ended.reason in ("Error", "Completed") else f", {pod.ended.reason}"
-            yield self._note(f"ended with exit code {pod.ended.exit_code}{reason}", pod.host)
+            what = f"ended with exit code {pod.ended.exit_code}"
+            # These two say no more than the code does.
+            if pod.ended.reason not in ("Error", "Completed"):
+                what += f", {pod.ended.reason}"
+            yield self._note(what, pod.host)
 
     def _see_image(self, pod: PodState) -> Iterator[str]:
         """Tells once that the image's tag was pushed again, and hosts run different programs."""
@@ -450,7 +470,9 @@ class RunPicture:
 
     def _note(self, what: str, host: str | None = None) -> str:
         self.events.append(Event(when=now_utc(), what=what, host=host))
-        return f"{host}: {what}" if host else what
+        if host is None:
+            return what
+        return f"{host}: {what}"
 
 
 class KubernetesRun(FollowedRun):
@@ -536,11 +558,11 @@ class KubernetesRun(FollowedRun):
             is_gone = self._cluster.repeated(
                 lambda: delete(uid=self._uid, seconds=seconds), seconds=seconds
             )
-            event = EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING
-            self._log.event(event, job=self.name)
             if is_gone:
+                self._log.event(EventName.JOB_DELETED, job=self.name)
                 note_ended(self._layout.job.run_dir, uid=self._uid)
             else:
+                self._log.event(EventName.JOB_STILL_STOPPING, job=self.name)
                 self._remains = f"it is not gone after {seconds:g} s"
         except StokerError as err:
             self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
@@ -560,16 +582,18 @@ class KubernetesRun(FollowedRun):
 
     def leave(self) -> str:
         words = super().leave()
-        minutes = self._lease.minutes if self._lease else 0
-        if not words or self._has_ended or not minutes:
+        if not words or self._has_ended or not self._lease or not self._lease.minutes:
             return words
-        return f"{words}; without a follower it ends after {minutes} minutes"
+        return f"{words}; without a follower it ends after {self._lease.minutes} minutes"
 
     def remaining(self) -> PlatformError | None:
-        what = f"the job {self.name} could not be deleted: {self._remains}"
-        where = f"{self._place} in namespace {self._cluster.namespace}"
-        fix = f"{self._way_to_stop}, then {self._way_back}"
-        return PlatformError(what, where=where, fix=fix) if self._remains else None
+        if not self._remains:
+            return None
+        return PlatformError(
+            f"the job {self.name} could not be deleted: {self._remains}",
+            where=f"{self._place} in namespace {self._cluster.namespace}",
+            fix=f"{self._way_to_stop}, then {self._way_back}",
+        )
 
     def clean_up(self) -> None:
         """Deletes a finished TrainJob with what it owns; a JobSet has a TTL.
@@ -740,7 +764,8 @@ class KubernetesRun(FollowedRun):
         if over.is_dead_node or over.is_finished:
             # With the output so far; one that cannot be replaced is recorded as failed.
             self._is_finished = over.is_finished
-            self._given_up = "" if over.is_finished else f"{over.what}; {over.fix}"
+            if not over.is_finished:
+                self._given_up = f"{over.what}; {over.fix}"
             self.stop()
             return
         if over.is_capacity:

@@ -86,19 +86,19 @@ class PodState:
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
     """Returns the state of a pod; None if it is in none of the groups (by replicated job)."""
     described, status = mapping(document, "metadata"), mapping(document, "status")
-    labels, annotations = mapping(described, "labels"), mapping(described, "annotations")
+    labels = mapping(described, "labels")
     group = groups.get(text(labels, REPLICATED_JOB_LABEL))
     if group is None:
         return None
     # An annotation before Kubernetes 1.28, a label since.
-    place = text(labels, COMPLETION_INDEX) or text(annotations, COMPLETION_INDEX)
-    index = int(place) if place.isdigit() else 0
+    place = text(labels, COMPLETION_INDEX) or text(described, "annotations", COMPLETION_INDEX)
+    index = _natural(place)
     container = _container(status, group.job)
-    state, last = mapping(container, "state"), mapping(container, "lastState")
-    waiting = mapping(state, "waiting")
-    attempt = text(labels, _ATTEMPT)
-    phase = text(status, "phase")
-    gates = mappings(mapping(document, "spec"), "schedulingGates")
+    state = mapping(container, "state")
+    is_running = bool(mapping(state, "running"))
+    # One with a last state is about to be restarted.
+    has_ended = bool(mapping(state, "terminated") or mapping(container, "lastState"))
+    gates = mappings(document, "spec", "schedulingGates")
     return PodState(
         name=text(described, "name"),
         uid=text(described, "uid"),
@@ -110,22 +110,28 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         created_at=text(described, "creationTimestamp"),
         image_digest=text(container, "imageID").rpartition("@")[2],
         placed_at=text(status, "startTime"),
-        # `last`: it is about to be restarted.
-        is_started=bool(mapping(state, "running") or mapping(state, "terminated") or last),
-        is_running=bool(mapping(state, "running")),
+        is_started=is_running or has_ended,
+        is_running=is_running,
         restarts=number(container, "restartCount"),
-        attempt=int(attempt) if attempt.isdigit() else 0,
+        attempt=_natural(text(labels, _ATTEMPT)),
         ended=_ended(state),
-        waits_for=text(waiting, "reason"),
-        waits_because=text(waiting, "message"),
+        waits_for=text(state, "waiting", "reason"),
+        waits_because=text(state, "waiting", "message"),
         unschedulable=_unschedulable(status),
         lost=_lost(status),
-        is_final=phase in ("Succeeded", "Failed"),
+        is_final=text(status, "phase") in ("Succeeded", "Failed"),
         is_node_unready=_is_node_unready(status),
         deleted_at=text(described, "deletionTimestamp"),
         grace_seconds=number(described, "deletionGracePeriodSeconds"),
         gates=tuple(text(gate, "name") for gate in gates),
     )
+
+
+def _natural(digits: str) -> int:
+    """Returns the number that a label holds; 0 if it holds none."""
+    if digits.isdigit():
+        return int(digits)
+    return 0
 
 
 def by_attempt(pods: Iterable[PodState]) -> list[PodState]:
@@ -144,7 +150,10 @@ def seconds_between(begin: str, end: str) -> float | None:
 
 def _container(status: Document, name: str) -> Document:
     statuses = mappings(status, "containerStatuses")
-    return next((c for c in statuses if text(c, "name") == name), statuses[0] if statuses else {})
+    for container in statuses:
+        if text(container, "name") == name:
+            return container
+    return next(iter(statuses), {})
 
 
 def _ended(state: Document) -> PodEnd | None:
@@ -181,10 +190,11 @@ def _is_node_unready(status: Document) -> bool:
 
 def _lost(status: Document) -> str:
     # Since Kubernetes 1.26; for some causes still in the reason.
-    condition = _condition(status, "DisruptionTarget", "True") or status
-    is_other = condition is status and text(status, "reason") not in _LOST
-    words = (text(condition, "reason"), text(condition, "message"))
-    return "" if is_other else ": ".join(filter(None, words))
+    told_by = _condition(status, "DisruptionTarget", "True")
+    if not told_by and text(status, "reason") in _LOST:
+        told_by = status
+    words = (text(told_by, "reason"), text(told_by, "message"))
+    return ": ".join(filter(None, words))
 
 
 def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:

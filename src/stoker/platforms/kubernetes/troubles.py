@@ -343,8 +343,9 @@ def _dead_node(
     fatal_after = None
     if is_held:
         what += f"; until then no other pod takes its place{_bill(alive, layout, 'other ')}"
-        is_waiting = layout.settings.dead_node == "wait"
-        fatal_after = 60.0 * layout.settings.dead_node_minutes if is_waiting else 0.0
+        fatal_after = 0.0
+        if layout.settings.dead_node == "wait":
+            fatal_after = 60.0 * layout.settings.dead_node_minutes
     return Trouble(
         key=f"dead node {pod.group} {pod.node}",
         group=pod.group,
@@ -473,9 +474,13 @@ def _bill(pods: Sequence[PodState], layout: Layout, other: str = "") -> str:
     billed = [groups[pod.group].instance_type for pod in pods if pod.node]
     if not billed:
         return ""
-    words = f", and {len(billed)} {other}host{'s are' if len(billed) > 1 else ' is'} billed"
+    hosts = f"{len(billed)} {other}hosts are"
+    if len(billed) == 1:
+        hosts = f"1 {other}host is"
     prices = [layout.job.prices[name] for name in billed if name in layout.job.prices]
-    return words + (f", {usd(sum(prices))} an hour" if len(prices) == len(billed) else "")
+    if len(prices) < len(billed):
+        return f", and {hosts} billed"
+    return f", and {hosts} billed, {usd(sum(prices))} an hour"
 
 
 def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
@@ -524,12 +529,18 @@ class TroubleLog:
         for key, trouble in self._current.items():
             wait = self._waits.setdefault(key, _Wait())
             has_fix = bool(trouble.fix) and wait.seconds >= trouble.fix_after
-            is_told = wait.told_at is not None
-            if wait.is_due(trouble) or (is_told and has_fix and not wait.fix_is_told):
-                wait.told_at, wait.told_hosts = wait.seconds, trouble.hosts
-                wait.fix_is_told = has_fix
-                words = trouble.what + (f" (for {wait.seconds:.0f} s)" if wait.seconds >= 1 else "")
-                yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
+            # A fix is shown as soon as it is due, not with the next repeat.
+            is_new_fix = wait.told_at is not None and has_fix and not wait.fix_is_told
+            if not (wait.is_due(trouble) or is_new_fix):
+                continue
+            wait.told_at, wait.told_hosts = wait.seconds, trouble.hosts
+            wait.fix_is_told = has_fix
+            words = trouble.what
+            if wait.seconds >= 1:
+                words += f" (for {wait.seconds:.0f} s)"
+            if has_fix:
+                words += f"; {trouble.fix}"
+            yield trouble, words
 
     def over(self) -> Trouble | None:
         """Returns a current trouble for which waiting has ended, or None."""
