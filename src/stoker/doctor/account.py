@@ -15,7 +15,7 @@ from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.sagemaker.batch_queue import SERVICE_JOB_TYPE
 from stoker.records import Channel, Json, SageMakerSettings, Workload, bare_type
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 from stoker.records.platforms import QueueSettings, patch_document
 
 # "Private registry authentication", Amazon ECR: the account, region and name of an image.
@@ -122,7 +122,7 @@ def role_finding(aws: Aws, key: str, *, arn: str, service: str, account: str) ->
 
 
 def _lets_in(statement: Document, principal: str) -> bool:
-    services = mapping(statement, "Principal").get("Service")
+    services = item_at(statement, "Principal", "Service")
     allowed = services if isinstance(services, list) else [services]
     return statement.get("Effect") == "Allow" and principal in allowed
 

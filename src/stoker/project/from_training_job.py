@@ -12,7 +12,7 @@ from stoker.platforms.sagemaker.checks import channels_of, s3_source
 from stoker.platforms.sagemaker.request import RESERVED
 from stoker.platforms.sagemaker.submit import find_job
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.hyperparameters import decoded, driver_decoded
 from stoker.workload_file import FLOAT_TAG, SCALARS
 
@@ -136,8 +136,7 @@ def _commented(document: Document, notes: list[str]) -> str:
 
 
 def _at(document: Json, path: str) -> Json:
-    *parents, last = re.split("[ .]", path)
-    return mapping(document, *parents).get(last)
+    return item_at(document, *re.split("[ .]", path))
 
 
 def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str], str | None, Json]:

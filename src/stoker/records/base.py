@@ -78,15 +78,21 @@ def mapping(document: Json, *keys: str) -> Document:
 
 def mappings(document: Json, *keys: str) -> list[Document]:
     """Returns the mappings in the list at the path `keys`; empty if there is no list."""
-    items = mapping(document, *keys[:-1]).get(keys[-1]) if keys else document
-    listed = items if isinstance(items, list | tuple) else ()
-    return [item for item in listed if isinstance(item, Mapping)]
+    items = item_at(document, *keys) if keys else document
+    if isinstance(items, list | tuple):
+        return [item for item in items if isinstance(item, Mapping)]
+    return []
 
 
 def text(document: Json, *keys: str) -> str:
     """Returns the value at the path `keys` as text; empty if there is none."""
+    return str(item_at(document, *keys) or "")
+
+
+def item_at(document: Json, *keys: str) -> Json:
+    """Returns what stands at the path `keys`; None if there is nothing."""
     *parents, last = keys
-    return str(mapping(document, *parents).get(last) or "")
+    return mapping(document, *parents).get(last)
 
 
 # An unknown key is an error: ignored, it would silently leave a default in force.

@@ -141,25 +141,19 @@ def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
     scale = (width - 1) / seconds
     wait = drawing.hatch("wait")
     top = 0.0
-    for strip, head in zip(strips, heads, strict=True):
-        base = _draw_head(drawing, head, base=top + _TITLE, is_broken=broken)
+    for strip, (title, figures) in zip(strips, heads, strict=True):
+        base = top + _TITLE
+        drawing.text(0, base, fit(title, _TITLE, width), css="head", size=_TITLE)
+        if broken:
+            base += _ROW + 2
+            drawing.text(0, base, figures, css="quiet", size=_LABEL)
+        else:
+            drawing.text(width, base, figures, css="quiet", size=_LABEL, anchor="end")
         steps = strip.timeline.window(seconds)
         _marks(drawing, steps, scale=scale, seconds=seconds, base=base, wait=wait, unit=unit)
         top += block
     time_axis(drawing, top - 16, seconds=seconds, scale=scale)
     return drawing
-
-
-def _draw_head(drawing: Drawing, head: tuple[str, str], *, base: float, is_broken: bool) -> float:
-    """Draws a strip's title and figures, in two rows if `is_broken`; returns the last base line."""
-    title, figures = head
-    drawing.text(0, base, fit(title, _TITLE, drawing.width), css="head", size=_TITLE)
-    if not is_broken:
-        drawing.text(drawing.width, base, figures, css="quiet", size=_LABEL, anchor="end")
-        return base
-    base += _ROW + 2
-    drawing.text(0, base, figures, css="quiet", size=_LABEL)
-    return base
 
 
 def _heads(strip: Strip, unit: TimeUnit) -> tuple[str, str]:

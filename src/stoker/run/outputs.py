@@ -42,7 +42,7 @@ from stoker.records import (
     write_json,
     write_text,
 )
-from stoker.records.base import Record, RecordT, mapping
+from stoker.records.base import Record, RecordT, item_at, mapping
 from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import argument
 from stoker.records.notices import notice_figures
@@ -104,13 +104,13 @@ def read_executor_input(text: str) -> ExecutorInput:
         document: Json = json.loads(text)
     except ValueError as err:
         raise _wrong(f"not JSON: {err}") from None
-    outputs = mapping(mapping(document).get("outputs"))
+    outputs = mapping(item_at(document, "outputs"))
     file = outputs.get("outputFile")
     if not isinstance(file, str) or not file:
         raise _wrong("it names no outputs.outputFile")
     artifacts = {}
     for name, described in mapping(outputs.get("artifacts")).items():
-        listed = mapping(described).get("artifacts")
+        listed = item_at(described, "artifacts")
         # A list of one: our steps have no lists of artifacts.
         first = mapping(listed[0]) if isinstance(listed, list) and listed else {}
         kind = mapping(first.get("type")).get("schemaTitle")

@@ -18,7 +18,7 @@ from stoker.platforms import platform_named
 from stoker.platforms.base import Platform
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.records import Decision, Json, Workload, read_json, write_text
-from stoker.records.base import mapping, text
+from stoker.records.base import item_at, text
 from stoker.records.outcome import outcome_of, training_exit_code
 from stoker.run.clusters import todays_cluster
 from stoker.run.judging import Judgement, judged
@@ -123,7 +123,7 @@ def _state(outcome: str) -> tuple[str, str]:
     except ValueError:
         # A placeholder that a server before 2.14 does not fill in.
         document = {}
-    state = str(mapping(document).get("state") or "unknown").lower()
+    state = str(item_at(document, "state") or "unknown").lower()
     return state, text(document, "error", "message")
 
 

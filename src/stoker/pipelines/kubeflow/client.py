@@ -52,7 +52,7 @@ from stoker.pipelines.versions import UploadedVersion
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 
 # Of a connection, and of a read.
 TIMEOUT_SECONDS = (10.0, 60.0)
@@ -393,7 +393,7 @@ class KubeflowClient(PipelineClient):
         if status == 200 and isinstance(document, dict):
             return document
         what = f"Kubeflow Pipelines answers {status}" if status else "Kubeflow Pipelines: no answer"
-        words = str(mapping(document).get("message") or mapping(document).get("error") or body)
+        words = str(item_at(document, "message") or item_at(document, "error") or body)
         if body.lstrip().startswith("<"):
             status, words = 401, "a web page in place of JSON, such as a login"
         kind: ServiceErrorKind = "away" if status in (0, 429, 502, 503, 504) else "refused"
@@ -459,4 +459,4 @@ def _without_none(value: object) -> object:
 
 
 def _pipeline_of(document: Document) -> Json:
-    return mapping(document, "pipeline_version_reference").get("pipeline_id")
+    return item_at(document, "pipeline_version_reference", "pipeline_id")

@@ -15,7 +15,7 @@ from datetime import datetime
 from stoker.errors import GateError, PlatformError
 from stoker.pipelines.base import RunStep
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.outcome import exit_code_of_words
 
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -56,7 +56,7 @@ def _tasks_in(
 ) -> Iterator[SpecTask]:
     tasks = mapping(component, "dag", "tasks")
     for name in _ordered(tasks):
-        reference = str(mapping(tasks, name, "componentRef").get("name"))
+        reference = str(item_at(tasks, name, "componentRef", "name"))
         inner = mapping(components, reference)
         if "dag" in inner:
             yield from _tasks_in(inner, components, (*groups, name))
@@ -67,9 +67,7 @@ def _tasks_in(
 def _ordered(tasks: Document) -> list[str]:
     """Returns tasks after those that they wait for, by what the spec says."""
     waits = {name: _waits_for(mapping(tasks, name)) & tasks.keys() for name in tasks}
-    exits = {
-        name for name in tasks if mapping(tasks, name, "triggerPolicy").get("strategy") == _EXIT
-    }
+    exits = {name for name in tasks if item_at(tasks, name, "triggerPolicy", "strategy") == _EXIT}
     ordered: list[str] = []
     while len(ordered) < len(waits):
         left = [name for name in waits if name not in ordered]
@@ -85,7 +83,7 @@ def _waits_for(task: Document) -> set[str]:
     producers = {str(name) for name in named} if isinstance(named, list) else set()
     for kind in ("Parameter", "Artifact"):
         for given in mapping(task, "inputs", f"{kind.lower()}s").values():
-            producer = mapping(given, f"taskOutput{kind}").get("producerTask")
+            producer = item_at(given, f"taskOutput{kind}", "producerTask")
             producers |= {str(producer)} if producer else set()
     return producers
 

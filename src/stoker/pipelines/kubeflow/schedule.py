@@ -7,7 +7,7 @@ from stoker.parameters import Kind
 from stoker.pipelines.run_parameters import ToldParameter
 from stoker.pipelines.schedules import OF_WORKLOAD, Schedule
 from stoker.records import Json
-from stoker.records.base import Document, mapping, text
+from stoker.records.base import Document, item_at, mapping, text
 
 _KINDS: Mapping[str, Kind] = {
     "STRING": "string",
@@ -20,7 +20,7 @@ _KINDS: Mapping[str, Kind] = {
 def kinds_of(inputs: Document) -> dict[str, Kind]:
     """Returns the kinds of a version's parameters."""
     return {
-        name: _KINDS.get(str(mapping(each).get("parameterType")), "string")
+        name: _KINDS.get(str(item_at(each, "parameterType")), "string")
         for name, each in inputs.items()
     }
 
@@ -46,7 +46,7 @@ def newest_first(
     listed = [
         run
         for run in recurring_runs
-        if mapping(run, "pipeline_version_reference").get("pipeline_id") == pipeline_id
+        if item_at(run, "pipeline_version_reference", "pipeline_id") == pipeline_id
         and name in (None, run.get("display_name"))
     ]
     return sorted(listed, key=lambda run: str(run.get("created_at")), reverse=True)
@@ -90,7 +90,7 @@ def schedule_request(wanted: Schedule, *, pipeline: str, pipeline_id: str) -> di
 
 def _cron_of(trigger: Document) -> str:
     """Returns a trigger's expression; a period that the page made is a rate."""
-    seconds = mapping(trigger, "periodic_schedule").get("interval_second")
+    seconds = item_at(trigger, "periodic_schedule", "interval_second")
     if seconds is not None:
         return f"@every {int(str(seconds))}s"
     return text(trigger, "cron_schedule", "cron")

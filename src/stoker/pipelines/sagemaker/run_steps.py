@@ -12,7 +12,7 @@ from stoker.pipelines.base import RunState, RunStep
 from stoker.pipelines.sagemaker.compile import COMPARE, HAS_CHANGED
 from stoker.platforms.aws import Aws
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.records.memory import NOTHING_CHANGED
 from stoker.records.outcome import exit_code_of_words
 
@@ -41,7 +41,7 @@ def exit_code_of(steps: Sequence[Document]) -> int:
 
 def _code_of(step: Document) -> int:
     reason = _reason_of(step)
-    if mapping(step, "Metadata").get("Fail"):
+    if item_at(step, "Metadata", "Fail"):
         return exit_code_of_words(reason, default=GateError.exit_code)
     found = _EXIT_CODE.search(reason)
     code = int(found[1]) if found else 0
@@ -51,7 +51,7 @@ def _code_of(step: Document) -> int:
 
 
 def _reason_of(step: Document) -> str:
-    told = mapping(step, "Metadata", "Fail").get("ErrorMessage")
+    told = item_at(step, "Metadata", "Fail", "ErrorMessage")
     return str(step.get("FailureReason") or told or "")
 
 
@@ -64,7 +64,7 @@ def run_step(step: Document, *, aws: Aws, is_over: bool) -> RunStep:
         is_over: Whether the run has ended.
     """
     status = text(step, "StepStatus")
-    is_cached = bool(mapping(step, "CacheHitResult").get("SourcePipelineExecutionArn"))
+    is_cached = bool(item_at(step, "CacheHitResult", "SourcePipelineExecutionArn"))
     return RunStep(
         name=str(step.get("StepName")),
         status="cached" if is_cached and status == "Succeeded" else status,
@@ -173,7 +173,7 @@ def skipped_words(aws: Aws, steps: Sequence[Document]) -> str:
         steps: As ListPipelineExecutionSteps lists them.
     """
     outcomes = [
-        mapping(step, "Metadata", "Condition").get("Outcome")
+        item_at(step, "Metadata", "Condition", "Outcome")
         for step in steps
         if str(step.get("StepName")).startswith(HAS_CHANGED)
     ]

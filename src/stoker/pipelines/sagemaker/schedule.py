@@ -9,7 +9,7 @@ from stoker.pipelines.run_parameters import ToldParameter
 from stoker.pipelines.schedules import OF_WORKLOAD, ListedSchedule, Schedule
 from stoker.platforms.aws import Aws
 from stoker.records import Json, SageMakerSettings
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 
 SCHEDULE_GROUP = "default"
 # A start that is an hour late is left to the next one.
@@ -58,7 +58,7 @@ def listed_schedules(aws: Aws, pipeline: str) -> list[ListedSchedule]:
     names = [
         str(summary.get("Name"))
         for summary in aws.pages("scheduler", "ListSchedules", **asked)
-        if str(mapping(summary, "Target").get("Arn")).endswith(f":pipeline/{pipeline}")
+        if str(item_at(summary, "Target", "Arn")).endswith(f":pipeline/{pipeline}")
     ]
     return [_listed(aws, name, pipeline=pipeline) for name in sorted(names)]
 

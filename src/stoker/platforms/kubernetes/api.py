@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from stoker.errors import MissingExtraError, PlatformError, ServiceError, ServiceErrorKind
 from stoker.platforms.log_files import take_lines
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 from stoker.repeat import (
     READ_AGAIN_SECONDS,
     Clock,
@@ -61,8 +61,7 @@ _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "de
 
 def text(document: Json, *keys: str) -> str:
     """Returns the text at the path `keys`; empty if there is none, or another type."""
-    *parents, last = keys
-    value = mapping(document, *parents).get(last)
+    value = item_at(document, *keys)
     return value if isinstance(value, str) else ""
 
 

@@ -28,7 +28,7 @@ from stoker.platforms.kubernetes.pod_template import (
 )
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 from stoker.records.platforms import patch_document
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
@@ -238,7 +238,7 @@ def _compared(spec: Json) -> Json:
     if isinstance(spec, Mapping):
         return {key: _compared(value) for key, value in spec.items()}
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        kept = [each for each in spec if str(mapping(each).get("name")) not in NOT_COMPARED]
+        kept = [each for each in spec if str(item_at(each, "name")) not in NOT_COMPARED]
         return [_compared(each) for each in kept]
     return spec
 

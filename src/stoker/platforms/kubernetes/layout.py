@@ -23,7 +23,7 @@ from stoker.records import (
     Workload,
     bare_type,
 )
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 from stoker.records.platforms import amount
 
 # Pods are called NAME-JOB-0-INDEX-xxxxx, 63 characters at most: what is left with a job's name of 9
@@ -370,7 +370,7 @@ def _checked(
     document: Document, key: str, group: Group, job: str, settings: KubernetesSettings
 ) -> Document:
     """Returns a patch of a group's pods, checked, with the name of the group's container."""
-    listed = mapping(document, "spec").get("containers")
+    listed = item_at(document, "spec", "containers")
     if isinstance(listed, list | tuple):
         names = (None, group.role, group.name)
         containers: list[Json] = [
@@ -420,7 +420,7 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
 
 
 def _check_memory(group: Group, resources: Document) -> None:
-    limit, request = (mapping(resources, kind).get("memory") for kind in ("limits", "requests"))
+    limit, request = (item_at(resources, kind, "memory") for kind in ("limits", "requests"))
     try:
         is_enough = limit is None or amount(str(limit)) >= amount(str(request))
     except ArithmeticError:

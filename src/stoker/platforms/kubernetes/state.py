@@ -31,7 +31,7 @@ from stoker.platforms.kubernetes.layout import (
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.records import Json, is_run_of
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 from stoker.repeat import Suppressed
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
@@ -97,7 +97,7 @@ def _phase(document: Document) -> tuple[Phase, Document]:
     end = next((kind for kind in ends if kind in held), text(status, "terminalState"))
     if end in ends:
         return "failed" if end == "Failed" else "succeeded", held.get(end, {})
-    if "Suspended" in held or mapping(document, "spec").get("suspend") is True:
+    if "Suspended" in held or item_at(document, "spec", "suspend") is True:
         return "suspended", held.get("Suspended", {})
     return "running", {}
 

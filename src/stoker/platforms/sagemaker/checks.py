@@ -22,7 +22,7 @@ from stoker.platforms.service_limits import (
     tag_problems,
 )
 from stoker.records import SageMakerSettings, bare_type, nearest
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 
 Body = Document
 # 28 days: CreateTrainingJob, StoppingCondition.
@@ -94,7 +94,7 @@ def s3_source(channel: Body) -> Body:
 
 def mode_of(body: Body, channel: Body) -> str:
     """Returns the channel's mode; default: the job's."""
-    default = mapping(body, "AlgorithmSpecification").get("TrainingInputMode")
+    default = item_at(body, "AlgorithmSpecification", "TrainingInputMode")
     return str(channel.get("InputMode") or default or "File")
 
 
@@ -242,10 +242,10 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
     fix = "remove it from sagemaker.request"
     warm = "KeepAlivePeriodInSeconds"
     spot = "EnableManagedSpotTraining"
-    if mapping(body, "ResourceConfig").get(warm):
+    if item_at(body, "ResourceConfig", warm):
         what = "instance groups have no warm pools"
         yield UsageError(what, where=f"ResourceConfig.{warm}", fix=fix)
-    if mapping(body, "ResourceConfig").get("TrainingPlanArn"):
+    if item_at(body, "ResourceConfig", "TrainingPlanArn"):
         what = "a data group on a training plan is not documented"
         where = "key sagemaker.request.ResourceConfig.TrainingPlanArn"
         leave = "train without a data group, or leave the plan out"
@@ -283,7 +283,7 @@ def _time_rules(body: Body) -> Iterator[UsageError]:
         what = f"MaxWaitTimeInSeconds ({waited}) is less than MaxRuntimeInSeconds ({seconds})"
         where = "key sagemaker.request.StoppingCondition.MaxWaitTimeInSeconds"
         yield UsageError(what, where=where, fix="it contains the time of the run: set more")
-    volume = mapping(body, "ResourceConfig").get("VolumeSizeInGB")
+    volume = item_at(body, "ResourceConfig", "VolumeSizeInGB")
     if isinstance(volume, int) and volume > MAX_VOLUME_GB:
         what = f"a host's volume has at most {MAX_VOLUME_GB} GB, not {volume}"
         where = "key sagemaker.request.ResourceConfig.VolumeSizeInGB"
@@ -340,7 +340,7 @@ def _preference_rules(body: Document) -> Iterator[UsageError]:
 
 def _pending_rules(body: Document) -> Iterator[UsageError]:
     """Yields what is wrong with the request's limit of pending time, if it has one."""
-    seconds = mapping(body, "StoppingCondition").get("MaxPendingTimeInSeconds")
+    seconds = item_at(body, "StoppingCondition", "MaxPendingTimeInSeconds")
     if not isinstance(seconds, int):
         return
     limits = service_model("sagemaker").shape_for("MaxPendingTimeInSeconds").metadata

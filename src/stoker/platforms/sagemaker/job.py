@@ -36,7 +36,7 @@ from stoker.platforms.sagemaker.submit import (
     stop_command,
     stop_job,
 )
-from stoker.records.base import mapping
+from stoker.records.base import item_at
 from stoker.records.training import EndState, Lineage
 from stoker.repeat import ResultT, Suppressed, may_pass
 
@@ -184,7 +184,7 @@ class SageMakerRun(FollowedRun):
 
     def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
         job = request.job
-        pending = mapping(request.body, "StoppingCondition").get("MaxPendingTimeInSeconds")
+        pending = item_at(request.body, "StoppingCondition", "MaxPendingTimeInSeconds")
         pending = pending if isinstance(pending, int) else None
         super().__init__(
             job.name,

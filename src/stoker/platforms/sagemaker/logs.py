@@ -16,7 +16,7 @@ from stoker.errors import ServiceError
 from stoker.logs import EventName, parse_line
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
-from stoker.records.base import Document, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text
 from stoker.repeat import Suppressed
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -195,7 +195,7 @@ def _roster_in(text: str) -> dict[str, str]:
     groups: dict[str, str] = {}
     with contextlib.suppress(ValueError):
         for name, group in mapping(json.loads(text)).items():
-            hosts = mapping(group).get("hosts")
+            hosts = item_at(group, "hosts")
             for host in hosts if isinstance(hosts, list) else ():
                 if isinstance(host, str):
                     groups.setdefault(host, name)

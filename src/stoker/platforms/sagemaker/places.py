@@ -16,7 +16,7 @@ from types import MappingProxyType
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.records import Json, SageMakerSettings, nearest
-from stoker.records.base import mapping
+from stoker.records.base import item_at
 from stoker.records.platforms import patch_document
 
 _ARN = re.compile(r"arn:(aws[a-z-]*):([a-z0-9-]+):([a-z0-9-]*):([0-9]{12}|):")
@@ -154,7 +154,7 @@ def _addresses(
         **others,
     }
     for name, part in (("OutputDataConfig", "KmsKeyId"), ("ResourceConfig", "VolumeKmsKeyId")):
-        texts[f"sagemaker.request.{name}.{part}"] = mapping(request, name).get(part)
+        texts[f"sagemaker.request.{name}.{part}"] = item_at(request, name, part)
     texts |= {f"channels.{name}.uri": channel.uri for name, channel in job.channels.items()}
     texts |= {f"secrets.{name}": source.arn for name, source in job.secrets.items()}
     for key, text in texts.items():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws, split_uri, tag_list
 from stoker.records import Training
-from stoker.records.base import mapping, mappings, text
+from stoker.records.base import item_at, mapping, mappings, text
 from stoker.repeat import Suppressed
 
 # The tag of a model that missed its gate: the rule RefusedModels of configs/sagemaker/shared.yaml
@@ -38,7 +38,7 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
     for kind, part in mapping(json.loads(aws.read_object(uri))).items():
         metrics = part if kind.endswith("_metrics") and isinstance(part, Mapping) else {}
         for metric, document in metrics.items():
-            value = mapping(document).get("value")
+            value = item_at(document, "value")
             if isinstance(value, int | float):
                 quality[metric] = float(value)
     return quality

@@ -14,7 +14,7 @@ from stoker.platforms.sagemaker.job_checks import CODE_CHANNEL, TOKEN_CHANNEL, s
 from stoker.platforms.sagemaker.pending import pending_limit
 from stoker.platforms.sagemaker.training_job import training_job
 from stoker.records import Json, SageMakerSettings, nearest
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 from stoker.records.platforms import patch_document
 
 REQUEST_TAG = "stoker:request-sha256"
@@ -114,7 +114,7 @@ def _tags(body: Document, job: JobSpec) -> list[Json]:
     tags: list[Json] = [*mappings(body, "Tags"), {"Key": REQUEST_TAG, "Value": body_digest(body)}]
     if job.settings.workload_sha256:
         tags.append({"Key": WORKLOAD_TAG, "Value": job.settings.workload_sha256})
-    return sorted(tags, key=lambda tag: str(mapping(tag).get("Key")))
+    return sorted(tags, key=lambda tag: str(item_at(tag, "Key")))
 
 
 def _add_pending_limit(body: dict[str, Json], job: JobSpec, settings: SageMakerSettings) -> None:
