@@ -1,8 +1,10 @@
 import json
+from importlib import metadata
 
 import msgspec
 
 from stoker.host.listing import listing_version
+from stoker.host.packages import packages_here
 from stoker.records import write_json
 from stoker.records.training import InputVersion, Lineage, TrainingFacts, training_record
 from stoker.run.outputs import carried, told_of_training
@@ -58,6 +60,25 @@ def test_only_the_leader_knows_the_packages_that_were_there():
     known = {"job": leader.job, "status": "succeeded", "groups": leader.groups}
     facts = TrainingFacts(leader=leader, lineage=Lineage(git="0a1b"), **known)
     assert training_record(facts).lineage == Lineage(git="0a1b", packages={"torch": "2.9"})
+
+
+def test_packages_are_those_that_python_knows_but_for_damaged_ones(tmp_path, monkeypatch):
+    texts = {
+        "whole.dist-info/METADATA": b"Name: whole\r\nVersion: 1.0 \r\n\r\nName: other\r\n",
+        "older.egg-info/PKG-INFO": b"Metadata-Version: 1.0\nName: older\nVersion: 2.0\n",
+        "single.egg-info": b"Name: single\nVersion: 3.0\n",
+        "binary.dist-info/METADATA": b"Name: \xff\nVersion: 4.0\n",
+        "nameless.dist-info/METADATA": b"Version: 5.0\n\nName: told in the description\n",
+        "empty.dist-info/RECORD": b"",
+    }
+    for name, text in texts.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(text)
+    known = {each.name: each.version for each in metadata.distributions()}
+    monkeypatch.syspath_prepend(tmp_path)
+    here = {"whole": "1.0", "older": "2.0", "single": "3.0"}
+    assert packages_here() == known | here
 
 
 def test_two_runs_are_compared_by_what_they_were_made_of(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.host.listing import listing_version
-from stoker.launch.finish import packages_here
+from stoker.host.packages import packages_here
 from stoker.pipelines.sagemaker.compile import check_comparable
 from stoker.records import write_json
 from stoker.records.training import InputVersion, Lineage

@@ -11,7 +11,6 @@ import platform as machine_facts
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -42,6 +41,7 @@ from stoker.figures.passive_profile import (
     passive_profile,
 )
 from stoker.host import machine
+from stoker.host.packages import packages_here
 from stoker.launch import sagemaker_variables
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.host_memory import MemoryLog
@@ -254,17 +254,6 @@ def _fed_hosts(settings: ProcessSettings, topology: Topology) -> dict[str, tuple
     if settings.engine.name != "feed" or settings.profile is not None:
         return {}
     return {group.name: group.hosts for group in topology.groups if group.role == "data"}
-
-
-def packages_here() -> dict[str, str]:
-    """Returns the versions of the distributions, without those whose files are damaged."""
-    versions = {}
-    for distribution in metadata.distributions():
-        with contextlib.suppress(KeyError, OSError, ValueError):
-            name, version = distribution.name, distribution.version
-            if isinstance(name, str) and isinstance(version, str):
-                versions[name] = version
-    return versions
 
 
 def _write_passive_profile(

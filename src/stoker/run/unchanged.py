@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.host.listing import listing_version
-from stoker.launch.finish import packages_here
+from stoker.host.packages import packages_here
 from stoker.platforms.local import channel_folder
 from stoker.platforms.packing import pack
 from stoker.records import Json, Training, Workload, read_json, to_document

@@ -21,13 +21,14 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 
+from stoker.host.packages import name_and_version
+
 # Files of the standard library and of installed packages. (sysconfig would read 0.6 MB.)
 INSTALLED = re.compile(
     rf"^{re.escape(os.path.dirname(os.__file__))}{os.sep}|{os.sep}(site|dist)-packages{os.sep}"
 )
 _NOT_COMPARED = sys.stdlib_module_names | {"__main__", "stoker", "cloudpickle"}
 _MAX_SHOWN = 3
-_VERSION = re.compile(r"^Version:[ \t]*(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +179,8 @@ def _used_by(module: ModuleType) -> set[str]:
 def installed_version(package: str) -> str:
     """Returns a package's version without the build (+cpu, +cu124); empty: unknown."""
     try:
-        version: object = _version_in_metadata(metadata.distribution(package))
+        _, version = name_and_version(metadata.distribution(package))
     except (metadata.PackageNotFoundError, ValueError):
-        version = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
-    return str(version or "").partition("+")[0]
-
-
-def _version_in_metadata(distribution: metadata.Distribution) -> str:
-    # The package that reads it all takes 1 ms for torch's, most of which is a description.
-    match = _VERSION.search(distribution.read_text("METADATA") or "")
-    return distribution.version if match is None else match[1]
+        names = getattr(sys.modules.get(package), "__dict__", {})
+        version = str(names.get("__version__") or "")
+    return version.partition("+")[0]
