@@ -666,17 +666,27 @@ def whole_step_of(profile: Profile) -> float | None:
     return times.whole_step_seconds(profile.step.step_seconds)
 
 
-def epoch_words(times: EpochTimes, *, step_seconds: float) -> list[str]:
-    """Returns what whole epochs have beyond steps of `step_seconds`, one thing a line."""
+def epoch_words(
+    times: EpochTimes, *, step_seconds: float, is_first_shared: bool = False
+) -> list[str]:
+    """Returns what whole epochs have beyond their steps, one thing a line.
+
+    Args:
+        step_seconds: Of a step within epochs.
+        is_first_shared: Whether all workers of a data host make an epoch's first batch.
+    """
     lines = []
     shortest = _WORTH_A_WORD * step_seconds
     start, between, inside = times.start, times.between, times.inside_seconds
     steps = times.steps or 0.0
     if start and start.seconds >= shortest * steps and steps:
         seen = f"{start.count} seen" if start.count else "as one worker takes for a batch alone"
+        makers = "one worker makes"
+        if is_first_shared:
+            makers = "the workers of a data host make"
         lines.append(
             f"an epoch of {steps:.0f} steps begins with {_seconds(start.seconds)} of waiting "
-            f"({seen}): one worker makes its first batch"
+            f"({seen}): {makers} its first batch"
         )
     if between and between.seconds >= shortest:
         lines.append(

@@ -204,7 +204,7 @@ def descriptors_of_parts():
 
 @pytest.fixture(autouse=True)
 def _splits_short_batches(monkeypatch):
-    monkeypatch.setattr(splitting, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 0.0)
     monkeypatch.setattr(splitting, "_MIN_GAIN", 0.0)
     return
 
@@ -255,7 +255,7 @@ def test_several_workers_make_the_first_batch(monkeypatch):
 
 
 def test_a_batch_that_turns_out_to_be_short_has_few_parts(monkeypatch):
-    monkeypatch.setattr(splitting, "MIN_SECONDS", 1e9)
+    monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 1e9)
     with pool_of(Equal(), default_collate, num_workers=4) as pool:
         made(pool, [job(0, range(160))])
         asked = []
@@ -497,7 +497,7 @@ def test_a_heavy_batch_is_not_shared_where_that_costs_more(tmp_path, monkeypatch
     dataset = Heavy(parts_folder(tmp_path), {101: ["decided"]})
     with pool_of(dataset, default_collate, num_workers=3) as pool:
         made(pool, BEGIN)
-        monkeypatch.setattr(splitting, "MIN_SECONDS", 1e9)
+        monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 1e9)
         same(values_of_unshared(pool, dataset, heavy)[9][0][:, 0], torch.arange(100, 108))
 
 

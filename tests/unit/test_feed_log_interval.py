@@ -255,7 +255,7 @@ def test_wait_for_the_first_batch_of_epochs_is_no_late_batch(value, limit):
     found = feed_limit_of(value)
     assert found.limit == limit
     if limit == "start":
-        assert "one worker makes each batch" in found.words
+        assert "as it is begun with the epoch" in found.words
         assert "persistent_workers" in found.advice
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stoker.evaluate import evaluate
-from stoker.records import EpochPause, EpochTimes, Workload
+from stoker.records import EpochPause, EpochTimes, FeedSettings, Fix, ProfiledLoader, Workload
 from stoker.report import ReportedRun, write_report
 from stoker.report.verdict import collect
 from support import sample_records
@@ -19,6 +19,7 @@ def pause(seconds: float, *, count: int = 2) -> EpochPause:
 
 
 PROFILED = EpochTimes(steps=42.0, start=pause(0.6, count=0))
+LOADER = ProfiledLoader(class_name="torch.DataLoader", reach="torch", splits=True)
 RUN = EpochTimes(steps=42.0, start=pause(0.76), between=pause(2.1), inside_seconds=0.0)
 
 
@@ -52,9 +53,11 @@ def records(*, profiled=PROFILED, run=RUN):
     return profile, decision, replace(training, measured=measured)
 
 
-def page_of(tmp_path, **epochs) -> str:
+def page_of(tmp_path, *, feed=None, loader=None, fixes=(), **epochs) -> str:
     profile, decision, training = records(**epochs)
-    workload = Workload(name="mnist", command=("python", "train.py"))
+    profile = replace(profile, loader=loader, fixes=fixes)
+    command = ("python", "train.py")
+    workload = Workload(name="mnist", command=command, feed=feed or FeedSettings())
     profile, decision, training = (
         replace(record, workload_sha256=None, workload_keys=None)
         for record in (profile, decision, training)
@@ -92,13 +95,32 @@ def test_headline_is_of_whole_epochs_and_the_step_is_below(tmp_path):
 
 def test_page_names_what_an_epoch_begins_with(tmp_path):
     page = page_of(tmp_path)
-    assert "An epoch of 42 steps begins with 0.76 s of waiting (2 seen): one worker makes" in page
+    assert "An epoch of 42 steps begins with 0.76 s of waiting (2 seen): the workers of" in page
     assert "Sooner there: smaller batches" in page
-    assert "persistent_workers=True" in page
+    assert "persistent_workers" not in page
     assert "2.1 s lie between two epochs (2 seen)" in page
     # Before and after, each with its count.
     assert "0.60 s, computed 0.76 s, 2 seen" in page
     assert "not seen, counted as after 2.10 s, 2 seen" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "makers"),
+    [
+        ({"loader": LOADER}, "the workers of a data host make"),
+        ({"loader": replace(LOADER, splits=False)}, "one worker makes"),
+        ({"loader": LOADER, "feed": FeedSettings(split_batches=False)}, "one worker makes"),
+        ({"run": None}, "one worker makes"),
+    ],
+)
+def test_page_says_who_makes_the_first_batch(options, makers, tmp_path):
+    assert f"{makers} its first batch" in page_of(tmp_path, **options)
+
+
+def test_page_advises_workers_that_stay_only_where_the_profile_does(tmp_path):
+    fix = Fix(id="persistent_workers", text="persistent_workers=True: sooner", saves_seconds=0.01)
+    page = page_of(tmp_path, fixes=(fix,))
+    assert "longer epochs; persistent_workers=True." in page
 
 
 @pytest.mark.parametrize("epochs", [{"profiled": None, "run": None}, {"profiled": None}])

@@ -12,11 +12,10 @@ import msgspec
 
 from stoker.decide.model import ClusterShape, Hosts, Work, worker_seconds
 from stoker.records import EpochPause, EpochTimes
+from stoker.records.workload import MIN_SPLIT_SECONDS
 
 # Which host makes the first batch is not known, nor what else its cores do then.
 _START_WIDTH = 0.25
-# A shorter batch is made by one worker (docs/feed.md, "Several workers, one batch").
-_MIN_SPLIT_SECONDS = 0.02
 
 
 class Bounds(NamedTuple):
@@ -90,7 +89,7 @@ def _first_seconds(work: Work, hosts: Hosts) -> float:
     first); the rest beyond 1/4 is the collation and the way.
     """
     alone = _batch_seconds(work, hosts)
-    if not work.splits or alone < _MIN_SPLIT_SECONDS:
+    if not work.splits or alone < MIN_SPLIT_SECONDS:
         return alone
     return alone / (hosts.all_workers // hosts.count)
 

@@ -509,7 +509,7 @@ def _start_limit(seen: _Seen) -> FeedBottleneck:
     return FeedBottleneck(
         "start",
         f"the start of epochs: the trainer waits {seen.start:.0%} of the time for their first "
-        f"batches, and {seen.wait - seen.start:.0%} for all others, as one worker makes each batch",
+        f"batches, and {seen.wait - seen.start:.0%} for all others, as it is begun with the epoch",
         "smaller batches (gradients of several accumulated) or longer epochs; "
         "persistent_workers=True, where an epoch starts new workers",
     )

@@ -53,6 +53,8 @@ _BRANCH_DIGEST = 6
 # Seedings with which several workers may make one batch: what a sample draws does not depend on
 # other samples of its batch.
 SEEDS_EACH = frozenset(("place", "sample"))
+# And a batch that takes less is made by one of them: its messages alone cost some ms.
+MIN_SPLIT_SECONDS = 0.02
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ from stoker.records import (
 )
 from stoker.records.outcome import outcome_of
 from stoker.report.bad_sample_rows import bad_sample_story
-from stoker.report.epochs import epoch_columns, epoch_table
+from stoker.report.epochs import epoch_columns, epoch_table, is_first_batch_shared
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.gpu_picture import GpuStrip, draw_gpus, gpu_rows, read_gpu_strip
 from stoker.report.memory_rows import memory_story
@@ -240,14 +240,18 @@ def write_report(path: Path, run: ReportedRun) -> None:
         profile=run.profile,
         measured=run.measured,
         is_profiled_here=run.is_profiled_here,
+        is_first_shared=is_first_batch_shared(
+            run.workload.feed, profile=run.profile, training=run.training
+        ),
     )
+    fixes = run.profile.fixes if run.profile else ()
     context = {
         **_records(run),
         **_judgement(run, figures, unit),
         "memory": memory_story(run.training, profile=run.profile, names=run.host_names),
         **_pictures(run, unit),
         **_commands(run),
-        "epochs": epoch_table(columns, unit=unit),
+        "epochs": epoch_table(columns, unit=unit, fixes=fixes),
         "bad_samples": bad_sample_story(run.training, file=run.bad_samples_file),
         "bad_samples_href": _beside(run.bad_samples_file, path.parent),
         "logs": [(log.name, _href(log, path.parent)) for log in run.log_files],

@@ -22,7 +22,7 @@ from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.jobs import SplitBatch, WorkerJob
 from stoker.feed.workers.pipe import MAX_DESCRIPTORS
-from stoker.records.workload import SEEDS_EACH
+from stoker.records.workload import MIN_SPLIT_SECONDS, SEEDS_EACH
 
 # A batch has as many parts for each worker: the last ones end at about the same time where costs
 # vary, and a part costs about 0.5 ms more (a message, its memory).
@@ -30,9 +30,7 @@ _PARTS_PER_WORKER = 4
 # Of a batch: as many descriptors are open, and are sent in one message. Two more parts may be of
 # a worker that began the batch, and of what it did not make of its part.
 _MAX_PARTS = MAX_DESCRIPTORS - 2
-# A batch that takes less is made by one worker: its messages alone cost some ms.
-MIN_SECONDS = 0.02
-# And one that takes less than that many times what the parts cost more.
+# A batch that takes less than that many times what the parts cost more is made by one worker.
 _MIN_GAIN = 4.0
 # A batch that takes that many times the usual is shared out, if others idle: a sample is heavy.
 _HEAVY_FACTOR = 1.5
@@ -90,7 +88,7 @@ class SplitCosts:
                 return True
             seconds = self.usual_seconds
         extra = statistics.median(self._extra) if self._extra else 0.0
-        return seconds >= max(MIN_SECONDS, _MIN_GAIN * extra)
+        return seconds >= max(MIN_SPLIT_SECONDS, _MIN_GAIN * extra)
 
 
 def plain_index(order: Make) -> object:
