@@ -155,8 +155,10 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
         advice += _advice_on_free_workers(found)
     more_shards = _advice_on_more_shards(found)
     if more_shards is not None:
+        # It names the workers as well, which find nothing to do without their shards.
         advice = [more_shards, *(one for one in advice if one.id != "num_workers")]
     advice += _advice_on_accelerators(found, profile)
+    # That fix says the same of today's cluster.
     if "smaller_batches" not in named:
         advice += _advice_on_starts(found)
     advice += _advice_on_more_accelerators(found)
@@ -308,6 +310,7 @@ def _advice_on_starts(found: Walk) -> Iterator[Advice]:
     splits = found.work.splits
     if splits and any(group.role == "data" for group in found.chosen.groups):
         return
+    # Each epoch's start, spread over its steps, as a share of a step of the chosen plan.
     share = times.start.seconds / times.steps / outcome.counted_seconds
     if share < _WORTH_A_START:
         return

@@ -114,6 +114,7 @@ def tune(site: Site) -> Iterator[Candidate]:
     workers_per_host = better.workers // work.hosts
     if site.most_workers is not None and workers_per_host > max(1, site.most_workers):
         problem = f"the host has no memory for {workers_per_host} loader workers"
+    # What a script sets is of one rank, and a host may have several.
     num_workers = math.ceil(better.workers / better.ranks)
     yield replace(tuned, problem=problem, num_workers=num_workers)
 
@@ -128,6 +129,7 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
     """Returns what to change so that each worker of these groups has a shard of the stream."""
     workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
     processes = sum(g.count * (g.processes_per_host or 1) for g in groups if g.role == "dnn")
+    # Shards and num_workers are of one rank of the script.
     per_process = math.ceil(workers / max(1, round(processes * site.work.ranks_per_process)))
     shards = site.work.shards
     change = f"feed.shards: {per_process}"
@@ -200,6 +202,7 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
             fix="for example --group dnn=1 --group data=c5.4xlarge:2",
         )
     group = dnn_groups[0]
+    # A group without :WORKERS leaves them to stoker, as a searched cluster does.
     instance, workers = site.get(group.instance_type), group.workers_per_host
     data = tuple(_data_hosts(site, other) for other in groups if other.role == "data")
     shape = replace(_replicated(site, instance, group.count), data=data)

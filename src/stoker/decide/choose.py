@@ -84,6 +84,7 @@ def choose(
         fix_first: What to fix before anything that costs; empty: nothing.
     """
     today = keep.predicted
+    # First what forbids any change, then what is sure, then what is worth a measurement.
     if today is None:
         words = "today's price is not known: nothing can be compared with it"
         return _kept(keep, words, "unknown")
@@ -303,6 +304,7 @@ def _beyond(best: Plan, free: Plan | None, keep: Plan, ranking: Ranking) -> str:
 def _why_keep(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> str:
     word = ranking.better_words
     better = [p for p in able if p.predicted and ranking.gain(p.predicted, today) > 0]
+    # None is better, or one is, within its band: the reader is told which of the two.
     if not better:
         return f"no feasible plan {word} than today's cluster"
     best = ranking.ranked(better)[0].predicted
@@ -316,6 +318,7 @@ def _why_keep(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> str:
 def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
     deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
+    # Also of plans that the budget rules out.
     in_time = [
         plan.predicted.usd_per_hour
         for plan in others
@@ -391,6 +394,7 @@ def local_core_words(decision: Decision) -> str:
         outcome = plan.predicted
         if plan.action != "scale_up" or outcome is None or not outcome.cpu_seconds:
             continue
+        # As many cores as the plan's hosts have together.
         if abs(cores(outcome) - cores(chosen.predicted)) < 1e-6:
             low, high = ms(outcome.counted_low), ms(outcome.counted_high)
             return (
@@ -509,6 +513,7 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     text += f", on {vcpus_words(work.hosts * work.reference.capacity)}"
     if work.reserved_vcpus:
         text += f" ({work.hosts * work.reserved_vcpus:g} of them reserved for the trainer)"
+    # CPU-seconds of a step, over the vCPUs that are left for them.
     today = Hosts(instance=work.reference, count=work.hosts)
     used = work.loader_cpu_seconds + work.trainer_cpu_seconds + work.turns_cpu_seconds
     text += f": {ms(used / free_vcpus(work, today))}"
@@ -608,6 +613,7 @@ def _is_a_data_group_better(found: Walk) -> Answer:
 
 
 def _why_no_group(found: Walk) -> str:
+    # None can be chosen: they are infeasible, or cannot be priced.
     groups = [plan for plan in found.plans if plan.action == "heterogeneous"]
     # The same reason as in the table of plans.
     asked_for = [plan for plan in groups if plan.reason.startswith(ASKED_FOR)]

@@ -222,6 +222,7 @@ def prepare(inputs: DecisionInputs) -> Basis:
     """Returns the profile as work on today's hosts, or scaled to the type of `take_as`."""
     profile, catalog = inputs.profile, inputs.catalog
     if inputs.take_as:
+        # The catalog is of the platform that the profile is scaled for.
         listed = profiled_type(profile, catalog)
     else:
         listed = catalog.get(profile.host.instance_type)
@@ -339,6 +340,7 @@ def baseline(basis: Basis) -> Baseline:
             reason = "today's cluster, as its step was given"
     return Baseline(
         candidate=candidate,
+        # It runs today, whatever the constraints allow.
         plan=msgspec.structs.replace(plan, feasible=True, reason=reason),
         bottleneck=_bottleneck(work, candidate),
     )
@@ -364,6 +366,7 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
     plans = [
         basis.plan_on(candidate)
         for candidate in named_candidates
+        # Today's cluster has its plan already.
         if candidate.groups != today.candidate.groups
     ]
     # With other programs running no prediction holds: only named clusters are shown, marked.
@@ -401,9 +404,11 @@ def pick(basis: Basis, today: Baseline, others: Sequence[Plan]) -> Pick:
     )
     chosen = _followed(choice, basis.rules)
     is_noisy = basis.is_busy
+    # A fallback stands in for a verdict that noise prevented, never for a plan that is sure.
     if chosen.action == "keep" and (fallback := _plan_of_fallback(basis, chosen)):
         chosen = fallback
         is_noisy = is_noisy or chosen.action != "keep"
+    # A named cluster may be one of the searched ones, or the fallback's: it is listed once.
     rest: list[Plan] = []
     for plan in (today.plan, *others):
         if not any(_is_same(plan, other) for other in (chosen, *rest)):

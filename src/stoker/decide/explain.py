@@ -140,9 +140,8 @@ def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
     outcome = plan.predicted
     if outcome is None:
         return []
-    text = f"{begin}: {_step_and_cost(outcome, decision)}; bottleneck: {limits(outcome)}"
-    step = step_time_words(outcome)
-    lines = [text.replace(step, step_time_words(outcome, has_band=True), 1)]
+    cost = _step_and_cost(outcome, decision, has_band=True)
+    lines = [f"{begin}: {cost}; bottleneck: {limits(outcome)}"]
     busy = f"{percentage(outcome.accelerator_utilization)} of a step"
     if decision.prices.is_billed:
         lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
@@ -154,9 +153,9 @@ def _promises(begin: str, plan: Plan, decision: Decision) -> list[str]:
     return lines
 
 
-def _step_and_cost(outcome: Predicted, decision: Decision) -> str:
+def _step_and_cost(outcome: Predicted, decision: Decision, *, has_band: bool = False) -> str:
     """Returns a step and what it costs: dollars, or how busy the accelerators are."""
-    step = step_time_words(outcome)
+    step = step_time_words(outcome, has_band=has_band)
     if not decision.prices.is_billed and outcome.accelerator_seconds:
         return f"{step}, accelerators busy {percentage(outcome.accelerator_utilization)}"
     return f"{step}, {ranking_of(decision).cost_words(outcome)}"
@@ -173,6 +172,7 @@ def _table(decision: Decision) -> list[str]:
     rows = [*_few(shown, decision, front), *rewrites]
     heads = _heads(rows, is_billed=is_billed)
     lines = _rows(rows, decision, front, heads=heads)
+    # Rewrites are infeasible as the script is, and are shown all the same.
     hidden = len(shown) + len(rewrites) - len(rows)
     forbidden = sum(not plan.feasible for plan in decision.plans) - len(rewrites)
     counts = ((hidden, "more"), (forbidden, "ruled out"))
@@ -270,6 +270,7 @@ def _few(plans: Sequence[Plan], decision: Decision, front: Sequence[Plan]) -> li
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     if probable is not None:
         first += [p for p in plans if p.groups == probable.groups and p not in first][:1]
+    # Plans come ranked, so that the first one of an action is its best.
     seen: set[str] = set()
     for plan in plans:
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
@@ -291,6 +292,7 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan], *, is_billed: bool) -> boo
     if outcome is None:
         return False
     ranking = Ranking(objective="time", is_billed=is_billed)
+    # Sums of floats: a difference of a billionth is none.
     most_seconds, most_cost = outcome.counted_seconds * (1 + 1e-9), ranking.other_value(outcome)
     same = [other.predicted for other in shown if _types(other) == _types(plan)]
     return any(

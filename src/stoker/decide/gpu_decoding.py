@@ -153,7 +153,9 @@ def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) ->
     if samples is None:
         return None
     ranks = max(1, round(work.ranks * work.ranks_per_process))
+    # A rank drives one accelerator: others of the hosts stand idle.
     accelerators = min(work.reference.accelerators * work.hosts, ranks)
+    # Pictures per second of one accelerator: with crop, flip and normalise, where that was timed.
     rate = decoding.augmented_per_second or decoding.pictures_per_second
     decoded = samples / accelerators / rate
     # Files are copied in place of decoded pictures, which are larger.

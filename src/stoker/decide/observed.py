@@ -61,6 +61,7 @@ def decide_observed(
     keep = Plan(action="keep", groups=(Group.of_today(dnn),), reason=_NOTHING)
     unfed = unfed_words(profile.loader, feed)
     suspect = profile.observed.suspect
+    # No plan is checked against them: only how prices are compared is asked.
     rules = Rules(
         constraints=constraints, catalog=catalog, today=now, allowed=None, total_steps=None
     )
@@ -140,6 +141,8 @@ def _advice_on_observed(
         when = "the profile says that loading is the limit"
         yield Advice(id="cpu-bound", text=f"{text}nothing.", when=when)
         if best and best.usd_per_hour and now.usd_per_hour:
+            # Price per hour of today's hosts with this one, over that of today's: a step that is
+            # faster by as much costs the same.
             price = usd(best.usd_per_hour, is_estimate=bool(best.estimate))
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
             text = (
@@ -168,6 +171,7 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
     if not constraints.max_data_hosts:
         return None
     able = [
+        # CoreMark per dollar; of equal ones the name decides, so that a decision can be repeated.
         (instance.coremark_per_vcpu * instance.vcpus / instance.usd_per_hour, instance.type)
         for instance in catalog.instances
         if instance.accelerators == 0

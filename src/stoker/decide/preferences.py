@@ -54,6 +54,7 @@ def _refuse_other_machine(instance: Instance, today: Instance | None, *, where: 
 
 def _refuse_limits(instance: Instance, constraints: Constraints, *, count: int, where: str) -> None:
     allowed = constraints.allowed_instance_types
+    # Both lists may have the names with SageMaker's `ml.`, or without.
     names = {bare_type(name) for name in allowed or ()}
     if allowed is not None and bare_type(instance.type) not in names:
         what = f"{instance.type} is not among constraints.allowed_instance_types"

@@ -61,6 +61,7 @@ class Ranking:
     def rank(self, plan: Plan) -> tuple[bool, float, float, int, str]:
         """Returns a key that sorts the best plan first, one that cannot be run last."""
         value, other = self.of_plan(plan)
+        # The last word, so that plans with equal figures come in one order on every machine.
         groups = (f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups)
         is_out = not plan.feasible or plan.predicted is None
         return is_out, value, other, num_machines(plan), " ".join(groups)
@@ -183,6 +184,7 @@ def num_machines(plan: Plan) -> int:
 
 def cores(outcome: Predicted) -> float:
     """Returns the vCPUs of all hosts."""
+    # `cpu_seconds` are those vCPUs times the step, whether they are busy or not.
     return (outcome.cpu_seconds or 0.0) / outcome.counted_seconds
 
 

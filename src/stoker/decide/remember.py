@@ -62,6 +62,7 @@ def remembered(decision: Decision, last: LastRun) -> Decision:
     plans are ranked by another objective or other prices, or if today's constraints do not allow
     it. Its code, image and figures do not count: its step is predicted from today's profile.
     """
+    # With `constraints.follow: probable` it was trained on the probable plan.
     plan = followed(last.decision, decision.constraints.follow).plan
     previous = PreviousDecision(
         run=last.run,
@@ -72,6 +73,7 @@ def remembered(decision: Decision, last: LastRun) -> Decision:
     )
     if not previous.is_changed:
         return _with(decision, previous, f"as in {previous.words}", answer="yes")
+    # The same cluster by today's figures: `decide` prices it beside those that it searches.
     today = next((listed for listed in decision.plans if _key(listed) == _key(plan)), None)
     why = _why_forgotten(decision, last) or _why_impossible(today, decision)
     rival = decision.plan.predicted

@@ -58,6 +58,7 @@ def plans_of_last_run(
     if any(_hosts(plan.groups) == hosts for plan in known):
         return []
     with contextlib.suppress(UsageError):
+        # Nobody asked for it now: limits of the search apply to it.
         candidate = dataclasses.replace(named(site, groups), asked_for=False)
         if all(not why_unusable(site.get(group.instance_type), rules) for group in groups):
             return [plan_on(site, candidate, rules)]
@@ -90,6 +91,7 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
 
     names = sorted(plans, key=best)[:_BEST_TYPES]
     names += sorted(plans, key=best_by_other)[:_BEST_BY_OTHER]
+    # A type that is best by both comes once.
     for name in dict.fromkeys(names):
         yield from by_type[name]
 

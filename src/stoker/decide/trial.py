@@ -31,17 +31,20 @@ def trial_of(
         is_elsewhere: The profile was not taken on today's hosts.
     """
     words = list(subject) or ["--", *(profile.command or _EXAMPLE)]
+    # A workload file: its platform starts the hosts. A bare command runs where it is typed.
     is_named = words[0] != "--"
     is_here = catalog.info.is_this_machine
     seconds = _MEASURED_SECONDS
     if not is_here:
         seconds += START_UP_SECONDS
     outcome = plan.predicted
+    # No dollars on this machine, whose prices are nominal.
     usd = None
     if outcome is not None and outcome.usd_per_hour is not None and not is_here:
         usd = outcome.usd_per_hour * seconds / 3600
     condition = None
     if plan.action == "heterogeneous":
+        # A profile has no data hosts: only a training run on them shows what they give.
         verb, options = "train", _train_options(plan.groups, usd=usd)
         if not (is_named or is_here):
             options = ["--platform", catalog.platform, *options]
@@ -54,6 +57,7 @@ def trial_of(
             options = ["--set", f"cluster.dnn.instance_type={plan.groups[0].instance_type}"]
         if plan.groups[0].count != profile.host.count and is_named:
             options += ["--set", f"cluster.dnn.count={plan.groups[0].count}"]
+    # Whatever follows `--` is the script's.
     command = [*options, *words]
     if is_named:
         command = [*words, *options]
@@ -69,7 +73,7 @@ def trial_of(
 def _train_options(groups: Sequence[Group], *, usd: float | None) -> list[str]:
     options = group_arguments(groups)
     if usd is not None:
-        # It ends without being asked.
+        # It ends without being asked. Rounded up: less would end it too soon.
         options += ["--max-usd", f"{math.ceil(usd * 100) / 100:.2f}"]
     return options
 

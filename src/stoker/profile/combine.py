@@ -84,6 +84,7 @@ def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
 
 def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
     """Returns the parts of loading: getitem and its parts, most expensive first, then collate."""
+    # Ranks load alike: one of them took its loading apart.
     costs = next((rank.costs for rank in ranks if rank.costs), ())
     whole = sum(cost.cpu_seconds for cost in costs if cost.within is None)
     if not whole:
@@ -145,6 +146,7 @@ def host_of(
     return ProfiledHost(
         instance_type=name,
         count=group.count,
+        # Whole ones, as a type has them; under a quota the fraction counts.
         vcpus=max(1, int(rank.vcpus)),
         quota_vcpus=None if rank.vcpus == round(rank.vcpus) else rank.vcpus,
         accelerators=inventory.accelerators,
@@ -325,6 +327,7 @@ def _terms_of(total: _GlobalStep) -> StepTerms:
     cpu_seconds, receives = total.loader_cpu.mean, total.receives
     # Today's loader is torch's own: it takes what the trainer's thread spent in next().
     local_receives = [rank.as_is.receive_seconds for rank in whole if rank.num_workers]
+    # A host's workers, all its ranks together: plans count by hosts.
     on_first_host = [rank for rank in whole if rank.result.host == whole[0].result.host]
     return StepTerms(
         step_seconds=waiting.as_is.step_seconds.median,
@@ -369,6 +372,7 @@ def _spreads_of(total: _GlobalStep) -> dict[str, Spread]:
         "handover_seconds": total.handover,
     }
     if total.receives:
+        # The rank whose feed costs most CPU: the others wait for it.
         dearest = max(total.receives, key=lambda receive: receive.cpu_seconds.median)
         parts["receive_seconds"] = dearest.thread_seconds
         parts["receive_cpu_seconds"] = dearest.cpu_seconds
@@ -659,6 +663,7 @@ def _check(
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance
     signs = total.signs
+    # Two states have time that no part knows: with it, their step must be the measured one.
     explaining = (
         state.id
         for state in states

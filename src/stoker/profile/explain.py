@@ -157,6 +157,7 @@ def _verdict(profile: Profile) -> str:
         return f"A step takes {ms(step.step_seconds)}; what it waits for was not measured."
     share = step.wait_share or 0.0
     waiting = f"{percentage(share)} of a step is waiting for data"
+    # Steps that wait for nothing may still be slowed by their own loading.
     lost = _lost(step)
     if lost > share:
         waiting += _lost_words(profile)

@@ -41,6 +41,7 @@ from stoker.profile.loader_phases import (
 from stoker.profile.rank_results import Inventory
 from stoker.records import GpuDecoding
 
+# Link-local: EC2's hosts reach their metadata there; elsewhere nothing answers.
 METADATA_ADDRESS = "169.254.169.254:80"
 METADATA_SECONDS = 1.0
 _SMI_SECONDS = 5.0
@@ -52,6 +53,7 @@ _PYNVML = functools.partial(importlib.import_module, "pynvml")
 _MAX_NAME = 64
 # As long as the profile may spend on it.
 MOST_SECONDS = 3.0
+# The first bytes of every JPEG, whatever its file is called.
 _JPEG = b"\xff\xd8\xff"
 # Different pictures, and bytes of their files: enough that sizes differ as the dataset's do.
 _MOST_PICTURES, _MOST_BYTES = 256, 64 << 20
@@ -404,7 +406,7 @@ def opened_files(loader: Loader, *, seconds: float, iterate: Iterate) -> list[st
         seconds=seconds,
         iterate=iterate,
     )
-    return cast("list[str]", next(iter(reports), []))
+    return next(iter(reports), [])
 
 
 def opened_jpegs(source: TaskSource, until: float) -> list[str]:

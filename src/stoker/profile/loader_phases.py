@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import psutil
@@ -329,17 +329,18 @@ class TaskSource:
 
 # For a worker in place of its batches, until monotonic seconds; task and report are pickled.
 WorkerTask = Callable[[TaskSource, float], object]
+ReportT = TypeVar("ReportT")
 
 
 def run_in_workers(
     loader: Loader,
-    task: WorkerTask,
+    task: Callable[[TaskSource, float], ReportT | None],
     *,
     workers: int,
     num_batches: int,
     seconds: float,
     iterate: Iterate,
-) -> list[object]:
+) -> list[ReportT]:
     """Runs `task` in `workers` fresh workers for `num_batches` each; returns their reports.
 
     Blocks for about `seconds`, and the start of the workers. Raises any error of the dataset, and
@@ -361,7 +362,8 @@ def run_in_workers(
         )
         iterator = iterate(fresh)
     try:
-        return [report for report in iterator if report is not None]
+        reports = cast("Iterator[ReportT | None]", iterator)
+        return [report for report in reports if report is not None]
     finally:
         shut_down(iterator)
 
@@ -642,7 +644,7 @@ def measure_reads(
         seconds=seconds,
         iterate=iterate,
     )
-    return summarize_reads([cast("ColdAndWarm", report) for report in reports], workers=workers)
+    return summarize_reads(reports, workers=workers)
 
 
 def summarize_reads(
@@ -1075,7 +1077,7 @@ def measure_costs(
         seconds=seconds,
         iterate=iterate,
     )
-    costs = cast("tuple[Cost, ...]", next(iter(reports), ()))
+    costs = next(iter(reports), ())
     if not costs:
         return (), ["the parts of loading are not known: too few batches"]
     return costs, []

@@ -37,6 +37,7 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
     parts = [part for part in parts if part.limit_bytes]
     if not parts:
         return None
+    # Each rank has looked at the same host: the look with the least room counts.
     nearest = min(parts, key=lambda part: part.limit_bytes - part.used_bytes)
     growth = first.worker_growth or WorkerGrowth(
         samples=0,
@@ -74,6 +75,7 @@ def _waiting_bytes(rank: RankResult) -> int:
     memory = rank.memory or RankMemory(looks=0, look_seconds=0.0)
     if rank.loader is None or rank.batch is None:
         return 0
+    # As torch asks ahead: `prefetch_factor` batches for each worker.
     return rank.loader.num_workers * memory.prefetch_factor * rank.batch.num_bytes
 
 
@@ -178,6 +180,7 @@ def _growth(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
         per_sample += memory.copied_bytes_per_sample
     if per_sample < _LEAST_GROWN or not samples:
         return
+    # Workers that end with their epoch give back what they took; the trainer does not.
     is_kept = facts.persistent_workers or not facts.num_workers
     per_epoch = per_sample * samples
     growing = next(iter(memory.growing), None)
@@ -203,6 +206,7 @@ def _most_bytes(growing: GrowingObjects | None, memory: ProfiledMemory, per_samp
     """Returns what the workers that stay take at most."""
     if growing is None or memory.epoch_samples is None:
         return math.inf
+    # Bytes of one element; each worker has a collection for itself.
     element = per_sample / growing.count_per_sample
     workers = max(1, memory.workers)
     if growing.max_count is not None:
@@ -238,6 +242,7 @@ def _waiting(memory: ProfiledMemory, facts: LoaderFacts, rank: RankResult) -> It
     is_much = memory.waiting_bytes >= _MUCH_WAITS * memory.limit_bytes
     if not is_much or factor <= _USUAL_PREFETCH:
         return
+    # As many as by torch's default.
     less = memory.waiting_bytes * _USUAL_PREFETCH / factor
     workers = count(facts.num_workers, "worker")
     yield _Finding(
@@ -277,6 +282,7 @@ def _thrown_out(
     is_little = memory.refaulted_bytes_per_second < _LEAST_REFAULTED_PER_SECOND
     if not read_bytes or rank.as_is is None or is_little:
         return
+    # Refaults are a rate, reads are of a step.
     refaulted = memory.refaulted_bytes_per_second * rank.as_is.step_seconds.mean
     if refaulted < _MUCH_REFAULTED * read_bytes:
         return

@@ -38,6 +38,7 @@ _LEAST_LOOKS = 4
 _LEAST_POINTS = 9
 # Their numbers are Python objects, too, which the worker copies.
 _MAX_SAMPLES = 20_000
+_NOT_KNOWN = MemoryUse(used_bytes=0, limit_bytes=0, is_cgroups=False)
 
 
 class _Point(NamedTuple):
@@ -109,18 +110,18 @@ class MemoryWatch:
         privates = [points[-1].private_bytes for points in self._workers.values()]
         swapped = after.swapped_in_bytes + after.swapped_out_bytes
         swapped -= before.swapped_in_bytes + before.swapped_out_bytes
-        use = self._use
+        use = self._use or _NOT_KNOWN
         return RankMemory(
             looks=len(self._looks),
             look_seconds=fmean(self._looks),
-            limit_bytes=use.limit_bytes if use else 0,
-            used_bytes=use.used_bytes if use else 0,
-            is_cgroups=use.is_cgroups if use else False,
+            limit_bytes=use.limit_bytes,
+            used_bytes=use.used_bytes,
+            is_cgroups=use.is_cgroups,
             trainer_bytes=self._trainer_bytes,
             trainer_grown_bytes_per_step=growth_of(self._trainer).grown,
             workers=self._num_workers,
             worker_bytes=max(self._worker_bytes, default=0.0),
-            worker_private_bytes=fmean(privates) if privates else 0.0,
+            worker_private_bytes=fmean(privates or [0]),
             copied_bytes_per_sample=max((growth.copied for growth in growths), default=0.0),
             grown_bytes_per_sample=max((growth.grown for growth in growths), default=0.0),
             swapped_bytes=self._swapped_bytes,
@@ -138,12 +139,14 @@ class MemoryWatch:
         swapped = 0
         if trainer is not None:
             self._trainer.append(_point(steps, trainer))
+            # PSS: of a page that several processes share, each counts its part.
             self._trainer_bytes = max(self._trainer_bytes, trainer.pss_bytes)
             swapped += trainer.swapped_bytes
         shared: list[int] = []
         for pid in pids:
             worker = process_memory(pid)
             if worker is not None:
+                # Torch deals batches out in turn: each worker made an equal part of the samples.
                 self._workers[pid].append(_point(steps * batch_size / len(pids), worker))
                 shared.append(worker.pss_bytes)
                 swapped += worker.swapped_bytes
@@ -174,6 +177,7 @@ def growth_of(points: Sequence[_Point]) -> Growth:
         for earlier, later in pairs
         if later.done > earlier.done
     ]
+    # A heap grows in jumps: over the whole time, if most looks saw more than the one before.
     grew = [later.anonymous_bytes > earlier.anonymous_bytes for earlier, later in pairs]
     grown = 0.0
     if sum(grew) >= _STEADY_SHARE * len(grew):
@@ -201,7 +205,7 @@ def measure_growth(
         seconds=seconds,
         iterate=iterate,
     )
-    return cast("WorkerGrowth | None", next(iter(reports), None)), []
+    return next(iter(reports), None), []
 
 
 def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:

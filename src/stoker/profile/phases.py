@@ -586,10 +586,14 @@ class ProfileSession:
                 findings.note(f"the phases without the model failed: {words}")
                 findings.write()
         finally:
-            leads = findings.is_first_of_host
-            end_process(
-                folder=self._folder, launcher_pid=self._settings.launcher_pid if leads else None
-            )
+            self._end_process()
+
+    def _end_process(self) -> NoReturn:
+        """Ends this process; a host's first rank also what stands above all ranks of the host."""
+        launcher_pid = None
+        if self._findings.is_first_of_host:
+            launcher_pid = self._settings.launcher_pid
+        end_process(folder=self._folder, launcher_pid=launcher_pid)
 
     def _end_replay(self, replay: Replay) -> None:
         """Ends the steps on cached batches and their variants, and keeps what they gave."""
@@ -632,10 +636,7 @@ class ProfileSession:
             self._write(missing=lack.text)
             self._log.event(EventName.PROFILE_ENDED, rank=findings.result.rank)
         finally:
-            leads = findings.is_first_of_host
-            end_process(
-                folder=self._folder, launcher_pid=self._settings.launcher_pid if leads else None
-            )
+            self._end_process()
 
     def _measure_loader(self) -> None:
         """Measures loader, feed, storage and parts; writes each result before the next begins.

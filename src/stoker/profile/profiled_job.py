@@ -194,6 +194,7 @@ class Heard:
         if not self._hosts:
             return None
         walls, cpus, vcpus = zip(*self._hosts.values(), strict=True)
+        # They run at the same time: CPU-seconds add up, wall-clock seconds do not.
         # Hosts of the dnn group are of one type.
         return CommandUsage(
             wall_seconds=max(walls), cpu_seconds=sum(cpus), vcpus=vcpus[0], hosts=len(vcpus)
@@ -454,7 +455,7 @@ class _EndedJob:
 
     @property
     def has_failed(self) -> bool:
-        # A stopped job looks like a failed one, so the deadline is checked first.
+        # A job that the deadline stopped looks like a failed one.
         return self.end.status == "failed" and not self.deadline.has_passed
 
 
@@ -504,6 +505,7 @@ def profile(
         may_go_on=bool(records),
     )
     run.clean_up()
+    # Without its files a run looks like one that measured nothing.
     if ended.end.unfetched and not ended.interrupted:
         words = "the job has ended, but what it measured could not be read"
         raise PlatformError(words, where=ended.end.unfetched, fix="see its log, and profile again")
@@ -584,6 +586,7 @@ def _profile_of(
 ) -> Profile:
     """Returns the profile of a job that has ended, or raises why there is none."""
     output, deadline = ended.output, ended.deadline
+    # Where the script iterates over `stoker.timed` and reads no loader, its steps are the profile.
     timed = timed_profile(output, ranks, what=subject.what) if output else None
     if timed and output and (not ended.has_failed or was_cut_off(output)):
         keep_timeline(output, folder, file=timeline.FILE)
@@ -684,7 +687,8 @@ def has_verdict(ranks: Sequence[RankResult]) -> bool:
 def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
     fix = "raise profile.budget_seconds, or make the command reach its first batch sooner"
     if any(rank.steps for rank in ranks):
-        # Whatever the first steps took is part of the time that is allowed.
+        # Whatever the first steps took is part of the time that is allowed. Twice the budget is a
+        # guess: how long they would have taken is not known.
         longer = 2 * budget_seconds + START_ALLOWANCE_SECONDS
         fix = (
             f"--budget {longer:.0f} (profile.budget_seconds): its first steps, which may "

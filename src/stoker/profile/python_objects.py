@@ -28,7 +28,7 @@ _SMALL_ARRAY_BYTES = 4096
 # Fewer elements are no list of samples.
 _LEAST_COUNT = 1000
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-# One for all, whoever holds it.
+# One for all, whoever holds it: None, types, functions of C and modules.
 _SHARED = (type(None), bool, type, type(len), type(sys))
 _SMALL_INT = 256
 # Of samples made: a cache that is hit as often as not still grows by half of them.
@@ -156,6 +156,7 @@ def _held(name: str, holder: object, collection: object) -> HeldObjects | None:
     if isinstance(collection, np.ndarray):
         list_bytes = int(collection.nbytes)
     kinds = [_kind_of(collection, element) for element in elements]
+    # The elements looked at stand for all; shared ones count nothing.
     return HeldObjects(
         name=name,
         container=type(holder).__name__,
@@ -198,6 +199,7 @@ def _deep_bytes(element: object) -> int:
 
 
 def _is_shared(part: object) -> bool:
+    # CPython keeps one object for each of these numbers.
     is_small = isinstance(part, int) and -5 <= part <= _SMALL_INT
     return is_small or isinstance(part, _SHARED)
 

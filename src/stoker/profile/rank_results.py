@@ -109,6 +109,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of a step in collectives and in backward."""
         if not self.knocks or not self.steps:
             return 0.0
+        # Knocks are samples of the time outside next(), at even intervals.
         return self.collective_knocks / self.knocks * self.outside_seconds / self.steps
 
 
@@ -430,6 +431,7 @@ def block_steps(*, workers: int, cycle: int = 1) -> int:
     only long blocks hold whole ones of both, they hold whole cycles.
     """
     size = math.lcm(max(1, workers), cycle)
+    # Of 8 workers and a cycle of 3 a block has 9 steps, not 24.
     if size > 2 * max(workers, cycle):
         size = cycle * math.ceil(workers / cycle)
     return size * math.ceil(_LEAST_BLOCK / size)
@@ -475,10 +477,12 @@ def _period(values: Sequence[float]) -> int:
     By adjusted R squared, so that many places do not explain much by chance.
     """
     whole = variance(values)
+    # All steps are alike: a period would only explain noise.
     if whole <= (_EVEN * fmean(values)) ** 2:
         return 1
     for period in range(2, min(_MAX_CYCLE, len(values) // _CYCLE_REPEATS) + 1):
         within = sum(_scatter(values[place::period]) for place in range(period))
+        # The variance that is left, with a mean for each place: as many degrees of freedom less.
         if within / (len(values) - period) <= _UNEXPLAINED * whole:
             return period
     return 1

@@ -315,6 +315,7 @@ def throttled(signs: Sequence[Signs]) -> ProfileState | None:
             return 0.0
         return min(seen.throttled_periods / seen.periods, seen.throttled_seconds / seen.seconds)
 
+    # One stopped rank is enough: the others wait for it in all-reduce.
     worst = max(signs, key=stopped)
     seen, share = worst.evidence, stopped(worst)
     if share < MIN_THROTTLED:
@@ -515,6 +516,7 @@ def _traffic_words(evidence: Evidence) -> str:
     """Returns what was seen of the network and of the storage; empty: nothing."""
     seen = ""
     if evidence.seconds:
+        # Megabits, as networks are named by.
         received = evidence.received_bytes * 8e-6 / evidence.seconds
         if received >= 0.1:
             seen += f"; {received:.1f} Mbit/s are received over the network"
@@ -650,6 +652,7 @@ def gain_of_copies_ahead(rank: RankResult) -> float | None:
     variants = rank.variants
     if variants is None or variants.pinned is None or variants.on_device is None:
         return None
+    # Copied beside the step before: the longer of the two counts.
     copying = variants.pinned.median - variants.on_device.median
     return _gain(rank, variants, step_seconds=max(variants.on_device.median, copying))
 
@@ -767,6 +770,7 @@ def gain_of_bytes(ranks: Sequence[RankResult], *, parts: Parts | None) -> float 
     seconds, batch = transfer_seconds(slowest), slowest.batch
     if parts is None or not seconds or batch is None or not batch.num_bytes:
         return None
+    # Copies take as long as they have bytes.
     fewer = _UINT8_LESS * min(1.0, batch.float_image_bytes / batch.num_bytes)
     saved = lost_to_transfer(parts, seconds=fewer * seconds)
     if saved < LEAST_GAIN * parts.step_seconds:
@@ -816,6 +820,7 @@ def _of_state(name: str, ranks: Sequence[RankResult]) -> Fix:
 
 def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:
     vcpus, ranks = own.rank.vcpus, own.rank.ranks_on_host
+    # One for each vCPU that a rank has.
     enough = max(1, round(vcpus) // ranks)
     is_many = own.workers > enough + 1 and own.workers * ranks >= _MANY_WORKERS_PER_VCPU * vcpus
     many, few = own.drain(own.workers), own.drain(enough)
@@ -927,6 +932,7 @@ def _smaller_batches(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix | N
     times = epochs_of(first, batch_in_one_worker=batch_in_one_worker(first))
     if times is None or times.start is None or not times.steps:
         return None
+    # Half the batch is made in half the time; spread over the steps of an epoch.
     saves = times.start.seconds / 2 / times.steps
     if saves < _MIN_GAIN * step.step_seconds:
         return None
@@ -941,6 +947,7 @@ def _smaller_batches(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix | N
 
 
 def _uint8(ranks: Sequence[RankResult], *, parts: Parts | None) -> Fix | None:
+    # A byte in place of a float of four: pictures were read as bytes, and divided by 255.
     images = [rank.batch.float_image_bytes for rank in ranks if rank.batch]
     if sum(images) < _MIN_FLOAT_BYTES:
         return None
