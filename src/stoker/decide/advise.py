@@ -93,32 +93,43 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
     if found.is_busy:
         # The plan's reason says it.
         named.pop("other-programs", None)
-    rival = best_of(found, "heterogeneous")
-    outcome = rival.predicted if rival else None
-    is_near = outcome is not None and outcome.own_storage_speedup is not None
-    if "storage" in named or is_near or found.bottleneck == "storage":
-        if found.bottleneck == "storage":
-            text = "The storage is the limit. "
-        elif "storage" in named:
-            text = "Steps wait for the storage, too. "
-        else:
-            text = "The storage is the next limit. "
-        text += f"{_ADVICE['storage']} {_DATA_HOSTS[found.work.storage]}"
-        if rival and outcome and outcome.own_storage_speedup:
-            text += (
-                f": {cluster(rival)} would be {outcome.speedup:.2f}x as fast without, and "
-                f"{outcome.own_storage_speedup:.2f}x with one"
-            )
-        when = before
-        if found.work.storage == "per_host":
-            # The model judges plans by it: nothing is to be fixed first.
-            when = None
-        yield Advice(id="storage", text=f"{text.removesuffix('.')}.", when=when)
+    is_awaited = "storage" in named
+    yield from _advice_on_storage(found, is_awaited=is_awaited, before=before)
     for name in named:
         if name in _ADVICE and name != "storage":
             is_first = name in _FIX_FIRST or name == "other-programs"
             text = _words_of_state(name, profile)
             yield Advice(id=name, text=text, when=before if is_first else None)
+
+
+def _advice_on_storage(found: Walk, *, is_awaited: bool, before: str | None) -> Iterator[Advice]:
+    """Yields what to do about a storage that is the limit, is waited for, or comes next.
+
+    Args:
+        found: How the plan was chosen.
+        is_awaited: Whether the profile saw steps wait for it.
+        before: Before what it is to be done, as words; None: nothing is billed.
+    """
+    rival = best_of(found, "heterogeneous")
+    gain = ""
+    if rival and rival.predicted and rival.predicted.own_storage_speedup:
+        gain = (
+            f": {cluster(rival)} would be {rival.predicted.speedup:.2f}x as fast without, and "
+            f"{rival.predicted.own_storage_speedup:.2f}x with one"
+        )
+    if found.bottleneck == "storage":
+        text = "The storage is the limit. "
+    elif is_awaited:
+        text = "Steps wait for the storage, too. "
+    elif gain:
+        text = "The storage is the next limit. "
+    else:
+        return
+    text += f"{_ADVICE['storage']} {_DATA_HOSTS[found.work.storage]}{gain}"
+    if found.work.storage == "per_host":
+        # The model judges plans by it: nothing is to be fixed first.
+        before = None
+    yield Advice(id="storage", text=f"{text.removesuffix('.')}.", when=before)
 
 
 def _words_of_state(name: str, profile: Profile) -> str:

@@ -383,10 +383,9 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
 
 
 def _searched(basis: Basis, today: Baseline) -> Iterator[Plan]:
-    measured_hosts = hosts_of(today.candidate) if basis.site.work.data else None
     for candidate in candidates_of(basis.site, basis.rules, today.plan):
         # Today's cluster with its data hosts was measured and needs no prediction.
-        if hosts_of(candidate) != measured_hosts:
+        if not basis.site.work.data or hosts_of(candidate) != hosts_of(today.candidate):
             yield basis.plan_on(candidate)
 
 

@@ -25,8 +25,10 @@ def refuse_preferences(workload: Workload, catalog: Catalog) -> None:
     if constraints.max_data_hosts != 0:
         what = "instance groups have one type each, and a plan may have a data group"
         raise UsageError(what, where=where, fix="set constraints.max_data_hosts: 0")
-    today = catalog.get(workload.cluster.dnn.instance_type) if workload.cluster else None
-    count = workload.cluster.dnn.count if workload.cluster else 1
+    today, count = None, 1
+    if workload.cluster:
+        today = catalog.get(workload.cluster.dnn.instance_type)
+        count = workload.cluster.dnn.count
     for index, name in enumerate(further):
         place = f"{where}[{index}]"
         try:

@@ -7,7 +7,7 @@ the profiled host. The same type at a speed of 1 changes only the band.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -258,17 +258,22 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
     running = work.parallel_seconds - waiting
     shared = work.loader_wall_seconds - work.parallel_seconds
     local = work.local_receive_seconds
+    if local is not None:
+        local /= speed
     # A step of accelerators does not depend on the CPU; of another model `_with_step` has it.
     accelerator_speed = 1.0
     if not work.reference.accelerators:
         # Without accelerators the step is CPU work.
         accelerator_speed = speed
-    # Other programs ran on the profiled hosts only; their cost is a doubt already.
-    is_same = target.type == work.reference.type
+    rates: Mapping[int, float] = {}
+    others_vcpus = 0.0
+    if target.type == work.reference.type:
+        # What was tried, and the programs that ran beside it, are those of these hosts alone.
+        rates, others_vcpus = work.rates, work.others_vcpus
     return replace(
         work,
         reference=target,
-        rates=work.rates if is_same else {},
+        rates=rates,
         # The step there is modelled, and what it waits for.
         wait_seconds=None,
         ranks=ranks,
@@ -277,12 +282,12 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
         # Kernels are launched by a CPU: a faster one is late by less.
         neighbour=replace(work.neighbour, seconds=work.neighbour.seconds / speed),
         receive_seconds=work.receive_seconds / speed,
-        local_receive_seconds=None if local is None else local / speed,
+        local_receive_seconds=local,
         handover_seconds=work.handover_seconds / speed,
         loader_cpu_seconds=work.loader_cpu_seconds / speed,
         loader_wall_seconds=running / speed + waiting + shared,
         trainer_cpu_seconds=work.trainer_cpu_seconds / speed,
         turns_cpu_seconds=work.turns_cpu_seconds / speed,
         receive_cpu_seconds=work.receive_cpu_seconds / speed,
-        others_vcpus=work.others_vcpus if is_same else 0.0,
+        others_vcpus=others_vcpus,
     )

@@ -23,7 +23,7 @@ from stoker.decide.model import (
     parts_on,
 )
 from stoker.errors import UsageError
-from stoker.records import Calibration, Limit, Profile, Storage
+from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
 from stoker.records.other_programs import OTHERS
 from stoker.step_model import (
     others_vcpus_of,
@@ -223,19 +223,9 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     else:
         receive_cpu = _RECEIVE_CPU_PER_BYTE * batch_bytes
         doubts.append(Doubt(width=0.05, text="the cost of receiving batches was not measured"))
-    trainer, reserved = 0.0, 0.0
-    if step.trainer_cpu_seconds is not None:
-        trainer = step.trainer_cpu_seconds
-    elif step.trainer_vcpus is not None:
-        reserved = step.trainer_vcpus
-    else:
+    if step.trainer_cpu_seconds is None and step.trainer_vcpus is None:
         doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
-        if today.accelerators:
-            # One vCPU per accelerator to launch kernels, and one for the rest.
-            reserved = min(today.accelerators + 1, today.capacity / 2)
-        else:
-            # Without accelerators the step is CPU work, of at least one thread per rank.
-            trainer = (step.accelerator_step_seconds or 0.0) * ranks
+    trainer, reserved = _trainer_cost(step, today, ranks=ranks)
     return Work(
         reference=today,
         hosts=hosts,
@@ -263,6 +253,25 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         global_batch_size=step.global_batch_size,
         epochs=profile.epochs,
     )
+
+
+def _trainer_cost(step: StepTerms, today: Instance, *, ranks: int) -> tuple[float, float]:
+    """Returns CPU-seconds of the trainers in a step, and vCPUs of a host reserved in place of them.
+
+    Args:
+        step: As profiled.
+        today: Today's type, with what was measured of it.
+        ranks: Trainer processes of all hosts.
+    """
+    if step.trainer_cpu_seconds is not None:
+        return step.trainer_cpu_seconds, 0.0
+    if step.trainer_vcpus is not None:
+        return 0.0, step.trainer_vcpus
+    if today.accelerators:
+        # One vCPU per accelerator to launch kernels, and one for the rest.
+        return 0.0, min(today.accelerators + 1, today.capacity / 2)
+    # Without accelerators the step is CPU work, of at least one thread per rank.
+    return (step.accelerator_step_seconds or 0.0) * ranks, 0.0
 
 
 def _with_inferred(work: Work, profile: Profile) -> Work:

@@ -37,7 +37,7 @@ def trial_of(
     seconds = _MEASURED_SECONDS
     if not is_here:
         seconds += START_UP_SECONDS
-    outcome = plan.predicted
+    outcome, dnn = plan.predicted, plan.groups[0]
     # No dollars on this machine, whose prices are nominal.
     usd = None
     if outcome is not None and outcome.usd_per_hour is not None and not is_here:
@@ -49,14 +49,14 @@ def trial_of(
         if not (is_named or is_here):
             options = ["--platform", catalog.platform, *options]
     else:
-        is_todays = plan.groups[0].instance_type == profile.host.instance_type and not is_elsewhere
+        is_todays = dnn.instance_type == profile.host.instance_type and not is_elsewhere
         is_there = is_todays or is_named or is_here
         verb, options = "profile", []
-        condition = _condition(plan.groups[0], is_there=is_there)
+        condition = _condition(dnn, is_there=is_there)
         if not is_todays and is_there:
-            options = ["--set", f"cluster.dnn.instance_type={plan.groups[0].instance_type}"]
-        if plan.groups[0].count != profile.host.count and is_named:
-            options += ["--set", f"cluster.dnn.count={plan.groups[0].count}"]
+            options = ["--set", f"cluster.dnn.instance_type={dnn.instance_type}"]
+        if dnn.count != profile.host.count and is_named:
+            options += ["--set", f"cluster.dnn.count={dnn.count}"]
     # Whatever follows `--` is the script's.
     command = [*options, *words]
     if is_named:

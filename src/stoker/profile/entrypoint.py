@@ -73,8 +73,10 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     if wanted is None or file is None or not topology.is_leader:
         return launch(command, environ)
     ended = _run(command, environ, budget_seconds=wanted.budget_seconds)
-    # `stoker launch train`: the command itself is in the job's variables.
-    words = (settings.command or command) if len(command) == 1 else command
+    words = command
+    if len(command) == 1:
+        # `stoker launch train`: the command itself is in the job's variables.
+        words = settings.command or command
     try:
         profile = _profile_of(ended, settings, topology, command=words, wanted=wanted, file=file)
         if profile is None:
@@ -148,13 +150,16 @@ def _profile_of(
     if ended.exit_code and is_broken:
         return None
     subject = _subject(settings, topology, command=command, wanted=wanted, what=what)
+    used = None
+    if len(topology.dnn_hosts) == 1:
+        # It is of this host only.
+        used = ended.used
     return whole_profile(
         output,
         ranks,
         folder=file.parent,
         subject=subject,
-        # Of this host only.
-        used=ended.used if len(topology.dnn_hosts) == 1 else None,
+        used=used,
     )
 
 

@@ -169,7 +169,7 @@ def _by_nvml(load: Callable[[], ModuleType]) -> tuple[int, str | None] | None:
             answers.append((int(count), text))
 
     _in_time(ask, _NVML_SECONDS)
-    return answers[0] if answers else None
+    return next(iter(answers), None)
 
 
 def _by_smi(program: str) -> tuple[int, str | None] | None:

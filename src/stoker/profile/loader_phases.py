@@ -316,6 +316,15 @@ class TaskSource:
             elif batch := list(itertools.islice(items, self.batch_size)):
                 yield batch
 
+    def num_samples(self, items: object) -> int:
+        """Returns how many samples the items of a batch are.
+
+        Where the loader makes no batches, an item of the dataset is one already, or one sample.
+        """
+        if self.is_batched:
+            return len(cast("Sequence[object]", items))
+        return batches.num_samples(items)
+
     def _get(self, index: object) -> object:
         dataset = self.dataset
         if not self.is_batched:
@@ -1036,10 +1045,7 @@ def _timed_batches(source: TaskSource) -> Iterator[_BatchCost]:
             fetched = time.process_time()
             source.collate(items)
             done = time.process_time()
-            if source.is_batched:
-                samples = len(cast("Sequence[object]", items))
-            else:
-                samples = batches.num_samples(items)
+            samples = source.num_samples(items)
             del items
             yield _BatchCost(fetched - begun, done - fetched, samples)
             begun = time.process_time()

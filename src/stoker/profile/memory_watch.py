@@ -20,7 +20,6 @@ from stoker.host.memory_usage import (
     paging,
     process_memory,
 )
-from stoker.profile.batches import num_samples
 from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
 from stoker.profile.python_objects import grown_between, sizes_of
 from stoker.profile.rank_results import RankMemory, WorkerGrowth
@@ -218,7 +217,7 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
     due_at = began
     for items in source.samples():
         source.collate(items)
-        samples += num_samples(items) if not source.is_batched else _length(items)
+        samples += source.num_samples(items)
         del items
         now = time.monotonic()
         if now >= due_at:
@@ -238,10 +237,6 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
         grown_bytes_per_sample=growth.grown,
         growing=grown_between(before, sizes_of(source.dataset), samples=samples),
     )
-
-
-def _length(items: object) -> int:
-    return len(cast("Sequence[object]", items))
 
 
 def _point(done: float, memory: ProcessMemory) -> _Point:

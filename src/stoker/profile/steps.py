@@ -1146,7 +1146,9 @@ class _WatchedStretch:
         ]
         # Groups are nested, and each may have a quota: the one that stopped it longest counts.
         worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
-        stall = storage_stall_seconds()
+        stall, stalled = storage_stall_seconds(), None
+        if stall is not None and self._stall is not None:
+            stalled = stall - self._stall
         return Evidence(
             seconds=seconds,
             steps=self._steps,
@@ -1164,9 +1166,7 @@ class _WatchedStretch:
             throttled_periods=worst.throttled_periods,
             throttled_seconds=worst.throttled_seconds,
             received_bytes=max(0, received_bytes() - self._received),
-            storage_stall_seconds=None
-            if stall is None or self._stall is None
-            else stall - self._stall,
+            storage_stall_seconds=stalled,
             core_looks=tuple(knocker.core_looks),
         )
 
