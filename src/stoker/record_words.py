@@ -14,6 +14,7 @@ from stoker.records import (
     EpochTimes,
     Evaluation,
     FeedSettings,
+    Fix,
     GateResult,
     GpuLoad,
     Group,
@@ -362,8 +363,10 @@ def memory_cause(training: Training, profile: Profile | None = None) -> str:
     others = _others_bytes(training, host)
     if others > _MOST_OF_IT * host.peak_bytes:
         return f"{words}, {size(others)} of them by other programs{_felt(host)}"
-    fixes = profile.memory_fixes if profile else ()
-    why = f"; the profile says: {fixes[0].text}" if fixes else ""
+    fixes: Sequence[Fix] = ()
+    if profile:
+        fixes = profile.memory_fixes
+    why = "".join(f"; the profile says: {fix.text}" for fix in fixes[:1])
     return f"{words}{_felt(host)}{why}"
 
 

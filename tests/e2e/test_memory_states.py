@@ -23,17 +23,17 @@ DEADLINE_SECONDS = 150.0
 BUDGET_SECONDS = 12.0
 BALLAST_MB = 150
 MEMORY_FIXES = {
-    *("copied_objects", "growing_cache", "growing_worker", "prefetch_factor"),
-    *("fewer_workers", "page_cache", "swap"),
+    *("copied_objects", "growing_cache", "growing_worker", "growing_trainer"),
+    *("prefetch_factor", "fewer_workers", "page_cache", "swap"),
 }
 
 
 class Profiled:
     """A script that is being profiled."""
 
-    def __init__(self, folder: Path, words: list[str]) -> None:
+    def __init__(self, folder: Path, words: list[str], *, budget_seconds: float) -> None:
         self._folder = folder
-        asked = f'{{"budget_seconds": {BUDGET_SECONDS}}}'
+        asked = f'{{"budget_seconds": {budget_seconds}}}'
         environ = clean_environ(STOKER_OUTPUT=str(folder), STOKER_PROFILE=asked)
         with self._log.open("ab") as log:
             self.process = WarmProcess([str(SCRIPT), *words], environ, log=log)
@@ -63,9 +63,9 @@ class Profiled:
 def begin(tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def start(case: str, **asked: object) -> Profiled:
+        def start(case: str, *, budget: float = BUDGET_SECONDS, **asked: object) -> Profiled:
             words = [f"case={case}", *(f"{name}={value}" for name, value in asked.items())]
-            profiled = Profiled(tmp_path, words)
+            profiled = Profiled(tmp_path, words, budget_seconds=budget)
             stack.callback(profiled.process.wait)
             stack.callback(profiled.process.kill)
             return profiled
@@ -133,6 +133,30 @@ def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(begin):
     assert "persistent_workers=False frees it after each epoch" in text
 
 
+@pytest.mark.parametrize(
+    ("keeps", "cause", "fix"),
+    [
+        ("losses", "losses in train() (list) keeps a Tensor with its graph", "loss.item()"),
+        ("total", "total in train() is a sum of tensors, each with its graph", "loss.item()"),
+        ("attribute", "History.outputs['train'] (list) keeps a Tensor of each", "(.item())"),
+    ],
+)
+def test_what_the_loop_keeps_of_each_step_is_named(begin, keeps, cause, fix):
+    profile = begin("plain", samples=MANY, width=2000, keeps=keeps).profile()
+    assert set(memory_fixes(profile)) == {"growing_trainer"}
+    text = memory_fixes(profile)["growing_trainer"]
+    assert text.startswith(cause)
+    assert " a step, " in text
+    assert " in an epoch" in text
+    assert fix in text
+
+
+def test_a_loop_that_keeps_numbers_is_no_finding(begin):
+    profile = begin("plain", samples=MANY, width=2000, keeps="numbers").profile()
+    assert memory_fixes(profile) == {}
+    assert "memory" not in states_of(profile)
+
+
 def test_a_large_prefetch_factor_is_named_with_what_it_takes(begin):
     with memory_limit(3_000_000_000) as group:
         profile = begin("plain", width=40_000, prefetch=20, group=group.folder).profile()
@@ -151,9 +175,9 @@ def is_steady(group: MemoryGroup) -> bool:
 
 def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
     with memory_limit() as group:
-        profiled = begin(
-            "plain", width=10_000, workers=4, prefetch=2, ballast_mb=BALLAST_MB, group=group.folder
-        )
+        # Long enough that a look comes after the limit, also on a busy machine.
+        asked = {"workers": 4, "prefetch": 2, "ballast_mb": BALLAST_MB, "group": group.folder}
+        profiled = begin("plain", budget=3 * BUDGET_SECONDS, width=10_000, **asked)
         until(lambda: is_steady(group), what="all workers hold what they hold")
         group.limit(int(1.06 * group.held_bytes()))
         until(profiled.has_looked, what="the steps as they are have ended")

@@ -2,7 +2,8 @@
 
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
 epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
-ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes).
+ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
+keeps: what the loop keeps of each step: losses, total, attribute or numbers.
 """
 
 import collections
@@ -199,16 +200,39 @@ def main() -> None:
         persistent_workers=workers > 0 and asked.get("persistent") == "yes",
         prefetch_factor=int(asked["prefetch"]) if workers else None,
     )
+    train(loader, asked)
+
+
+class History:
+    """What a trainer class keeps, as of a validation."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+
+
+def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    counts: collections.Counter[str] = collections.Counter()
+    keeps, history = asked.get("keeps"), History()
+    losses: list[torch.Tensor | float] = []
+    total = torch.zeros(())
     for _ in range(int(asked["epochs"])):
         for batch in loader:
             time.sleep(float(asked["model_ms"]) / 1000)
             optimizer.zero_grad()
-            (weight * batch.mean()).sum().backward()
-            optimizer.step()
-            counts["steps"] += 1
+            outputs = (weight * batch).exp()
+            loss = outputs.mean()
+            if keeps in (None, "numbers"):
+                loss.backward()
+                optimizer.step()
+            if keeps == "losses":
+                losses.append(loss)
+            if keeps == "total":
+                total = total + loss
+            if keeps == "attribute":
+                history.outputs["train"].append(outputs.detach())
+            if keeps == "numbers":
+                losses.append(loss.item())
 
 
 if __name__ == "__main__":

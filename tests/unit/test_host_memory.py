@@ -108,8 +108,8 @@ def with_memory(*hosts, platform="aws", **changes):
 
 
 def memory_of(**changes):
-    facts = {"host": "algo-2", "limit_bytes": 16 * GB, "peak_bytes": 4 * GB}
-    return HostMemory(**facts | {"limited_by": "cgroup"} | changes)
+    usual = HostMemory(host="algo-2", limit_bytes=16 * GB, peak_bytes=4 * GB, limited_by="cgroup")
+    return replace(usual, **changes)
 
 
 def test_a_run_with_room_says_nothing_of_memory():

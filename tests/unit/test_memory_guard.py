@@ -68,18 +68,21 @@ def test_that_memory_has_room_again_is_said_once():
 @pytest.mark.parametrize(
     ("code", "kills", "words"),
     [
-        (-9, 2, "; the kernel has killed two processes of this host for memory, whose limit is "),
-        (-9, 0, ""),
+        (-9, 5, "; since it started, the kernel has killed two processes of this host for memory"),
+        # A worker before it.
+        (-9, 3, ""),
         (-9, None, ""),
-        (-15, 2, ""),
-        (1, 2, ""),
+        (-15, 5, ""),
+        (1, 5, ""),
     ],
 )
 def test_a_process_that_the_kernel_killed_for_memory_is_named(code, kills, words, monkeypatch):
     monkeypatch.setattr(machine, "num_memory_kills", lambda: kills)
     monkeypatch.setattr(machine, "limit_bytes", lambda: 10 * GB)
-    assert killed_words(code).startswith(words)
-    assert bool(killed_words(code)) == bool(words)
+    said = killed_words(code, kills_before=3)
+    assert said.startswith(words)
+    assert bool(said) == bool(words)
+    assert killed_words(code, kills_before=None) == ""
 
 
 def test_where_nothing_is_known_nothing_changes():

@@ -17,11 +17,12 @@ from stoker.profile.python_objects import grown_between, held_objects, sizes_of
 from stoker.profile.rank_results import (
     BatchFacts,
     LoaderFacts,
+    LoopGrowth,
     RankMemory,
     RankResult,
     WorkerGrowth,
 )
-from stoker.records import GrowingObjects, HeldObjects, ProfiledMemory
+from stoker.records import GrowingObjects, HeldObjects, KeptObjects, ProfiledMemory
 from support.memory_script import CASES, Samples
 
 MB = 1_000_000
@@ -298,3 +299,57 @@ def test_a_host_has_memory_for_so_many_workers():
     # 0.92 of 1 GB less 500 MB leave 420 MB; a worker takes 40 MB, and 20 MB of batches.
     memory = memory_with(worker_private_bytes=40.0 * MB, waiting_bytes=60 * MB)
     assert memory.most_workers == 3 + 7
+
+
+def test_other_programs_that_fill_the_machine_are_named_and_not_the_loader():
+    full: dict[str, Any] = {"used_bytes": 950 * MB, "trainer_bytes": 100 * MB, **BELOW}
+    text, fixes = findings_of(worker_bytes=30.0 * MB, worker_private_bytes=20.0 * MB, **full)
+    assert "are in use, 760 MB of them by other programs" in text
+    assert fixes == {}
+    # Of a group no other program takes memory.
+    text, _ = findings_of(limited_by="cgroup", **full)
+    assert "other programs" not in text
+    assert text
+    # The run's own processes are what fills it.
+    text, fixes = findings_of(worker_bytes=280.0 * MB, worker_private_bytes=250.0 * MB, **full)
+    assert "other programs" not in text
+    assert "three loader workers x 250 MB" in text
+
+
+LOSSES = KeptObjects(
+    name="losses in train()", container="list", element="Tensor", has_graph=True, count_per_step=1
+)
+
+
+@pytest.mark.parametrize(
+    ("kept", "per_step", "words"),
+    [
+        ((LOSSES,), 2 * MB, "losses in train() (list) keeps a Tensor with its graph of each step"),
+        ((msgspec.structs.replace(LOSSES, container="sum"),), 2 * MB, "add loss.item()"),
+        ((msgspec.structs.replace(LOSSES, has_graph=False),), 2 * MB, "append a number (.item())"),
+        # A step's graph of 10 kB is 1 MB in an epoch of 100 steps.
+        ((LOSSES,), 10_000, ""),
+        # Nothing is found, and an allocator may have taken as much.
+        ((), 2 * MB, ""),
+    ],
+)
+def test_what_a_loop_keeps_is_said_where_an_epoch_of_it_is_worth_it(kept, per_step, words):
+    _, fixes = findings_of(kept=kept, trainer_grown_bytes_per_step=per_step, **BELOW)
+    assert words in fixes.get("growing_trainer", "")
+    assert bool(fixes) == bool(words)
+
+
+@pytest.mark.parametrize(("seen", "is_named"), [(300 * MB, True), (60 * MB, False)])
+def test_growth_that_nothing_explains_is_said_where_it_is_more_than_an_allocators(seen, is_named):
+    loop = LoopGrowth(grown_bytes_per_step=2.0 * MB, seen_bytes=seen)
+    rank = msgspec.structs.replace(RANK, loop=loop)
+    memory = memory_of([rank])
+    _, fixes = memory_findings(memory, [rank], read_bytes=None)
+    texts = [fix.text for fix in fixes if fix.id == "growing_trainer"]
+    assert bool(texts) is is_named
+    assert all("something keeps memory of each step, and no list" in text for text in texts)
+
+
+def test_a_loop_that_fills_the_memory_in_its_first_epoch_is_a_limit():
+    text, _ = findings_of(kept=(LOSSES,), trainer_grown_bytes_per_step=6.0 * MB, **BELOW)
+    assert "the trainer grows by 6.00 MB a step, 600 MB in an epoch; 1.00 GB" in text

@@ -74,17 +74,21 @@ def _words(use: MemoryUse) -> str:
     return f"{size(use.used_bytes)} of {size(use.limit_bytes)}, {whose}"
 
 
-def killed_words(code: int) -> str:
+def killed_words(code: int, *, kills_before: int | None) -> str:
     """Returns what the kernel says of a process that ended with a code; empty: no kill for memory.
 
-    Its count is of this host's group since that began, so that the process is likely one of them.
+    Args:
+        code: Its exit code; a signal's is negative.
+        kills_before: The kernel's count for this host's group when the process started; None: it
+            does not count. What it has killed since was this process, or died beside it.
     """
     kills = machine.num_memory_kills() if code == -signal.SIGKILL else None
-    if not kills:
+    if kills is None or kills_before is None or kills <= kills_before:
         return ""
     limit = machine.limit_bytes()
     bound = f", whose limit is {size(limit)}" if limit else ""
+    killed = count(kills - kills_before, "process", "processes")
     return (
-        f"; the kernel has killed {count(kills, 'process', 'processes')} of this host for "
-        f"memory{bound}: give it more, or lower num_workers, batch_size or prefetch_factor"
+        f"; since it started, the kernel has killed {killed} of this host for memory{bound}: give "
+        "it more, or lower num_workers, batch_size or prefetch_factor"
     )

@@ -97,6 +97,15 @@ def process_memory(pid: int) -> ProcessMemory | None:
     )
 
 
+def written_bytes() -> int:
+    """Returns this process's memory without files, swapped out or not; takes 0.05 ms.
+
+    Batches that workers wrote into shared memory are part of it while this process holds them.
+    """
+    sizes = dict(_pairs(Path("/proc/self/status")))
+    return sum(sizes.get(name, 0) for name in ("RssAnon:", "RssShmem:", "VmSwap:")) * _KIB
+
+
 def is_swapping() -> bool:
     """Returns whether anything of this machine is swapped out."""
     sizes = dict(_pairs(_MEMINFO))

@@ -132,7 +132,9 @@ class MemoryLog:
         if peak is None:
             return
         before = self._peaks.get(host)
-        self._peaks[host] = peak if before is None else _higher(before, peak)
+        if before is not None:
+            peak = _higher(before, peak)
+        self._peaks[host] = peak
 
     def hosts(self, trainers: Mapping[str, Iterable[float]]) -> tuple[HostMemory, ...]:
         """Returns the record of each host.
@@ -148,7 +150,9 @@ class MemoryLog:
 
 def _higher(before: MemoryPeak, peak: MemoryPeak) -> MemoryPeak:
     highest = max(before, peak, key=lambda one: one.peak_bytes / one.limit_bytes)
-    ours = peak.ours_bytes if peak.ours_bytes is not None else before.ours_bytes
+    ours = peak.ours_bytes
+    if ours is None:
+        ours = before.ours_bytes
     return msgspec.structs.replace(
         highest,
         ours_bytes=ours,

@@ -5,8 +5,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.profile.rank_results import LoaderFacts, RankMemory, RankResult, WorkerGrowth
-from stoker.records import Fix, GrowingObjects, HeldObjects, ProfiledMemory, ProfileState
+from stoker.profile.rank_results import (
+    LoaderFacts,
+    LoopGrowth,
+    RankMemory,
+    RankResult,
+    WorkerGrowth,
+)
+from stoker.records import (
+    Fix,
+    GrowingObjects,
+    HeldObjects,
+    KeptObjects,
+    ProfiledMemory,
+    ProfileState,
+)
 from stoker.records.profile import NEAR_LIMIT
 from stoker.units import count, size, whole
 
@@ -19,6 +32,10 @@ _USUAL_PREFETCH = 2
 # 3,800: nearly a page (memory_script.py, Python 3.11).
 _LEAST_COPIED = 400
 _LEAST_GROWN = 200
+# What a trainer grew by, and of the limit in an epoch, where nothing is found that keeps it: glibc
+# keeps 30 MB and more of freed memory, which it takes in the first hundred steps.
+_LEAST_UNNAMED_BYTES = 256_000_000
+_MUCH_UNNAMED = 0.05
 # Of the bytes that a step reads: some files are always read twice.
 _MUCH_REFAULTED = 0.3
 _LEAST_REFAULTED_PER_SECOND = 1e6
@@ -27,6 +44,8 @@ _LEAST_SWAPPED_PER_SECOND = 1e6
 _MOST_OF_IT = 0.5
 # Holds one element for each sample at most, however often that is read.
 _ONE_EACH = ("dict", "set", "OrderedDict", "lru_cache")
+
+_NO_GROWTH = LoopGrowth(grown_bytes_per_step=0.0)
 
 
 def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
@@ -39,11 +58,8 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         return None
     # Each rank has looked at the same host: the look with the least room counts.
     nearest = min(parts, key=lambda part: part.limit_bytes - part.used_bytes)
-    growth = first.worker_growth or WorkerGrowth(
-        samples=0,
-        copied_bytes_per_sample=max(part.copied_bytes_per_sample for part in parts),
-        grown_bytes_per_sample=max(part.grown_bytes_per_sample for part in parts),
-    )
+    growth = first.worker_growth or _growth_beside_others(parts)
+    loops = [rank.loop or _NO_GROWTH for rank in on_host]
     epochs = [part.epoch_samples for part in parts if part.epoch_samples is not None]
     epoch_samples = None
     if len(epochs) == len(on_host):
@@ -53,7 +69,7 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         used_bytes=nearest.used_bytes,
         limited_by="cgroup" if nearest.is_cgroups else "machine",
         trainer_bytes=sum(part.trainer_bytes for part in parts),
-        trainer_grown_bytes_per_step=sum(part.trainer_grown_bytes_per_step for part in parts),
+        trainer_grown_bytes_per_step=sum(loop.grown_bytes_per_step for loop in loops),
         workers=sum(part.workers for part in parts),
         worker_bytes=max(part.worker_bytes for part in parts),
         worker_private_bytes=max(part.worker_private_bytes for part in parts),
@@ -68,6 +84,16 @@ def memory_of(ranks: Sequence[RankResult]) -> ProfiledMemory | None:
         look_seconds=max(part.look_seconds for part in parts),
         objects=first.held_objects,
         growing=growth.growing,
+        kept=loops[0].kept,
+    )
+
+
+def _growth_beside_others(parts: Sequence[RankMemory]) -> WorkerGrowth:
+    """Returns how the fastest worker grew in the script's own steps."""
+    return WorkerGrowth(
+        samples=0,
+        copied_bytes_per_sample=max(part.copied_bytes_per_sample for part in parts),
+        grown_bytes_per_sample=max(part.grown_bytes_per_sample for part in parts),
     )
 
 
@@ -112,6 +138,7 @@ def memory_findings(
     findings = [
         *_copied_objects(memory, facts),
         *_growth(memory, facts),
+        *_trainer_growth(memory, facts, ranks),
         *_waiting(memory, facts, ranks[0]),
         *_many_workers(memory, facts),
         *_thrown_out(memory, ranks[0], read_bytes=read_bytes),
@@ -131,7 +158,10 @@ def _state(memory: ProfiledMemory, findings: Sequence[_Finding]) -> ProfileState
     if not is_near and not limits:
         return None
     text = f"memory: {size(memory.used_bytes)} of {_limit(memory)} are in use"
-    if causes := limits or findings:
+    others = memory.others_bytes
+    if not limits and others > _MOST_OF_IT * memory.used_bytes:
+        text += f", {size(others)} of them by other programs: end those, or profile without them"
+    elif causes := limits or findings:
         text += f"; {causes[0].cause}"
     return ProfileState(id="memory", text=text)
 
@@ -233,6 +263,57 @@ def _bounded(growing: GrowingObjects | None, *, is_kept: bool) -> str:
     if growing.container == "lru_cache":
         return "give the cache a maxsize, or drop it: each worker has a cache for itself"
     return "bound it, or keep it in a file that all workers share: each has one for itself"
+
+
+def _trainer_growth(
+    memory: ProfiledMemory, facts: LoaderFacts, ranks: Sequence[RankResult]
+) -> Iterator[_Finding]:
+    """Yields what a loop keeps of each step, as it does in each epoch anew."""
+    batch = ranks[0].batch
+    per_step = memory.trainer_grown_bytes_per_step
+    if batch is None or not batch.samples or not memory.epoch_samples:
+        return
+    kept = next(iter(memory.kept), None)
+    seen = (ranks[0].loop or _NO_GROWTH).seen_bytes
+    if kept is None and (not facts.num_workers or seen < _LEAST_UNNAMED_BYTES):
+        # Without workers the dataset's own caches are the trainer's.
+        return
+    on_host = sum(rank.host == ranks[0].host for rank in ranks)
+    per_epoch = per_step * memory.epoch_samples / (batch.samples * on_host)
+    least_share = _WORTH_A_LINE if kept else _MUCH_UNNAMED
+    if per_epoch < least_share * memory.limit_bytes:
+        return
+    room = max(0.0, memory.limit_bytes - memory.used_bytes)
+    ends = ""
+    if per_epoch > room:
+        ends = f"; {_limit(memory)} is used up in the first epoch"
+    yield _Finding(
+        id="growing_trainer",
+        cause=f"{_kept_words(kept)}: the trainer grows by {size(per_step)} a step, "
+        f"{size(per_epoch)} in an epoch{ends}",
+        fix=_kept_fix(kept),
+        num_bytes=per_epoch,
+        is_limit=per_epoch > room,
+    )
+
+
+def _kept_words(kept: KeptObjects | None) -> str:
+    if kept is None:
+        return "something keeps memory of each step, and no list of the script does"
+    graph = " with its graph" if kept.has_graph else ""
+    if kept.container == "sum":
+        return f"{kept.name} is a sum of tensors, each{graph}"
+    return f"{kept.name} ({kept.container}) keeps a {kept.element}{graph} of each step"
+
+
+def _kept_fix(kept: KeptObjects | None) -> str:
+    if kept is None:
+        return "look for what a library keeps of each step, such as a logger or a metric"
+    if kept.container == "sum":
+        return "add loss.item(), a number, instead of the tensor"
+    if kept.has_graph:
+        return "append loss.item(), or tensor.detach(): a graph holds all that its step computed"
+    return "append a number (.item()), or write it to a file now and then"
 
 
 def _waiting(memory: ProfiledMemory, facts: LoaderFacts, rank: RankResult) -> Iterator[_Finding]:

@@ -59,7 +59,6 @@ class MemoryWatch:
         self._clock = clock
         self._due_at = self._processes_due_at = 0.0
         self._looks: list[float] = []
-        self._trainer: list[_Point] = []
         self._trainer_bytes = 0
         self._workers: dict[int, list[_Point]] = defaultdict(list)
         self._worker_bytes: list[float] = []
@@ -117,7 +116,6 @@ class MemoryWatch:
             used_bytes=use.used_bytes,
             is_cgroups=use.is_cgroups,
             trainer_bytes=self._trainer_bytes,
-            trainer_grown_bytes_per_step=growth_of(self._trainer).grown,
             workers=self._num_workers,
             worker_bytes=max(self._worker_bytes, default=0.0),
             worker_private_bytes=fmean(privates or [0]),
@@ -137,7 +135,6 @@ class MemoryWatch:
         trainer = process_memory(os.getpid())
         swapped = 0
         if trainer is not None:
-            self._trainer.append(_point(steps, trainer))
             # PSS: of a page that several processes share, each counts its part.
             self._trainer_bytes = max(self._trainer_bytes, trainer.pss_bytes)
             swapped += trainer.swapped_bytes

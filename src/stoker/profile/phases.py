@@ -73,6 +73,7 @@ from stoker.profile.lockstep import (
     RankPlace,
     end_process,
 )
+from stoker.profile.loop_growth import LoopWatch
 from stoker.profile.memory_watch import MemoryWatch, measure_growth
 from stoker.profile.python_objects import held_objects
 from stoker.profile.rank_results import Drain, quartiles
@@ -148,6 +149,7 @@ class ProfileSession:
         self._loaders = 0
         self._loop = LoopChanges()
         self._memory = MemoryWatch()
+        self._loop_memory = LoopWatch()
         self._reading = Reading(budget_seconds=self._budget, say=self._say_so_far)
         self._steps = 0
         self._is_read_out = False
@@ -190,6 +192,7 @@ class ProfileSession:
             self._choice.has_changed = False
             self._reading.start_over(delivered=delivered)
             self._memory = MemoryWatch()
+            self._loop_memory = LoopWatch()
         return is_main
 
     def is_replaying(self, loader: Loader) -> bool:
@@ -334,6 +337,7 @@ class ProfileSession:
         facts = self._findings.result.batch
         if steps.count and facts is not None:
             self._memory.look(inner, steps=steps.batches, batch_size=facts.samples)
+            self._loop_memory.look(self._steps)
         self._loop.made()
         # Last: the time for writing and looking must not count as part of the script's step.
         self._reading.gave()
@@ -390,6 +394,7 @@ class ProfileSession:
         self._learn_as_is(steps)
         self._note_loop()
         self._learn_memory(loader)
+        self._learn_loop()
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)
         # A copy, as scripts drop their loaders, and the next one then becomes the main one.
@@ -456,6 +461,13 @@ class ProfileSession:
         self._findings.learn(
             memory=self._memory.result(prefetch_factor=factor, epoch_samples=samples)
         )
+
+    def _learn_loop(self) -> None:
+        """Learns what the loop keeps of each step, in its thread."""
+        growth = self._tried(
+            "what the loop keeps", lambda: (self._loop_memory.result(self._steps), [])
+        )
+        self._findings.learn(loop=growth)
 
     def _set_up_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
         """Waits until the loader's workers are idle, and notes anything unusual."""

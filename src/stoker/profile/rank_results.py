@@ -16,6 +16,7 @@ from stoker.records import (
     GpuDecoding,
     GrowingObjects,
     HeldObjects,
+    KeptObjects,
     Shippable,
     read_text,
 )
@@ -323,7 +324,6 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         looks: How often it was looked at; `look_seconds` is the mean time of one.
-        trainer_grown_bytes_per_step: New pages of the trainer process, after its first third.
         epoch_samples: Samples of an epoch of this rank; None: a stream does not say.
     """
 
@@ -333,7 +333,6 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int = 0
     is_cgroups: bool = False
     trainer_bytes: int = 0
-    trainer_grown_bytes_per_step: float = 0.0
     workers: int = 0
     worker_bytes: float = 0.0
     worker_private_bytes: float = 0.0
@@ -345,6 +344,18 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     major_faults_per_second: float = 0.0
     prefetch_factor: int = 0
     epoch_samples: int | None = None
+
+
+class LoopGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """How this rank's process grows by its loop, while the steps ran unchanged.
+
+    Attributes:
+        seen_bytes: What it grew by meanwhile, in all.
+    """
+
+    grown_bytes_per_step: float
+    seen_bytes: int = 0
+    kept: tuple[KeptObjects, ...] = ()
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,6 +406,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     memory: RankMemory | None = None
     held_objects: tuple[HeldObjects, ...] = ()
     worker_growth: WorkerGrowth | None = None
+    loop: LoopGrowth | None = None
 
     @property
     def num_workers(self) -> int:

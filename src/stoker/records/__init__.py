@@ -68,6 +68,7 @@ from stoker.records.profile import Fix as Fix
 from stoker.records.profile import GpuDecoding as GpuDecoding
 from stoker.records.profile import GrowingObjects as GrowingObjects
 from stoker.records.profile import HeldObjects as HeldObjects
+from stoker.records.profile import KeptObjects as KeptObjects
 from stoker.records.profile import LoaderRate as LoaderRate
 from stoker.records.profile import Observed as Observed
 from stoker.records.profile import Profile as Profile

@@ -384,6 +384,24 @@ class GrowingObjects(Record, frozen=True, kw_only=True):
     max_count: NonNegativeInt | None = None
 
 
+class KeptObjects(Record, frozen=True, kw_only=True):
+    """What the script's loop keeps of each step.
+
+    Attributes:
+        name: Variable with its function, or attribute by its class, such as `losses in train()`.
+        container: Type of the collection, such as list; sum: a tensor that others are added to.
+        element: Type of its elements.
+        has_graph: Whether they are tensors with the graph that they were computed by.
+        count_per_step: Elements that are added in each step.
+    """
+
+    name: str
+    container: str
+    element: str
+    has_graph: bool = False
+    count_per_step: NonNegativeFloat
+
+
 class ProfiledMemory(Record, frozen=True, kw_only=True):
     """Memory of the profiled host, while the script ran unchanged unless it says otherwise.
 
@@ -407,6 +425,7 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
         look_seconds: Mean time of a look at all these, once a second at most.
         objects: Collections of Python objects in the dataset, the largest first.
         growing: What of the dataset grows as samples are made, in one worker alone.
+        kept: What the loop keeps of each step, tensors with their graph first.
     """
 
     limit_bytes: PositiveInt
@@ -428,11 +447,20 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
     look_seconds: NonNegativeFloat = 0.0
     objects: tuple[HeldObjects, ...] = ()
     growing: tuple[GrowingObjects, ...] = ()
+    kept: tuple[KeptObjects, ...] = ()
 
     @property
     def taken_by_worker(self) -> float:
         """Bytes that one more worker takes: its own pages, and the batches that wait in it."""
         return self.worker_private_bytes + self.waiting_bytes / max(1, self.workers)
+
+    @property
+    def others_bytes(self) -> float:
+        """What others than trainers and workers hold of a machine's memory; of a group's, 0."""
+        if self.limited_by == "cgroup":
+            return 0.0
+        ours = self.trainer_bytes + self.workers * self.worker_bytes
+        return max(0.0, self.used_bytes - ours)
 
     @property
     def most_workers(self) -> int | None:

@@ -203,7 +203,9 @@ class HostMemory(Record, frozen=True, kw_only=True):
     @property
     def others_bytes(self) -> int:
         """What others than the run held of a machine's memory; 0: it is not known."""
-        return 0 if self.ours_bytes is None else max(0, self.peak_bytes - self.ours_bytes)
+        if self.ours_bytes is None:
+            return 0
+        return max(0, self.peak_bytes - self.ours_bytes)
 
 
 class InputVersion(Record, frozen=True, kw_only=True):

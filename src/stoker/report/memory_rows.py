@@ -65,12 +65,17 @@ def _row(host: HostMemory, name: str) -> MemoryRow:
     waiting = "as many as set"
     if host.least_share < 1:
         waiting = f"lowered to {percent(host.least_share)}"
-    killed = count(host.kills, "process", "processes") if host.kills else "none"
+    killed = "none"
+    if host.kills:
+        killed = count(host.kills, "process", "processes")
+    swapped = "nothing"
+    if host.swapped_bytes:
+        swapped = size(host.swapped_bytes)
     return MemoryRow(
         host=name,
         used=f"{size(host.peak_bytes)} ({percent(host.share)})",
         limit=f"{size(host.limit_bytes)}, {whose}",
-        swapped=size(host.swapped_bytes) if host.swapped_bytes else "nothing",
+        swapped=swapped,
         waiting=waiting,
         killed=killed,
     )

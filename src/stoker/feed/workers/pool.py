@@ -34,6 +34,7 @@ from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
 from stoker.feed.workers.progress import ProgressView, SamplePlace
 from stoker.feed.workers.splitting import SplitCosts, Splits, split_of
 from stoker.feed.workers.stacks import stacks_of
+from stoker.host import machine
 from stoker.host.processes import ended_words
 
 # From the end of a worker's connection to its exit status; from kill to end. Both block the loop.
@@ -78,10 +79,16 @@ def stop_all(processes: Iterable[ChildProcess]) -> None:
             process.join(max(0.0, deadline - time.monotonic()))
 
 
-def describe_exit(status: int | None) -> str:
+def describe_exit(status: int | None, *, kills_before: int | None = None) -> str:
+    """Returns how a worker ended.
+
+    Args:
+        status: Its exit code; None: not known.
+        kills_before: Processes that the kernel had killed for memory when it started.
+    """
     if status is None:
         return "ended"
-    return f"ended with {ended_words(status)}{killed_words(status)}"
+    return f"ended with {ended_words(status)}{killed_words(status, kills_before=kills_before)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,7 @@ class WorkerEnd:
         hung_at: The sample for which it was killed, as that took too long.
         num_answered: Jobs that it has answered.
         num_looked_at: Of its jobs, with these: whether others should make their rest was decided.
+        kills_before: Processes of this host that the kernel had killed for memory as it started.
     """
 
     number: int
@@ -142,6 +150,7 @@ class WorkerEnd:
     hung_at: SamplePlace | None = None
     num_answered: int = 0
     num_looked_at: int = 0
+    kills_before: int | None = field(default_factory=machine.num_memory_kills)
 
     @property
     def is_ready(self) -> bool:
@@ -847,7 +856,7 @@ class WorkerPool:
         if worker.process.exitcode is None:
             # It has closed its connection and still runs, or its status is unknown.
             stop_all([worker.process])
-        how = describe_exit(worker.process.exitcode)
+        how = describe_exit(worker.process.exitcode, kills_before=worker.kills_before)
         if worker.last_words:
             how += f": {worker.last_words}"
         if worker.hung_at is not None:

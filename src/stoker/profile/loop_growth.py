@@ -1,0 +1,281 @@
+"""How the trainer grows from step to step, and what its loop keeps of each of them.
+
+`losses.append(loss)` keeps a step's graph with all that it holds, and so does `total += loss`. The
+process's memory tells that something is kept; the lengths of all lists, dicts and deques of Python,
+before and after some steps, tell what; and those that refer to it tell its name.
+"""
+
+import gc
+import inspect
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from types import FrameType, ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import stoker
+from stoker.host.memory_usage import written_bytes
+from stoker.profile.loader_phases import attributes_of
+from stoker.profile.rank_results import LoopGrowth
+from stoker.records import KeptObjects
+
+_EVERY_SECONDS = 0.05
+# Allocators and caches of libraries grow in the first third.
+_WARM_UP_SHARE = 1 / 3
+_LEAST_LOOKS = 8
+# An allocator takes memory in lumps, so that short intervals have none or much.
+_INTERVALS = 6
+# Less is not searched for, in bytes a step.
+_LEAST_GROWN = 1000
+# Of the steps: what is kept in every second step still grows.
+_LEAST_KEPT = 0.5
+_LEAST_STEPS = 8
+_SHORT = 4
+_KINDS = (list, dict, deque)
+# How deep an element is searched for tensors, and how many collections may be around it.
+_MAX_DEPTH = 3
+_MAX_PARTS = 32
+_OURS = str(Path(stoker.__file__).parent)
+
+
+class _Look(NamedTuple):
+    """Memory of this process after so many steps."""
+
+    steps: int
+    written_bytes: int
+
+
+class LoopWatch:
+    """Looks at this process's memory up to 20 times a second, which takes 0.05 ms."""
+
+    def __init__(
+        self,
+        *,
+        used: Callable[[], int] = written_bytes,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._used = used
+        self._clock = clock
+        self._due_at = 0.0
+        self._looks: list[_Look] = []
+        self._lengths: dict[int, int] = {}
+        self._began_at = 0
+
+    def look(self, steps: int) -> None:
+        """Looks if it is time for it; the first time it blocks for some 50 ms.
+
+        Args:
+            steps: Batches that the script took so far.
+        """
+        now = self._clock()
+        if now < self._due_at:
+            return
+        self._due_at = now + _EVERY_SECONDS
+        if not self._looks:
+            self._began_at = steps
+            # Shorter ones count as empty: most collections of a process are.
+            long = (kept for kept in _collections() if len(kept) > _SHORT)
+            self._lengths = {id(kept): len(kept) for kept in long}
+        self._looks.append(_Look(steps, self._used()))
+
+    def result(self, steps: int) -> LoopGrowth | None:
+        """Returns what a step adds, and what keeps it; None: there were too few looks.
+
+        Blocks for some 50 ms where something is kept. Call it in the thread of the loop, whose
+        variables it names.
+
+        Args:
+            steps: Batches that the script took so far.
+        """
+        grown = grown_per_step(self._looks)
+        if grown is None:
+            return None
+        kept: tuple[KeptObjects, ...] = ()
+        if grown >= _LEAST_GROWN:
+            kept = tuple(self._kept(steps - self._began_at))
+        seen = self._looks[-1].written_bytes - self._looks[0].written_bytes
+        return LoopGrowth(grown_bytes_per_step=grown, seen_bytes=max(0, seen), kept=kept)
+
+    def _kept(self, steps: int) -> list[KeptObjects]:
+        """Returns what keeps tensors of each step, graphs first."""
+        if steps < _LEAST_STEPS:
+            return []
+        names = _Names()
+        kept = [*self._kept_collections(steps, names), *_kept_sums(steps, names)]
+        return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
+
+    def _kept_collections(self, steps: int, names: "_Names") -> Iterator[KeptObjects]:
+        for collection in _collections():
+            more = len(collection) - self._lengths.get(id(collection), 0)
+            if more < _LEAST_KEPT * steps:
+                continue
+            element = _last_of(collection)
+            tensors = list(_tensors_in(element))
+            if tensors and (name := names.of(collection)):
+                yield KeptObjects(
+                    name=name,
+                    container=type(collection).__name__,
+                    element=type(element).__name__,
+                    has_graph=any(map(_has_graph, tensors)),
+                    count_per_step=more / steps,
+                )
+
+
+def _kept_sums(steps: int, names: "_Names") -> Iterator[KeptObjects]:
+    for total in _sums(_LEAST_KEPT * steps):
+        if name := names.of(total):
+            yield KeptObjects(
+                name=name,
+                container="sum",
+                element=type(total).__name__,
+                has_graph=True,
+                count_per_step=1.0,
+            )
+
+
+def grown_per_step(looks: Sequence[_Look]) -> float | None:
+    """Returns the bytes that a usual step adds after a warm-up; None: there were too few looks.
+
+    A median of intervals: what is allocated once is no growth.
+    """
+    usual = [look for look in looks if look.steps > _WARM_UP_SHARE * looks[-1].steps]
+    if len(usual) < _LEAST_LOOKS:
+        return None
+    marks = [usual[place * (len(usual) - 1) // _INTERVALS] for place in range(_INTERVALS + 1)]
+    rates = [
+        (later.written_bytes - earlier.written_bytes) / (later.steps - earlier.steps)
+        for earlier, later in itertools.pairwise(marks)
+        if later.steps > earlier.steps
+    ]
+    return max(0.0, median(rates))
+
+
+class _Names:
+    """Names of objects as a script writes them: of its variables, attributes and modules."""
+
+    def __init__(self) -> None:
+        # A module's variables are found by their dictionary.
+        self._frames = [
+            frame for frame in _frames() if frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        ]
+
+    def of(self, value: object, *, depth: int = 0) -> str:
+        """Returns the name of an object, such as `losses`; empty: only libraries refer to it."""
+        for frame in self._frames:
+            if name := _key_of(frame.f_locals, value):
+                return f"{name} in {frame.f_code.co_name}()"
+        for owner in gc.get_referrers(value):
+            if name := self._name_by(owner, value, depth=depth):
+                return name
+        return ""
+
+    def _name_by(self, owner: object, value: object, *, depth: int) -> str:
+        if isinstance(owner, dict):
+            return self._name_in_dict(owner, value, depth=depth)
+        if isinstance(owner, ModuleType | FrameType | list | tuple | deque):
+            return ""
+        return _attribute_name(owner, value)
+
+    def _name_in_dict(self, owner: dict[object, object], value: object, *, depth: int) -> str:
+        key = _key_of(owner, value)
+        if key is None:
+            return ""
+        module = owner.get("__name__")
+        if isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is owner:
+            if _is_library(module):
+                return ""
+            return key
+        for holder in gc.get_referrers(owner):
+            if getattr(holder, "__dict__", None) is owner:
+                return _attribute_name(holder, value)
+        if depth >= _MAX_DEPTH:
+            return ""
+        name = self.of(owner, depth=depth + 1)
+        return name and f"{name}[{key!r}]"
+
+
+def _attribute_name(owner: object, value: object) -> str:
+    kind = type(owner)
+    if _is_library(kind.__module__):
+        return ""
+    name = _key_of(attributes_of(owner), value)
+    if not name:
+        return ""
+    return f"{kind.__name__}.{name}"
+
+
+def _key_of(values: Mapping[object, object] | Mapping[str, object], value: object) -> str | None:
+    for key, held in list(values.items()):
+        if held is value and isinstance(key, str):
+            return key
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in ("stoker", "torch", "builtins", "gc")
+
+
+def _collections() -> Iterator[list[object] | dict[object, object] | deque[object]]:
+    for value in gc.get_objects():
+        if type(value) in _KINDS:
+            yield value
+
+
+def _last_of(collection: list[object] | dict[object, object] | deque[object]) -> object:
+    if isinstance(collection, dict):
+        return next(reversed(collection.values()), None)
+    if not collection:
+        return None
+    return collection[-1]
+
+
+def _tensors_in(element: object, depth: int = 0) -> Iterator[object]:
+    """Yields the tensors and arrays of an element, such as a dict of losses."""
+    if isinstance(element, torch.Tensor | np.ndarray):
+        yield element
+        return
+    parts: list[object] = []
+    if isinstance(element, dict):
+        parts = list(itertools.islice(element.values(), _MAX_PARTS))
+    elif isinstance(element, list | tuple):
+        parts = list(element[:_MAX_PARTS])
+    if depth < _MAX_DEPTH:
+        for part in parts:
+            yield from _tensors_in(part, depth + 1)
+
+
+def _has_graph(tensor: object) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None
+
+
+def _sums(least: float) -> Iterator[torch.Tensor]:
+    """Yields tensors that are sums of at least so many others, of which each has its graph."""
+    for value in gc.get_objects():
+        # Not isinstance, which asks a lazy object what it is.
+        if issubclass(type(value), torch.Tensor) and _num_added(value, most=least) >= least:
+            yield value
+
+
+def _num_added(total: torch.Tensor, *, most: float) -> int:
+    node = total.grad_fn
+    added = 0
+    while node is not None and added < most and "AddBackward" in node.name():
+        added += 1
+        below = [earlier for earlier, _ in node.next_functions if earlier is not None]
+        node = next((earlier for earlier in below if "AddBackward" in earlier.name()), None)
+    return added
