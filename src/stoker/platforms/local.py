@@ -567,12 +567,18 @@ class LocalRun(Run):
         leader = self._hosts[0]
         assert leader.ended_at is not None
         data_ends = [s.ended_at for s in self._hosts if s.host.role == "data" and s.ended_at]
-        release = max(0.0, max(data_ends) - leader.ended_at) if data_ends else None
+        release = None
+        if data_ends:
+            release = max(0.0, max(data_ends) - leader.ended_at)
         base = self._request.base_dir(leader.host)
         code = leader.process.returncode
         training = leader_record(base / "output" / "data")
-        failure = self._failure or (training.failure if training else None)
-        exit_code = training.exit_code if training else (code if code >= 0 else None)
+        exit_code: int | None = None
+        failure: str | None = self._failure
+        if training:
+            exit_code, failure = training.exit_code, failure or training.failure
+        elif code >= 0:
+            exit_code = code
         status: EndState = "succeeded"
         is_stopped = training is not None and training.status == "stopped" and not self._failure
         if self._stopped_by_caller or is_stopped:
@@ -655,8 +661,11 @@ class LocalPlatform(Platform[LocalRequest]):
                     )
                 )
                 offset += size
-        reason = SHARED_CORES if offset > len(self._cores) else ""
-        reason = reason if self._can_pin else UNPINNED
+        reason = ""
+        if not self._can_pin:
+            reason = UNPINNED
+        elif offset > len(self._cores):
+            reason = SHARED_CORES
         return LocalRequest(job=job, hosts=tuple(hosts), not_comparable=reason)
 
     def describe(self, request: LocalRequest) -> dict[str, Json]:
@@ -704,12 +713,12 @@ class LocalPlatform(Platform[LocalRequest]):
                     fix=f"use local.c{most}, or fewer cores",
                 )
             return number
-        is_of_cloud = not group.instance_type.startswith(("local.", "ml.local."))
-        if is_of_cloud and sum(each.count for each in job.groups) == 1:
-            return most
-        fix = "start it by --platform sagemaker or kubernetes; here " if is_of_cloud else ""
-        fix += "use local.c1 for one core, local.c2 for two, ...; a job of one host may name the "
+        fix = "use local.c1 for one core, local.c2 for two, ...; a job of one host may name the "
         fix += "type that this machine is"
+        if not group.instance_type.startswith(("local.", "ml.local.")):
+            if sum(each.count for each in job.groups) == 1:
+                return most
+            fix = f"start it by --platform sagemaker or kubernetes; here {fix}"
         raise UsageError(
             f"the local platform has no instance type {group.instance_type}", where=where, fix=fix
         )

@@ -124,25 +124,35 @@ def _in_brackets(training: Training) -> str:
 
 
 def _words_of(gate: GateResult) -> str:
-    value = f"is {figure(gate.value)}" if gate.value is not None else "was not reported"
-    bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
-    if gate.max is not None:
-        bounds.append(f"at most {gate.max:g}")
+    value = "was not reported"
+    if gate.value is not None:
+        value = f"is {figure(gate.value)}"
     if gate.is_inside:
         return f"{gate.metric} {value}, and the model in use has not reported it"
-    held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
-    bound = " and ".join(bounds) or "a value"
-    words = f"{gate.metric} {value}, asked for {bound}{held}"
+    words = f"{gate.metric} {value}, asked for {_bounds(gate)}"
+    if gate.champion is not None:
+        words += f" (the model in use has {gate.champion:.6g})"
     if gate.value is None:
-        return f"{words} ({_how_to_report(gate)})"
+        words += f" ({_how_to_report(gate)})"
     return words
+
+
+def _bounds(gate: GateResult) -> str:
+    bounds: list[str] = []
+    if gate.min is not None:
+        bounds.append(f"at least {gate.min:g}")
+    if gate.max is not None:
+        bounds.append(f"at most {gate.max:g}")
+    return " and ".join(bounds) or "a value"
 
 
 def _how_to_report(gate: GateResult) -> str:
     if gate.regex is not None:
         return f"no number in the log by the pattern {gate.regex}"
-    name = gate.metric if gate.metric.isidentifier() else f"**{{'{gate.metric}': value}}"
-    call = f"{name}=value" if gate.metric.isidentifier() else name
+    # Keyword arguments, of which not every metric's name can be one: `top-1`.
+    call = f"**{{'{gate.metric}': value}}"
+    if gate.metric.isidentifier():
+        call = f"{gate.metric}=value"
     return (
         f"in the script: stoker.log_metrics({call}), or the JSON file $STOKER_METRICS; or regex in "
         "the gate, for a line that it prints"

@@ -95,11 +95,18 @@ def undated_value(value: Json) -> Json:
 
 def undated_word(word: str) -> str:
     """Returns a word of a command, or a text, with `*` for dates: `--data=s3://b/*/`."""
-    option, separator, text = word.partition("=") if word.startswith("-") else ("", "", word)
-    is_date = _WHOLE_DATE.fullmatch(text) is not None
-    if is_date or "/" in text:
-        text = "*" if is_date else undated(text)
-    return f"{option}{separator}{text}"
+    if word.startswith("-"):
+        option, separator, text = word.partition("=")
+        return f"{option}{separator}{_undated_text(text)}"
+    return _undated_text(word)
+
+
+def _undated_text(text: str) -> str:
+    if _WHOLE_DATE.fullmatch(text):
+        return "*"
+    if "/" in text:
+        return undated(text)
+    return text
 
 
 def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -190,5 +197,7 @@ def _data_parts(then: ProfileOrigin, today: ProfileOrigin) -> Iterator[tuple[str
 
 
 def _named(names: list[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    words = ", ".join(names[:_MAX_NAMED])
+    if len(names) > _MAX_NAMED:
+        words += f" and {len(names) - _MAX_NAMED} more"
+    return words

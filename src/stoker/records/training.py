@@ -139,9 +139,13 @@ class GroupSpending(Record, frozen=True, kw_only=True):
     @property
     def made_words(self) -> str:
         """What it made and cost: `the data group made 0 of 1,240 batches, $3.10`."""
-        name = "data group" if self.group == "data" else f"data group {self.group}"
-        cost = "" if self.usd is None else f", {usd(self.usd)}"
-        return f"the {name} made {self.batches or 0:,} of {self.all_batches or 0:,} batches{cost}"
+        name = "data group"
+        if self.group != "data":
+            name += f" {self.group}"
+        words = f"the {name} made {self.batches or 0:,} of {self.all_batches or 0:,} batches"
+        if self.usd is None:
+            return words
+        return f"{words}, {usd(self.usd)}"
 
 
 class OtherPrograms(Record, frozen=True, kw_only=True):
@@ -531,21 +535,25 @@ class Training(Record, frozen=True, kw_only=True):
     @property
     def is_helped(self) -> bool | None:
         """Whether data hosts can have changed its step; None: it had none, or it is not known."""
+        if self.is_unfed:
+            return False
         counted = [group for group in self.spending if group.batches is not None]
-        if self.is_unfed or not counted:
-            return False if self.is_unfed else None
+        if not counted:
+            return None
         return len(self.useless_groups) < len(counted)
 
     @property
     def dollars(self) -> dict[str, float]:
         """Predicted, spent and idle dollars of the run by name, if known."""
+        dollars: dict[str, float] = {}
+        if self.predicted_usd is not None:
+            dollars["predicted_usd"] = self.predicted_usd
+        if self.spent_usd is not None:
+            dollars["spent_usd"] = self.spent_usd
         idle = [group.idle_usd for group in self.spending if group.idle_usd is not None]
-        figures = {
-            "predicted_usd": self.predicted_usd,
-            "spent_usd": self.spent_usd,
-            "idle_usd": sum(idle) if idle else None,
-        }
-        return {name: value for name, value in figures.items() if value is not None}
+        if idle:
+            dollars["idle_usd"] = sum(idle)
+        return dollars
 
     @property
     def cause(self) -> str:
@@ -779,25 +787,30 @@ def training_record(facts: TrainingFacts) -> Training:
     leader = facts.leader
     # Only the leader's launcher sees these; without its record, what was requested has to do.
     inside = leader or facts
-    given = values_of(leader.hyperparameters) if leader else facts.hyperparameters
-    exit_code, release = facts.exit_code, facts.release_seconds
+    given, lineage = facts.hyperparameters, facts.lineage
+    # The platform's: it sees what the leader cannot record, such as the leader's death.
+    status, exit_code, release = facts.status, facts.exit_code, facts.release_seconds
     if leader:
+        given, lineage = values_of(leader.hyperparameters), leader.lineage.joined(lineage)
         # The leader knows the training command's own code, a platform often only the host's.
-        exit_code = exit_code if leader.exit_code is None else leader.exit_code
+        if leader.exit_code is not None:
+            exit_code = leader.exit_code
         # Hosts announce to the leader that they leave, before the platform sees them end.
-        release = leader.data_group_release_seconds if release is None else release
-    # The platform sees what the leader cannot record, such as the leader's death.
-    # Hosts of a run that is unfed or ended by a rule end with 0, so that no platform restarts them.
-    is_failed = leader and leader.status == "failed" and leader.exit_code == 0
-    status = "failed" if is_failed and facts.status == "succeeded" else facts.status
+        if release is None:
+            release = leader.data_group_release_seconds
+        # Hosts of a run that is unfed or ended by a rule end with 0, so that no platform restarts
+        # them.
+        if status == "succeeded" and (leader.status, leader.exit_code) == ("failed", 0):
+            status = "failed"
+    if facts.is_interrupted:
+        status = "stopped"
     spending = _spending(facts)
-    dollars = [group.usd for group in spending if group.usd is not None]
     return Training(
         workload_sha256=facts.workload_sha256,
         workload_keys=facts.workload_keys,
         groups=facts.groups,
         decision_id=facts.decision_id,
-        status="stopped" if facts.is_interrupted else status,
+        status=status,
         exit_code=exit_code,
         failure=_failure(facts),
         hosts=inside.hosts,
@@ -816,9 +829,9 @@ def training_record(facts: TrainingFacts) -> Training:
         model_uri=facts.model_uri,
         model_copy_uri=facts.model_copy_uri,
         mlflow_run_id=facts.mlflow_run_id,
-        lineage=leader.lineage.joined(facts.lineage) if leader else facts.lineage,
+        lineage=lineage,
         predicted_usd=facts.budget.predicted_usd,
-        spent_usd=sum(dollars) if dollars and len(dollars) == len(facts.groups) else None,
+        spent_usd=_spent(spending, facts.groups),
         is_estimate=bool(facts.budget.estimated),
         spending=spending,
         job=facts.job,
@@ -827,9 +840,19 @@ def training_record(facts: TrainingFacts) -> Training:
     )
 
 
+def _spent(spending: Sequence[GroupSpending], groups: Sequence[Group]) -> float | None:
+    """Returns the run's dollars; None unless those of each group are known."""
+    dollars = [group.usd for group in spending if group.usd is not None]
+    if not dollars or len(dollars) != len(groups):
+        return None
+    return sum(dollars)
+
+
 def _events(facts: TrainingFacts) -> tuple[Event, ...]:
     """Returns what the leader and the platform saw, in order of time."""
-    seen = [*(facts.leader.events if facts.leader else ()), *facts.events]
+    seen = list(facts.events)
+    if facts.leader:
+        seen = [*facts.leader.events, *seen]
     # ISO 8601 in UTC sorts as text.
     return tuple(sorted(seen, key=lambda event: event.when))
 

@@ -76,7 +76,7 @@ def spots_of(decision: Decision) -> list[Spot]:
             is_today=plan.action == "keep",
             is_probable=probable is not None and plan.groups == probable.groups,
             is_estimate=plan.predicted.is_estimate,
-            busy=None if is_billed else _accelerators_busy(plan.predicted),
+            busy=_accelerators_busy(plan.predicted, is_billed=is_billed),
         )
         for plan in decision.plans
         if plan.feasible and plan.predicted
@@ -85,13 +85,17 @@ def spots_of(decision: Decision) -> list[Spot]:
     return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
 
 
-def _accelerators_busy(outcome: Predicted) -> float | None:
-    return outcome.accelerator_utilization if outcome.accelerator_seconds else None
+def _accelerators_busy(outcome: Predicted, *, is_billed: bool) -> float | None:
+    """Returns the accelerators' busy share, shown in place of dollars; None: not known."""
+    if is_billed or not outcome.accelerator_seconds:
+        return None
+    return outcome.accelerator_utilization
 
 
 def _cost(outcome: Predicted, *, is_billed: bool) -> float:
-    cost = outcome.usd_per_1000_steps if is_billed else outcome.cpu_seconds
-    return cost or 0.0
+    if is_billed:
+        return outcome.usd_per_1000_steps or 0.0
+    return outcome.cpu_seconds or 0.0
 
 
 def _short_name(plan: Plan) -> str:
@@ -224,9 +228,14 @@ def _draw_dots(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> None:
         drawing.open_group(f"{spot.name}: {time}, {picture.cost_of(spot)}")
         if spot.is_chosen or spot.is_probable:
             drawing.circle(x, y, 9, "ring")
-        css = "compute" if spot.is_front else "predicted"
-        radius = 5 if spot.is_front or spot.is_today or spot.is_chosen else 2.5
-        drawing.circle(x, y, radius, "dot" if spot.is_today else css)
+        css, radius = "predicted", 2.5
+        if spot.is_front or spot.is_today or spot.is_chosen:
+            radius = 5
+        if spot.is_today:
+            css = "dot"
+        elif spot.is_front:
+            css = "compute"
+        drawing.circle(x, y, radius, css)
         drawing.close_group()
 
 

@@ -142,7 +142,7 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
         "S3DataType": channel.data_type,
         "S3Uri": channel.uri,
         "S3DataDistributionType": channel.distribution,
-        "AttributeNames": list(channel.attribute_names) if channel.attribute_names else None,
+        "AttributeNames": list(channel.attribute_names or ()) or None,
         "InstanceGroupNames": list(groups) or None,
     }
     return without_none(
@@ -206,25 +206,24 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
 
 
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
-    checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
+    if job.settings.profile is not None:
+        # Not the training's checkpoints, which a profile must not touch, nor its figures.
+        return {"CheckpointConfig": {"S3Uri": f"{folder}/profile", "LocalPath": PROFILE_FOLDER}}
     tracking = job.tracking
-    is_profile = job.settings.profile is not None
-    if is_profile:
-        # Not the training's checkpoints, which a profile must not touch.
-        checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
-    managed: dict[str, Json] = {
-        "MlflowResourceArn": tracking.mlflow,
-        "MlflowExperimentName": tracking.experiment,
-        # Shared by all attempts of the run.
-        "MlflowRunName": job.run_name,
-    }
-    board = {"S3OutputPath": f"{folder}/tensorboard", "LocalPath": f"{_HOME}/{TENSORBOARD}"}
-    return without_none(
-        {
-            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
-            "MlflowConfig": without_none(managed)
-            if tracking.is_managed and not is_profile
-            else None,
-            "TensorBoardOutputConfig": board if tracking.tensorboard and not is_profile else None,
+    optional: dict[str, Json] = {}
+    if checkpoints := checkpoints_of(settings, run=job.run_name):
+        optional["CheckpointConfig"] = {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS}
+    if tracking.is_managed:
+        managed: dict[str, Json] = {
+            "MlflowResourceArn": tracking.mlflow,
+            "MlflowExperimentName": tracking.experiment,
+            # Shared by all attempts of the run.
+            "MlflowRunName": job.run_name,
         }
-    )
+        optional["MlflowConfig"] = without_none(managed)
+    if tracking.tensorboard:
+        optional["TensorBoardOutputConfig"] = {
+            "S3OutputPath": f"{folder}/tensorboard",
+            "LocalPath": f"{_HOME}/{TENSORBOARD}",
+        }
+    return optional
