@@ -103,8 +103,10 @@ class Silence:
         """Records whether the leader's port refuses connections; None: there was no answer."""
         if is_refused is None:
             return
-        since = now if self._refused_since is None else self._refused_since
-        self._refused_since = since if is_refused else None
+        if not is_refused:
+            self._refused_since = None
+        elif self._refused_since is None:
+            self._refused_since = now
 
     def end(self, now: float) -> None:
         """Ignores a disconnect while the leader is silent anyway."""
@@ -130,14 +132,19 @@ class Silence:
         silent = now - max(self.heard_at, trainers_heard_at)
         if silent > self._lease_seconds:
             return f"was silent for more than {self._lease_seconds:g} s"
-        refused = 0.0 if self._refused_since is None else now - self._refused_since
+        refused = _seconds_since(self._refused_since, now)
         # Not refusals alone: trainers may have shown signs of life since.
         if min(silent, refused) > REFUSED_SECONDS:
             return "ended without a goodbye: its port refuses connections"
-        ended = 0.0 if self._ended_at is None else now - self._ended_at
-        if min(silent, ended) > ENDED_SECONDS:
+        if min(silent, _seconds_since(self._ended_at, now)) > ENDED_SECONDS:
             return "closed its connection and does not answer any more"
         return ""
+
+
+def _seconds_since(began: float | None, now: float) -> float:
+    if began is None:
+        return 0.0
+    return now - began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,8 +325,12 @@ class Membership:
             if is_member and self._has_news():
                 next_at = now
             if now >= next_at and self._may_beat():
-                self._send(connection, self._beat() if is_member else self.join)
-                next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
+                if is_member:
+                    self._send(connection, self._beat())
+                    next_at = now + self._beat_seconds
+                else:
+                    self._send(connection, self.join)
+                    next_at = now + JOIN_SECONDS
             if connection.poll(_POLL_MS):
                 for message in self._received(connection):
                     heard_at = self.clock()
@@ -527,7 +538,9 @@ class HostRun:
         advertised = self._advertised or ""
         if advertised == "::1":
             return "[::1]"
-        return advertised if advertised.startswith("127.") else "*"
+        if advertised.startswith("127."):
+            return advertised
+        return "*"
 
     @property
     def _advertised(self) -> str | None:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from stoker.errors import UsageError
 from stoker.records import Json
-from stoker.records.base import Document, mappings
+from stoker.records.base import Document, item_at, mapping, mappings
 
 # Lists by name, and the key that names their items. An item replaces the one of its name,
 _NAMED = {
@@ -33,7 +33,7 @@ Path = tuple[str, ...]
 def merged(base: Json, patch: Json, *, key: str = "") -> Json:
     """Returns `base` with `patch` merged into it; `key` is their name, where they are lists."""
     if isinstance(patch, Mapping):
-        result = dict(base) if isinstance(base, Mapping) else {}
+        result = dict(mapping(base))
         for name, value in patch.items():
             if value is None:
                 result.pop(name, None)
@@ -112,31 +112,40 @@ def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
 def _walk(patch: Json, base: Json, path: Path, key: str) -> Iterator[tuple[Path, Json, Json]]:
     """Yields each path of a patch, with the values there of the patch and of its base."""
     if isinstance(patch, Mapping):
-        below = base if isinstance(base, Mapping) else {}
+        below = mapping(base)
         for step, value in patch.items():
             yield (*path, step), value, below.get(step)
             yield from _walk(value, below.get(step), (*path, step), key)
     elif isinstance(patch, list | tuple) and path and path[-1] in _NAMED:
-        named_by, items = _NAMED[path[-1]], _by_name(base, path[-1])
-        seen: set[str] = set()
-        for item in patch:
-            name = item.get(named_by) if isinstance(item, Mapping) else None
-            if not isinstance(name, str) or name in seen:
-                what = f"{name} occurs twice" if name else f"an item has no {named_by}"
-                raise UsageError(
-                    what,
-                    where=f"key {key}.{_shown(path)}",
-                    fix=f"give each item a unique {named_by}",
-                )
-            seen.add(name)
+        items = _by_name(base, path[-1])
+        for name, item in _uniquely_named(patch, path, key):
             yield (*path, name), item, items.get(name)
             yield from _walk(item, items.get(name), (*path, name), key)
+
+
+def _uniquely_named(items: Sequence[Json], path: Path, key: str) -> Iterator[tuple[str, Json]]:
+    """Yields a list's items with the names that they are merged by; refuses one without its own."""
+    named_by = _NAMED[path[-1]]
+    names: set[str] = set()
+    for item in items:
+        name = item_at(item, named_by)
+        if not isinstance(name, str) or name in names:
+            what = f"{name} occurs twice" if name else f"an item has no {named_by}"
+            raise UsageError(
+                what,
+                where=f"key {key}.{_shown(path)}",
+                fix=f"give each item a unique {named_by}",
+            )
+        names.add(name)
+        yield name, item
 
 
 def _kind(value: Json) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
-    return "a list" if isinstance(value, Sequence) and not isinstance(value, str) else "one value"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "one value"
 
 
 def _shown(path: Path) -> str:

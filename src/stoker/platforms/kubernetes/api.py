@@ -102,8 +102,10 @@ class ApiAction:
         return f"{self.verb} {resource}{'.' + self.group if self.group else ''}{slash}{part}"
 
     def __str__(self) -> str:
-        named = f" {self.name}" if self.name else ""
-        return f"{self.right}{named} in namespace {self.namespace}"
+        action = self.right
+        if self.name:
+            action += f" {self.name}"
+        return f"{action} in namespace {self.namespace}"
 
 
 def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
@@ -285,9 +287,10 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple["Client",
 
 def _headers_of(client: "Client") -> dict[str, str]:
     """Returns the headers of each request; the token is renewed here where it has to be."""
-    token = client.configuration.auth_settings().get("BearerToken")
-    named = {token["key"]: token["value"]} if token else {}
-    return {**client.default_headers, "Accept": "application/json, */*", **named}
+    headers = {**client.default_headers, "Accept": "application/json, */*"}
+    if token := client.configuration.auth_settings().get("BearerToken"):
+        headers[token["key"]] = token["value"]
+    return headers
 
 
 def _not_configured(err: Exception, context: str | None) -> PlatformError:
@@ -456,7 +459,9 @@ class ClusterApi:
     def create(self, resource: Resource, body: Document, *, is_dry_run: bool = False) -> Document:
         """Creates an object, or has it checked; a retry after a lost answer raises `taken`."""
         # Strict: otherwise the cluster would drop unknown fields silently.
-        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
+        query = {"fieldValidation": "Strict"}
+        if is_dry_run:
+            query["dryRun"] = "All"
         return self._call("create", resource, query=query, body=body)
 
     def discover(self, path: str) -> Document | None:
@@ -568,12 +573,14 @@ class ClusterApi:
 
         # Custom resources have no strategic merges, kubectl's default.
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        parameters = f"?{urlencode(query)}" if query else ""
+        url = f"{client.configuration.host}{path}"
+        if query:
+            url += f"?{urlencode(query)}"
         with explained(action):
             # By the client's own connections: its `call_api` is another one in each of its years.
             response: BaseHTTPResponse = client.rest_client.pool_manager.request(
                 method,
-                f"{client.configuration.host}{path}{parameters}",
+                url,
                 body=None if body is None else json.dumps(body),
                 headers={**_headers_of(client), "Content-Type": kind},
                 # Otherwise it is read to the end, which a watch does not have.
@@ -589,11 +596,14 @@ class ClusterApi:
         return response
 
     def _path(self, resource: Resource, name: str, part: str = "") -> str:
-        place = "" if resource == ACCESS_REVIEWS else f"/namespaces/{self.namespace}"
-        return "/".join(filter(None, (f"{resource.api}{place}/{resource.plural}", name, part)))
+        place = f"{resource.api}/namespaces/{self.namespace}"
+        # The only resource here that is of the cluster, not of a namespace.
+        if resource == ACCESS_REVIEWS:
+            place = resource.api
+        return "/".join(filter(None, (place, resource.plural, name, part)))
 
     def _action(self, verb: str, resource: Resource, name: str, part: str = "") -> ApiAction:
-        plural = f"{resource.plural}/{part}" if part else resource.plural
+        plural = "/".join(filter(None, (resource.plural, part)))
         return ApiAction(
             verb=verb, group=resource.group, resource=plural, namespace=self.namespace, name=name
         )

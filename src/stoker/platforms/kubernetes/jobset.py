@@ -155,7 +155,9 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
     if rules or layout.settings.max_restarts:
         # A new leader must not be mistaken for the old one, which has the same name.
         policy["restartStrategy"] = "BlockingRecreate"
-    return {**policy, "rules": rules} if rules else policy
+    if rules:
+        policy["rules"] = rules
+    return policy
 
 
 def _replicated_job(layout: Layout, pods: Pods) -> dict[str, Json]:

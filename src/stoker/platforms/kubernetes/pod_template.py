@@ -57,7 +57,9 @@ def _mounted(name: str, source: Document, *mounts: Document) -> Mounted:
 
 
 def _size_limit(size: str | int | float | None) -> Document:
-    return {} if size is None else {"sizeLimit": str(size)}
+    if size is None:
+        return {}
+    return {"sizeLimit": str(size)}
 
 
 def has_lease(layout: Layout, group: PodGroup) -> bool:
@@ -145,10 +147,12 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
                 "mode Pipe exists on SageMaker only", where=f"{key}.mode", fix="use File"
             )
         claim, folder = claim_of(channel.uri, where=f"{key}.uri")
-        mount: Document = {"mountPath": f"{JOB_FOLDER}/input/data/{name}", "readOnly": True}
-        part: Document = {"subPath": folder} if folder else {}
+        path = f"{JOB_FOLDER}/input/data/{name}"
+        mount: dict[str, Json] = {"mountPath": path, "readOnly": True}
+        if folder:
+            mount["subPath"] = folder
         source: Document = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        yield _mounted(f"channel-{index}", source, {**mount, **part})
+        yield _mounted(f"channel-{index}", source, mount)
 
 
 def _share_claims(spec: dict[str, Json]) -> None:
@@ -232,9 +236,11 @@ def _environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
         tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
     )
     # MLflow's run is this run's; what the user says of MLflow is the same for all runs.
-    names = MLFLOW_VARIABLES - _patched_names(group) if group.is_dnn else ()
-    mlflow = {k: v for k, v in layout.job.environment.items() if k in names}
-    return variables({**mlflow, **settings.to_environ()})
+    ours = settings.to_environ()
+    if group.is_dnn:
+        names = MLFLOW_VARIABLES - _patched_names(group)
+        ours = {k: v for k, v in layout.job.environment.items() if k in names} | ours
+    return variables(ours)
 
 
 def _run_group(pods: PodGroup) -> RunGroup:
@@ -367,7 +373,9 @@ def _security_context(run_as: int) -> Document:
 def pull_secrets(names: Iterable[str]) -> dict[str, Json]:
     """Returns a pod's imagePullSecrets; {} without names."""
     listed: list[Json] = [{"name": name} for name in names]
-    return {"imagePullSecrets": listed} if listed else {}
+    if not listed:
+        return {}
+    return {"imagePullSecrets": listed}
 
 
 def _spec_of_run(layout: Layout, group: PodGroup) -> Document:
