@@ -176,6 +176,7 @@ class EventName(StrEnum):
     RUN_RESTARTED = auto()  # All hosts were restarted; the number of restarts without progress.
     RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
     SAMPLE_BAD = auto()  # A sample is skipped or replaced, the first of a process; see the list.
+    SAMPLES_UNWATCHED = auto()  # Nobody finds samples of a loader that hang, or end their process.
     SESSION_ENDED = auto()  # A trainer's session on a data host ended.
     SESSION_OPENED = auto()  # A trainer opened a session on a data host.
     SETTINGS_NOT_SENT = auto()  # The data hosts lack settings of the script's process.

@@ -263,6 +263,7 @@ class LoaderBooks:
         seeding: Of the run whose state was loaded; None: none was.
         said_own_refused: The script knows that a dataset's own states are not used.
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
+        said_unwatched: It knows that samples which hang are not found.
     """
 
     number: int
@@ -280,6 +281,7 @@ class LoaderBooks:
     seeding: str | None = None
     said_own_refused: bool = False
     rank_datasets: object = None
+    said_unwatched: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)
 
     def pending_state(self) -> LoaderState | None:

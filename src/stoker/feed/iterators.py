@@ -207,9 +207,8 @@ class Epoch:
             # In place of a batch, whose size is skipped.
             self._next_size()
             raise
-        maker = (self._process.settings.host, -1)
         if isinstance(batch, ToleratedBatch):
-            self.note_bad(batch.bad, maker)
+            self.note_bad(batch.bad, (self._process.settings.host, batch.worker))
             batch = batch.batch
         size = self._next_size()
         self.steps.got(size)
@@ -412,6 +411,13 @@ class TrainerMaker:
     def make(self, numbered: Numbered) -> object:
         with _making_here():
             return self._fetcher.fetch(numbered.index if self._seeding == "torch" else numbered)
+
+
+def raising(error: BaseException | None) -> Iterator[Numbered]:
+    """Yields nothing; raises how a sampler failed, once all indices before it are taken."""
+    if error is not None and not isinstance(error, StopIteration):
+        raise error
+    yield from ()
 
 
 WorkerInit = Callable[[int], object]

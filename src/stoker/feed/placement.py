@@ -35,6 +35,7 @@ from stoker.logs import EventName, Log
 
 if TYPE_CHECKING:
     from stoker.feed.remote_iterators import FeedIterator
+    from stoker.feed.watched_workers import WatchedIterator
     from stoker.feed.wire.dataset import DatasetSpec
 
 _MAX_LOOKED_AT_BYTES = 64 << 20
@@ -44,8 +45,8 @@ AnyLoader = DataLoader[object]
 
 def placed_iterator(
     loader: AnyLoader, process: TrainerProcess
-) -> "TorchIterator | PlannedIterator | FeedIterator":
-    """Returns a new iterator for `loader`, over the feed or torch's own.
+) -> "TorchIterator | PlannedIterator | FeedIterator | WatchedIterator":
+    """Returns a new iterator for `loader`, over the feed, watched workers or torch's own.
 
     Raises:
         UsageError: If bad samples of the dataset cannot be treated as `feed.on_error` says.
@@ -60,14 +61,14 @@ def placed_iterator(
     is_inline = stream is not None and stream["is_inline"]
     if is_inline or not books.placement.is_fed:
         # Neither data hosts nor a plan's workers may make it ahead.
-        return torch_iterator(loader, process)
+        return _iterator_here(loader, process)
     if not _has_feed(process):
         return _planned_iterator(loader, process)
     if _is_too_short(loader, process):
         # As a number of workers that is decided: torch judges those of the script.
-        return torch_iterator(loader, process, num_workers=_workers_here(loader, process))
+        return _iterator_here(loader, process, num_workers=_workers_here(loader, process))
     if _waits(loader, process):
-        return torch_iterator(loader, process)
+        return _iterator_here(loader, process)
     try:
         iterator = _fed_iterator(loader, process)
     except SharedMemoryError as err:
@@ -81,7 +82,46 @@ def placed_iterator(
     else:
         process.fed_loaders.add(books.number)
         return iterator
-    return torch_iterator(loader, process)
+    return _iterator_here(loader, process)
+
+
+def _iterator_here(
+    loader: AnyLoader, process: TrainerProcess, *, num_workers: int | None = None
+) -> "TorchIterator | WatchedIterator":
+    """Returns an iterator that makes batches on this host.
+
+    Args:
+        num_workers: That a plan gives the loader; None: the script's.
+    """
+    feed = process.settings.feed
+    count = loader.num_workers if num_workers is None else num_workers
+    if feed.on_error != "raise" or feed.sample_timeout_seconds is not None:
+        # First, as an import statement would begin a collection.
+        imported("stoker.feed.watched_workers")
+        from stoker.feed.watched_workers import WatchedIterator, is_watched
+
+        if is_watched(loader, process, num_workers=count):
+            return WatchedIterator(loader, process, num_workers=count)
+        _say_unwatched(loader, process, num_workers=count)
+    return torch_iterator(loader, process, num_workers=num_workers)
+
+
+def _say_unwatched(loader: AnyLoader, process: TrainerProcess, *, num_workers: int) -> None:
+    """Says once a loader that samples which end or block their process are not found."""
+    books, settings = process.books(loader), process.settings
+    if settings.rank or books.said_unwatched:
+        return
+    books.said_unwatched = True
+    if not num_workers:
+        why = "num_workers=0 makes its samples in the script's own process; give it workers"
+    elif loader._dataset_kind == _DatasetKind.Iterable:
+        why = "its stream is made by PyTorch's own workers"
+    else:
+        why = "with feed.seeding: torch PyTorch's own workers make its samples"
+    where = line_words(loader) or "a line that is not known"
+    text = f"a sample that hangs, or ends its process, is not found in the loader of {where}: {why}"
+    log = Log(run=settings.run_id, host=settings.host)
+    log.event(EventName.SAMPLES_UNWATCHED, rank=settings.rank, text=text)
 
 
 def _waits(loader: AnyLoader, process: TrainerProcess) -> bool:
@@ -240,23 +280,23 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
 
 def _planned_iterator(
     loader: AnyLoader, process: TrainerProcess
-) -> TorchIterator | PlannedIterator:
+) -> "TorchIterator | PlannedIterator | WatchedIterator":
     """Returns an iterator over torch's workers, as many as a plan or else the script says."""
     if process.settings.feed.balance is not None and process.settings.world_size > 1:
         process.say_unbalanced(loader, why="there are no data hosts")
     count = _decided_workers(loader, process)
     is_stream = loader._dataset_kind == _DatasetKind.Iterable
     if not count or count == loader.num_workers or is_stream:
-        return torch_iterator(loader, process, num_workers=count)
+        return _iterator_here(loader, process, num_workers=count)
     if _shares_a_file(loader, process, num_workers=count):
-        return torch_iterator(loader, process)
+        return _iterator_here(loader, process)
     if loader.num_workers:
-        return torch_iterator(loader, process, num_workers=count)
+        return _iterator_here(loader, process, num_workers=count)
     if is_unchanged(loader, process.settings) and not _may_fork(loader):
-        return torch_iterator(loader, process)
+        return _iterator_here(loader, process)
     # Workers are asked ahead: they would wait for a loop that waits for them.
     if _waits(loader, process) or _is_shared(loader, process):
-        return torch_iterator(loader, process)
+        return _iterator_here(loader, process)
     say = partial(_stay_here, loader, process)
     return PlannedIterator(loader, process, num_workers=count, say=say)
 

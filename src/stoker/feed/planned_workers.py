@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,11 +25,16 @@ from stoker.feed.iterators import (
     Epoch,
     LoaderView,
     SeedingInit,
+    raising,
     with_workers,
     worker_init_of,
 )
 from stoker.feed.loader_state import seeding_of
 from stoker.feed.seeding import Numbered
+from stoker.host.importing import imported
+
+if TYPE_CHECKING:
+    from stoker.feed.watched_workers import WatchedBatches
 
 
 class _Ahead(_MultiProcessingDataLoaderIter):
@@ -88,7 +93,7 @@ class _Ahead(_MultiProcessingDataLoaderIter):
     def take_back(self) -> Iterator[Numbered]:
         """Ends the workers; returns what they were asked for and the script has not, and more."""
         self._shutdown_workers()
-        return chain(self.pending, _raising(self.error), self._indices)
+        return chain(self.pending, raising(self.error), self._indices)
 
 
 class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
@@ -108,7 +113,8 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         super().__init__(cast("DataLoader[object]", self._view))
         self._loader = loader
         self._num_taken_here = 0
-        self._ahead: _Ahead | None = None
+        self._process = process
+        self._ahead: _Ahead | WatchedBatches | None = None
         numbered = partial(self._epoch.numbered, self._base_seed)
         self._indices: Iterator[Numbered] = map(numbered, self._sampler_iter)
         self._in_step = InStep(
@@ -148,11 +154,30 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
     def _data_ahead(self) -> object:
         try:
             if self._ahead is None:
-                self._ahead = _Ahead(self._numbered_view(), self._indices, self._epoch)
-            # In pinned memory already, by a thread of torch's.
-            return self._ahead.take()
+                self._ahead = self._workers_ahead()
+            batch = self._ahead.take()
+            # Torch's workers' batches are in pinned memory already, by a thread of torch's.
+            is_pinned = isinstance(self._ahead, _Ahead) or not self._pin_memory
+            return batch if is_pinned else pin_memory(batch)  # type: ignore[no-untyped-call]
         finally:
             self._in_step.was_fed()
+
+    def _workers_ahead(self) -> "_Ahead | WatchedBatches":
+        feed, num_workers = self._process.settings.feed, cast(int, self._view.num_workers)
+        if feed.on_error != "raise" or feed.sample_timeout_seconds is not None:
+            # First, as an import statement would begin a collection.
+            imported("stoker.feed.watched_workers")
+            from stoker.feed.watched_workers import WatchedBatches, is_watched, watched
+
+            loader, process = self._loader, self._process
+            if is_watched(loader, process, num_workers=num_workers):
+                seed = int(self._base_seed)
+                batches = WatchedBatches(
+                    watched(loader, process, view=self._view, base_seed=seed), self._indices
+                )
+                weakref.finalize(self, batches.close)
+                return batches
+        return _Ahead(self._numbered_view(), self._indices, self._epoch)
 
     def _data_made_here(self) -> object:
         batch = self._in_step.make(next(self._indices))
@@ -185,13 +210,6 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _num_taken(self) -> int:
         return self._num_taken_here
-
-
-def _raising(error: Exception | None) -> Iterator[Numbered]:
-    """Yields nothing; raises `error`, if there is one, once all before it are taken."""
-    if error is not None:
-        raise error
-    yield from ()
 
 
 def _end(epoch: Epoch) -> None:

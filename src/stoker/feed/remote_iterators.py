@@ -19,7 +19,7 @@ from stoker.errors import ShippingError
 from stoker.feed.balance import MeasuringCollate, SampleCosts, why_unbalanced
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
-from stoker.feed.iterators import CountedIterator, Epoch, start_method_of, worker_init_of
+from stoker.feed.iterators import CountedIterator, Epoch, raising, start_method_of, worker_init_of
 from stoker.feed.loader_state import seeding_of
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import yielded
@@ -202,7 +202,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         taken_back, error = self._session.take_back(self._epoch.id)
         self._num_before = num_taken
         drawn = [_numbered_of(batch) for batch in taken_back]
-        self._indices = chain(drawn, _raising(error), self._indices)
+        self._indices = chain(drawn, raising(error), self._indices)
         in_step.turn(path)
         self._skip_here(in_step, num_taken)
 
@@ -307,13 +307,6 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
 def _numbered_of(asked: AskedBatch) -> Numbered:
     return Numbered(asked.seed_words, unpack_value(asked.index, allow_pickle=True))
-
-
-def _raising(error: BaseException | None) -> Iterator[Numbered]:
-    """Yields nothing; raises `error`, if there is one, once all before it are taken."""
-    if error is not None:
-        raise error
-    yield from ()
 
 
 def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSpec:

@@ -342,14 +342,20 @@ class TolerantCollate:
 
 @dataclass(frozen=True, slots=True)
 class ToleratedBatch:
-    """A batch with its bad samples, on its way from a worker of torch's."""
+    """A batch with its bad samples, on its way from a worker of this host.
+
+    Attributes:
+        worker: Its number; -1: it is not known.
+    """
 
     batch: object
     bad: tuple[BadSample, ...]
+    worker: int = -1
 
     def pin_memory(self) -> "ToleratedBatch":
         """Returns it with its batch pinned, as torch does with a batch."""
-        return ToleratedBatch(pin_memory(self.batch), self.bad)  # type: ignore[no-untyped-call]
+        pinned = pin_memory(self.batch)  # type: ignore[no-untyped-call]
+        return ToleratedBatch(pinned, self.bad, self.worker)
 
 
 class TorchCollate:

@@ -78,6 +78,7 @@ _WARNINGS = (
     EventName.PINNING_FAILED,
     EventName.RECORD_WRITE_FAILED,
     EventName.SAMPLE_BAD,
+    EventName.SAMPLES_UNWATCHED,
     EventName.TOKEN_EXPOSED,
 )
 # Events whose text is shown as a note: no action is needed.

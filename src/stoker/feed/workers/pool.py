@@ -501,8 +501,7 @@ class WorkerPool:
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         now = self._clock()
-        if self._rules.limits_samples:
-            self._kill_hanging(now)
+        self.kill_hanging()
         for worker in self._workers.values():
             due = self._due_seconds() * _AGAIN_FACTOR**worker.patience
             worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
@@ -881,8 +880,11 @@ class WorkerPool:
             self._on_death(self.last_death)
         return self._lost_of([(job, worker.number) for job in lost])
 
-    def _kill_hanging(self, now: float) -> None:
-        """Kills workers whose sample takes too long: their end is handled as any other."""
+    def kill_hanging(self) -> None:
+        """Kills workers whose sample takes too long, if it may be: their end comes as any other."""
+        if not self._rules.limits_samples:
+            return
+        now = self._clock()
         for worker in self._workers.values():
             at = worker.at
             if worker.hung_at is None and at is not None and self._rules.is_hanging(at, now):
