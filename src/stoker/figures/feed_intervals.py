@@ -280,7 +280,9 @@ def _rank_rate(
     steady = max(now.steady_wait_seconds - then.steady_wait_seconds, 0.0)
     taken = max(work.taken - earlier_work.taken, 0)
     ready = max(work.ready_at_takes - earlier_work.ready_at_takes, 0)
-    wait = start_wait = None
+    wait = start_wait = queue_depth = None
+    if taken:
+        queue_depth = ready / taken
     if stepped > 0:
         wait = wait_share(step_seconds=stepped, wait_seconds=waited)
     if stepped > 0 and now.steady_steps:
@@ -290,7 +292,7 @@ def _rank_rate(
         name=str(rank),
         batches_per_second=taken / (work.seconds - earlier_work.seconds),
         wait_share=wait,
-        queue_depth=ready / taken if taken else None,
+        queue_depth=queue_depth,
         window=work.window,
         shards=work.shards,
         shard_workers=work.shard_workers,
@@ -424,7 +426,9 @@ class _Seen:
     @property
     def busy_share(self) -> float:
         workers = sum(host.workers for host in self.hosts)
-        return self.busy_workers / workers if workers else 0.0
+        if not workers:
+            return 0.0
+        return self.busy_workers / workers
 
     @property
     def busy_cpus(self) -> float:
@@ -497,12 +501,10 @@ def feed_limit_of(
 
 
 def _accelerator_limit(ready: float | None) -> FeedBottleneck:
-    queue = "" if ready is None else f": {ready:.1f} batches are ready"
-    return FeedBottleneck(
-        "accelerator",
-        f"the trainer, as data is there in time{queue}",
-        "a faster trainer, or fewer data hosts",
-    )
+    words = "the trainer, as data is there in time"
+    if ready is not None:
+        words += f": {ready:.1f} batches are ready"
+    return FeedBottleneck("accelerator", words, "a faster trainer, or fewer data hosts")
 
 
 def _start_limit(seen: _Seen) -> FeedBottleneck:
@@ -516,7 +518,9 @@ def _start_limit(seen: _Seen) -> FeedBottleneck:
 
 
 def _shards_limit(seen: _Seen) -> FeedBottleneck:
-    what = "only shard" if seen.shards == 1 else f"{seen.shards} shards"
+    what = f"{seen.shards} shards"
+    if seen.shards == 1:
+        what = "only shard"
     busy = f"{seen.busy_share:.0%}"
     words = f"the stream's {what}: one worker makes a shard, at work {busy} of the time"
     more = "raise num_workers in the script, or feed.shards, if the stream divides itself"

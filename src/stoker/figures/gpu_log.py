@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
 from statistics import median
-from typing import Annotated, TextIO
+from typing import Annotated, Literal, TextIO
 
 import msgspec
 
@@ -223,17 +223,22 @@ def loads_of(
 
 
 def _load(rows: Sequence[GpuRow], gpu: Gpu, *, host: str, spans: StepSpans) -> GpuLoad:
-    inside: Sequence[GpuRow] = ()
+    used, inside = rows, list[GpuRow]()
+    during: Literal["steps", "command"] = "command"
     if bounds := spans.bounds:
         begin, end = bounds
         inside = [row for row in rows if begin <= row.middle_seconds <= end]
-    used = inside or rows
+    if inside:
+        used, during = inside, "steps"
+    # Beside the time from the first to the last step, which includes validation.
     stepping = [row for row in inside if spans.has(row.middle_seconds)]
     throttled: dict[str, float] = {}
     for reason, name in zip(THROTTLE_REASONS, _THROTTLED, strict=True):
         if share := _figure(used, name):
             throttled[reason] = min(1.0, share.mean)
-    step_share = _figure(stepping, "utilization")
+    step_share = None
+    if stepping_load := _figure(stepping, "utilization"):
+        step_share = min(1.0, stepping_load.mean)
     return GpuLoad(
         host=host,
         index=gpu.index,
@@ -241,12 +246,12 @@ def _load(rows: Sequence[GpuRow], gpu: Gpu, *, host: str, spans: StepSpans) -> G
         uuid=gpu.uuid,
         model=gpu.model,
         memory_total_bytes=gpu.memory_total_bytes,
-        during="steps" if inside else "command",
+        during=during,
         begin_seconds=used[0].start_seconds,
         end_seconds=used[-1].end_seconds,
         samples=sum(row.samples for row in used),
         utilization=_figure(used, "utilization"),
-        step_utilization=min(1.0, step_share.mean) if step_share else None,
+        step_utilization=step_share,
         memory_bytes=_figure(used, "memory_bytes"),
         power_watts=_figure(used, "power_watts"),
         sm_clock_mhz=_figure(used, "sm_clock_mhz"),
@@ -477,7 +482,9 @@ class GpuLog:
     def states(self) -> tuple[GpuState, ...]:
         """The latest sample of each GPU that answers; empty if it is old."""
         looked_at, states = self._latest
-        return states if self._clock() - looked_at < STALE_SECONDS else ()
+        if self._clock() - looked_at >= STALE_SECONDS:
+            return ()
+        return states
 
     def start(self) -> None:
         (self._output / FILE).unlink(missing_ok=True)

@@ -618,6 +618,12 @@ def _last_lines(path: Path) -> list[str]:
     return []
 
 
+def _shown_host(host: LocalHost) -> dict[str, Json]:
+    shown: dict[str, Json] = {name: getattr(host, name) for name in _SHOWN}
+    shown["cores"] = list(host.cores)
+    return shown
+
+
 class LocalPlatform(Platform[LocalRequest]):
     """Runs jobs on this machine.
 
@@ -671,16 +677,15 @@ class LocalPlatform(Platform[LocalRequest]):
     def describe(self, request: LocalRequest) -> dict[str, Json]:
         job = request.job
         settings = job.settings
-        engine = {"engine": to_document(settings.engine)} if settings.engine.name != "feed" else {}
+        engine: dict[str, Json] = {}
+        if settings.engine.name != "feed":
+            engine["engine"] = to_document(settings.engine)
         return {
             "platform": self.name,
             "name": job.name,
             "command": list(job.command),
             "run_dir": str(job.run_dir),
-            "hosts": [
-                {name: getattr(host, name) for name in _SHOWN} | {"cores": list(host.cores)}
-                for host in request.hosts
-            ],
+            "hosts": [_shown_host(host) for host in request.hosts],
             "channels": {name: channel.uri for name, channel in job.channels.items()},
             "hyperparameters": encoded(job.hyperparameters),
             "strategy": settings.strategy.name,

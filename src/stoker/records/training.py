@@ -301,12 +301,13 @@ class Lineage(Record, frozen=True, kw_only=True):
             facts["packages"] = f"sha256:{digest} of {len(self.packages)}"
         return facts
 
+    def _all_facts(self) -> dict[str, str]:
+        versions = {f"package {name}": version for name, version in self.packages.items()}
+        return {**self.facts(), **versions}
+
     def differences(self, other: "Lineage") -> list[tuple[str, str, str]]:
         """Returns name, value here and value there of all that differs; packages one by one."""
-        here, there = (
-            {**lineage.facts(), **{f"package {name}": at for name, at in lineage.packages.items()}}
-            for lineage in (self, other)
-        )
+        here, there = self._all_facts(), other._all_facts()
         # Each run has another job.
         names = sorted((here.keys() | there.keys()) - {"job_id", "packages"})
         return [

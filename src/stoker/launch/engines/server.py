@@ -175,20 +175,20 @@ class _KnownProcess:
 
     def server(self, part: Part, command: EngineCommand, base: Mapping[str, str]) -> ServerOrder:
         more = {name: self.fill(text) for name, text in command.environment.items()}
-        ready = command.ready
-        host = self._run.topology.host
-        return ServerOrder(
-            part=part,
-            command=tuple(self.fill(word) for word in command.command),
-            environ={**base, **more},
-            probe=Probe(
+        probe = None
+        if ready := command.ready:
+            host = self._run.topology.host
+            probe = Probe(
                 address=self._address(host),
                 port=self._port(host, ready.port),
                 path=self.fill(ready.path) if ready.path else None,
                 seconds=ready.seconds,
             )
-            if ready
-            else None,
+        return ServerOrder(
+            part=part,
+            command=tuple(self.fill(word) for word in command.command),
+            environ={**base, **more},
+            probe=probe,
         )
 
     def _value_of(self, place: EnginePlace) -> str:
@@ -236,7 +236,9 @@ class _KnownProcess:
 
     def _port(self, host: str, name: str) -> int:
         place = self._run.settings.engine_hosts.get(host)
-        return (place.ports if place else {}).get(name) or self._engine.ports[name]
+        if place and name in place.ports:
+            return place.ports[name]
+        return self._engine.ports[name]
 
     def _tf_config(self, task: str) -> str:
         topology = self._run.topology
@@ -260,7 +262,9 @@ def _num_workers(run: HostRun) -> int:
         return machine.usable_vcpus()
     local = run.settings.feed.local_workers
     # `auto` is the script's num_workers, which an engine does not know.
-    return 0 if local == "auto" else local
+    if local == "auto":
+        return 0
+    return local
 
 
 def _environ(run: HostRun) -> dict[str, str]:
@@ -434,9 +438,12 @@ class Server:
         # Never released: only the first thread that finds a failure reports it.
         if not self._has_failed.acquire(blocking=False):
             return
-        reason, last = said_in(self._lines), "\n".join(self._lines)
         words = f"the engine's command for {self._order.part} {what}"
-        self._on_failure(words + (f": {reason}" if reason else "") + (f"\n{last}" if last else ""))
+        if reason := said_in(self._lines):
+            words += f": {reason}"
+        if self._lines:
+            words += "\n" + "\n".join(self._lines)
+        self._on_failure(words)
 
     def _pump(self) -> None:
         process = self._process

@@ -100,8 +100,10 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
             raise
         log.event(EventName.OWNER_UNKNOWN, pod=pod.name, why=err.what)
         return Follower(pod=pod)
-    is_same = shown is not None and text(shown, "metadata", "uid") == pod.uid
-    for owner in mappings(shown, "metadata", "ownerReferences") if is_same else ():
+    # Another pod may have its name by now.
+    if text(shown, "metadata", "uid") != pod.uid:
+        return Follower(pod=pod)
+    for owner in mappings(shown, "metadata", "ownerReferences"):
         group = text(owner, "apiVersion").partition("/")[0]
         if owner.get("controller") is True and (group, owner.get("kind")) == _WORKFLOW:
             reference = {key: text(owner, key) for key in ("apiVersion", "kind", "name", "uid")}

@@ -9,7 +9,7 @@ import binascii
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,10 +49,7 @@ def _log_file(name: str, content: bytes, log: Log) -> None:
     packed, most = zlib.compress(content, 9), MAX_BYTES[Path(name).suffix]
     if len(packed) > most and name.endswith(".csv"):
         lines = content.splitlines(keepends=True)
-        kept = len(lines)
-        while len(packed) > most and kept > 1:
-            kept = max(1, min(kept - 1, int(kept * 0.95 * most / len(packed))))
-            packed = zlib.compress(b"".join(lines[:kept]), 9)
+        packed, kept = _packed_head(lines, packed, most=most)
         log.event(EventName.OUTPUT_TRUNCATED, file=name, rows=kept - 1, left_out=len(lines) - kept)
     if len(packed) > most:
         log.event(EventName.OUTPUT_SKIPPED, file=name, bytes=len(content), most=most)
@@ -63,6 +60,21 @@ def _log_file(name: str, content: bytes, log: Log) -> None:
     of = len(parts)
     for number, part in enumerate(parts, 1):
         log.event(EventName.OUTPUT_PART, file=name, part=number, parts=of, digest=digest, data=part)
+
+
+def _packed_head(lines: Sequence[bytes], packed: bytes, *, most: int) -> tuple[bytes, int]:
+    """Returns the packed first lines that fit into `most` bytes, and their number, at least one.
+
+    Args:
+        packed: All of them.
+    """
+    kept = len(lines)
+    while len(packed) > most and kept > 1:
+        # A guess by the mean size of a line, a little lower: rows at the begin may pack worse.
+        guess = int(kept * 0.95 * most / len(packed))
+        kept = max(1, min(kept - 1, guess))
+        packed = zlib.compress(b"".join(lines[:kept]), 9)
+    return packed, kept
 
 
 @dataclass

@@ -406,19 +406,20 @@ def idle_wait(
     name, count = layout.dnn.group.name, layout.dnn.group.count
     hosts = {pod.index: pod for pod in by_attempt(pods) if pod.group == name}
     idle = [pod for pod in hosts.values() if not (pod.is_running or pod.has_succeeded)]
-    has_all = len(hosts) == count
-    is_finished = has_all and all(pod.has_succeeded for pod in hosts.values())
-    if has_all and not (idle or is_finished):
-        return None
-    kind, what, told_after = "unmade", "have no pod", START_SECONDS
+    told_after = START_SECONDS
     why = events.last_of("Job", f"-{layout.dnn.job}-0") or events.last_of("JobSet")
-    if is_finished:
-        kind, what = "unended", "have succeeded, and their job does not end"
-    elif idle:
+    if idle:
+        number_of = len(idle)
         kind, words = _idleness(idle[0])
         what, why = f"wait: pod {idle[0].name} {words}", events.last_of("Pod", idle[0].name)
+        # A pod that is deleted may still be there for its grace period.
         told_after += idle[0].grace_seconds
-    number_of = len(idle) or (count if is_finished else count - len(hosts))
+    elif len(hosts) != count:
+        number_of, kind, what = count - len(hosts), "unmade", "have no pod"
+    elif all(pod.has_succeeded for pod in hosts.values()):
+        number_of, kind, what = count, "unended", "have succeeded, and their job does not end"
+    else:
+        return None
     wait_minutes = layout.job.platform_settings.on_no_capacity.wait_minutes
     return Trouble(
         key=f"{kind} {name}",
@@ -430,7 +431,7 @@ def idle_wait(
         "-n jobset-system)?",
         told_after=told_after,
         fatal_after=max(60.0 * wait_minutes, MIN_WAIT_SECONDS),
-        is_finished=is_finished,
+        is_finished=kind == "unended",
     )
 
 

@@ -84,7 +84,9 @@ def observe_job(
         )
     ((group, (kind, count)),) = state.groups.items()
     begin = datetime.fromisoformat(state.began_at)
-    end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
+    end = now
+    if state.ended_at:
+        end = datetime.fromisoformat(state.ended_at)
     age, seconds = (now - begin).total_seconds(), (end - begin).total_seconds()
     loads = read_utilisation(
         aws,

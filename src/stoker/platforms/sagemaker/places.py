@@ -169,14 +169,23 @@ def _places_in(key: str, text: str) -> Iterator[NamedPlace]:
         yield NamedPlace(key=key, kind=kind, account=account, region=region, partition=partition)
     elif image := _IMAGE.match(text):
         account, region = image.groups()
-        is_of_aws = account in AWS_IMAGE_ACCOUNTS
-        yield NamedPlace(key=key, kind="image", account="" if is_of_aws else account, region=region)
+        # AWS's own images are for every account.
+        if account in AWS_IMAGE_ACCOUNTS:
+            account = ""
+        yield NamedPlace(key=key, kind="image", account=account, region=region)
     elif bucket := _BUCKET.match(text):
-        accounts = _ACCOUNT_IN_NAME.findall(bucket[1])
-        regions = _REGION_IN_NAME.findall(bucket[1])
-        account = accounts[0] if len(accounts) == 1 else ""
-        region = regions[0] if len(regions) == 1 else ""
+        # No address of S3 has them, but by convention a name does: sagemaker-REGION-ACCOUNT.
+        account = _only_match(_ACCOUNT_IN_NAME, bucket[1])
+        region = _only_match(_REGION_IN_NAME, bucket[1])
         yield NamedPlace(key=key, kind="bucket", account=account, region=region)
+
+
+def _only_match(pattern: re.Pattern[str], name: str) -> str:
+    """Returns what a pattern finds in a name; empty where it finds nothing, or several."""
+    matches = pattern.findall(name)
+    if len(matches) == 1:
+        return str(matches[0])
+    return ""
 
 
 def _own(settings: SageMakerSettings, named: list[NamedPlace]) -> NamedPlace:

@@ -76,13 +76,11 @@ def plan_of(answer: Document) -> TrainingPlan:
         _hours(each, of_plan=answer) * _number(each, "TotalInstanceCount") for each in reserved
     )
     fee, currency = _number(answer, "UpfrontFee"), answer.get("CurrencyCode") or "USD"
-    is_known = len(types) == 1 and hours > 0 and fee > 0 and currency == "USD"
-    return TrainingPlan(
-        name=name,
-        types=types,
-        host_hours=hours,
-        usd_per_hour=fee / hours if is_known else None,
-    )
+    usd_per_hour = None
+    # The fee is for all hosts: of several types it does not say which share is whose.
+    if len(types) == 1 and hours > 0 and fee > 0 and currency == "USD":
+        usd_per_hour = fee / hours
+    return TrainingPlan(name=name, types=types, host_hours=hours, usd_per_hour=usd_per_hour)
 
 
 def _hours(reserved: Document, *, of_plan: Document) -> float:
