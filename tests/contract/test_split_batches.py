@@ -23,7 +23,7 @@ from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
-from stoker.feed.workers.jobs import WorkerJob
+from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import WorkerEnd, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
@@ -659,3 +659,40 @@ def test_heavy_tailed_costs_change_no_byte(seed, tmp_path):
         assert not pool._splits
     for number, value in expected.items():
         same(values[number], value)
+
+
+def test_parts_of_an_epoch_that_is_left_are_made_no_further(tmp_path):
+    left = job(0, range(100, 140))
+    # Two workers are at the first sample of their first parts, of five samples each.
+    dataset = Heavy(parts_folder(tmp_path), {100: ["left"], 105: ["left"]})
+    with pool_of(dataset, default_collate, num_workers=2) as pool:
+        pool.assign(left)
+        first_maker(dataset, 100)
+        first_maker(dataset, 105)
+        assert pool.drop_parts(lambda job: job.order.epoch_id < 0) == []
+        (lost,) = pool.drop_parts(lambda job: job.order.epoch_id < 1)
+        assert (lost.job, lost.is_lost) == (left, True)
+        (dataset.folder / "left").touch()
+        values = made(pool, [job(number, range(8), epoch_id=1) for number in range(4)])
+        assert not descriptors_of_parts()
+        assert not pool._open
+    for value in values.values():
+        same(value[0][:, 0], torch.arange(8))
+    assert [index for index in range(100, 140) if dataset.makers(index)] == [100, 105]
+
+
+def test_memory_of_parts_is_known_until_they_are_collated():
+    with pool_of(Slow(seconds=0.002), plain, num_workers=2) as pool:
+        assert pool.part_bytes == 0
+        pool.assign(job(0, range(32)))
+        most = 0
+        results: list[Result] = []
+        while not results:
+            most = max(most, pool.part_bytes)
+            for fileno in ready_of(pool):
+                results += pool.handle(fileno)
+        (whole,) = results
+        # All parts but perhaps the last one, with what is between tensors.
+        assert most >= whole.payload.nbytes / 2
+        assert pool.part_bytes == 0
+        whole.discard()

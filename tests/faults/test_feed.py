@@ -39,6 +39,13 @@ def test_batches_that_several_workers_make_are_the_same_bytes(host):
     assert host.train(env=env, num_workers=2, **SLOW).finish() == reference(**SLOW)
 
 
+def test_heavy_samples_of_a_data_host_change_no_byte():
+    options = {"samples": 120, "batch_size": 12, **SLOW}
+    with Cluster(agents=1, workers=3) as cluster:
+        trainer = cluster.train(heavy=[3, 40, 77], heavy_seconds=0.6, **options)
+        assert trainer.finish() == reference(**options)
+
+
 def test_trainers_that_accept_no_pickles_get_what_needs_none(host):
     assert host.train(env=env_of(host, accept_pickles=False)).finish() == reference()
 

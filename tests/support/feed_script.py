@@ -30,6 +30,8 @@ DEFAULTS = dict.fromkeys((*_PLACES, "gates", "until")) | {
     "epochs": 2,
     "num_workers": 0,
     "sample_seconds": 0.0,
+    "heavy": [],
+    "heavy_seconds": 0.0,
     "loaders": 1,
     "shape": [3, 40, 40],
     "rank": 0,
@@ -52,6 +54,8 @@ class Images(torch.utils.data.Dataset):
         given = self.given
         if given["sample_seconds"]:
             time.sleep(given["sample_seconds"])
+        if index in given["heavy"]:
+            time.sleep(given["heavy_seconds"])
         if index == given["raise_at"]:
             raise LookupError(f"sample {index} is broken")
         if index == given["kill_at"]:

@@ -146,6 +146,8 @@ def test_waiting_and_going_on_are_said_once():
 
 
 class StartsOnlyOnce:
+    part_bytes = 0
+
     def __init__(self) -> None:
         self.refused: set[int] = set()
         self.asked: list[tuple[int, int]] = []

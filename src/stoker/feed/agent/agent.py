@@ -336,12 +336,13 @@ class Service:
         if session is None:
             return
         session.before_epoch_id = max(session.before_epoch_id, before_epoch_id)
-        # A worker finishes a batch that it has begun: `Dispatch` discards the result.
+        # A worker finishes a batch that it makes alone: `Dispatch` discards the result.
         for key, request in list(session.requests.items()):
             if request.epoch_id < session.before_epoch_id:
                 request.is_cancelled = True
                 del session.requests[key]
         self._specs.stop_shards(name, before_epoch_id=session.before_epoch_id)
+        self._specs.drop_parts(name, before_epoch_id=session.before_epoch_id)
 
     def _close_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
@@ -351,6 +352,7 @@ class Service:
             request.is_cancelled = True
         session.requests.clear()
         self._specs.stop_shards(name)
+        self._specs.drop_parts(name, before_epoch_id=math.inf)
         self._log.event(EventName.SESSION_ENDED, session=name, rank=session.rank, reason=reason)
         self._request_from_others(session.spec)
         self._close_unused_specs()

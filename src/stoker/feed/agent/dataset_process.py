@@ -530,6 +530,20 @@ class Specs:
                 pool.close()
                 del spec.pools["session", session]
 
+    def drop_parts(self, session: str, *, before_epoch_id: float) -> None:
+        """Stops making batches of earlier epochs in parts."""
+
+        def is_over(job: WorkerJob) -> bool:
+            return job.order.session == session and job.order.epoch_id < before_epoch_id
+
+        for pool in self._pools():
+            self._results.extend(pool.drop_parts(is_over))
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of samples that wait for the rest of their batch, in addition to batches."""
+        return sum(pool.part_bytes for pool in self._pools())
+
     def makers(self, digest: str, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
         """Returns the workers that make that job, with the stacks of the first one."""
         spec = self._specs.get(digest)

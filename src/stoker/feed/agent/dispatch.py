@@ -502,7 +502,7 @@ class Dispatch:
     def _has_memory(self) -> bool:
         sent_bytes = self._outbox.sent_bytes
         batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
-        waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
+        waiting = sent_bytes + (self.num_begun + 1) * batch_bytes + self._specs.part_bytes
         # One batch is always allowed, of any size: else no memory would ever be returned.
         most = self._max_bytes * self._guard.share
         return waiting <= most or not (self.num_begun or sent_bytes)

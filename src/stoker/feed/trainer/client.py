@@ -131,6 +131,8 @@ class Requester:
         """Returns how many bytes a loader's batches may have, next to those of other loaders."""
         sessions = self._shared.sessions
         total = int(session.max_bytes * self._shared.memory_share)
+        if session.local is not None:
+            total = max(0, total - session.local.part_bytes)
         if len(sessions) == 1:
             return total
         # At each turn, because what other loaders hold changes with each batch.

@@ -120,6 +120,11 @@ class LocalWorkers:
     def last_death(self) -> str:
         return self._pool.last_death
 
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of samples that wait for the rest of their batch, in addition to batches."""
+        return self._pool.part_bytes
+
     def sockets(self) -> dict[int, bool]:
         return self._pool.sockets()
 
@@ -137,6 +142,8 @@ class LocalWorkers:
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
         self._pool.stop_shards(before_epoch_id=before_epoch_id)
+        # The epoch's end has dropped its numbers: nobody is told that they are lost.
+        self._pool.drop_parts(lambda job: job.order.epoch_id < before_epoch_id)
 
     def handle(self, fileno: int) -> list[Result]:
         results = self._pool.handle(fileno)

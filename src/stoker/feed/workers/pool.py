@@ -410,6 +410,11 @@ class WorkerPool:
             return 0
         return max(0, self._load.num_free - len(self._retries))
 
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of samples that wait for the rest of their batch, in addition to batches."""
+        return sum(split.nbytes for split in self._splits)
+
     def sockets(self) -> dict[int, bool]:
         """Returns the descriptors to poll for reading; True: for writing too."""
         # At every turn, for all workers: without a call for each of them.
@@ -550,6 +555,18 @@ class WorkerPool:
         """
         over = [worker for worker in self._of_shard.values() if worker.epoch_id < before_epoch_id]
         self._stop_shard_workers(*(w for w in over if w.stream and not w.stream.persists))
+
+    def drop_parts(self, is_over: Callable[[WorkerJob], bool]) -> list[Result]:
+        """Stops making batches in parts which nobody waits for; returns them as lost ones.
+
+        A worker stops behind the sample that it is at.
+        """
+        dropped = [split.job for split in self._splits if is_over(split.job)]
+        for worker in self._workers.values():
+            for job in worker.jobs:
+                if job.whole in dropped:
+                    worker.stop(job, 0)
+        return self._lost_of([(job, -1) for job in dropped])
 
     def cancel_jobs(self) -> list[Result]:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
