@@ -377,7 +377,7 @@ def _felt(host: HostMemory) -> str:
         words += (
             f"; batches that wait were lowered to {percentage(host.least_share)} of feed.max_bytes"
         )
-    if host.swapped_bytes:
+    if host.is_swapping:
         words += f"; {size(host.swapped_bytes)} were swapped out"
     if host.kills:
         words += f"; the kernel killed {count(host.kills, 'process', 'processes')} for memory"

@@ -38,6 +38,8 @@ from stoker.records.profile import NEAR_LIMIT, Spread
 from stoker.records.workload import Gate
 from stoker.units import usd, vcpus_words, wait_share
 
+# Of a host's memory: the kernel moves less than that out also where nothing is short.
+_MUCH_SWAPPED = 0.02
 # First event of the leader's record.
 STARTED = "training started"
 # Fields to which the leader's record contributes.
@@ -201,8 +203,13 @@ class HostMemory(Record, frozen=True, kw_only=True):
     @property
     def is_short(self) -> bool:
         """Whether memory was short, or what waits was lowered for it."""
-        is_felt = self.kills or self.swapped_bytes or self.least_share < 1
+        is_felt = self.kills or self.is_swapping or self.least_share < 1
         return bool(is_felt) or self.share >= NEAR_LIMIT
+
+    @property
+    def is_swapping(self) -> bool:
+        """Whether more was swapped out than the pages of idle processes, which cost nothing."""
+        return self.swapped_bytes >= _MUCH_SWAPPED * self.limit_bytes
 
     @property
     def others_bytes(self) -> int:
