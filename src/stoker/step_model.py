@@ -98,10 +98,14 @@ def bottleneck_of(limit: Limit, *, waits: bool, workers: int | None) -> Bottlene
         waits: Whether workers mostly wait for their own reads when they do not compute.
         workers: Loader workers; 0: the trainer loads; None: not known.
     """
-    if limit == "latency":
-        # With num_workers=0 workers come first, even for a loader that waits.
-        return "latency" if waits and workers != 0 else "workers"
-    return "network" if limit == "receive" else limit
+    if limit == "receive":
+        return "network"
+    if limit != "latency":
+        return limit
+    # With num_workers=0 workers come first, even for a loader that waits.
+    if waits and workers != 0:
+        return "latency"
+    return "workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,9 @@ class Neighbour:
         if not self.loading_share:
             return 0.0
         ratio = loading_share / self.loading_share
-        return float(self.seconds * (ratio if ratio > 1 else ratio**_NEIGHBOUR_POWER))
+        if ratio > 1:
+            return self.seconds * ratio
+        return float(self.seconds * ratio**_NEIGHBOUR_POWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +278,9 @@ class Parts:
             return "accelerator"
         if self.waited_share < LEAST_GAIN:
             # No batch is waited for: only the CPU, which loading shares, slows the steps.
-            return "cpu" if self.terms["cpu"] > self.terms["accelerator"] else "accelerator"
+            if self.terms["cpu"] > self.terms["accelerator"]:
+                return "cpu"
+            return "accelerator"
         limit = self.limit
         if limit != "latency" or more_workers(self) is not None:
             return bottleneck_of(limit, waits=self.waits, workers=self.workers)
@@ -280,8 +288,10 @@ class Parts:
         limit = tuned(self, least=self.workers).limit
         if limit != "latency":
             return bottleneck_of(limit, waits=self.waits, workers=self.workers)
+        if self.waits and self.workers:
+            return "latency"
         # A worker that computes all the time needs a core.
-        return "latency" if self.waits and self.workers else "cpu"
+        return "cpu"
 
     def with_workers(self, workers: int) -> "Parts":
         """Returns the same hosts with another number of loader workers."""
@@ -307,23 +317,18 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         or step.num_workers is None
     ):
         return None
-    profiled_ranks = profile.what.get("ranks")
-    ranks = ranks or (profiled_ranks if isinstance(profiled_ranks, int) else hosts)
-    local = step.local_receive_seconds
-    receive = (step.receive_seconds or 0.0) if local is None else local
-    # The longer of the worker's answer and the trainer's own CPU time.
-    receive = max(receive, step.handover_seconds or 0.0)
+    ranks = ranks or _ranks_of(profile)
+    receive, taking = _taking_seconds(step)
     others = others_vcpus_of(profile)
     parts = Parts(
         accelerator_seconds=step.accelerator_step_seconds,
         transfer_seconds=min(step.transfer_seconds or 0.0, step.accelerator_step_seconds),
-        receive_seconds=receive if step.num_workers else 0.0,
+        receive_seconds=receive,
         loader_cpu_seconds=step.loader_cpu_seconds,
         loader_wall_seconds=step.loader_wall_seconds,
         hidden_seconds=step.hidden_load_seconds or 0.0,
-        trainer_cpu_seconds=step.trainer_cpu_seconds
-        # Measured with cached batches, without handover.
-        + ((local or 0.0) * ranks if step.num_workers else 0.0),
+        # The trainer was measured with cached batches, which it takes from no worker.
+        trainer_cpu_seconds=step.trainer_cpu_seconds + taking * ranks,
         turns_cpu_seconds=turns_cpu_seconds(step, ranks=ranks),
         vcpus=vcpus * hosts,
         others_vcpus=others,
@@ -337,6 +342,26 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         wait_seconds=step.wait_seconds,
     )
     return with_neighbour(parts, seconds=step.neighbour_seconds or 0.0)
+
+
+def _ranks_of(profile: Profile) -> int:
+    ranks = profile.what.get("ranks")
+    if isinstance(ranks, int):
+        return ranks
+    # A profile of numbers that were typed does not say: one a host.
+    return profile.host.count
+
+
+def _taking_seconds(step: StepTerms) -> tuple[float, float]:
+    """Returns what taking a batch from a worker costs a rank: seconds, and CPU-seconds."""
+    if not step.num_workers:
+        # The trainer's own thread loads.
+        return 0.0, 0.0
+    handover, local = step.handover_seconds or 0.0, step.local_receive_seconds
+    if local is None:
+        return max(step.receive_seconds or 0.0, handover), 0.0
+    # The longer of the worker's answer and the trainer's own CPU time.
+    return max(local, handover), local
 
 
 def with_neighbour(parts: Parts, *, seconds: float) -> Parts:
@@ -359,7 +384,9 @@ def lost_share(*, step_seconds: float, wait_seconds: float, accelerator_seconds:
     """
     waited = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
     lost = 1 - accelerator_seconds / step_seconds
-    return lost if lost > waited + LEAST_GAIN else waited
+    if lost > waited + LEAST_GAIN:
+        return lost
+    return waited
 
 
 def turns_cpu_seconds(step: StepTerms, *, ranks: int) -> float:
@@ -380,7 +407,9 @@ def read_seconds(profile: Profile) -> float:
     if step.storage_bytes_per_second is None or not step.read_bytes:
         return 0.0
     seconds = step.read_bytes / (step.storage_bytes_per_second * profile.host.count)
-    return 0.0 if seconds > _IN_MEMORY * step.step_seconds else seconds
+    if seconds > _IN_MEMORY * step.step_seconds:
+        return 0.0
+    return seconds
 
 
 def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
@@ -390,7 +419,9 @@ def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
     rates = sorted(profile.loader_rates, key=lambda rate: rate.workers)
     if cpu is None or not rates:
         return SharedLoading()
-    wall = cpu if wall is None else wall
+    if wall is None:
+        # A worker that was not timed alone is taken to compute all the time.
+        wall = cpu
     few, many = rates[0], rates[-1]
     least, most = few.workers * hosts, many.workers * hosts
     if least == most:
@@ -437,12 +468,14 @@ def others_width(profile: Profile, *, vcpus: float) -> float:
 
 def speed_width(profile: Profile) -> float:
     """Returns the relative error from the CPU's changing speed; 0 if it was steady."""
-    spread = profile.observed.cpu_speed_spread if profile.observed else None
+    if profile.observed is None:
+        return 0.0
+    spread = profile.observed.cpu_speed_spread or 0.0
+    if spread < MIN_SPEED_SPREAD:
+        return 0.0
     # Two standard deviations of seconds: profile and training differ by about one each, as slow
     # changes matter more than fast ones.
-    if spread is not None and spread >= MIN_SPEED_SPREAD:
-        return 2 * spread
-    return 0.0
+    return 2 * spread
 
 
 def speed_words(profile: Profile) -> str:
@@ -482,11 +515,15 @@ def most_workers(*, vcpus: float, parallel: float, cpu: float, free: float | Non
         cpu: CPU-seconds of these.
         free: vCPUs that other programs leave; None: all.
     """
-    free = vcpus if free is None else free
+    if free is None:
+        free = vcpus
     most = MOST_WORKERS_PER_VCPU * vcpus
     if cpu > 0:
         waits = parallel / cpu
-        most = min(most, free * (waits if waits >= COMPUTES else 1.0))
+        if waits < COMPUTES:
+            # A worker that computes all the time fills a vCPU.
+            waits = 1.0
+        most = min(most, free * waits)
     elif parallel == 0:
         most = free
     return math.ceil(most)
@@ -500,11 +537,17 @@ def useful_workers(*, parallel: float, shared: float, step: float, most: int) ->
         shared: Seconds that workers do not reduce.
         step: Seconds of a step with `most` workers.
     """
-    is_shared = shared > parallel / most
-    left = (_NEAR_BEST * step if is_shared else step) - shared
-    busy = (parallel if is_shared else _SPARE * parallel) / left if left > 0 else float(most)
+    if shared > parallel / most:
+        # The last workers gain hardly anything: nearly the best step will do.
+        step *= _NEAR_BEST
+    else:
+        parallel *= _SPARE
+    # What workers divide among them has to fit into the rest of the step.
+    left = step - shared
+    if left <= 0:
+        return max(1, most)
     # Rounding errors must not add a worker.
-    return max(1, min(most, math.ceil(busy - 1e-9)))
+    return max(1, min(most, math.ceil(parallel / left - 1e-9)))
 
 
 def busy_worker_seconds(*, parallel: float, cpu: float) -> float:
@@ -548,7 +591,9 @@ def more_workers(parts: Parts) -> Parts | None:
         today = min(today, parts.measured_seconds)
     # Compared as shares, as the model may miss the measured step.
     reached = max(better.step_seconds, (1 - parts.waited_share) * today)
-    return better if reached < (1 - LEAST_GAIN) * today else None
+    if reached >= (1 - LEAST_GAIN) * today:
+        return None
+    return better
 
 
 def _is_faster_alone(parts: Parts) -> bool:
