@@ -86,15 +86,15 @@ def before_money(*, is_billed: bool) -> str | None:
     return None
 
 
-def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
+def _advice_of_states(chart: Walk, profile: Profile) -> Iterator[Advice]:
     """Yields advice for each state that no plan resolves."""
-    before = before_money(is_billed=found.ranking.is_billed)
+    before = before_money(is_billed=chart.ranking.is_billed)
     named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
-    if found.is_busy:
+    if chart.is_busy:
         # The plan's reason says it.
         named.pop("other-programs", None)
     is_awaited = "storage" in named
-    yield from _advice_on_storage(found, is_awaited=is_awaited, before=before)
+    yield from _advice_on_storage(chart, is_awaited=is_awaited, before=before)
     for name in named:
         if name in _ADVICE and name != "storage":
             is_first = name in _FIX_FIRST or name == "other-programs"
@@ -102,22 +102,22 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
             yield Advice(id=name, text=text, when=before if is_first else None)
 
 
-def _advice_on_storage(found: Walk, *, is_awaited: bool, before: str | None) -> Iterator[Advice]:
+def _advice_on_storage(chart: Walk, *, is_awaited: bool, before: str | None) -> Iterator[Advice]:
     """Yields what to do about a storage that is the limit, is waited for, or comes next.
 
     Args:
-        found: How the plan was chosen.
+        chart: Inputs of the flow chart, with the chosen plan.
         is_awaited: Whether the profile saw steps wait for it.
         before: Before what it is to be done, as words; None: nothing is billed.
     """
-    rival = best_of(found, "heterogeneous")
+    rival = best_of(chart, "heterogeneous")
     gain = ""
     if rival and rival.predicted and rival.predicted.own_storage_speedup:
         gain = (
             f": {cluster(rival)} would be {rival.predicted.speedup:.2f}x as fast without, and "
             f"{rival.predicted.own_storage_speedup:.2f}x with one"
         )
-    if found.bottleneck == "storage":
+    if chart.bottleneck == "storage":
         text = "The storage is the limit. "
     elif is_awaited:
         text = "Steps wait for the storage, too. "
@@ -125,8 +125,8 @@ def _advice_on_storage(found: Walk, *, is_awaited: bool, before: str | None) -> 
         text = "The storage is the next limit. "
     else:
         return
-    text += f"{_ADVICE['storage']} {_DATA_HOSTS[found.work.storage]}{gain}"
-    if found.work.storage == "per_host":
+    text += f"{_ADVICE['storage']} {_DATA_HOSTS[chart.work.storage]}{gain}"
+    if chart.work.storage == "per_host":
         # The model judges plans by it: nothing is to be fixed first.
         before = None
     yield Advice(id="storage", text=f"{text.removesuffix('.')}.", when=before)
@@ -150,37 +150,37 @@ def unfed_advice(unfed: str, profile: Profile) -> Advice:
     return Advice(id="unfed", text=f"{text}.", when="data hosts are wanted")
 
 
-def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
+def advice_of(chart: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
     """Returns the advice: free fixes first, then what needs work on the training."""
-    of_states = list(_advice_of_states(found, profile))
-    fixes = _advice_of_fixes(found, profile, of_states)
+    of_states = list(_advice_of_states(chart, profile))
+    fixes = _advice_of_fixes(chart, profile, of_states)
     named = {advice.id for advice in fixes}
     advice = [
         *(one for one in of_states if one.id == "storage"),
         *fixes,
         *(one for one in of_states if one.id != "storage"),
-        *_advice_on_profiling(found, profile, is_taken=is_taken),
-        *_advice_on_hosts(found, profile),
+        *_advice_on_profiling(chart, profile, is_taken=is_taken),
+        *_advice_on_hosts(chart, profile),
     ]
     if "num_workers" not in named:
-        advice += _advice_on_free_workers(found)
-    more_shards = _advice_on_more_shards(found)
+        advice += _advice_on_free_workers(chart)
+    more_shards = _advice_on_more_shards(chart)
     if more_shards is not None:
         # It names the workers as well, which find nothing to do without their shards.
         advice = [more_shards, *(one for one in advice if one.id != "num_workers")]
-    advice += _advice_on_accelerators(found, profile)
+    advice += _advice_on_accelerators(chart, profile)
     # That fix says the same of today's cluster.
     if "smaller_batches" not in named:
-        advice += _advice_on_starts(found)
-    advice += _advice_on_more_accelerators(found)
-    advice += _advice_on_chosen(found)
+        advice += _advice_on_starts(chart)
+    advice += _advice_on_more_accelerators(chart)
+    advice += _advice_on_chosen(chart)
     return tuple(advice)
 
 
-def _advice_of_fixes(found: Walk, profile: Profile, of_states: list[Advice]) -> list[Advice]:
+def _advice_of_fixes(chart: Walk, profile: Profile, of_states: list[Advice]) -> list[Advice]:
     """Returns the profile's fixes, but for those that other advice answers."""
     answered = {advice.id for advice in of_states}
-    if found.chosen.action == "tune":
+    if chart.chosen.action == "tune":
         # It already has the number of workers.
         answered.add("num_workers")
     return [
@@ -196,51 +196,51 @@ def _work_words(fix: Fix) -> str | None:
     return f"{fix.cost} work"
 
 
-def _advice_on_hosts(found: Walk, profile: Profile) -> Iterator[Advice]:
+def _advice_on_hosts(chart: Walk, profile: Profile) -> Iterator[Advice]:
     """Yields what to do where this machine is full, or data hosts cannot help the loader."""
-    if _is_full(found):
-        busy = percentage(found.work.accelerator_seconds / found.work.step_seconds)
+    if _is_full(chart):
+        busy = percentage(chart.work.accelerator_seconds / chart.work.step_seconds)
         text = f"The accelerators compute for {busy} of a step, and this machine has no cores left "
         text += "for them. What other hosts would do: stoker decide profile.json --as TYPE."
         yield Advice(id="elsewhere", text=text)
-    if found.in_step:
-        text = f"{found.unfed}. {capital(IN_STEP_FIX)}; then profile again."
+    if chart.in_step:
+        text = f"{chart.unfed}. {capital(IN_STEP_FIX)}; then profile again."
         yield Advice(id="unfed", text=text, when="data hosts or workers are wanted")
-    elif found.unfed:
-        yield unfed_advice(found.unfed, profile)
+    elif chart.unfed:
+        yield unfed_advice(chart.unfed, profile)
 
 
-def _advice_on_free_workers(found: Walk) -> Iterator[Advice]:
-    tuned = best_of(found, "tune")
+def _advice_on_free_workers(chart: Walk) -> Iterator[Advice]:
+    tuned = best_of(chart, "tune")
     if tuned is None or tuned.predicted is None:
         return
     workers = tuned.groups[0].workers_per_host or 0
     promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
-    if found.work.unexplained:
+    if chart.work.unexplained:
         # An unexplained profile supports no figure.
         promise = "it costs nothing to try; how much it gives is not known"
     text = f"Give the loaders {numbered(workers, 'worker')} per host instead of "
-    yield Advice(id="num-workers", text=f"{text}{found.work.num_workers}: {promise}.")
+    yield Advice(id="num-workers", text=f"{text}{chart.work.num_workers}: {promise}.")
 
 
-def _advice_on_more_shards(found: Walk) -> Advice | None:
+def _advice_on_more_shards(chart: Walk) -> Advice | None:
     """Returns what a plan needs that a stream has too few shards for."""
-    tunes = (plan for plan in found.plans if plan.action == "tune" and not plan.feasible)
+    tunes = (plan for plan in chart.plans if plan.action == "tune" and not plan.feasible)
     plan = next(tunes, None)
     if plan is None or plan.predicted is None:
         return None
     promise = f": {ms(plan.predicted.counted_seconds)} per step, at no cost"
-    if found.work.unexplained:
+    if chart.work.unexplained:
         promise = "; it costs nothing to try"
     return Advice(id="num-workers", text=f"{capital(plan.reason)}{promise}.")
 
 
-def _advice_on_more_accelerators(found: Walk) -> Iterator[Advice]:
-    wider = best_of(found, "scale_out")
-    is_kept = found.chosen.action == "keep"
-    if wider is None or not is_kept or found.work.unexplained or found.fix_first:
+def _advice_on_more_accelerators(chart: Walk) -> Iterator[Advice]:
+    wider = best_of(chart, "scale_out")
+    is_kept = chart.chosen.action == "keep"
+    if wider is None or not is_kept or chart.work.unexplained or chart.fix_first:
         return
-    if gain := _gain_of_more(wider, found):
+    if gain := _gain_of_more(wider, chart):
         text = f"{cluster(wider)} would train on the same samples {gain}"
         yield Advice(
             id="more-accelerators",
@@ -249,11 +249,11 @@ def _advice_on_more_accelerators(found: Walk) -> Iterator[Advice]:
         )
 
 
-def _advice_on_chosen(found: Walk) -> Iterator[Advice]:
+def _advice_on_chosen(chart: Walk) -> Iterator[Advice]:
     """Yields what the script has to change with the chosen plan."""
-    chosen = found.chosen
+    chosen = chart.chosen
     if chosen.action == "scale_out":
-        batch, larger = found.work.global_batch_size, chosen.global_batch_size
+        batch, larger = chart.work.global_batch_size, chosen.global_batch_size
         text = "More replicas make a larger global batch, replicas x the batch of each"
         if batch and larger:
             text += f": {larger} samples instead of {batch}, {larger / batch:.3g} times as many"
@@ -267,12 +267,12 @@ def _advice_on_chosen(found: Walk) -> Iterator[Advice]:
         yield Advice(id="num-workers", text=text)
 
 
-def _gain_of_more(wider: Plan, found: Walk) -> str:
+def _gain_of_more(wider: Plan, chart: Walk) -> str:
     """Returns what more accelerators gain: dollars, or time where nothing is billed."""
     outcome = wider.predicted
     if outcome is None:
         return ""
-    if found.ranking.is_billed:
+    if chart.ranking.is_billed:
         if outcome.cost_change >= 0:
             return ""
         return f"{percentage(-outcome.cost_change)} cheaper"
@@ -281,22 +281,22 @@ def _gain_of_more(wider: Plan, found: Walk) -> str:
     return f"{outcome.speedup:.2f}x as fast"
 
 
-def _is_full(found: Walk) -> bool:
+def _is_full(chart: Walk) -> bool:
     """Whether accelerators wait on a machine whose cores are all used."""
-    today = found.keep.predicted
+    today = chart.keep.predicted
     return (
-        found.is_machine_full
-        and found.choice.verdict == "none"
+        chart.is_machine_full
+        and chart.choice.verdict == "none"
         and today is not None
         and bool(today.accelerator_seconds)
         and today.accelerator_utilization < MOST_BUSY
     )
 
 
-def _advice_on_accelerators(found: Walk, profile: Profile) -> Iterator[Advice]:
+def _advice_on_accelerators(chart: Walk, profile: Profile) -> Iterator[Advice]:
     """Yields advice to load on the accelerators, if the CPU is the limit and they have time."""
-    work = found.work
-    if found.bottleneck != "cpu":
+    work = chart.work
+    if chart.bottleneck != "cpu":
         return
     loading = device_loading(profile, work)
     if loading is not None:
@@ -313,13 +313,13 @@ def _advice_on_accelerators(found: Walk, profile: Profile) -> Iterator[Advice]:
         yield Advice(id="offload-gpu", text=text, when=when)
 
 
-def _advice_on_starts(found: Walk) -> Iterator[Advice]:
+def _advice_on_starts(chart: Walk) -> Iterator[Advice]:
     """Yields what an epoch's first batch costs the chosen plan, as long as one worker makes it."""
-    times, outcome = found.work.epochs, found.chosen.predicted
+    times, outcome = chart.work.epochs, chart.chosen.predicted
     if times is None or times.start is None or not times.steps or outcome is None:
         return
-    splits = found.work.splits
-    if splits and any(group.role == "data" for group in found.chosen.groups):
+    splits = chart.work.splits
+    if splits and any(group.role == "data" for group in chart.chosen.groups):
         return
     # Each epoch's start, spread over its steps, as a share of a step of the chosen plan.
     share = times.start.seconds / times.steps / outcome.counted_seconds
@@ -337,18 +337,18 @@ def _advice_on_starts(found: Walk) -> Iterator[Advice]:
     )
 
 
-def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
-    before = before_money(is_billed=found.ranking.is_billed)
+def _advice_on_profiling(chart: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
+    before = before_money(is_billed=chart.ranking.is_billed)
     if profile.unmeasured:
         text = (
             "Train on the cluster in question, stoker train --group ..., and compare the run with "
             "this profile: stoker evaluate."
         )
         yield Advice(id="compare", text=text, when="a plan for it cannot be predicted")
-    elif is_taken or found.is_busy:
+    elif is_taken or chart.is_busy:
         # `elsewhere`, or the plan's reason, says what to profile.
         return
-    elif found.bottleneck == "unexplained":
+    elif chart.bottleneck == "unexplained":
         text = "Profile the training again, longer and on a quiet machine."
         yield Advice(id="profile-again", text=text, when=before)
     elif profile.check is None and profile.timed_step.wait_seconds is None:
@@ -358,12 +358,12 @@ def _advice_on_profiling(found: Walk, profile: Profile, *, is_taken: bool) -> It
 
 
 def warnings_of(
-    found: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
+    chart: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
 ) -> tuple[str, ...]:
     """Returns what makes the figures doubtful.
 
     Args:
-        found: How the plan was chosen.
+        chart: Inputs of the flow chart, with the chosen plan.
         profile: What it was chosen by.
         rules: What plans were checked against.
         prices: Those of the plans.
@@ -371,20 +371,20 @@ def warnings_of(
     """
     warnings = []
     # Where other programs ran, no band is believed at all.
-    if not found.is_busy:
-        wide = [doubt for doubt in found.work.doubts if doubt.width >= _WORTH_A_LINE]
+    if not chart.is_busy:
+        wide = [doubt for doubt in chart.work.doubts if doubt.width >= _WORTH_A_LINE]
         warnings += [f"the bands are wider: {doubt.text}" for doubt in wide]
     # The catalog need not have the profiled type if the profile was scaled to another one.
     if not is_taken:
         warnings += _unlike_the_catalog(profile, rules.catalog.get(profile.host.instance_type))
-    shards = found.work.shards
-    if shards and not found.unfed:
-        source = "feed.shards" if found.work.are_shards_set else "num_workers"
+    shards = chart.work.shards
+    if shards and not chart.unfed:
+        source = "feed.shards" if chart.work.are_shards_set else "num_workers"
         warnings.append(
             f"the stream has {numbered(shards, 'shard')} ({source} of all ranks): "
             "no more workers than that can be busy"
         )
-    epochs = found.work.epochs
+    epochs = chart.work.epochs
     if epochs is not None and epochs.steps and epochs.between is None:
         warnings.append(
             "what lies between epochs (validation, checkpoints) was not seen: it is in no figure, "

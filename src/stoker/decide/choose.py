@@ -443,49 +443,49 @@ class Walk:
         return reason is not None and reason.kind == "other_programs"
 
 
-def walk(found: Walk) -> tuple[Answer, ...]:
+def walk(chart: Walk) -> tuple[Answer, ...]:
     """Returns the questions in order, each with its answer and the figures behind it."""
-    answers = [_is_explained(found)]
-    if found.bottleneck != "unexplained":
-        answers.append(_is_cpu_the_limit(found))
-        if found.bottleneck in ("cpu", "workers", "latency", "storage"):
+    answers = [_is_explained(chart)]
+    if chart.bottleneck != "unexplained":
+        answers.append(_is_cpu_the_limit(chart))
+        if chart.bottleneck in ("cpu", "workers", "latency", "storage"):
             larger = "Is there a larger type of the same family with the same accelerators?"
-            answers.append(_is_there(found, "tune", "Is there a free fix?"))
-            answers.append(_is_there(found, "scale_up", larger))
-            answers += _can_accelerators_decode(found)
-        answers.append(_is_a_data_group_better(found))
-        if found.bottleneck == "accelerator":
+            answers.append(_is_there(chart, "tune", "Is there a free fix?"))
+            answers.append(_is_there(chart, "scale_up", larger))
+            answers += _can_accelerators_decode(chart)
+        answers.append(_is_a_data_group_better(chart))
+        if chart.bottleneck == "accelerator":
             wider = "Would more accelerators be faster?"
-            if found.ranking.is_billed:
+            if chart.ranking.is_billed:
                 wider = "Would more accelerators be faster or cheaper?"
-            answers.append(_is_there(found, "scale_out", wider))
-    answers.append(_is_change_worth_it(found))
+            answers.append(_is_there(chart, "scale_out", wider))
+    answers.append(_is_change_worth_it(chart))
     return tuple(answers)
 
 
-def best_of(found: Walk, action: Action) -> Plan | None:
-    plans = [p for p in found.plans if p.action == action and p.feasible and p.predicted]
-    return min(plans, key=found.ranking.rank, default=None)
+def best_of(chart: Walk, action: Action) -> Plan | None:
+    plans = [p for p in chart.plans if p.action == action and p.feasible and p.predicted]
+    return min(plans, key=chart.ranking.rank, default=None)
 
 
-def _is_explained(found: Walk) -> Answer:
-    reply, because = _explained(found)
+def _is_explained(chart: Walk) -> Answer:
+    reply, because = _explained(chart)
     return Answer(question="Do the measured parts explain the step?", answer=reply, because=because)
 
 
-def _explained(found: Walk) -> tuple[_Reply, str]:
-    work = found.work
+def _explained(chart: Walk) -> tuple[_Reply, str]:
+    work = chart.work
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
-    if found.is_busy:
+    if chart.is_busy:
         return "unknown", f"{because}, while other programs ran"
     if work.unexplained and work.unexplained.kind == "contradiction":
         return "no", work.unexplained.text
     if work.unexplained:
         # Only measured parts can contradict the step.
         return "unknown", work.unexplained.text
-    if found.taken:
+    if chart.taken:
         because = (
-            f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
+            f"on {chart.taken.profiled_on}; scaled to {chart.taken.taken_as} a step takes "
             f"{ms(work.step_seconds)}"
         )
     elif work.num_workers == 0 and "latency" in work.corrected:
@@ -495,14 +495,14 @@ def _explained(found: Walk) -> tuple[_Reply, str]:
     return "yes", because
 
 
-def _is_cpu_the_limit(found: Walk) -> Answer:
-    work, question = found.work, "Is the CPU the limit?"
-    if found.bottleneck in ("latency", "storage"):
+def _is_cpu_the_limit(chart: Walk) -> Answer:
+    work, question = chart.work, "Is the CPU the limit?"
+    if chart.bottleneck in ("latency", "storage"):
         text = (
             f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
             f"{work.loader_cpu_seconds:.3g} are CPU-seconds: it waits for its data"
         )
-        if found.bottleneck == "storage":
+        if chart.bottleneck == "storage":
             text += ", which all workers share"
         return Answer(question=question, answer="no", because=text)
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
@@ -522,28 +522,28 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
         text += f"; without loading a step takes {ms(work.accelerator_seconds)} of {step}"
     if work.neighbour.seconds >= LEAST_GAIN * work.step_seconds:
         text += f"; busy workers on the same cores make it {ms(work.neighbour.seconds)} longer"
-    if found.bottleneck == "cpu":
+    if chart.bottleneck == "cpu":
         return Answer(question=question, answer="yes", because=text)
-    text += f": the limit is {limit_words(found.bottleneck)}"
+    text += f": the limit is {limit_words(chart.bottleneck)}"
     return Answer(question=question, answer="no", because=text)
 
 
-def _is_there(found: Walk, action: Action, question: str) -> Answer:
-    plan = best_of(found, action)
+def _is_there(chart: Walk, action: Action, question: str) -> Answer:
+    plan = best_of(chart, action)
     if plan is None:
-        reply, because = _without_plan(found, action)
+        reply, because = _without_plan(chart, action)
         return Answer(question=question, answer=reply, because=because)
-    because = _figures(plan, found)
-    rival = best_of(found, "heterogeneous")
+    because = _figures(plan, chart)
+    rival = best_of(chart, "heterogeneous")
     if action == "scale_up" and rival:
-        because += _against_data_hosts(plan, rival, found)
+        because += _against_data_hosts(plan, rival, chart)
     return Answer(question=question, answer="yes", because=because)
 
 
-def _without_plan(found: Walk, action: Action) -> tuple[_Reply, str]:
+def _without_plan(chart: Walk, action: Action) -> tuple[_Reply, str]:
     """Returns the answer where no plan of that kind can be run as it is."""
-    infeasible = next((plan for plan in found.plans if plan.action == action), None)
-    because = _why_none(found, action)
+    infeasible = next((plan for plan in chart.plans if plan.action == action), None)
+    because = _why_none(chart, action)
     if infeasible:
         because = infeasible.reason
     if action != "tune":
@@ -553,16 +553,16 @@ def _without_plan(found: Walk, action: Action) -> tuple[_Reply, str]:
         outcome = infeasible.predicted
         figures = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"
         return "yes", f"{figures}: {because}"
-    if found.free_fixes:
-        return "yes", found.free_fixes[0]
-    if found.work.num_workers is None:
+    if chart.free_fixes:
+        return "yes", chart.free_fixes[0]
+    if chart.work.num_workers is None:
         return "unknown", because
     return "no", because
 
 
-def _can_accelerators_decode(found: Walk) -> Iterator[Answer]:
+def _can_accelerators_decode(chart: Walk) -> Iterator[Answer]:
     """Yields an answer where decoding on the accelerators has a predicted step."""
-    for plan in found.plans:
+    for plan in chart.plans:
         if plan.action == "offload_gpu" and plan.predicted:
             outcome = plan.predicted
             because = f"{ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x), once the "
@@ -570,21 +570,21 @@ def _can_accelerators_decode(found: Walk) -> Iterator[Answer]:
             yield Answer(question="Can the accelerators decode?", answer="yes", because=because)
 
 
-def _against_data_hosts(plan: Plan, rival: Plan, found: Walk) -> str:
+def _against_data_hosts(plan: Plan, rival: Plan, chart: Walk) -> str:
     this, other = plan.predicted, rival.predicted
     assert this is not None
     assert other is not None
-    cost = Ranking(objective="cost", is_billed=found.ranking.is_billed)
+    cost = Ranking(objective="cost", is_billed=chart.ranking.is_billed)
     less, words = "cheaper than that", cost.cost_words
-    if not found.ranking.is_billed:
+    if not chart.ranking.is_billed:
         less, words = "faster than that", step_time_words
     if cost.value(other) >= cost.value(this):
         less = f"not {less}"
     return f"; a data group is {less}: {cluster(rival)}, {words(other)} against {words(this)}"
 
 
-def _why_none(found: Walk, action: Action) -> str:
-    work = found.work
+def _why_none(chart: Walk, action: Action) -> str:
+    work = chart.work
     if action == "tune" and work.num_workers is None:
         return "today's number of loader workers is not known"
     if action == "tune" and work.data:
@@ -598,37 +598,37 @@ def _why_none(found: Walk, action: Action) -> str:
     return "there are no more of them here"
 
 
-def _is_a_data_group_better(found: Walk) -> Answer:
-    keep = found.keep.predicted
-    what = "be cheaper" if found.ranking.saved_words == "money" else "be faster"
-    if keep is not None and misses_deadline(keep, found.constraints):
+def _is_a_data_group_better(chart: Walk) -> Answer:
+    keep = chart.keep.predicted
+    what = "be cheaper" if chart.ranking.saved_words == "money" else "be faster"
+    if keep is not None and misses_deadline(keep, chart.constraints):
         what = "make the deadline"
-    best = best_of(found, "heterogeneous")
+    best = best_of(chart, "heterogeneous")
     if best is None or keep is None:
         reply: _Reply = "no"
-        because = found.unfed or _why_no_group(found)
+        because = chart.unfed or _why_no_group(chart)
     else:
-        reply, because = _gain_of_a_group(found, best, keep)
+        reply, because = _gain_of_a_group(chart, best, keep)
     return Answer(question=f"Would a data group {what}?", answer=reply, because=because)
 
 
-def _why_no_group(found: Walk) -> str:
+def _why_no_group(chart: Walk) -> str:
     # None can be chosen: they are infeasible, or cannot be priced.
-    groups = [plan for plan in found.plans if plan.action == "heterogeneous"]
+    groups = [plan for plan in chart.plans if plan.action == "heterogeneous"]
     # The same reason as in the table of plans.
     asked_for = [plan for plan in groups if plan.reason.startswith(ASKED_FOR)]
     infeasible = next(iter([*asked_for, *groups]), None)
     if infeasible is not None:
         return infeasible.reason or "plans cannot be priced"
-    if found.constraints.max_data_hosts == 0:
+    if chart.constraints.max_data_hosts == 0:
         return "max_data_hosts is 0"
     return "no CPU-only type with a price may be used"
 
 
-def _gain_of_a_group(found: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, str]:
-    ranking = found.ranking
-    able = _able(found.plans, keep, found.constraints)
-    worth, free = _worth_running(able, found.keep, found.constraints, ranking)
+def _gain_of_a_group(chart: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, str]:
+    ranking = chart.ranking
+    able = _able(chart.plans, keep, chart.constraints)
+    worth, free = _worth_running(able, chart.keep, chart.constraints, ranking)
     groups = [plan for plan in worth if plan.action == "heterogeneous"]
     plan = best
     if groups:
@@ -636,11 +636,11 @@ def _gain_of_a_group(found: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, 
         plan = ranking.best(groups)
     outcome = plan.predicted
     assert outcome is not None
-    costs_more = not ranking.is_free(plan, found.keep)
+    costs_more = not ranking.is_free(plan, chart.keep)
     rival = None
     if free is not None and costs_more:
         rival = free.predicted
-    because = f"{_figures(plan, found)}; {percentage(plan.remote_share)} of the batches are made "
+    because = f"{_figures(plan, chart)}; {percentage(plan.remote_share)} of the batches are made "
     because += "there"
     if rival is not None:
         because += (
@@ -648,52 +648,52 @@ def _gain_of_a_group(found: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, 
             f"{ranking.change_words(outcome, rival)}, both bands together are "
             f"{percentage(combined_band(outcome, rival))}"
         )
-    elif misses_deadline(keep, found.constraints):
+    elif misses_deadline(keep, chart.constraints):
         because += "; it makes the deadline, which today's cluster misses"
     elif not groups:
         band = percentage(error_band(outcome))
         because += f"; {ranking.change_words(outcome, keep)}, its error band is {band}"
-    if groups and found.fix_first and costs_more:
-        return "no", f"{because}; {found.fix_first}: that comes first"
+    if groups and chart.fix_first and costs_more:
+        return "no", f"{because}; {chart.fix_first}: that comes first"
     if groups:
         return "yes", because
-    if not found.fix_first and ranking.gain(outcome, keep) > WORTH_A_TRY:
+    if not chart.fix_first and ranking.gain(outcome, keep) > WORTH_A_TRY:
         # An uncertain gain is no "no".
         return "unknown", because
     return "no", because
 
 
-def _is_change_worth_it(found: Walk) -> Answer:
+def _is_change_worth_it(chart: Walk) -> Answer:
     question = "Is the best change worth more than its error band?"
-    reply, because = _worth_it(found)
+    reply, because = _worth_it(chart)
     return Answer(question=question, answer=reply, because=because)
 
 
-def _worth_it(found: Walk) -> tuple[_Reply, str]:
-    chosen, probable = found.chosen, found.choice.probable
-    if found.is_busy:
+def _worth_it(chart: Walk) -> tuple[_Reply, str]:
+    chosen, probable = chart.chosen, chart.choice.probable
+    if chart.is_busy:
         return "unknown", "the figures are not reliable enough to compare plans"
-    if found.choice.verdict == "probable" and probable:
+    if chart.choice.verdict == "probable" and probable:
         return "unknown", f"{cluster(probable)}: {probable.reason}"
     if chosen.action == "keep":
         return "no", chosen.reason
-    outcome, keep = chosen.predicted, found.keep.predicted
+    outcome, keep = chosen.predicted, chart.keep.predicted
     if outcome is None or keep is None:
         return "yes", chosen.reason
-    saved = percentage(found.ranking.gain(outcome, keep))
+    saved = percentage(chart.ranking.gain(outcome, keep))
     return "yes", (
-        f"{cluster(chosen)} saves {saved} of the {found.ranking.saved_words}, "
+        f"{cluster(chosen)} saves {saved} of the {chart.ranking.saved_words}, "
         f"its error band is {percentage(error_band(outcome))}"
     )
 
 
-def _figures(plan: Plan, found: Walk) -> str:
+def _figures(plan: Plan, chart: Walk) -> str:
     outcome = plan.predicted
     assert outcome is not None
     speed = f"{cluster(plan)}: {ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"
     limit = f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
-    if not found.ranking.is_billed:
-        today = found.keep.predicted
+    if not chart.ranking.is_billed:
+        today = chart.keep.predicted
         assert today is not None
         more = f"{_busy_words(outcome, today)}{added_words(plan, outcome, today)}"
         return f"{speed}{more}, {limit}"

@@ -126,7 +126,7 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
     assert best.predicted is not None
     seconds = best.predicted.counted_seconds
     seconds_today = [
-        each.predicted.counted_seconds for each in plans if each.feasible and each.predicted
+        plan.predicted.counted_seconds for plan in plans if plan.feasible and plan.predicted
     ]
     if seconds > _MORE_SHARDS_HELP * min(seconds_today, default=work.step_seconds):
         return []
