@@ -152,6 +152,8 @@ ELSEWHERE = {
     "stoker decide --workload configs/mnist-kubeflow": "tests/unit/test_decide_published.py",
     "stoker step gate --gate-of": "tests/contract/test_step_verbs.py",
     "stoker train --set feed.on_error=skip": "tests/e2e/test_bad_samples_run.py",
+    "stoker train --set feed.max_bytes=": "tests/faults/test_memory_limit.py",
+    "stoker profile -- python train.py": "tests/e2e/test_profile.py",
     "stoker train --dry-run configs/mnist-kubeflow.yaml --decision": (
         "tests/contract/test_kubernetes_run.py"
     ),

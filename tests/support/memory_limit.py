@@ -33,6 +33,13 @@ class MemoryGroup:
         used = self._read("memory.current" if self._is_v2 else "memory.usage_in_bytes")
         return int(used) - sum(int(stat[name]) for name in files)
 
+    def peak_bytes(self) -> int:
+        """Returns what was in use at most; skips the test where the kernel does not tell."""
+        name = "memory.peak" if self._is_v2 else "memory.max_usage_in_bytes"
+        if not (self.folder / name).exists():
+            pytest.skip(f"this kernel has no {name}")
+        return int(self._read(name))
+
     def num_kills(self) -> int:
         name = "memory.events" if self._is_v2 else "memory.oom_control"
         counts = dict(line.split() for line in self._read(name).splitlines())

@@ -8,6 +8,7 @@ from stoker.host import machine, memory_usage
 from stoker.host.memory_usage import MemoryUse, memory_use
 
 GB = 1_000_000_000
+MAX_BYTES = 4 * GB
 
 
 def guard_of(*shares: float | None) -> MemoryGuard:
@@ -18,12 +19,12 @@ def guard_of(*shares: float | None) -> MemoryGuard:
         share = next(left)
         return None if share is None else MemoryUse(int(share * 10 * GB), 10 * GB, is_cgroups=True)
 
-    return MemoryGuard(look)
+    return MemoryGuard(max_bytes=MAX_BYTES, look=look)
 
 
 def test_less_may_wait_step_by_step_and_it_is_said_once():
     guard = guard_of(*[0.95] * 6)
-    said = [guard.tick(100.0 + 2 * step) for step in range(6)]
+    said = [guard.tick(100.0 + 2 * step, waiting_bytes=MAX_BYTES) for step in range(6)]
     assert guard.share == 1 / 16
     assert said[0].startswith(
         "9.50 GB of 10.0 GB, its memory limit, are in use: fewer batches wait"
@@ -31,17 +32,50 @@ def test_less_may_wait_step_by_step_and_it_is_said_once():
     assert said[1:] == [""] * 5
 
 
+def test_the_first_step_is_half_of_what_waits_however_much_may():
+    guard = guard_of(0.95, 0.95)
+    guard.tick(100.0, waiting_bytes=GB)
+    assert guard.share * MAX_BYTES == GB / 2
+    assert guard.least_share == guard.share
+
+
+def test_use_that_grows_is_lowered_before_it_is_at_the_limit():
+    guard = guard_of(0.5, 0.62, 0.72)
+    assert guard.tick(100.0, waiting_bytes=GB) == ""
+    # In two seconds 0.86 of the limit, then 0.92 at once.
+    assert guard.tick(101.0, waiting_bytes=GB) == ""
+    said = guard.tick(101.9, waiting_bytes=GB)
+    assert said.startswith("7.20 GB of 10.0 GB, its memory limit, are in use, and 1.11 GB more eac")
+    assert guard.share == 1 / 8
+
+
+def test_growth_far_from_the_limit_lowers_nothing():
+    guard = guard_of(0.1, 0.5)
+    for now in (100.0, 101.0):
+        assert guard.tick(now, waiting_bytes=GB) == ""
+    assert guard.share == 1.0
+
+
+def test_a_bound_above_the_limit_is_lowered_to_a_share_of_the_limit():
+    guard = MemoryGuard(
+        max_bytes=100 * GB, look=lambda: MemoryUse(95 * GB // 10, 10 * GB, is_cgroups=True)
+    )
+    for step in range(9):
+        guard.tick(100.0 + 2 * step, waiting_bytes=8 * GB)
+    assert guard.share * 100 * GB == pytest.approx(10 * GB / 16)
+
+
 def test_what_waits_is_taken_before_the_next_step():
     guard = guard_of(0.95, 0.95, 0.95)
     for now in (100.0, 101.0, 102.0):
-        guard.tick(now)
+        guard.tick(now, waiting_bytes=MAX_BYTES)
     assert guard.share == 1 / 4
 
 
 def test_between_the_two_bounds_nothing_changes():
     guard = guard_of(0.95, *[0.85] * 20)
     for second in range(21):
-        guard.tick(100.0 + second)
+        guard.tick(100.0 + second, waiting_bytes=MAX_BYTES)
     assert guard.share == 1 / 2
 
 
@@ -49,7 +83,7 @@ def test_more_may_wait_again_once_there_is_room_for_a_while():
     guard = guard_of(0.95, 0.95, *[0.5] * 30)
     shares = []
     for second in range(32):
-        guard.tick(100.0 + 2 * second)
+        guard.tick(100.0 + 2 * second, waiting_bytes=MAX_BYTES)
         shares.append(guard.share)
     assert shares[1] == 1 / 4
     assert shares[2:5] == [1 / 4] * 3
@@ -58,7 +92,7 @@ def test_more_may_wait_again_once_there_is_room_for_a_while():
 
 def test_that_memory_has_room_again_is_said_once():
     guard = guard_of(0.95, *[0.5] * 10, 0.95, *[0.5] * 10)
-    said = [guard.tick(100.0 + 12 * step) for step in range(22)]
+    said = [guard.tick(100.0 + 12 * step, waiting_bytes=MAX_BYTES) for step in range(22)]
     assert [words for words in said if words][1:] == [
         "memory has room again (5.00 GB of 10.0 GB, its memory limit): as many batches wait as "
         "before"
@@ -87,7 +121,7 @@ def test_a_process_that_the_kernel_killed_for_memory_is_named(code, kills, words
 
 def test_where_nothing_is_known_nothing_changes():
     guard = guard_of(None)
-    assert guard.tick(100.0) == ""
+    assert guard.tick(100.0, waiting_bytes=MAX_BYTES) == ""
     assert guard.share == 1.0
 
 

@@ -112,6 +112,12 @@ class LoopWatch:
         return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
 
     def _kept_collections(self, steps: int, names: "_Names") -> Iterator[KeptObjects]:
+        """Yields collections that grew by an element in half of the steps, and hold tensors.
+
+        Args:
+            steps: Batches that the script took since the lengths were noted.
+            names: Of the script's variables.
+        """
         for collection in _collections():
             more = len(collection) - self._lengths.get(id(collection), 0)
             if more < _LEAST_KEPT * steps:
@@ -129,6 +135,12 @@ class LoopWatch:
 
 
 def _kept_sums(steps: int, names: "_Names") -> Iterator[KeptObjects]:
+    """Yields tensors to which one was added in half of the steps, each with its graph.
+
+    Args:
+        steps: Batches that the script took since the first look.
+        names: Of the script's variables.
+    """
     for total in _sums(_LEAST_KEPT * steps):
         if name := names.of(total):
             yield KeptObjects(
@@ -272,6 +284,7 @@ def _sums(least: float) -> Iterator[torch.Tensor]:
 
 
 def _num_added(total: torch.Tensor, *, most: float) -> int:
+    """Returns how many tensors were added to one, by its graph; `most` ends the count."""
     node = total.grad_fn
     added = 0
     while node is not None and added < most and "AddBackward" in node.name():

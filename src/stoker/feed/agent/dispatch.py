@@ -348,7 +348,7 @@ class Dispatch:
         self._queue = Queue()
         self._credits = CreditPool(workers=workers, per_worker=feed.credits)
         self._max_bytes = memory.max_bytes(feed)
-        self._guard = MemoryGuard()
+        self._guard = MemoryGuard(max_bytes=self._max_bytes)
         self.num_begun = 0
 
     @property
@@ -360,7 +360,19 @@ class Dispatch:
         """The least share of `feed.max_bytes` that could wait here, so far."""
         return self._guard.least_share
 
+    def _guard_memory(self) -> None:
+        now = time.monotonic()
+        if not self._guard.is_due(now):
+            return
+        words = self._guard.tick(now, waiting_bytes=self._waiting_bytes(self.num_begun))
+        if words:
+            self._log.event(EventName.MEMORY_SHORT, text=words)
+        if self._credits.memory_share != self._guard.share:
+            self._credits.memory_share = self._guard.share
+            self.share_credits()
+
     def work(self) -> None:
+        self._guard_memory()
         self._outbox.settle()
         results = list(self._specs.results())
         # Without shards, which have separate workers.
@@ -379,10 +391,6 @@ class Dispatch:
             self._log.event(
                 EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.batch_number
             )
-        words = self._guard.tick(time.monotonic())
-        if words:
-            self._log.event(EventName.MEMORY_SHORT, text=words)
-        self._credits.memory_share = self._guard.share
         self._credits.adapt()
         self.share_credits()
 
@@ -500,12 +508,15 @@ class Dispatch:
             self._specs.assign(request.spec, key, WorkerJob((request,), request.make))
 
     def _has_memory(self) -> bool:
-        sent_bytes = self._outbox.sent_bytes
-        batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
-        waiting = sent_bytes + (self.num_begun + 1) * batch_bytes + self._specs.part_bytes
         # One batch is always allowed, of any size: else no memory would ever be returned.
         most = self._max_bytes * self._guard.share
-        return waiting <= most or not (self.num_begun or sent_bytes)
+        is_first = not (self.num_begun or self._outbox.sent_bytes)
+        return self._waiting_bytes(self.num_begun + 1) <= most or is_first
+
+    def _waiting_bytes(self, num_begun: int) -> int:
+        """Returns what waits to be taken, and what so many batches under way will add to it."""
+        batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
+        return self._outbox.sent_bytes + num_begun * batch_bytes + self._specs.part_bytes
 
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key

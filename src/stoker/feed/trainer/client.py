@@ -322,7 +322,9 @@ class IoThread:
         self._poll = select.poll()
         self._link_of: dict[int, Link] = {}
         self._links: dict[str, AgentLink] = {}
-        self._guard = MemoryGuard()
+        self._guard = MemoryGuard(
+            max_bytes=memory.max_bytes(settings.feed) // max(1, settings.local_world_size)
+        )
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[SessionState] = []
         self._has_begun = False
@@ -499,9 +501,9 @@ class IoThread:
                 self._remove(link)
             else:
                 link.tick(now)
+        self._guard_memory(now)
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
-            self._guard_memory(now)
             self._report()
         with self._shared.lock:
             self._has_begun = self._has_begun or bool(self._shared.sessions)
@@ -522,7 +524,12 @@ class IoThread:
             local.close()
 
     def _guard_memory(self, now: float) -> None:
-        words = self._guard.tick(now)
+        if not self._guard.is_due(now):
+            return
+        with self._shared.lock:
+            schedules = [session.schedule for session in self._shared.sessions.values()]
+            waiting_bytes = sum(schedule.committed_bytes for schedule in schedules)
+        words = self._guard.tick(now, waiting_bytes=waiting_bytes)
         self._shared.memory_share = self._guard.share
         is_first = self._settings.rank % max(1, self._settings.local_world_size) == 0
         if words and is_first:

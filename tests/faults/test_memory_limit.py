@@ -1,0 +1,77 @@
+"""Runs in a control group with a limit of memory: less waits there, and what is killed is named."""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.memory_limit import MemoryGroup, memory_limit
+from support.processes import ran
+
+pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).parents[1] / "support" / "limited_script.py"
+MB = 1 << 20
+BATCH_MB = 10
+BATCHES = 100
+GROUPS = ("--group", "dnn=local.c1:1", "--group", "data=local.c1:1:2")
+# More than the group has, as where a person sets it too high.
+MAX_BYTES = 2000 * MB
+
+
+class LimitedRun:
+    """A run of `stoker train` whose hosts are all in one group."""
+
+    def __init__(self, folder: Path, group: MemoryGroup, *script: object) -> None:
+        folder.mkdir()
+        command = [*(sys.executable, "-m", "stoker.cli", "train"), *GROUPS]
+        command += ["--set", f"feed.max_bytes={MAX_BYTES}"]
+        command += ["--", "python", str(SCRIPT), *map(str, script)]
+        joined = f"echo $$ > {shlex.quote(str(group.folder / 'cgroup.procs'))} && exec "
+        words = ["sh", "-c", joined + shlex.join(command)]
+        done = ran(words, cwd=folder, env=dict(os.environ), timeout=250)
+        self.output = done.stdout + done.stderr
+        self.logs = "".join(path.read_text(errors="replace") for path in folder.rglob("*.log"))
+        print(self.output[-3000:], self.logs[-3000:])
+        assert done.returncode == 0
+        (file,) = folder.glob("runs/*/training.json")
+        self.memory: list[dict[str, Any]] = json.loads(file.read_text())["memory"]
+
+
+@pytest.fixture(scope="module")
+def usual_bytes(tmp_path_factory):
+    """What a run takes in which next to nothing waits."""
+    with memory_limit() as group:
+        LimitedRun(tmp_path_factory.mktemp("usual") / "run", group, 4, 1, 0)
+        return group.peak_bytes()
+
+
+def test_a_run_whose_batches_need_more_than_the_limit_survives_and_says_so(tmp_path, usual_bytes):
+    # Unlimited, the feed lets 40 of these batches wait here, twice.
+    with memory_limit(usual_bytes + 25 * BATCH_MB * MB) as group:
+        run = LimitedRun(tmp_path / "run", group, BATCHES, BATCH_MB, 0.2)
+        assert group.num_kills() == 0
+    assert f"seen {4 * BATCHES}" in run.output
+    assert "memory_short" in run.logs
+    assert "fewer batches wait from now on, so that no process is killed" in run.logs
+    assert {host["limited_by"] for host in run.memory} == {"cgroup"}
+    assert all(host["peak_bytes"] <= host["limit_bytes"] for host in run.memory)
+    assert min(host["least_share"] for host in run.memory) < 0.1
+    assert "memory was short: " in run.output
+    assert "batches that wait were lowered to " in run.output
+
+
+def test_a_worker_that_the_kernel_kills_is_named_and_counted(tmp_path, usual_bytes):
+    with memory_limit(usual_bytes + 200 * MB) as group:
+        run = LimitedRun(tmp_path / "run", group, 20, 1, 0.05, tmp_path / "greedy")
+        assert group.num_kills() == 1
+    assert "seen 80" in run.output
+    assert "ended with signal 9 (SIGKILL)" in run.logs
+    assert "since it started, the kernel has killed one process of this host for mem" in run.logs
+    # Both hosts of this run are in the group.
+    assert [host["kills"] for host in run.memory] == [1, 1]
+    assert "the kernel killed one process for memory" in run.output

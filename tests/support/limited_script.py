@@ -1,0 +1,52 @@
+"""A training script whose batches wait for a slow step, or of which a sample takes much memory.
+
+Arguments: batches, megabytes of a batch, seconds of a step, and a file that the one sample which
+takes more than there is makes before it does (none: no sample does).
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+SAMPLES = 4
+GREEDY = 21
+GREEDY_BYTES = 3 << 30
+
+
+class Samples(Dataset[torch.Tensor]):
+    def __init__(self, batches: int, num_bytes: int, greedy: Path | None) -> None:
+        self.length = SAMPLES * batches
+        self.width = num_bytes // SAMPLES // 4
+        self.greedy = greedy
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == GREEDY and self.greedy is not None and not self.greedy.exists():
+            self.greedy.touch()
+            held = bytearray(GREEDY_BYTES)
+            held[::4096] = b"1" * len(range(0, GREEDY_BYTES, 4096))
+        # Loading is fast, but no single second fills a host.
+        time.sleep(0.02)
+        return torch.full((self.width,), float(index))
+
+
+def main() -> None:
+    batches, megabytes, seconds, *rest = sys.argv[1:]
+    greedy = Path(rest[0]) if rest else None
+    dataset = Samples(int(batches), int(megabytes) << 20, greedy)
+    weight = torch.zeros(1, requires_grad=True)
+    seen = 0
+    for batch in DataLoader(dataset, SAMPLES, num_workers=2):
+        time.sleep(float(seconds))
+        (weight * batch.mean()).sum().backward()
+        seen += len(batch)
+    print(f"seen {seen}")
+
+
+if __name__ == "__main__":
+    main()
