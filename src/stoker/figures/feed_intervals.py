@@ -200,6 +200,7 @@ def _joined(
     intervals: Iterable[tuple[float, Sequence[_RateT]]], whole: float
 ) -> tuple[_RateT, ...]:
     """Returns the rates by name over `whole` seconds, from those of intervals of some seconds."""
+    # A host may be absent from some intervals: its rate then counts as 0 there.
     by_name: dict[str, list[tuple[float, _RateT]]] = {}
     for seconds, rates in intervals:
         for rate in rates:
@@ -211,6 +212,7 @@ def _joined_rate(parts: Sequence[tuple[float, _RateT]], whole: float) -> _RateT:
     last = parts[-1][1]
     figures = dataclasses.asdict(last)
     for name in figures.keys() & _FIGURES.keys():
+        # None where nothing was measured, such as the wait of a rank without a step.
         values = [(seconds, getattr(rate, name)) for seconds, rate in parts]
         measured = [(seconds, value) for seconds, value in values if value is not None]
         total = sum(seconds * value for seconds, value in measured)
@@ -251,6 +253,7 @@ def interval_between(
     for rank, now in sorted(after.items()):
         then = before.get(rank, NO_PROGRESS)
         work, earlier_work = now.feed or _NO_WORK, then.feed or _NO_WORK
+        # A rank that restarted counts from its start: its clock begins again.
         if earlier_work.seconds > work.seconds:
             then, earlier_work = NO_PROGRESS, _NO_WORK
         # By the rank's clock, as its reports may be a second old.
@@ -281,11 +284,13 @@ def _rank_rate(
     taken = max(work.taken - earlier_work.taken, 0)
     ready = max(work.ready_at_takes - earlier_work.ready_at_takes, 0)
     wait = start_wait = queue_depth = None
+    # Each take notes how many batches were ready then.
     if taken:
         queue_depth = ready / taken
     if stepped > 0:
         wait = wait_share(step_seconds=stepped, wait_seconds=waited)
     if stepped > 0 and now.steady_steps:
+        # What a wait has beyond the steady steps' is for epochs' first batches.
         first_waits = max(waited - steady, 0.0)
         start_wait = wait_share(step_seconds=stepped, wait_seconds=first_waits)
     return RankRate(
@@ -473,6 +478,7 @@ def feed_limit_of(
         return FeedBottleneck(
             "unknown", "not known: no step ended in this time", "look again after a few steps"
         )
+    # In the order of certainty: where nothing waits, nothing else limits.
     if wait < MIN_WAIT_SHARE:
         return _accelerator_limit(interval.queue_depth)
     shards = sum(rank.shards for rank in interval.ranks)
@@ -484,6 +490,7 @@ def feed_limit_of(
         shards=shards,
         spare_workers=sum(rank.shard_workers for rank in interval.ranks) - shards,
     )
+    # Only the first batches are late: more workers would wait as long.
     if wait - seen.start < MIN_WAIT_SHARE:
         return _start_limit(seen)
     if not seen.hosts:
@@ -534,6 +541,7 @@ def _shards_limit(seen: _Seen) -> FeedBottleneck:
 
 def _workers_limit(seen: _Seen, *, does_loading_wait: bool | None) -> FeedBottleneck:
     words = f"the data workers, which are at work {seen.busy_share:.0%} of the time"
+    # Busy without a CPU means waiting for reads, or for a core that others use.
     if seen.busy_cpus >= MIN_CPU_SHARE * seen.busy_workers:
         return FeedBottleneck("cpu", words, "more data hosts, or a cheaper transform")
     words += f" and have a CPU for {seen.busy_cpus / seen.busy_workers:.0%} of that"
@@ -566,6 +574,7 @@ def _delivery_limit(seen: _Seen, names: Mapping[str, str]) -> FeedBottleneck:
     if seen.start >= seen.wait / 2 and (has_ready or not is_requested):
         return _start_limit(seen)
     if has_ready:
+        # In order: one late batch holds all that are ready behind it.
         slowest = min(seen.hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
         return FeedBottleneck(
             "order",
@@ -574,6 +583,7 @@ def _delivery_limit(seen: _Seen, names: Mapping[str, str]) -> FeedBottleneck:
             "even out the cost of batches, or raise feed.credits and feed.max_bytes",
         )
     requested = f"{seen.requested} of {seen.credits} batches asked for"
+    # Workers are idle though all that may be requested is: the time passes on the way.
     if is_requested:
         return FeedBottleneck(
             "network",

@@ -75,8 +75,10 @@ def measure(
     # Of another host's rank only sums over steps are known.
     is_shown = slowest == shown
     steps = ranks[shown]
+    # Without first and last steps of epochs, which wait for workers and validate.
     kept = steady(steps)
     whole = whole_step(steps)
+    # Spreads come from means of blocks: single steps scatter with the network and the scheduler.
     blocks = {"step_seconds": block_means(kept, lambda step: step.seconds)}
     step_seconds, wait_seconds = typical_step(steps)
     if is_shown:
@@ -280,6 +282,7 @@ def _loading(
         return {}, {}
     processes = dnn.processes_per_host or 1
     world = dnn.count * processes
+    # CPU-seconds of a global step: a batch of each rank (docs/method.md, "What is measured").
     terms: dict[str, float | None] = {"num_workers": dnn.workers_per_host}
     samples: dict[str, list[float]] = {}
     if fed_cpu_seconds:
@@ -301,6 +304,7 @@ def _fed(usage: Sequence[LoaderUsage], world: int) -> _LoadingCosts:
     """Returns what the trainer takes of its CPU, and receiving batches, each with its samples."""
     if not usage:
         return {}, {}
+    # The trainer's process also receives: what that takes is a term of its own.
     receive = _mean_in_spans(usage, lambda loader: loader.feed_cpu_seconds)
     trainer = max(0.0, _trainer_seconds(usage) - (receive or 0.0)) * world
     return {"receive_cpu_seconds": receive, "trainer_cpu_seconds": trainer}, {
@@ -396,6 +400,7 @@ def _training_usage(usages: Sequence[RankUsage], timelines: StepsByRank) -> list
 
 def _usage_of_rank(usage: RankUsage, steps: Sequence[MeasuredStep]) -> LoaderUsage:
     numbers = {step.loader for step in steps} & usage.loaders.keys()
+    # Costs of other loaders, such as validation's, are not a step's.
     if numbers:
         return usage_of(usage.loaders[number] for number in numbers)
     return max(usage.loaders.values(), key=lambda loader: loader.steps, default=LoaderUsage())

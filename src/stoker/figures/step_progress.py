@@ -146,6 +146,7 @@ class _RankSteps:
         if self._last is None or not self._epoch_steps or self._is_whole:
             # Of several loaders, none says when the next one begins.
             return False
+        # An epoch's length is known from the one before it.
         missing = self._epoch_steps - self._last.batch - self._last.steps
         overdue = max(_OVERDUE_SECONDS, _OVERDUE_STEPS * self._last.seconds / self._last.steps)
         return missing == 0 or (missing == 1 and idle_seconds >= overdue)
@@ -310,9 +311,11 @@ class ProgressLog:
         if has_new:
             self._stepped_at = self.clock()
         is_between = not is_last and not has_new and self._is_between()
+        # A line for new steps, and one when a pause between epochs begins: not one for each look.
         if not has_new and (is_between == self._was_between or not is_between):
             return
         self._was_between = is_between
+        # Taken from all ranks at once, so that shares of one line are of one time.
         means = {rank: steps.take() for rank, steps in self._ranks.items()}
         reports = self.progress()
         # A rank without a new step keeps its last figures: slow steps end a moment apart.

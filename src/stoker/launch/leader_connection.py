@@ -432,6 +432,7 @@ class Membership:
         libzmq only says that the other side hung up, as a proxy does while the leader is not there.
         """
         now = self.clock()
+        # Failures in a row count; after a pause the row begins again.
         if now - self._failed_at > _FAILURES_APART_SECONDS:
             self._failed_since = now
         self._failed_at = now
@@ -454,11 +455,13 @@ class Membership:
             self.log.event(EventName.CLOCK_JUMP, seconds=stood_still)
         heard_at = self._silence.heard_at
         if heard_at is None:
+            # Longer than a lease: the leader's image may still be pulled.
             if now - self._started_at > self.feed.start_deadline_seconds:
                 limit = self.feed.start_deadline_seconds
                 reason = f"the leader {self.address} did not answer within {limit:g} s"
                 self._decide(MembershipVerdict(kind="never", reason=reason))
             return
+        # Only then is the port dialled, which costs the leader a connection.
         is_late = now - heard_at > LATE_BEATS * self._beat_seconds
         if is_late and now - self._looked_at >= _POLL_SECONDS and self.leader_ip is not None:
             self._looked_at = now

@@ -75,13 +75,17 @@ class LogFiles:
         if first not in self._begun:
             self._folder.mkdir(parents=True, exist_ok=True)
             _refuse_link(self._folder)
+            # Of an earlier attempt, whose lines would follow this one's.
             for stale in (more, f"{more}.old"):
                 (self._folder / stale).unlink(missing_ok=True)
+        # A third for each of the three files of a host, shared among all hosts.
         if self._sizes[name] > MAX_LOG_BYTES // (3 * len(self._latest)):
             if name == first:
                 self._write(first, f"(the latest lines are in {more})")
             self._open.pop(name).close()
             if name == more:
+                # One older part is kept, so that a failure's lines are there right after a change
+                # of files.
                 (self._folder / more).replace(self._folder / f"{more}.old")
             self._begun.discard(more)
             self._sizes[more] = 0

@@ -127,6 +127,7 @@ def draw_feed(story: FeedStory, *, width: float, name: str) -> Drawing:
         floor = top + _LABEL + 6 + _PLOT
         drawing.rect(0, floor - _PLOT, width, _PLOT, "ground")
         for points in _shapes(track, intervals, start=start, scale=scale, floor=floor):
+            # Waiting is striped too: colour alone must not carry it.
             if track.css == "wait":
                 drawing.area(points, fill=wait)
             else:
@@ -200,6 +201,7 @@ def _moves(story: FeedStory, *, of: Sequence[HostRate]) -> Iterator[tuple[float,
     """Yields when batches of these hosts were made elsewhere, and how many."""
     names = {host.name for host in of}
     for interval in story.intervals:
+        # It is not known when in the interval they moved.
         middle = interval.start_seconds + interval.seconds / 2
         for host in interval.hosts:
             if host.moved and host.name in names:

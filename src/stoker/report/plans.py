@@ -148,12 +148,14 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     is_billed = decision.prices.is_billed
     outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
     are_costs_known = is_billed or all(outcome.cpu_seconds is not None for outcome in outcomes)
+    # A plan of unknown cost would be drawn as free.
     if not are_costs_known or len(spots) < _LEAST_SPOTS:
         return None
     # Much more expensive plans would flatten the others: they are counted below instead.
     needed = [s for s in spots if s.is_front or s.is_today or s.is_chosen or s.is_probable]
     # 1.0: where all plans are free, the axis still needs a top.
     most_cost = 1.25 * max(spot.cost for spot in needed) or 1.0
+    # Room for a name to the right of the slowest plan.
     most_seconds = 1.08 * max(spot.step_seconds for spot in spots)
     shown = [spot for spot in spots if spot.cost <= most_cost]
     picture = _PlansPicture(
@@ -178,6 +180,7 @@ def _description(picture: _PlansPicture, spots: Sequence[Spot]) -> str:
     less, per = "takes less CPU time", "of CPU time per step"
     if picture.is_billed:
         less, per = "cheaper", "for 1000 steps"
+    # From the fastest on, as the front is read in the picture.
     by_time = sorted(spots, key=lambda spot: spot.step_seconds)
     listed = "; ".join(
         f"{spot.name} {picture.unit.show(spot.step_seconds)} at {picture.cost_of(spot)} {per}"

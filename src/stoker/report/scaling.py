@@ -73,6 +73,7 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
             )
     sizes = [_sizes(training) for training in runs.values()]
     what, *also = _differences(sizes, names=list(runs))
+    # Runs of one size are repetitions.
     by_size: dict[int, list[Training]] = {}
     for of_run, training in zip(sizes, runs.values(), strict=True):
         by_size.setdefault(of_run[what], []).append(training)
@@ -134,6 +135,7 @@ def _point(size: int, runs: Sequence[Training], *, ideal: float) -> Point:
 
 
 def _samples_per_second(runs: Sequence[Training]) -> float:
+    # A median: one disturbed run among several must not set the ideal.
     rates = (training.measured.samples_per_second for training in runs if training.measured)
     return statistics.median(rates)
 

@@ -388,6 +388,7 @@ class Server:
 
     def close(self) -> None:
         """Ends its threads after its processes have ended; may be called twice."""
+        # They end once the pipe is closed by the last process that holds it.
         for thread in self._threads:
             thread.join(PROBE_SECONDS)
         if self._process and any(thread.is_alive() for thread in self._threads):

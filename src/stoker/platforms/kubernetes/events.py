@@ -87,6 +87,7 @@ class Happenings:
         message = " ".join(text(event, "message").split())
         last = (_time_of(event), f"{reason}: {message}")
         self._last[kind, name] = max(last, self._last.get((kind, name), last))
+        # Kubernetes grades events as Normal or Warning; the normal ones that matter are listed.
         is_warning = text(event, "type") == "Warning" and reason not in _TOLD_BY_PODS
         is_told = kind == "JobSet" and reason in _TOLD_BY_JOB
         if is_told or not (is_warning or reason in _TELLING):

@@ -296,6 +296,7 @@ def _known_types() -> tuple[str, ...]:
 
 def _may_be_newer(name: str, known: Sequence[str]) -> bool:
     """Returns whether a type may be newer than botocore's model: its size is another one's."""
+    # An older botocore must not refuse what the service has added since.
     family, _, size = bare_type(name).partition(".")
     sizes = {each.rpartition(".")[2] for each in known}
     return bool(_FAMILY.fullmatch(family)) and size in sizes
@@ -343,6 +344,7 @@ def _pending_rules(body: Document) -> Iterator[UsageError]:
     seconds = item_at(body, "StoppingCondition", "MaxPendingTimeInSeconds")
     if not isinstance(seconds, int):
         return
+    # From the model of the botocore that is installed, which is updated with the service.
     limits = service_model("sagemaker").shape_for("MaxPendingTimeInSeconds").metadata
     least, most = int(limits["min"]), int(limits["max"])
     if not least <= seconds <= most:

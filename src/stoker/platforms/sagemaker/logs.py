@@ -94,6 +94,7 @@ class _Stream:
 
     def read(self) -> Iterator[LogEntry]:
         self.is_behind = False
+        # Bounded: a stream that is written faster than it is read must not keep the caller.
         for _ in range(MAX_PAGES):
             events, token = self._page()
             for event in events:
@@ -134,6 +135,8 @@ class _Stream:
     def _entries(self, event: Document) -> Iterator[LogEntry]:
         millis = event.get("timestamp")
         at = millis if isinstance(millis, int) else self._last_millis
+        # Events have no number: within one millisecond they are counted, to skip them after a new
+        # start.
         self._num_at_last = self._num_at_last + 1 if at == self._last_millis else 1
         self._last_millis = at
         message = text(event, "message")

@@ -152,6 +152,7 @@ def job_state(answer: Document) -> TrainingJobState:
     resources = mapping(answer.get("ResourceConfig"))
     listed = mappings(resources.get("InstanceGroups"))
     if not listed and resources.get("InstanceType"):
+        # A homogeneous job describes its hosts in ResourceConfig itself.
         listed = [resources]
     if selected := selected_hosts(resources):
         listed = [selected]
@@ -305,6 +306,7 @@ def start(
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event(EventName.JOB_NAME_CONFLICT, job=name, why=why)
         _forget_token(aws, job, candidate, log=log)
+        # Names of attempts that got no hosts do not count: on_no_capacity may repeat them often.
         num_taken += not lacks_capacity(state.reason)
         if num_taken == MAX_NAMES:
             break
@@ -432,6 +434,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     try:
         write_inputs(aws, request, packed=packed)
         is_sent = True
+        # The user's first: what exceeds the service's 50 is stoker's lineage.
         tags = [*mappings(request.body.get("Tags")), *facts][:MAX_TAGS]
         answer = aws.call("sagemaker", "CreateTrainingJob", **{**request.body, "Tags": tags})
     except ServiceError as err:
