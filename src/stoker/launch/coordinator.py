@@ -397,11 +397,12 @@ class Coordinator:
             case Heartbeat():
                 self._take_heartbeat(socket, sender, message, now=now)
             case Leave():
-                change = self._members.leave(message)
-                self._note(socket, [change] if change else [])
+                if change := self._members.leave(message):
+                    self._note(socket, [change])
             case Attend():
                 self._take_attend(socket, sender, message, now=now)
             case Progress():
+                # Their sums only grow, so that a lost report is made up for by the next one.
                 self._ranks.report(sender, message, now=now)
             case GpuReport() if message.host in self._followers:
                 self._take_gpus(sender, message, now=now)
@@ -418,12 +419,14 @@ class Coordinator:
             self._log.event(EventName.JOIN_REFUSED, joining=host, reason=answer.reason)
             self._note_refusals(socket)
         else:
+            # A host may join again, from another connection: the latest one is answered.
             self._launchers[host] = sender
             self._send_start(socket, host)
             decided = self._decided_for(host)
             if decided or self._stage != "begun":
                 self._send(socket, sender, decided or self._state())
-        self._note(socket, [change] if change else [])
+        if change:
+            self._note(socket, [change])
 
     def _take_heartbeat(
         self, socket: "zmq.Socket[bytes]", sender: bytes, message: Heartbeat, *, now: float
@@ -466,6 +469,7 @@ class Coordinator:
                 self._warn(sender, f"GPU loads: {err}")
 
     def _warn(self, sender: bytes, reason: str) -> None:
+        # Once for each connection, and bounded: a peer that floods must not fill the log.
         if sender not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(sender)
             self._log.event(EventName.MESSAGE_REFUSED, peer=sender.hex(), reason=reason)
@@ -473,8 +477,11 @@ class Coordinator:
     def _note(self, socket: "zmq.Socket[bytes]", changes: Sequence[Change]) -> None:
         for change in changes:
             reason = change.reason.strip().partition("\n")[0]
-            code = "" if change.exit_code is None else f" with exit code {change.exit_code}"
-            what = f"{change.kind} {change.what}{code}" + (f": {reason}" if reason else "")
+            what = f"{change.kind} {change.what}"
+            if change.exit_code is not None:
+                what += f" with exit code {change.exit_code}"
+            if reason:
+                what += f": {reason}"
             self._events.append(Event(when=now_utc(), what=what[:500], host=change.host))
             self._log.event(
                 EventName(f"host_{change.what}"),
@@ -536,7 +543,9 @@ class Coordinator:
         return State(stage=self._stage, stacks=self._stacks)
 
     def _decided_for(self, host: str) -> State | None:
-        return self._end or (self._released if host in self.expected_agents else None)
+        if self._end is None and host in self.expected_agents:
+            return self._released
+        return self._end
 
     def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
         start, launcher = self._starts.get(host), self._launchers.get(host)

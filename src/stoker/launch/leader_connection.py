@@ -141,6 +141,15 @@ class Silence:
         return ""
 
 
+def _words_of_outcome(state: State) -> str:
+    words = f"the training {state.outcome}"
+    if state.outcome == "released":
+        words = "the training continues without data hosts"
+    if why := state.reason.partition("\n")[0]:
+        words += f": {why}"
+    return words
+
+
 def _seconds_since(began: float | None, now: float) -> float:
     if began is None:
         return 0.0
@@ -407,11 +416,7 @@ class Membership:
             case Refused():
                 self._decide(MembershipVerdict(kind="refused", reason=message.reason))
             case State() if message.outcome is not None:
-                why = message.reason.partition("\n")[0]
-                what = f"training {message.outcome}"
-                if message.outcome == "released":
-                    what = "training continues without data hosts"
-                reason = f"the {what}" + (f": {why}" if why else "")
+                reason = _words_of_outcome(message)
                 self._decide(MembershipVerdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
                 # The leader lost this host, or is a new process: the next message is a Join.

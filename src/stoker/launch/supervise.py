@@ -97,7 +97,9 @@ def forward(
         if not held:
             due = time.monotonic() + _PARTIAL_LINE_SECONDS
         held += chunk
+        # rfind gives -1 without an end: 0 then.
         end = 1 + max(held.rfind(b"\n"), held.rfind(b"\r"))
+        # The end of the stream, its due time, or a line that is too long to wait for.
         if not chunk or len(held) - end > _CHUNK_BYTES:
             end = len(held)
         if end:
@@ -328,6 +330,7 @@ def resolve_program(
 
 def end_descendants(*, spared: Collection[int] = ()) -> None:
     """Sends SIGTERM, then SIGKILL; blocks for at most two times LEFTOVER_SECONDS."""
+    # Looked at again before the second one: what ends may leave children.
     for attempt in (signal.SIGTERM, signal.SIGKILL):
         children = descendants(spared=spared)
         if not children:
@@ -419,9 +422,10 @@ def _memory_kill(kills_before: int | None) -> str:
     kills = machine.num_memory_kills()
     if kills is None or kills_before is None or kills <= kills_before:
         return ""
-    limit = machine.limit_bytes()
-    bound = f" (limit {limit / 2**30:.1f} GiB)" if limit else ""
-    return f"out of memory: the kernel killed {kills - kills_before} process(es){bound}"
+    words = f"out of memory: the kernel killed {kills - kills_before} process(es)"
+    if limit := machine.limit_bytes():
+        words += f" (limit {limit / 2**30:.1f} GiB)"
+    return words
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", inbox: Inbox) -> None:

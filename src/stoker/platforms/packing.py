@@ -109,8 +109,10 @@ def package_of(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> SourcePackag
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
     patterns = read_patterns(folder)
     names = _names(folder, patterns)
+    # Before anything is read: a folder of data would fill the memory.
     _check_number(folder, names)
     _check_size(folder, names, max_bytes)
+    # Read once: what is checked is what is packed, though files may change meanwhile.
     contents = {name: _content(folder, name) for name in names}
     kept = {
         name: content
@@ -149,12 +151,13 @@ def check_requirements(settings: SageMakerSettings, package: SourcePackage) -> N
 
 def check_program(command: Sequence[str], package: SourcePackage) -> None:
     """Refuses a command whose script, by a path within the code's folder, is not in the package."""
-    words = command[1:] if _INTERPRETER.fullmatch(command[0]) else command[:1]
-    script = next((word for word in words if not word.startswith("-")), "")
-    options = words[: words.index(script)] if script else words
-    is_own = script.endswith((".py", ".sh")) and not script.startswith(("/", ".."))
-    # The word after an option may be its value, and no script.
-    if not is_own or options or os.path.normpath(script) in package.sizes:
+    script = command[0]
+    if _INTERPRETER.fullmatch(script):
+        script = next(iter(command[1:]), "")
+    # An interpreter's option comes first: the word after it may be its value, and no script.
+    if script.startswith(("-", "/", "..")) or not script.endswith((".py", ".sh")):
+        return
+    if os.path.normpath(script) in package.sizes:
         return
     raise UsageError(
         f"the command's script {printable(script)} is not in the packed code",
@@ -210,9 +213,11 @@ def _of_repository(folder: Path, name: str, patterns: IgnorePatterns) -> Iterato
     if patterns.decided(name, is_folder=True):
         return
     inner = folder / name
-    listing = git_listing(inner) if (inner / ".git").exists() else None
-    if listing is None or listing.problem:
-        problem = listing.problem if listing else "it is not checked out"
+    problem = "it is not checked out"
+    listing = None
+    if (inner / ".git").exists() and (listing := git_listing(inner)):
+        problem = listing.problem
+    if listing is None or problem:
         raise UsageError(
             f"the submodule {printable(name)} cannot be packed: {problem}",
             where=str(folder),
@@ -314,8 +319,9 @@ def _refuse_secrets(
     secrets = [f"{printable(name)} ({why})" for name, why in reasons.items() if why]
     if not secrets:
         return
-    more = len(secrets) - _MAX_NAMED
-    named = ", ".join(secrets[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    named = ", ".join(secrets[:_MAX_NAMED])
+    if len(secrets) > _MAX_NAMED:
+        named += f" and {len(secrets) - _MAX_NAMED} more"
     first = next(name for name, why in reasons.items() if why)
     raise UsageError(
         f"the code seems to contain secrets, which would lie in S3 and on all hosts: {named}",
@@ -362,8 +368,9 @@ def _add(archive: tarfile.TarFile, folder: Path, name: str, content: bytes | Non
         archive.addfile(entry)
         return
     # Two modes only: other bits come from the umask of the checkout.
-    is_program = path.stat().st_mode & stat.S_IXUSR
-    entry.mode = 0o755 if is_program else 0o644
+    entry.mode = 0o644
+    if path.stat().st_mode & stat.S_IXUSR:
+        entry.mode = 0o755
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))
 

@@ -97,6 +97,7 @@ def _phase(document: Document) -> tuple[Phase, Document]:
     end = next((kind for kind in ends if kind in held), text(status, "terminalState"))
     if end in ends:
         return "failed" if end == "Failed" else "succeeded", held.get(end, {})
+    # Kueue suspends a job by its spec; the controller's condition follows.
     if "Suspended" in held or item_at(document, "spec", "suspend") is True:
         return "suspended", held.get("Suspended", {})
     return "running", {}
@@ -110,7 +111,9 @@ def object_reference(document: Document, *, is_waited_for: bool) -> Document:
     metadata = mapping(document, "metadata")
     reference = {key: text(document, key) for key in ("apiVersion", "kind")}
     reference |= {key: text(metadata, key) for key in ("name", "uid")}
-    return {**reference, "blockOwnerDeletion": True} if is_waited_for else reference
+    if is_waited_for:
+        return {**reference, "blockOwnerDeletion": True}
+    return reference
 
 
 def owners_of(document: Document) -> list[Document]:
@@ -129,6 +132,7 @@ def delete_and_wait(
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
     while (left := cluster.find(resource, name)) is not None:
+        # Deleted, and made again under its name.
         if text(left, "metadata", "uid") != uid:
             return True
         if cluster.clock() >= deadline:

@@ -321,6 +321,7 @@ def _create_or_adopt(
 ) -> Document:
     resource = resource_of(request.main)
     seconds = request.layout.grace_seconds + GONE_SECONDS
+    # Twice: it may wait for another's deletion, and then delete a failed job itself.
     deadline = cluster.clock() + 2 * seconds
     while cluster.clock() < deadline:
         attempt.has_asked = True
@@ -340,6 +341,7 @@ def _create_or_adopt(
         if request.runtime is not None and request.runtime_is_ours:
             keep_runtime(cluster, name_of(request.runtime), owners, job_uid=state.uid)
             attempt.runtime_is_made = True
+        # Someone else deletes it: waiting is enough.
         if state.is_deleted:
             cluster.sleep(POLL_SECONDS)
         else:
@@ -368,8 +370,9 @@ def _annotated(request: KubernetesRequest, run_id: str) -> Document:
 def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: str) -> None:
     if _digest(found) == request.request_sha256:
         return
-    run = text(found, "metadata", "annotations", RUN_ANNOTATION)
-    whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
+    whose = "not stoker's"
+    if run := text(found, "metadata", "annotations", RUN_ANNOTATION):
+        whose = f"of run {run}, with other settings or another plan"
     raise PlatformError(
         f"another {request.main['kind']} has this name: it is {whose}",
         where=_place(request, namespace),
