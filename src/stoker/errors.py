@@ -18,6 +18,9 @@
 
 Ctrl-C exits with 130, SIGTERM with 143, and a launcher whose peer was lost with 75. `stoker upload
 --check` exits with 10 if the pipeline would change, and with 11 if there is none yet.
+
+To add an exit code: a class here, with `exit_code` and a line above. What a training run ends with
+is in `records/outcome.py`.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""Instance types and dated prices, from which plans are made and paid."""
+"""Instance types and dated prices: of aws_training_instances.csv, or the user's prices file.
+
+What a run costs is predicted in `decide.pricing`, asked about in `run.billing` before it starts,
+and counted in `launch.spending` while it runs.
+"""
 
 from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance, unknown_instance
 from stoker.catalog.pools import catalog_of, with_pools, with_short_prices

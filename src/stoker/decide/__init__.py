@@ -1,7 +1,8 @@
 """Choice of the cluster that pays, from a profile, a catalog and constraints.
 
 `candidates` has the clusters that are tried (a larger instance: `scale_up`; data hosts:
-`heterogeneous`), `pricing` their steps and prices, and `choose` compares them.
+`heterogeneous`), `pricing` their steps and prices. The function `choose.choose` takes the one that
+pays: a larger instance, data hosts, or today's cluster, in the order of `ranking`.
 """
 
 from stoker.decide.calibrate import EarlierRun, calibrate

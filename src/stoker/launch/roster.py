@@ -1,8 +1,9 @@
-"""The roster of hosts that are there, by leases: a host that is silent for longer is lost.
+"""The roster of hosts: one that is silent for `feed.lease_seconds` (60 s) is lost.
 
-A lease is `feed.lease_seconds` long (60 s). Pure: the clock is a parameter, nothing is sent.
-`coordinator.py` calls `expire` and informs the ranks, which drop a data host in
-`feed/trainer/client.py`; its `on_failure` ends a run that cannot continue (`trainer_host.py`).
+`HostLeases.expire` finds it; the coordinator, which calls that, informs the ranks, which drop a
+data host (`_take_roster` in feed/trainer/client.py). A run that cannot continue without the host is
+ended by the coordinator's `on_failure` (`trainer_host.py`). Pure: the clock is a parameter, nothing
+is sent.
 
 The topology names hosts, an incarnation a launcher's process on one. A restarted launcher has a new
 incarnation; the old one is superseded and refused. A data host may come late, leave, and return. A

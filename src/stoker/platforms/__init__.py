@@ -13,8 +13,10 @@ recovers a run whose step was lost     `lost`         -        -          x
 A new one is added in three places: a module here with the class; a line in `_CLASSES` below; and
 its name, facts and settings in `records/platforms.py`. See docs/architecture.md.
 
-Who may stop or end a job: whoever follows it, in `base.leave_or_stop`, the one place that does; and
-a run itself, in `launch/run_guards.py` (a silent host, a hang, the budget).
+Who may stop or end a running job: who follows it, where following fails or is interrupted
+(`base.leave_or_stop`); the run itself (`launch/run_guards.py`: nobody follows it, a hang, the
+budget; `launch/coordinator.py`: a lost host); a profile's deadline (`profile/profiled_job.py`); and
+the stop of a pipeline's run (`stop_verb` in `cli/pipelines.py`).
 """
 
 from importlib import import_module

@@ -1,7 +1,9 @@
 r"""Limits of AWS's APIs that botocore's models know and botocore does not check.
 
 botocore checks types, required parts and minima. Its models also have maxima, patterns and choices,
-which the service checks when it is asked: after an upload, or in the middle of a pipeline.
+which the service checks when it is asked: after an upload, or in the middle of a pipeline. So they
+are checked before: of a training job's request by `sagemaker/checks.py` (`problems`), of each call
+by `aws.py`, of a pipeline's steps by `pipelines/sagemaker/limits.py`.
 
 A pattern is one of Java's, and the whole value must match it ("Member must satisfy regular
 expression pattern"), whether it has `^` and `$` or not. `\w`, `\d` and `\s` are ASCII's there;

@@ -2,6 +2,9 @@
 
 At most `workers` batches are being made at a time, over all specs and ranks, in order of batch
 number, within credits and memory.
+
+Back-pressure: the host grants each trainer credits (`share_credits`), which are batches that may be
+in flight, and a trainer asks for no more (`trainer/scheduler.py`). Without memory none is begun.
 """
 
 import heapq

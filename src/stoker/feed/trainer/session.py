@@ -1,7 +1,8 @@
 """One loader of this process at the feed, one epoch at a time; sessions keep the order of batches.
 
 The thread that iterates and the I/O thread meet here, under one lock: the first supplies indices
-and takes finished batches, the second asks for batches and delivers them.
+and takes finished batches, the second asks for batches and delivers them. What a dataset raised in
+a worker, `FeedSession.next` raises in the script, in place of its batch.
 """
 
 import contextlib

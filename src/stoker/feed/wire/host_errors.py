@@ -1,7 +1,7 @@
 """What an error says of the host that raised it: a full disk, no right, no library, no network.
 
 Found by class, number, traceback and text; also of what it was raised from, or of the first errors
-in a group.
+in a group. For the words alone: the script gets the error in `FeedSession.next`.
 """
 
 import errno

@@ -1,6 +1,7 @@
 """Compiles a workload's pipeline for Kubeflow, and reads compiled ones for comparison.
 
-The graph of its steps (the DAG) is made in `stoker.kubeflow.steps`.
+The graph of its steps (the DAG) is `steps` in the project's own pipelines/kubeflow.py, which
+`stoker init` writes; `stoker.kubeflow.steps.pipeline` compiles it.
 """
 
 import contextlib
