@@ -831,6 +831,8 @@ RUN_FILES = MappingProxyType(
         "([columns](../feed.md)).",
         "gpu.csv": "With NVIDIA's GPUs: a row each second for each GPU of the leader, with its "
         "load, memory, power and clocks.",
+        "bad_samples.csv": "With `feed.on_error`: a row for each sample that was left out or "
+        "replaced ([how to](../how-to/bad-samples.md)).",
         "logs/": "The log of each host, with the output of the training's command.",
         "profile/": "The same of the profile's own run; `baseline-timeline.csv` has its steps as "
         "they were.",

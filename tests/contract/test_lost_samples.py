@@ -301,6 +301,21 @@ def test_progress_is_looked_at_only_where_a_sample_may_be_killed(on_error, timeo
             pool.give_late_jobs_again()
 
 
+def test_a_worker_that_has_ended_already_does_not_hang():
+    with pool_of(Deadly((KILLED,)), num_workers=1, timeout=0.1) as pool:
+        wait_for_worker(pool)
+        (worker,) = pool._workers.values()
+        pool.assign(job(0, [KILLED, 1]))
+        worker.process.join(SECONDS)
+        # The pool has not heard of its end when it looks for samples that take too long.
+        deadline = time.monotonic() + SECONDS
+        while worker.at is None or not pool._rules.is_hanging(worker.at, time.monotonic()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        pool.kill_hanging()
+        assert worker.hung_at is None
+
+
 def test_many_bad_samples_do_not_use_up_the_workers():
     indices = [100 * number + SEGFAULT for number in range(8)]
     with pool_of(Deadly((SEGFAULT,)), num_workers=1) as pool:

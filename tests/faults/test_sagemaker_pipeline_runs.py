@@ -1,5 +1,6 @@
 """The uploaded SageMaker pipeline is run: each step's container from its literal arguments."""
 
+import csv
 import json
 
 import msgspec
@@ -59,6 +60,28 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
         "a value of a JSON file in a step of type RegisterModel",
         "a step after another's outcome Any",
     }
+
+
+def test_the_list_of_bad_samples_comes_back_with_the_runs_other_files(project):
+    script = TRAIN.replace("import json, os, sys", "import csv, json, os, sys")
+    strikes = "        if index == 7:\n            raise ValueError('damaged 7')\n"
+    strikes += "        if index == 40:\n            os._exit(3)\n"
+    script = script.replace("        return torch.full", f"{strikes}        return torch.full")
+    project.upload(script=script, feed={"lease_seconds": 3, "on_error": "skip", "max_errors": 9})
+    run = project.execution(epochs="2", reuse_profile=project.profile()).run()
+    training = project.record(run, "training/training.json", Training)
+    assert (training.status, training.bad_samples) == ("succeeded", 4), project.told(run)
+    # No batch is left out: all ranks would have the same number of steps.
+    assert training.measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
+    prefix = f"{OUT}/pipelines/mnist/{run.id}"
+    listed = project.aws.read_object(f"{prefix}/training/training-bad_samples.csv").decode()
+    rows = [
+        (row["epoch"], row["index"], row["error"]) for row in csv.DictReader(listed.split("\n"))
+    ]
+    first = [("0", "7", "ValueError"), ("0", "40", "ProcessDiedError")]
+    assert rows == first + [("1", *row[1:]) for row in first]
+    report = project.aws.read_object(f"{prefix}/evaluation/report.html").decode()
+    assert "damaged 7" in report
 
 
 @pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)

@@ -32,7 +32,7 @@ runs/
 /profile.json
 /decision.json
 /training.json
-/training-timeline.csv
+/training-*.csv
 /evaluation.json
 /report.html
 /p.json

@@ -60,6 +60,9 @@ _OUTPUTS_AT_THE_TOP = frozenset(
         "evaluation.json",
         "report.html",
         "training-timeline.csv",
+        "training-feed.csv",
+        "training-gpu.csv",
+        "training-bad_samples.csv",
         "baseline-timeline.csv",
     )
 )

@@ -38,6 +38,9 @@ from stoker.records.profile import NEAR_LIMIT, Spread
 from stoker.records.workload import Gate
 from stoker.units import usd, vcpus_words, wait_share
 
+# Of a run's folder, for its report.
+FILES_BESIDE = ("feed.csv", "gpu.csv", "bad_samples.csv")
+
 # Of a host's memory: the kernel moves less than that out also where nothing is short.
 _MUCH_SWAPPED = 0.02
 # First event of the leader's record.
@@ -895,13 +898,33 @@ def write_training(facts: TrainingFacts, *, file: Path) -> Training:
 def copied_to(
     file: Path, record: Training, *, run_dir: Path, model_uri: str | None = None
 ) -> Training:
-    """Returns the record for a file outside its run's folder, and copies its timeline there."""
+    """Returns the record for a file outside its run's folder, and copies what belongs to it there.
+
+    That is the timeline, and what a report reads (`FILES_BESIDE`), as `training-feed.csv` beside
+    `training.json`: a folder that is not stoker's may have a feed.csv of its own.
+
+    Args:
+        file: The record's.
+        record: Of the run.
+        run_dir: The run's folder.
+        model_uri: Where its model is kept, if that is another place.
+    """
     if record.measured and record.measured.timeline_file:
         name = _next_to(run_dir / record.measured.timeline_file, file)
         record = msgspec.structs.replace(
             record, measured=msgspec.structs.replace(record.measured, timeline_file=name)
         )
+    for name in FILES_BESIDE:
+        if (run_dir / name).is_file():
+            _next_to(run_dir / name, file)
     return msgspec.structs.replace(record, model_uri=model_uri or record.model_uri)
+
+
+def file_beside(record_file: Path, name: str) -> Path | None:
+    """Returns a run's file of that name, in its folder or where its record was copied to."""
+    copied = record_file.with_name(f"{record_file.stem}-{name}")
+    files = (copied, record_file.with_name(name))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _failure(facts: TrainingFacts) -> str | None:
@@ -958,11 +981,11 @@ def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | Non
     )
 
 
-def _next_to(timeline: Path, record_file: Path) -> str:
-    """Returns the timeline's path relative to its record, copying it if needed."""
-    if record_file.parent.resolve() == timeline.parent.resolve():
-        return timeline.name
-    copied = record_file.with_name(f"{record_file.stem}-timeline.csv")
+def _next_to(kept: Path, record_file: Path) -> str:
+    """Returns a file's path relative to its record, copying it if needed."""
+    if record_file.parent.resolve() == kept.parent.resolve():
+        return kept.name
+    copied = record_file.with_name(f"{record_file.stem}-{kept.name}")
     record_file.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(timeline, copied)
+    shutil.copyfile(kept, copied)
     return copied.name

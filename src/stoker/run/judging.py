@@ -28,7 +28,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.outcome import outcome_of, outcome_of_gates
-from stoker.records.training import with_leader
+from stoker.records.training import file_beside, with_leader
 from stoker.run.champions import champion_metrics, promote
 from stoker.run.cloudwatch_metrics import publish
 from stoker.run.mlflow_run import keep_tracked
@@ -132,7 +132,7 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
     workload, outputs = judgement.workload, judgement.outputs
     profile = read_json(judgement.profile, Profile)
     decision = read_json(judgement.decision, Decision)
-    training, folder = _training(judgement, decision)
+    training, file = _training(judgement, decision)
     if training.is_unknown:
         training = _fetched(training, workload=workload)
     region = region_of(workload)
@@ -174,11 +174,11 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
                 training=training,
                 evaluation=record,
                 before_timeline=existing(judgement.profile.with_name("baseline-timeline.csv")),
-                after_timeline=timeline_of(training, folder=folder),
-                feed_file=existing(folder / "feed.csv"),
+                after_timeline=timeline_of(training, folder=file.parent),
+                feed_file=file_beside(file, "feed.csv"),
                 before_gpus=existing(judgement.profile.with_name("baseline-gpu.csv")),
-                after_gpus=existing(folder / "gpu.csv"),
-                bad_samples_file=existing(folder / BAD_SAMPLES),
+                after_gpus=file_beside(file, "gpu.csv"),
+                bad_samples_file=file_beside(file, BAD_SAMPLES),
                 environment=environment(),
             ),
         )
@@ -245,13 +245,13 @@ def _fetched(training: Training, *, workload: Workload) -> Training:
 
 
 def _training(judgement: Judgement, decision: Decision) -> tuple[Training, Path]:
-    """Returns the training's record, from a file or its own text, and its timeline's folder."""
+    """Returns the training's record, from a file or its own text, and that file."""
     text = judgement.training
     # A step of Kubeflow gets the record as a parameter (`outputs.carried`).
     if text.lstrip().startswith("{"):
-        return read_json(text, Training), Path()
+        return read_json(text, Training), Path("training.json")
     file = Path(text)
     # A pipeline judges every run: one whose hosts died without a record has failed.
     if judgement.always and not file.is_file():
-        return lost_training(judgement.workload, decision), file.parent
-    return read_json(file, Training), file.parent
+        return lost_training(judgement.workload, decision), file
+    return read_json(file, Training), file

@@ -904,7 +904,10 @@ class WorkerPool:
         now = self._clock()
         for worker in self._workers.values():
             at = worker.at
-            if worker.hung_at is None and at is not None and self._rules.is_hanging(at, now):
+            if worker.hung_at is not None or at is None or not self._rules.is_hanging(at, now):
+                continue
+            # It may have ended of that sample, and the end of its channel is not read yet.
+            if worker.process.exitcode is None:
                 worker.hung_at = at
                 worker.process.kill()
 
