@@ -82,19 +82,22 @@ def profile_words(record: Profile) -> str:
     step, check = record.timed_step, record.check
     if step.wait_seconds is None:
         return f"a step takes {ms(step.step_seconds)}"
-    times = record.epochs
+    whole_wait = None
+    if record.epochs:
+        whole_wait = record.epochs.whole_wait_seconds(step.wait_seconds)
     took = step_words(
         step_seconds=step.step_seconds,
         wait_seconds=step.wait_seconds,
         whole_step_seconds=whole_step_of(record),
-        whole_wait_seconds=times.whole_wait_seconds(step.wait_seconds) if times else None,
+        whole_wait_seconds=whole_wait,
     )
-    if busy := busy_words(record.observed.gpus if record.observed else ()):
+    if record.observed and (busy := busy_words(record.observed.gpus)):
         took += f", {busy}"
     if check is None or check.explained:
         return f"a step takes {took}"
-    unexplained = f"in the state {check.state}" if check.state else "unexplained"
-    return f"a step takes {took}, {unexplained}"
+    if check.state:
+        return f"a step takes {took}, in the state {check.state}"
+    return f"a step takes {took}, unexplained"
 
 
 def unfed_words(loader: ProfiledLoader | None, feed: FeedSettings | None = None) -> str:
@@ -138,9 +141,10 @@ def loader_words(loader: ProfiledLoader) -> str:
     if unfed:
         return f"loader: {unfed}"
     name = loader.class_name
-    how = "" if loader.reach == "stoker" else ", without a change of the script"
+    if not loader.iterable and loader.reach == "stoker":
+        return f"loader: {name}; data hosts can make its batches"
     if not loader.iterable:
-        return f"loader: {name}; data hosts can make its batches{how}"
+        return f"loader: {name}; data hosts can make its batches, without a change of the script"
     shards = loader.shards or 1
     if shards == 1:
         shards_in_words = "one shard, which one worker makes, wherever it runs"
@@ -160,9 +164,8 @@ def loader_words(loader: ProfiledLoader) -> str:
 def decision_words(record: Decision) -> str:
     plan, probable = record.plan, record.probable
     if record.kind == "probable" and probable:
-        speed = f", {probable.predicted.speedup:.2f} times as fast" if probable.predicted else ""
         what = "tried" if plan.action != "keep" else "not tried: constraints.follow is not probable"
-        return f"probably {plan_in_words(probable)}{speed}, within the error band; {what}"
+        return f"probably {_plan_and_speed(probable)}, within the error band; {what}"
     if record.action == "keep" or record.is_noisy:
         words = f"{plan_in_words(plan)}: {plan.reason or 'no other cluster pays'}"
         # A plan that is held says so in its reason.
@@ -170,8 +173,13 @@ def decision_words(record: Decision) -> str:
         if is_held:
             return words
         return words + _previous_words(record)
-    promise = f", {plan.predicted.speedup:.2f} times as fast" if plan.predicted else ""
-    return f"{plan_in_words(plan)}{promise}{_previous_words(record)}"
+    return f"{_plan_and_speed(plan)}{_previous_words(record)}"
+
+
+def _plan_and_speed(plan: Plan) -> str:
+    if plan.predicted is None:
+        return plan_in_words(plan)
+    return f"{plan_in_words(plan)}, {plan.predicted.speedup:.2f} times as fast"
 
 
 def _previous_words(record: Decision) -> str:
@@ -194,13 +202,16 @@ def kept_words(decision: Decision, style: Style = "terminal") -> str:
     begin = "stoker does not help here"
     if any(advice.id == "elsewhere" for advice in decision.advice):
         begin = "This machine has nothing left for it"
+    if style == "terminal" and is_known:
+        return f"{begin}: keep today's cluster. {capital(reason)}."
     if style == "terminal":
-        keep = f"{begin}: keep today's cluster." if is_known else "Keep today's cluster for now."
-        return f"{keep} {capital(reason)}."
+        return f"Keep today's cluster for now. {capital(reason)}."
     if decision.is_noisy:
         # The page's table of plans has the whole reason.
         return "Other programs kept the machine busy, so today's cluster is kept for now."
-    return f"{begin if is_known else 'Kept as it is for now'}: {reason}."
+    if is_known:
+        return f"{begin}: {reason}."
+    return f"Kept as it is for now: {reason}."
 
 
 def probable_words(decision: Decision, *, has_run: bool = False) -> str:
@@ -241,8 +252,10 @@ def trial_words(trial: Trial) -> str:
     dollars = usd(trial.usd, is_estimate=trial.is_estimate)
     if trial.usd is not None:
         cost += f", {dollars}"
-    where = f", {trial.condition}" if trial.condition else ""
-    return f"To make sure: {trial.command}{where} ({cost})."
+    how = trial.command
+    if trial.condition:
+        how += f", {trial.condition}"
+    return f"To make sure: {how} ({cost})."
 
 
 def followed_words(decision: Decision) -> str:
@@ -265,8 +278,10 @@ def free_first(decision: Decision) -> Plan | None:
     chosen = decision.plan.action
     if decision.prices.is_billed or chosen not in ("heterogeneous", "scale_up"):
         return None
-    is_here = decision.prices.is_nominal and chosen == "heterogeneous"
-    actions = {"tune", "scale_up"} if is_here else {"tune"}
+    actions = {"tune"}
+    if decision.prices.is_nominal and chosen == "heterogeneous":
+        # A larger training host is the same machine, with cores that data hosts would take.
+        actions.add("scale_up")
     able = [
         (plan.predicted.counted_seconds, plan)
         for plan in decision.plans
@@ -322,8 +337,9 @@ def _cpu_seconds(plan: Plan) -> float:
 
 
 def todays_group(decision: Decision) -> Group | None:
-    today = decision.today
-    return today.groups[0] if today else None
+    if decision.today is None:
+        return None
+    return decision.today.groups[0]
 
 
 def plan_name(plan: Plan, *, today: Group | None = None) -> str:
@@ -340,11 +356,12 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
     }
     if plan.action in named:
         return named[plan.action]
-    names = [f"{count(g.count, f'{g.role} host')} ({g.instance_type})" for g in plan.groups]
-    # Where the trainer's hosts change as well, data hosts alone would hide the larger part.
+    groups = plan.groups
     hosts = [(group.instance_type, group.count) for group in (dnn, today or dnn)]
-    is_todays = hosts[0] == hosts[1]
-    return " and ".join(names[1:] if names[1:] and is_todays else names)
+    # Where the trainer's hosts change as well, data hosts alone would hide the larger part.
+    if len(groups) > 1 and hosts[0] == hosts[1]:
+        groups = groups[1:]
+    return " and ".join(f"{count(g.count, f'{g.role} host')} ({g.instance_type})" for g in groups)
 
 
 def memory_cause(training: Training, profile: Profile | None = None) -> str:
@@ -403,10 +420,10 @@ def training_words(training: Training) -> str:
         f", {shown(name)} {figure(value, figures=4)}" for name, value in training.metrics.items()
     )
     if training.spent_usd is not None:
-        predicted = training.predicted_usd
-        guessed = training.is_estimate
-        promise = "" if predicted is None else f" (predicted {usd(predicted, is_estimate=guessed)})"
-        more += f", {usd(training.spent_usd, is_estimate=guessed)} for the run{promise}"
+        more += f", {usd(training.spent_usd, is_estimate=training.is_estimate)} for the run"
+        if training.predicted_usd is not None:
+            predicted = usd(training.predicted_usd, is_estimate=training.is_estimate)
+            more += f" (predicted {predicted})"
     if training.bad_samples:
         noun = "bad sample" if training.bad_samples == 1 else "bad samples"
         more += f"; {training.bad_samples:,} {noun}, listed in bad_samples.csv"
@@ -419,8 +436,10 @@ def training_words(training: Training) -> str:
     if training.busy:
         more += f"; {BUSY} ({training.busy})"
     if measured is None:
-        done = f", {training.steps} steps" if training.steps else ""
-        return f"training succeeded{done}; no step was timed{more}"
+        done = "training succeeded"
+        if training.steps:
+            done += f", {training.steps} steps"
+        return f"{done}; no step was timed{more}"
     took = step_words(
         step_seconds=measured.step_seconds,
         wait_seconds=measured.wait_seconds,
@@ -429,9 +448,9 @@ def training_words(training: Training) -> str:
         whole_step_seconds=measured.whole_step_seconds,
         whole_wait_seconds=measured.whole_wait_seconds,
     )
-    busy = busy_words(training.gpus)
-    more = f"{counted_words(measured)}{more}"
-    return f"{measured.steps} steps of {took}{f', {busy}' if busy else ''}{more}"
+    if busy := busy_words(training.gpus):
+        took += f", {busy}"
+    return f"{measured.steps} steps of {took}{counted_words(measured)}{more}"
 
 
 def counted_words(measured: Measured) -> str:
@@ -482,7 +501,9 @@ def gpu_words(gpu: GpuLoad) -> str:
     lowered = {reason: share for reason, share in gpu.throttled.items() if share >= _SEEN_LOWERED}
     for reason, share in lowered.items():
         parts.append(f"clocks lowered {percentage(share)} of the time ({reason})")
-    name = f"GPU {gpu.number}" + (f" ({gpu.model})" if gpu.model else "")
+    name = f"GPU {gpu.number}"
+    if gpu.model:
+        name += f" ({gpu.model})"
     return f"{name}: {', '.join(parts)}"
 
 
@@ -514,9 +535,10 @@ def gpu_figures(
     parts = []
     if utilization is not None:
         parts.append(f"{percentage(utilization)} busy")
-    if memory_bytes is not None:
-        total = f" of {size(memory_total_bytes)}" if memory_total_bytes else ""
-        parts.append(f"{size(memory_bytes)}{total}")
+    if memory_bytes is not None and memory_total_bytes:
+        parts.append(f"{size(memory_bytes)} of {size(memory_total_bytes)}")
+    elif memory_bytes is not None:
+        parts.append(size(memory_bytes))
     if power_watts is not None:
         parts.append(f"{power_watts:.0f} W")
     if sm_clock_mhz is not None:
@@ -591,17 +613,26 @@ def _performance_lines(performance: Performance) -> list[str]:
 def _cost_table(
     rows: Sequence[tuple[str, StepCost]], *, is_billed: bool, has_accelerators: bool
 ) -> list[str]:
-    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
-    more = f" {'accelerator-s':>14}" if has_accelerators else ""
     has_whole = any(is_whole_longer(row.step_seconds, row.counted_seconds) for _, row in rows)
-    whole = f"{'whole epochs':>13}" if has_whole else ""
-    lines = [f"{'':<10}{whole} {'step':>11} {head:>16}{more}"]
+    cost_head = "$ per 1000 steps" if is_billed else "CPU-s per step"
+    table = [["", "whole epochs", "step", cost_head, "accelerator-s"]]
     for name, row in rows:
-        cost = _figure(row.usd_per_1000_steps if is_billed else row.cpu_seconds)
-        cost = f"{ESTIMATE}{cost}" if row.is_estimate else cost
-        more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
-        whole = f"{ms(row.counted_seconds):>13}" if has_whole else ""
-        lines.append(f"{name:<10}{whole} {ms(row.step_seconds):>11} {cost:>16}{more}")
+        cost = _figure(row.cpu_seconds)
+        if is_billed:
+            cost = _figure(row.usd_per_1000_steps)
+        if row.is_estimate:
+            cost = f"{ESTIMATE}{cost}"
+        seconds = (ms(row.counted_seconds), ms(row.step_seconds))
+        table.append([name, *seconds, cost, _figure(row.accelerator_seconds)])
+    lines = []
+    for name, whole, step, cost, accelerator in table:
+        line = f"{name:<10}"
+        if has_whole:
+            line += f"{whole:>13}"
+        line += f" {step:>11} {cost:>16}"
+        if has_accelerators:
+            line += f" {accelerator:>14}"
+        lines.append(line)
     return lines
 
 
@@ -636,23 +667,30 @@ def _gpu_change(performance: Performance) -> list[str]:
     before, now = performance.baseline.gpu_utilization, performance.measured.gpu_utilization
     if now is None:
         return []
-    earlier = "" if before is None else f", {percentage(before)} in the profile"
-    return [f"the GPUs were {percentage(now)} busy{earlier}"]
+    words = f"the GPUs were {percentage(now)} busy"
+    if before is None:
+        return [words]
+    return [f"{words}, {percentage(before)} in the profile"]
 
 
 def prediction_words(
     error: float, *, band: Band | None, is_inside: bool | None, unit: TimeUnit | None = None
 ) -> str:
     """Compares the measured step with the predicted one and its band; unit: a page's."""
-    words = than_predicted(error, "page" if unit else "terminal")
-    if band is None:
-        # Evaluations of early versions have no band.
-        if unit:
+    if unit:
+        words = than_predicted(error, "page")
+        if band is None:
+            # Evaluations of early versions have no band.
             return words
+        inside = "inside" if is_inside else "outside"
+        low, high = unit.brief(band.low_seconds), unit.brief(band.high_seconds)
+        return f"{words}, {inside} the band of {low} to {high}"
+    words = than_predicted(error)
+    if band is None:
         return f"{words}; the band of that is not known"
-    time = unit.brief if unit else ms
-    inside = "inside" if is_inside else "outside" if unit else "OUTSIDE"
-    return f"{words}, {inside} the band of {time(band.low_seconds)} to {time(band.high_seconds)}"
+    # Capitals stand out on a terminal.
+    inside = "inside" if is_inside else "OUTSIDE"
+    return f"{words}, {inside} the band of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
 
 
 def _figure(value: float | None) -> str:
