@@ -82,7 +82,9 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
     if largest >= 10:
         return SECONDS
     # Milliseconds also if nothing is known.
-    return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
+    if largest >= 1e-3 or largest == 0:
+        return MILLISECONDS
+    return MICROSECONDS
 
 
 def digits(value: float, figures: int, *, max_places: int = 9) -> str:
@@ -109,7 +111,9 @@ def usd(value: float | None, *, is_estimate: bool = False) -> str:
     if value is None:
         return NOT_KNOWN
     mark = ESTIMATE if is_estimate else ""
-    return f"{mark}$" + (_grouped(value, 2) if abs(value) >= 1 else digits(value, 3))
+    if abs(value) >= 1:
+        return f"{mark}${_grouped(value, 2)}"
+    return f"{mark}${digits(value, 3)}"
 
 
 def apart(one: float, other: float) -> tuple[str, str]:
@@ -131,14 +135,17 @@ def signed_percent(fraction: float | None) -> str:
     """Writes a change with its sign: 0.2 as `+20 %`."""
     if fraction is None:
         return NOT_KNOWN
-    return _percent(abs(fraction), sign="+" if fraction >= 0 else _MINUS)
+    if fraction < 0:
+        return _percent(-fraction, sign=_MINUS)
+    return _percent(fraction, sign="+")
 
 
 def times(factor: float | None) -> str:
     """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
     if factor is None:
         return NOT_KNOWN
-    return digits(factor, 3 if factor < 100 else 2)
+    figures = 3 if factor < 100 else 2
+    return digits(factor, figures)
 
 
 def metric(value: float | None) -> str:
@@ -157,8 +164,10 @@ def figure(value: float, *, figures: int = 6) -> str:
     """
     if math.isfinite(value):
         return f"{value:.{figures}g}"
-    word = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return f"not a number ({word})"
+    if math.isnan(value):
+        return "not a number (NaN)"
+    sign = "" if value > 0 else "-"
+    return f"not a number ({sign}Infinity)"
 
 
 def whole(value: int) -> str:
@@ -168,8 +177,12 @@ def whole(value: int) -> str:
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """Formats a count for a sentence: `one data host`, `12 data hosts`."""
-    word = _WORDS[number] if number < len(_WORDS) else whole(number)
-    return f"{word} {noun if number == 1 else plural or noun + 's'}"
+    nouns = plural or f"{noun}s"
+    if number == 1:
+        nouns = noun
+    if number < len(_WORDS):
+        return f"{_WORDS[number]} {nouns}"
+    return f"{whole(number)} {nouns}"
 
 
 def numbered(number: int, noun: str) -> str:
@@ -184,9 +197,13 @@ def capital(text: str) -> str:
 
 def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
+    if value < 0.05:
+        # It would be written as 0.0, with a sign that says nothing.
+        return f"0{NBSP}%"
     # No decimals from 10 % on; 9.96 would be 10.0.
-    text = _grouped(value, 0) if value >= 9.95 else f"{value:.1f}"
-    return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
+    if value >= 9.95:
+        return f"{sign}{_grouped(value, 0)}{NBSP}%"
+    return f"{sign}{value:.1f}{NBSP}%"
 
 
 def ms(seconds: float) -> str:
@@ -198,7 +215,8 @@ def ms(seconds: float) -> str:
 
 def percentage(fraction: float, *, places: int = 0, signed: bool = False) -> str:
     """Writes a share or a change for a terminal: `64%`, or with its sign `+20%`."""
-    return f"{fraction:{'+' if signed else ''}.{places}%}"
+    sign = "+" if signed else ""
+    return f"{fraction:{sign}.{places}%}"
 
 
 def known_mean(values: Iterable[float | None]) -> float | None:
@@ -274,21 +292,28 @@ def is_whole_longer(step_seconds: float, whole_step_seconds: float) -> bool:
 
 def than_predicted(error: float, style: Style = "terminal") -> str:
     """Writes measured / predicted - 1: `2.2% longer than predicted`, or as on a page."""
-    is_same = abs(error) < _SAME_TIME
-    return longer(error, style) + (" as predicted" if is_same else " than predicted")
+    if abs(error) < _SAME_TIME:
+        return f"{longer(error, style)} as predicted"
+    return f"{longer(error, style)} than predicted"
 
 
 def longer(error: float, style: Style = "terminal") -> str:
     """Writes by how much a time differs: `2.2% longer`, `as long`."""
     if abs(error) < _SAME_TIME:
         return "as long"
-    by = percent(error) if style == "page" else percentage(abs(error), places=1)
-    return f"{by} {'longer' if error > 0 else 'shorter'}"
+    by = percentage(abs(error), places=1)
+    if style == "page":
+        by = percent(error)
+    if error > 0:
+        return f"{by} longer"
+    return f"{by} shorter"
 
 
 def vcpus_words(number: float) -> str:
     """Writes a number of vCPUs: `1 vCPU`, `1.5 vCPUs`."""
-    return f"{number:.3g} vCPU{'' if number == 1 else 's'}"
+    if number == 1:
+        return "1 vCPU"
+    return f"{number:.3g} vCPUs"
 
 
 def cost_change_words(change: float, *, is_billed: bool) -> str:
@@ -297,8 +322,10 @@ def cost_change_words(change: float, *, is_billed: bool) -> str:
         return "a step costs the same" if is_billed else "as many CPU-seconds per step"
     by = percentage(abs(change))
     if is_billed:
-        return f"{by} {'cheaper' if change < 0 else 'more expensive'} per step"
-    return f"{by} {'fewer' if change < 0 else 'more'} CPU-seconds per step"
+        than_today = "cheaper" if change < 0 else "more expensive"
+        return f"{by} {than_today} per step"
+    than_today = "fewer" if change < 0 else "more"
+    return f"{by} {than_today} CPU-seconds per step"
 
 
 def duration(seconds: float) -> str:
