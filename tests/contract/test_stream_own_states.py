@@ -5,11 +5,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 import stoker
+from stoker.feed.stream_progress import owns_with
+from stoker.feed.wire.protocol import OwnState
 from stoker.feed.workers import own_states
 
 pytestmark = [
@@ -26,6 +29,7 @@ class Counting(IterableDataset[dict[str, object]]):
 
     def __init__(self) -> None:
         self.place = 0
+        self.data: dict[str, object] = {}
 
     def ids(self) -> list[int]:
         info = get_worker_info()
@@ -71,6 +75,13 @@ class Wordy(Counting):
 
     def state_dict(self, num_samples: int, batch_size: int) -> dict[str, object]:  # type: ignore[override]
         return {}
+
+
+class Buffered(Counting):
+    """Its state has the samples that it keeps for shuffling."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"place": self.place, "buffer": bytes(5 << 20)}
 
 
 class OfIterator(Counting):
@@ -161,7 +172,8 @@ def test_a_dataset_with_a_state_resumes_exactly(kind, num_workers, persistent, c
         assert "stream_state_refused" not in err
     else:
         assert num_read >= COUNT
-        assert ("stream_state_refused" in err) == (kind in ("forgetful", "refusing"))
+        assert "stream_state_refused" in err
+        assert ("missing 2 required positional arguments" in err) == (kind == "wordy")
 
 
 def test_a_state_costs_little_of_the_time_that_batches_take(monkeypatch):
@@ -188,8 +200,12 @@ def test_a_state_costs_little_of_the_time_that_batches_take(monkeypatch):
     assert dataset.num_asked == 3
 
 
-@pytest.mark.parametrize("state", [b"0" * (5 << 20), object()], ids=["long", "not plain"])
-def test_a_state_that_is_long_or_not_plain_is_not_taken_again(state):
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [(b"0" * (5 << 20), "5.0 MiB, more than 4 MiB"), (object(), "plain values, tensors")],
+    ids=["long", "not plain"],
+)
+def test_a_state_that_is_long_or_not_plain_is_not_taken_again(state, words):
     class Large(Counting):
         num_asked = 0
 
@@ -201,3 +217,36 @@ def test_a_state_that_is_long_or_not_plain_is_not_taken_again(state):
     assert states.due(dataset, iter(()), {}) == b""
     assert states.due(dataset, iter(()), {}) == b""
     assert dataset.num_asked == 1
+    unused = states.unused()
+    assert unused is not None
+    assert words in unused.why_unused
+    assert states.unused() is None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_that_is_not_used_is_said_once_with_what_to_do(num_workers, capfd):
+    loader = loader_of(Buffered(), num_workers, persistent=num_workers > 0)
+    list(loader)
+    list(loader)
+    err = capfd.readouterr().err
+    assert err.count("stream_state_refused") == 1
+    assert "it has 5.0 MiB, more than 4 MiB; return from state_dict where the stream is" in err
+
+
+def test_an_earlier_state_is_kept_when_a_later_one_is_too_long():
+    earlier = OwnState(num_made=2, digest=1, state=b"at 2")
+    assert owns_with([earlier], OwnState(why_unused="too long"), num_made=9) == [earlier]
+    assert owns_with([earlier], OwnState(), num_made=9) == []
+
+
+def test_a_copy_of_a_dataset_shares_its_large_arrays(tmp_path):
+    tokens = np.memmap(tmp_path / "tokens", dtype=np.uint8, mode="w+", shape=(2 << 20,))
+    dataset = Counting()
+    dataset.data = {"tokens": tokens, "table": torch.zeros(1 << 20), "buffer": [1, 2]}
+    spare = own_states.spare_of((dataset, None))
+    assert spare is not None
+    assert isinstance(spare[0], Counting)
+    copied = spare[0].data
+    assert copied["tokens"] is tokens
+    assert copied["table"] is dataset.data["table"]
+    assert copied["buffer"] is not dataset.data["buffer"]

@@ -177,6 +177,34 @@ def test_a_stream_resumes_exactly(kind, options):
         assert taken(iter(loader)) == expected[2]
 
 
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize("kind", ["divided", "shuffled", "an error", "chain"])
+def test_a_state_between_epochs_resumes_exactly(kind, options):
+    expected = uninterrupted(kind, options, 4)
+    seed()
+    loader = loader_of(kind, options)
+    for _ in range(2):
+        taken(iter(loader))
+    state = loader.state_dict()
+    again = resumed(kind, options, state)
+    # Also a state that is saved again before anything was read.
+    state = again.state_dict()
+    again = resumed(kind, options, state)
+    assert [taken(iter(again)) for _ in range(2)] == expected[2:]
+
+
+def test_a_state_between_epochs_takes_the_workers_of_the_script():
+    seed()
+    options = {"num_workers": 2, "persistent_workers": True}
+    loader = loader_of("divided", options)
+    taken(iter(loader))
+    other = options | {"num_workers": 3}
+    again = resumed("divided", other, loader.state_dict())
+    assert len(taken(iter(again))) == len(uninterrupted("divided", other, 1)[0])
+    assert again._iterator is not None
+    assert len(again._iterator._workers) == 3
+
+
 @pytest.mark.parametrize("saved", ["inline", "three workers", "persistent"])
 @pytest.mark.parametrize("loaded", ["inline", "one worker", "persistent", "last dropped"])
 def test_a_state_keeps_its_shards_on_any_number_of_workers(saved, loaded, capfd):

@@ -75,6 +75,20 @@ def test_a_state_of_torchs_workers_resumes_on_data_hosts(hosts, tmp_path, name):
     assert "stream_resumed" in fed.errors
 
 
+@pytest.mark.parametrize("kind", ["unequal", "holding"])
+def test_persistent_workers_of_hosts_resume_between_epochs(hosts, tmp_path, kind):
+    path = tmp_path / "state.pt"
+    options = PERSISTENT | {"epochs": 3, "kind": kind}
+    expected = rest(torchs(**options), 1, 0)
+    save = {"save": str(path), "save_before": 1}
+    saved(hosts.train(workers=1, script=SCRIPT, **options, **save), path)
+    load = options | {"load": str(path)}
+    assert hosts.train(workers=0, script=SCRIPT, **load).finish() == expected
+    assert run_script(load, script=SCRIPT).finish() == expected
+    saved(run_script(options | save, script=SCRIPT), path)
+    assert hosts.train(workers=1, script=SCRIPT, **load).finish() == expected
+
+
 def test_shards_are_kept_on_another_number_of_workers_until_the_end_of_the_epoch(hosts, tmp_path):
     path = tmp_path / "state.pt"
     save = {"save": str(path), "save_at": 3}

@@ -4,8 +4,9 @@ Prints one JSON line per batch: loader, epoch, batch, hash over its bytes, ids. 
 prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
 stdin; with `pause_before`, before that epoch begins. `left` has the epochs that are left early, and
 after how many batches. With `until`, a file, it takes up epochs until that is there. With `save`, a
-file, it saves its loader's state there before batch `save_at` of epoch `save_epoch`, and ends; with
-`load` it begins from such a file, or from those of all ranks, a list.
+file, it saves its loader's state there before batch `save_at` of epoch `save_epoch`, or before
+epoch `save_before`, and ends; with `load` it begins from such a file, or from those of all ranks,
+a list.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ import stoker
 
 # Numbers of samples or batches, a file, a length: none, unless they are given.
 _PLACES = ("pause_at", "pause_before", "break_at", "raise_at", "die_at", "until", "length")
-_FILES = ("save", "load", "save_at")
+_FILES = ("save", "load", "save_at", "save_before")
 DEFAULTS = dict.fromkeys((*_PLACES, *_FILES)) | {
     "kind": "sharded",
     "samples": 40,
@@ -197,6 +198,9 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for epoch in range(first_epoch, given["epochs"]):
+            if epoch == given["save_before"]:
+                torch.save(loaders[0].state_dict(), given["save"])
+                raise SystemExit
             if epoch == given["pause_before"]:
                 say(pause=epoch)
                 sys.stdin.readline()

@@ -133,7 +133,7 @@ def test_what_cannot_be_dealt_is_refused_with_its_cause(name):
 
 
 def test_between_two_epochs_any_number_of_ranks_continues():
-    states = [state(rank, [2], begun=None) for rank in range(2)]
+    states = [state(rank, [2], begun=None, num_yielded=0) for rank in range(2)]
     assert dealt(states, 2, 3)["loader"]["world_size"] == 3
 
 

@@ -103,6 +103,8 @@ class LoaderState(TypedDict):
     now: SamplerSnapshot
     # What random states follow from; an earlier version had none, and seeded batches.
     seeding: NotRequired[str]
+    # Of generators that an iterable dataset holds, between epochs made by the trainer's process.
+    inline_random: NotRequired["torch.Tensor"]
     # With `feed.balance: cost`.
     costs: NotRequired["CostsState"]
     # With `feed.on_error`.
@@ -189,6 +191,7 @@ class Position:
         ahead: Also the last one yielded, which may be held back from the script.
         resumed: What is still to be replayed of a loaded state.
         stream: Of an iterable dataset whose loader has a `state_dict`.
+        next_stream: How the next epoch begins, after this one's end: of persistent workers.
     """
 
     epoch: int
@@ -207,6 +210,7 @@ class Position:
     is_over: bool = False
     rewind: Rewind | None = None
     stream: StreamProgress | None = None
+    next_stream: StreamProgress | None = None
 
     def ahead_of(self, num_held: int) -> list[object]:
         count = self.num_drawn - (self.num_yielded or 0) + num_held

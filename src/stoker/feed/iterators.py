@@ -18,7 +18,7 @@ from typing import Protocol, cast
 
 from torch._C._autograd import _profiler_enabled
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import DataLoader, IterDataPipe, _DatasetKind
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
@@ -50,11 +50,6 @@ from stoker.feed.wire.dataset import DatasetSpec, StartMethod
 from stoker.feed.wire.protocol import BadSample, OwnState
 from stoker.feed.workers.torch_streams import InlineStream, OfShard, StreamInit, resumed_streams
 from stoker.logs import EventName, Log
-
-_OWN_REFUSED = (
-    "the dataset's load_state_dict did not lead to the batches that followed its state before (it "
-    "forgets a shuffle buffer, say): the stream was made again from the beginning of the epoch"
-)
 
 
 class Epoch:
@@ -152,13 +147,13 @@ class Epoch:
         log.event(EventName.STREAM_RESUMED, rank=settings.rank, text=words)
 
     def say_own_refused(self, stream: StreamProgress) -> None:
-        """Says once that the states of a dataset did not lead to the same batches."""
-        if not stream.is_own_refused or self._books.said_own_refused:
+        """Says once why the states of a dataset are not used."""
+        if not stream.own_trouble or self._books.said_own_refused:
             return
         self._books.said_own_refused = True
         settings = self._process.settings
         log = Log(run=settings.run_id, host=settings.host)
-        log.event(EventName.STREAM_STATE_REFUSED, rank=settings.rank, text=_OWN_REFUSED)
+        log.event(EventName.STREAM_STATE_REFUSED, rank=settings.rank, text=stream.own_trouble)
 
     def _begin(self) -> None:
         self._began = self.now()
@@ -365,12 +360,17 @@ class CountedIterator:
         self._num_yielded += 1
         return batch
 
+    def _next_stream(self) -> StreamProgress | None:
+        """Returns how the next epoch of persistent workers begins; None: as any other."""
+        return None
+
     def _counted(self, next_batch: Callable[[], object]) -> object:
         position = self._epoch.order.position
         resumed = self._epoch.resumed_stream
         try:
             batch = self._epoch.timed(next_batch)
         except StopIteration:
+            position.next_stream = self._next_stream()
             position.is_over = True
             raise
         except Exception:
@@ -713,6 +713,18 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         super()._reset(loader, first_iter)
         self._note_shared_seed()
         self.opened(self._epoch.now() - began)
+
+    def _next_stream(self) -> StreamProgress | None:
+        progress = self._epoch.stream
+        is_pipe = isinstance(self._dataset, IterDataPipe)
+        if progress is None or not self._persistent_workers or is_pipe:
+            return None
+        following = StreamProgress(
+            num_workers=progress.num_workers,
+            shards=[ShardProgress() for _ in progress.shards],
+        )
+        following.follow(progress, num_asked=self._num_asked)
+        return following
 
     def _try_put_index(self) -> None:
         number = self._send_idx

@@ -45,8 +45,14 @@ from stoker.feed.rank_streams import (
     has_other_ranks,
     state_of_rank,
 )
-from stoker.feed.seeding import Occurrences, Seeding, index_bytes
-from stoker.feed.stream_progress import ShardProgress, StreamProgress, progress_from
+from stoker.feed.seeding import Occurrences, Seeding, index_bytes, set_states, states_here
+from stoker.feed.stream_progress import (
+    ShardProgress,
+    StreamProgress,
+    StreamState,
+    progress_from,
+    tensor_of,
+)
 from stoker.logs import EventName, Log
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.
@@ -245,6 +251,10 @@ def state_of(
         state["epoch"] = position.epoch
         state["begun"] = begun = _begun(loader, position, num_held)
         state["num_yielded"] = begun["num_yielded"]
+    elif position is not None and position.next_stream is not None:
+        state["begun"] = _next_begun(position.next_stream)
+    elif position is not None and position.stream is not None and position.is_inline:
+        state["inline_random"] = tensor_of(states_here(_roots_of(loader)))
     return state
 
 
@@ -269,10 +279,13 @@ def load(
         UsageError: If it is the state of another loader; names all differences.
     """
     parts = parts_of(loader)
-    here = _facts(loader, process, parts)
-    given = _own_of(state, loader, process, facts=here)
-    _check_same(given, here, process, loader=loader)
+    facts = _facts(loader, process, parts)
+    given = _own_of(state, loader, process, facts=facts)
+    _check_same(given, facts, process, loader=loader)
     stream = given["begun"] and given["begun"].get("stream")
+    if stream is not None and _begins_anew(stream, loader, process):
+        given = given | {"begun": None}
+        stream = None
     books = process.books(loader)
     if stream is not None and has_other_ranks(stream):
         if isinstance(loader.dataset, IterDataPipe):
@@ -285,6 +298,10 @@ def load(
     # Persistent workers are elsewhere in another epoch, and are replaced.
     loader._iterator = None
     _resume_seeding(loader, process, given)
+    if "inline_random" in given:
+        here = take(parts, with_own=False)
+        set_states(given["inline_random"].numpy().tobytes(), _roots_of(loader))
+        set_globals(here)
     if sets_globals:
         set_globals(given["now"])
     set_generators(parts, given["now"])
@@ -292,6 +309,15 @@ def load(
     if given["begun"] is None:
         set_epochs(parts, given["now"])
         set_own(parts, given["now"])
+
+
+def _begins_anew(
+    stream: StreamState, loader: "DataLoader[object]", process: TrainerProcess
+) -> bool:
+    """Returns whether an epoch of persistent workers is begun with another number of workers."""
+    is_between = stream["epochs_before"] > 0 and stream["next_number"] == 0
+    num_shards = process.settings.feed.shards or max(1, loader.num_workers)
+    return is_between and len(stream["shards"]) != num_shards
 
 
 def _own_of(
@@ -447,6 +473,26 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
         begun["stream"] = progress.state(begun["num_yielded"] - position.first)
         begun["stream"]["own_state"] = copy.deepcopy(progress.own_state)
     return begun
+
+
+def _roots_of(loader: "DataLoader[object]") -> dict[str, object]:
+    """Returns what may hold random generators that a stream draws from."""
+    return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+
+
+def _next_begun(stream: StreamProgress) -> EpochBeginning:
+    """Returns the beginning of the next epoch, for which persistent workers have random states."""
+    return EpochBeginning(
+        num_yielded=0,
+        num_drawn=0,
+        is_drawn_out=False,
+        digest="",
+        at_iter=None,
+        at_draw=None,
+        ahead=[],
+        dataset=None,
+        stream=stream.state(0),
+    )
 
 
 def stream_error(dataset: object) -> UsageError:

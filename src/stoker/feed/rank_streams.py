@@ -114,8 +114,12 @@ def state_of_rank(states: list[LoaderState], here: Here, *, is_stream: bool) -> 
     state["loader"] |= {name: here.facts[name] for name in kept}
     if here.rank >= num_ranks:
         state["now"], state["base_seed"] = here.now, None
+        state.pop("inline_random", None)
     begun = state["begun"]
-    if begun is not None:
+    if not state["num_yielded"]:
+        # Nothing of the epoch is gone: it is these ranks' own.
+        state["begun"] = None
+    elif begun is not None:
         begun["stream"] = _dealt(_shards_in(by_rank), here, begun)
         state["num_yielded"] = begun["num_yielded"] = _num_made(begun["stream"])
     return state
@@ -145,7 +149,7 @@ def datasets_of(stream: StreamState, dataset_of: DatasetOfRank | None) -> RankDa
 
 
 def _check_epochs(states: list[LoaderState]) -> None:
-    epochs = {(state["epoch"], state["begun"] is None) for state in states}
+    epochs = {(state["epoch"], state["num_yielded"] > 0) for state in states}
     if len(epochs) == 1:
         return
     numbers = ", ".join(str(state["epoch"]) for state in states)

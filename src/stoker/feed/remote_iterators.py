@@ -471,6 +471,18 @@ class StreamIterator(FeedIterator):
         finally:
             self._note_taken()
 
+    def _next_stream(self) -> StreamProgress | None:
+        progress, schedule = self._epoch.stream, self._session.schedule
+        assert isinstance(schedule, ShardScheduler)
+        is_kept = self._loader.persistent_workers and not self._epoch.has_other_workers
+        if progress is None or not is_kept or isinstance(self._loader.dataset, IterDataPipe):
+            return None
+        return StreamProgress(
+            num_workers=progress.num_workers,
+            shards=schedule.shards_of_next_epoch(),
+            epochs_before=schedule.epochs_before,
+        )
+
     def _note_taken(self) -> None:
         """Counts the batch that was delivered, or failed; after a signal it may be so again."""
         schedule, progress = self._session.schedule, self._epoch.stream

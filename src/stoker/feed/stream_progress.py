@@ -15,6 +15,10 @@ from stoker.feed.wire.protocol import OwnState, ShardOrigin
 if TYPE_CHECKING:
     import torch
 
+_OWN_WRONG = (
+    "the dataset's load_state_dict did not lead to the batches that followed its state before (it "
+    "forgets a shuffle buffer, say): the stream was made again from the beginning of the epoch"
+)
 # Batches that may be held back from the script after they left its loader.
 _MAX_HELD = 4
 
@@ -73,14 +77,24 @@ def own_before(states: list[OwnState], num_made: int) -> OwnState | None:
     return earlier[-1] if earlier else None
 
 
+def own_trouble_of(own: OwnState) -> str:
+    """Returns why a dataset's own states are not used; empty: they are."""
+    if own.num_made:
+        return ""
+    return own.why_unused or _OWN_WRONG
+
+
 def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[OwnState]:
     """Returns the states that are needed when the script has `num_made` batches, and later.
 
     Args:
         states: In ascending order.
-        own: A new one; an empty one says that the states do not lead to the same batches.
+        own: A new one; one without batches says that the states do not lead to the same batches,
+            or why there are no more.
         num_made: Some of these may be held back from the script.
     """
+    if own.why_unused:
+        return states
     if not own.num_made:
         return []
     needed = own_before(states, num_made - _MAX_HELD)
@@ -116,7 +130,7 @@ class StreamProgress:
         num_here: Batches that the script got in this process.
         num_resumed: Batches that an earlier process gave its script.
         num_again: Those of them that are made again, as no state of the dataset leads to them.
-        is_own_refused: The dataset's states did not lead to the same batches.
+        own_trouble: Why the dataset's own states are not used; empty: they are, or it has none.
         is_known: False: the script changed the dataset in mid-epoch.
     """
 
@@ -131,7 +145,7 @@ class StreamProgress:
     num_here: int = 0
     num_resumed: int = 0
     num_again: int = 0
-    is_own_refused: bool = False
+    own_trouble: str = ""
     is_known: bool = True
     # The last batches: their shards, and what their delivery changed.
     _last: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_HELD))
@@ -143,7 +157,7 @@ class StreamProgress:
         shard.num_made, shard.digest = shard.num_made + 1, digest
         if own is not None:
             shard.owns = owns_with(shard.owns, own, num_made=shard.num_made)
-            self.is_own_refused |= not own.num_made
+            self.own_trouble = own_trouble_of(own) or self.own_trouble
         self.num_here += 1
 
     def follow(self, before: "StreamProgress", *, num_asked: list[int]) -> None:
@@ -244,18 +258,18 @@ def _shard_state(shard: ShardProgress) -> ShardState:
     state = ShardState(
         num_made=shard.num_made,
         digest=shard.digest,
-        random=_tensor_of(shard.random),
+        random=tensor_of(shard.random),
         earlier=list(shard.earlier),
-        random_at_end=_tensor_of(shard.random_at_end),
+        random_at_end=tensor_of(shard.random_at_end),
     )
     before = shard.own_before(shard.num_made)
     if before is not None:
-        state["own_state"] = _tensor_of(before.state)
+        state["own_state"] = tensor_of(before.state)
         state["own_made"], state["own_digest"] = before.num_made, before.digest
     return state if shard.origin is None else with_origin(state, shard.origin)
 
 
-def _tensor_of(data: bytes) -> "torch.Tensor":
+def tensor_of(data: bytes) -> "torch.Tensor":
     """Returns bytes as `torch.load` reads them with `weights_only`."""
     # Not at the module's head: books are kept without torch, too.
     import torch

@@ -21,7 +21,13 @@ ahead; so does a process here. What a dataset changed in itself in earlier epoch
 from dataclasses import dataclass, field
 
 from stoker.errors import ProtocolError
-from stoker.feed.stream_progress import ShardProgress, StreamProgress, own_before, owns_with
+from stoker.feed.stream_progress import (
+    ShardProgress,
+    StreamProgress,
+    own_before,
+    own_trouble_of,
+    owns_with,
+)
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
 from stoker.feed.wire.protocol import OwnState, ShardOrigin, Stream
 
@@ -160,6 +166,7 @@ class ShardScheduler(Scheduler):
     `prefetch` is the number of batches of a shard that may wait or be under way.
 
     Attributes:
+        epochs_before: Epochs of the same processes, where they persist.
         last_taken: Number of the batch that was delivered last, and the checksum of its shard's
             batches up to it.
     """
@@ -187,18 +194,18 @@ class ShardScheduler(Scheduler):
         self._mean_bytes = 0.0
         # Until an epoch begins.
         self._is_complete = True
-        self._epochs_before = 0
+        self.epochs_before = 0
         # The number that torch's loader would wait for next, and the shard whose turn it is then.
         self._received = self._turn = 0
         self.last_taken: tuple[int, int] | None = None
         # Batches that an earlier process took.
         self._num_resumed = 0
-        self._is_own_refused = False
+        self._own_trouble = ""
 
     def begin(self) -> None:
         is_noted = self._persists and not self._is_complete
         super().begin()
-        self._epochs_before += is_noted
+        self.epochs_before += is_noted
         self._received = self._turn = self._num_resumed = 0
         self.last_taken = None
         for shard in self._shards:
@@ -221,7 +228,7 @@ class ShardScheduler(Scheduler):
             self._resume(resumed)
 
     def _resume(self, progress: StreamProgress) -> None:
-        self._epochs_before = progress.epochs_before
+        self.epochs_before = progress.epochs_before
         if self._persists:
             self._ask_as_before(progress)
         for number, shard in enumerate(self._shards):
@@ -243,11 +250,17 @@ class ShardScheduler(Scheduler):
         if self.last_taken is not None:
             number, digest = self.last_taken
             progress.deliver(number % self.num_shards, digest)
-        progress.epochs_before = self._epochs_before
+        progress.epochs_before = self.epochs_before
         for shard, seen in zip(self._shards, progress.shards, strict=True):
             seen.random, seen.earlier = shard.state, shard.earlier
             seen.random_at_end, seen.owns = shard.state_at_end, shard.owns
-        progress.is_own_refused = self._is_own_refused
+        progress.own_trouble = self._own_trouble
+
+    def shards_of_next_epoch(self) -> list[ShardProgress]:
+        """Returns how persistent processes begin the next epoch, once the last one has ended."""
+        return [
+            ShardProgress(random=shard.state, earlier=list(shard.earlier)) for shard in self._shards
+        ]
 
     def look(self, now: float) -> tuple[int, bool]:
         # All batches have one index: none is drawn.
@@ -325,7 +338,7 @@ class ShardScheduler(Scheduler):
             shard.state, shard.earlier = random_state, []
         if own is not None:
             shard.owns = owns_with(shard.owns, own, num_made=shard.taken)
-            self._is_own_refused |= not own.num_made
+            self._own_trouble = own_trouble_of(own) or self._own_trouble
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
         )
@@ -393,7 +406,7 @@ class ShardScheduler(Scheduler):
             persists=self._persists,
             state=shard.state,
             earlier=tuple(shard.earlier),
-            epochs_before=self._epochs_before,
+            epochs_before=self.epochs_before,
             own_state=before,
             origin=shard.origin,
         )

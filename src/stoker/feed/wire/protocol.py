@@ -420,11 +420,13 @@ class OwnState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             was given did not lead to the same batches, and it began with the first batch.
         digest: Checksum of these.
         state: Packed, without pickles.
+        why_unused: Why there is no state, and what to do; empty: there is one, or it was wrong.
     """
 
     num_made: Count = 0
     digest: Count = 0
     state: Annotated[bytes, msgspec.Meta(max_length=MAX_OWN_BYTES)] = b""
+    why_unused: Annotated[str, msgspec.Meta(max_length=1000)] = ""
 
 
 class ShardOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,10 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
+import numpy as np
+import torch
+
 from stoker.errors import ProtocolError
+from stoker.feed.reachable import reachable
 from stoker.feed.seeding import set_states, states_here
 from stoker.feed.wire.codec import pack_value, unpack_value
-from stoker.feed.wire.protocol import MAX_OWN_BYTES
+from stoker.feed.wire.protocol import MAX_OWN_BYTES, OwnState
 
 # A run that resumes makes again what this time made: below it a state gains nothing.
 MIN_SECONDS = 1.0
@@ -22,6 +26,18 @@ MIN_SECONDS = 1.0
 _SHARE = 50.0
 # torchdata's names, and those of Grain's iterators.
 _NAMES = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
+
+# Arrays and tensors from this size on are data, which a dataset's load_state_dict leaves as it is;
+# a copy of one that is mapped from a file would read all of it into memory.
+_MIN_SHARED_BYTES = 1 << 20
+_MAX_OBJECTS = 100_000
+
+_UNUSED = "the dataset's own state is not used, and a run that resumes makes more batches again: {}"
+_LONG = (
+    "it has {:.1f} MiB, more than {} MiB; return from state_dict where the stream is (a file, an "
+    "offset, counters), and not the samples of a buffer"
+)
+_FAILED = "{}: {}; state_dict() without arguments has to return plain values, tensors and arrays"
 
 StateTaker = Callable[[], object]
 StateLoader = Callable[[object], object]
@@ -53,6 +69,7 @@ class OwnStates:
         self._making_seconds = 0.0
         self._cost_seconds = 0.0
         self._is_off = False
+        self._why_unused = ""
 
     def begin(self) -> None:
         """Begins an epoch."""
@@ -82,12 +99,27 @@ class OwnStates:
         if self._is_off or self._making_seconds < least_seconds:
             return b""
         began = self._clock()
-        packed = self._packed(dataset, iterator, roots)
+        packed = b""
+        # The user's code, which may want arguments; what it returns may be no plain values.
+        try:
+            packed = self._packed(dataset, iterator, roots)
+        except Exception as err:
+            self._leave_unused(_FAILED.format(type(err).__name__, str(err)[:300]))
         self._cost_seconds, self._making_seconds = self._clock() - began, 0.0
-        if not packed or len(packed) > MAX_OWN_BYTES:
-            self._is_off = True
+        if len(packed) > MAX_OWN_BYTES:
+            mib = 1 << 20
+            self._leave_unused(_LONG.format(len(packed) / mib, MAX_OWN_BYTES // mib))
             return b""
+        self._is_off |= not packed
         return packed
+
+    def unused(self) -> OwnState | None:
+        """Returns, once, why there are no states of a dataset that has some."""
+        why, self._why_unused = self._why_unused, ""
+        return OwnState(why_unused=why) if why else None
+
+    def _leave_unused(self, why: str) -> None:
+        self._is_off, self._why_unused = True, _UNUSED.format(why)
 
     def _packed(self, dataset: object, iterator: object, roots: Mapping[str, object]) -> bytes:
         parts = {"dataset": dataset, "iterator": iterator}
@@ -95,18 +127,14 @@ class OwnStates:
             # Its __iter__ begins again: the state is loaded after it.
             del parts["dataset"]
         states: dict[str, object] = {}
-        # The user's code, which may want arguments; what it returns may be no plain values.
-        try:
-            for name, part in parts.items():
-                methods = _methods_of(part)
-                if methods is not None:
-                    states[name] = methods.take()
-            if not states:
-                return b""
-            states["random"] = states_here(roots)
-            return pack_value(states, allow_pickle=False)
-        except Exception:
+        for name, part in parts.items():
+            methods = _methods_of(part)
+            if methods is not None:
+                states[name] = methods.take()
+        if not states:
             return b""
+        states["random"] = states_here(roots)
+        return pack_value(states, allow_pickle=False)
 
 
 class LoadedState:
@@ -143,8 +171,22 @@ class LoadedState:
 
 
 def spare_of(parts: tuple[object, object]) -> tuple[object, object] | None:
-    """Returns a copy of a dataset and its collate function; None: they cannot be copied."""
+    """Returns a copy of a dataset and its collate function; None: they cannot be copied.
+
+    Where the dataset's state leads to other batches, the copy begins anew. Large arrays are shared.
+    """
+    shared: dict[int, object] = {}
+    roots = dict(zip(("dataset", "collate_fn"), parts, strict=True))
+    for one in reachable(roots, max_objects=_MAX_OBJECTS, is_leaf=_is_large):
+        if _is_large(one.value):
+            shared[id(one.value)] = one.value
     try:
-        return copy.deepcopy(parts)
+        return copy.deepcopy(parts, shared)
     except Exception:
         return None
+
+
+def _is_large(value: object) -> bool:
+    if not isinstance(value, np.ndarray | torch.Tensor):
+        return False
+    return value.nbytes >= _MIN_SHARED_BYTES

@@ -118,6 +118,10 @@ class ShardStream:
         iterator = iterator_in(self._fetcher)
         return self._own_states.due(self._dataset, iterator, self._roots())
 
+    def unused_own(self) -> OwnState | None:
+        """Returns, once, why there are no more states; None: nothing is new."""
+        return self._own_states.unused()
+
     def _loads(self, own: OwnState, resumed: Stream) -> bool:
         """Begins the epoch where that state was taken; False: as if there were none."""
         spare = spare_of((self._dataset, self.spec.collate_fn))
@@ -351,7 +355,7 @@ class StreamReplay(ShardReplay):
             return OwnState()
         state = stream.own_state()
         if not state:
-            return None
+            return stream.unused_own()
         return OwnState(num_made=stream.position, digest=self.digest, state=state)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
 from stoker.feed.seeding import set_states, states_here
-from stoker.feed.stream_progress import StreamProgress
+from stoker.feed.stream_progress import StreamProgress, own_trouble_of
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import OwnState, Stream
@@ -236,7 +236,7 @@ class InlineStream:
 
     def _refuse_own(self) -> None:
         self._own_states.turn_off()
-        self.progress.is_own_refused = True
+        self.progress.own_trouble = own_trouble_of(OwnState())
         self.progress.shards[0].owns = []
 
     def make_again(self, index: object) -> None:
@@ -280,5 +280,5 @@ class InlineStream:
         """Returns the dataset's state after the last batch, if one is due."""
         state = self._own_states.due(self._dataset, iterator_in(self.fetcher), self._roots)
         if not state:
-            return None
+            return self._own_states.unused()
         return OwnState(num_made=self.position, digest=self._replay.digest, state=state)
