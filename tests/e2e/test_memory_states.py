@@ -12,7 +12,7 @@ from stoker.profile.combine import combine
 from stoker.profile.rank_results import read_ranks
 from stoker.records import Profile, ProfileSettings, TodaysGroup
 from support.local_job import until
-from support.memory_limit import UNLIMITED, MemoryGroup, memory_limit
+from support.memory_limit import UNLIMITED, MemoryGroup, memory_limit, swap_file
 from support.warm_python import WarmProcess, clean_environ
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -112,6 +112,7 @@ def test_python_objects_that_each_worker_copies_are_named(begin, case, named, fi
     [
         ("lru_cache", "CachedGetitem.__getitem__ (lru_cache) grows by", "maxsize"),
         ("own cache", "OwnCache.cache (dict) grows by", "bound it"),
+        ("global cache", "KEPT_BY_ALL (dict) grows by", "bound it"),
         ("growing list", "GrowingList.seen (list) grows by", "bound it"),
     ],
 )
@@ -122,6 +123,14 @@ def test_a_cache_that_grows_is_named_with_what_an_epoch_takes(begin, case, name,
     assert text.startswith(name)
     assert "in an epoch" in text
     assert fix in text
+
+
+def test_what_a_collate_function_keeps_of_each_batch_is_named(begin):
+    asked = {"width": 1000, "collate": "keeps", "persistent": "yes"}
+    profile = begin("plain", samples=MANY, **asked).profile()
+    assert set(memory_fixes(profile)) == {"growing_cache"}
+    text = memory_fixes(profile)["growing_cache"]
+    assert text.startswith("KeepingCollate.batches (list) grows by")
 
 
 def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(begin):
@@ -188,6 +197,25 @@ def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
     assert "num_workers=2" in memory_fixes(profile)["fewer_workers"]
     assert "the container's limit, are in use; four loader workers" in states_of(profile)["memory"]
     assert profile.states[0].id == "memory"
+
+
+@pytest.mark.root
+@pytest.mark.alone
+def test_workers_that_wait_for_swap_are_named(begin, tmp_path):
+    with swap_file(tmp_path, 600_000_000), memory_limit() as group:
+        asked = {"ballast_mb": BALLAST_MB, "group": group.folder}
+        profiled = begin("reads ballast", budget=3 * BUDGET_SECONDS, **asked)
+        until(lambda: group.held_bytes() > 2 * BALLAST_MB * 1e6, what="both workers hold theirs")
+        group.limit(int(0.75 * group.held_bytes()))
+        until(profiled.has_looked, what="the steps as they are have ended")
+        group.limit(UNLIMITED)
+        profile = profiled.profile()
+        assert group.num_kills() == 0
+    text = memory_fixes(profile)["swap"]
+    assert " of trainers and workers are swapped out, and " in text
+    assert " a second go in and out" in text
+    assert profile.states[0].id == "memory"
+    assert text.split(":")[0] in states_of(profile)["memory"]
 
 
 def drop_from_page_cache(file: Path) -> None:

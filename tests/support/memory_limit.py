@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.local_job import until
+from support.processes import ran
 
 _ROOT = Path("/sys/fs/cgroup")
 _NUMBERS = itertools.count(1)
@@ -69,3 +70,29 @@ def memory_limit(num_bytes: int = UNLIMITED) -> Iterator[MemoryGroup]:
     finally:
         until(lambda: not (folder / "cgroup.procs").read_text(), what="the group is empty")
         folder.rmdir()
+
+
+@contextlib.contextmanager
+def swap_file(folder: Path, num_bytes: int) -> Iterator[None]:
+    """Lets this machine swap to a file there; skips the test where it may not.
+
+    All programs of the machine swap meanwhile, and no limit of a group kills: be alone.
+    """
+    file = folder / "swap"
+    file.touch(mode=0o600)
+    with file.open("wb") as opened:
+        # Without holes, which a swap file must not have.
+        for _ in range(num_bytes >> 20):
+            opened.write(bytes(1 << 20))
+        os.fsync(opened.fileno())
+    for command in ("mkswap", "swapon"):
+        try:
+            done = ran([command, str(file)])
+        except OSError as err:
+            pytest.skip(f"no {command}: {err}")
+        if done.returncode:
+            pytest.skip(f"cannot swap here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        assert ran(["swapoff", str(file)]).returncode == 0

@@ -3,7 +3,7 @@
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
 epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
 ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
-keeps: what the loop keeps of each step: losses, total, attribute or numbers.
+keeps: what the loop keeps of each step: losses, total, attribute or numbers; collate (keeps).
 """
 
 import collections
@@ -124,6 +124,35 @@ class GrowingList(Samples):
         return self.seen[-1]
 
 
+KEPT_BY_ALL: dict[int, torch.Tensor] = {}
+
+
+class GlobalCache(Samples):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return KEPT_BY_ALL.setdefault(index, torch.full((self.width,), float(index)))
+
+
+class KeepingCollate:
+    """Keeps each batch that it has made, as of a debugging session."""
+
+    def __init__(self) -> None:
+        self.batches: list[torch.Tensor] = []
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        self.batches.append(torch.stack(samples))
+        return self.batches[-1].clone()
+
+
+class ReadsBallast(Samples):
+    """Reads what it holds at random places, as an index in memory is read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        super().__getitem__(index)
+        assert self.ballast is not None
+        places = np.random.default_rng(index).integers(0, self.ballast_bytes, 64)
+        return torch.full((self.width,), float(sum(self.ballast[place] for place in places)))
+
+
 class LeakInC(Samples):
     def __getitem__(self, index: int) -> torch.Tensor:
         LIBC.memset(LIBC.malloc(LEAKED_BYTES), 1, LEAKED_BYTES)
@@ -176,6 +205,8 @@ CASES = {
     "lru_cache": CachedGetitem,
     "own cache": OwnCache,
     "growing list": GrowingList,
+    "global cache": GlobalCache,
+    "reads ballast": ReadsBallast,
     "leak in C": LeakInC,
     "more than the page cache": ReadsFiles,
     "plain": Samples,
@@ -199,6 +230,7 @@ def main() -> None:
         num_workers=workers,
         persistent_workers=workers > 0 and asked.get("persistent") == "yes",
         prefetch_factor=int(asked["prefetch"]) if workers else None,
+        collate_fn=KeepingCollate() if asked.get("collate") == "keeps" else None,
     )
     train(loader, asked)
 

@@ -28,8 +28,8 @@ _WORTH_A_LINE = 0.005
 # Waiting batches smooth what a loader gives: only a good part of the limit is too much.
 _MUCH_WAITS = 0.05
 _USUAL_PREFETCH = 2
-# Bytes of a sample. Without Python objects a worker copies 40 bytes for one, with a list of names
-# 3,800: nearly a page (memory_script.py, Python 3.11).
+# Bytes of a sample. Below the first nothing is said, however many Python objects there are: with a
+# list of names, read at random, it is nearly a page (`copied_bytes_per_sample` of the profile).
 _LEAST_COPIED = 400
 _LEAST_GROWN = 200
 # What a trainer grew by, and of the limit in an epoch, where nothing is found that keeps it: glibc

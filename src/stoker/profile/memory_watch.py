@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple, cast
 
+import msgspec
+
 from stoker.host.memory_usage import (
     MemoryUse,
     Paging,
@@ -23,6 +25,7 @@ from stoker.host.memory_usage import (
 from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
 from stoker.profile.python_objects import grown_between, sizes_of
 from stoker.profile.rank_results import RankMemory, WorkerGrowth
+from stoker.records import GrowingObjects
 
 # At most once a second, and where the kernel takes long to count pages, in 1 % of the time.
 _EVERY_SECONDS = 1.0
@@ -206,7 +209,7 @@ def measure_growth(
 
 def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
     """Makes samples in a worker until then, once around, and looks at its memory meanwhile."""
-    before = sizes_of(source.dataset)
+    growth_of_objects = ObjectsGrowth(source)
     began = time.monotonic()
     every = (until - began) / _LOOKS
     points: list[_Point] = []
@@ -214,6 +217,7 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
     due_at = began
     for items in source.samples():
         source.collate(items)
+        growth_of_objects.batches += 1
         samples += source.num_samples(items)
         del items
         now = time.monotonic()
@@ -232,8 +236,35 @@ def watch_own_memory(source: TaskSource, until: float) -> WorkerGrowth | None:
         samples=samples,
         copied_bytes_per_sample=growth.copied,
         grown_bytes_per_sample=growth.grown,
-        growing=grown_between(before, sizes_of(source.dataset), samples=samples),
+        growing=growth_of_objects.growing(samples),
     )
+
+
+class ObjectsGrowth:
+    """What grows of a dataset with its samples, and of its collate function with their batches."""
+
+    def __init__(self, source: TaskSource) -> None:
+        self._source = source
+        self._dataset_before = sizes_of(source.dataset)
+        self._collate_before = sizes_of(source.collate)
+        self.batches = 0
+
+    def growing(self, samples: int) -> tuple[GrowingObjects, ...]:
+        """Returns the collections that grew, the dataset's first; `samples` were made meanwhile."""
+        growing = grown_between(
+            self._dataset_before, sizes_of(self._source.dataset), samples=samples
+        )
+        names = {grown.name for grown in growing}
+        by_batch = grown_between(
+            self._collate_before, sizes_of(self._source.collate), samples=self.batches
+        )
+        per_sample = self.batches / max(1, samples)
+        of_collate = (
+            msgspec.structs.replace(grown, count_per_sample=grown.count_per_sample * per_sample)
+            for grown in by_batch
+            if grown.name not in names
+        )
+        return (*growing, *of_collate)
 
 
 def _point(done: float, memory: ProcessMemory) -> _Point:

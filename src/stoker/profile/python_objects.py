@@ -64,7 +64,7 @@ def held_objects(
 
 
 def sizes_of(dataset: object) -> dict[str, Size]:
-    """Returns the lengths, and limits, of a dataset's collections and caches, by name.
+    """Returns the lengths, and limits, of collections and caches of a dataset or a function.
 
     Those of its module are among them, and results that `functools.lru_cache` keeps of its methods.
     """
@@ -77,7 +77,9 @@ def sizes_of(dataset: object) -> dict[str, Size]:
         for base in kind.__mro__:
             for name, value in attributes_of(base).items():
                 _add_size(sizes, f"{kind.__name__}.{name}", value)
-        modules.add(kind.__module__)
+        # A function's own: its type is of builtins.
+        module = getattr(owner, "__module__", None) or kind.__module__
+        modules.add(str(module))
     for module in modules:
         if _is_of_library(module):
             continue
