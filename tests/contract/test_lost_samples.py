@@ -21,8 +21,9 @@ from stoker.feed.lost_samples import ALL_SAMPLES
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Make
+from stoker.feed.workers import splitting
 from stoker.feed.workers.crashes import LossRules
-from stoker.feed.workers.jobs import WorkerJob
+from stoker.feed.workers.jobs import SplitBatch, WorkerJob
 from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
 
@@ -83,6 +84,7 @@ def pool_of(
     on_error="skip",
     timeout=None,
     auto_collation=True,
+    splits=False,
 ):
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(
@@ -100,7 +102,7 @@ def pool_of(
         return child
 
     rules = LossRules(on_error=on_error, timeout_seconds=timeout)
-    pool = WorkerPool(start, num_workers=num_workers, rules=rules)
+    pool = WorkerPool(start, num_workers=num_workers, rules=rules, splits=splits)
     with contextlib.closing(pool):
         yield pool
 
@@ -223,6 +225,45 @@ def test_batches_are_the_same_with_any_workers_and_kills(on_error, seeding):
     assert len(alone[0][1]) == 4
 
 
+@pytest.fixture
+def parts_made(monkeypatch):
+    """How many parts of batches, which are split however short they are, workers were asked for."""
+    monkeypatch.setattr(splitting, "MIN_SPLIT_SECONDS", 0.0)
+    monkeypatch.setattr(splitting, "_MIN_GAIN", 0.0)
+    parts: list[tuple[int, int]] = []
+    next_job = SplitBatch.next_job
+
+    def noted(split):
+        job = next_job(split)
+        if job is not None:
+            parts.append((job.first, job.last))
+        return job
+
+    monkeypatch.setattr(SplitBatch, "next_job", noted)
+    return parts
+
+
+@pytest.mark.parametrize("seeding", ["place", "sample"])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_batches_in_parts_have_the_bad_samples_of_whole_ones(on_error, seeding, parts_made):
+    dataset = Deadly((SEGFAULT, RAISING))
+    chosen = random.Random(7)
+    orders = [chosen.sample(range(SIZE), 12) for _ in range(5)]
+    orders[0][2:5] = [112, 212, 312]
+    orders[1] = [12 + 100 * place for place in range(10)]
+    orders[2][7:9] = [103, 412]
+    jobs = [job(number, indices) for number, indices in enumerate(orders)]
+    with pool_of(dataset, on_error=on_error, seeding=seeding, num_workers=1) as pool:
+        alone = made(pool, jobs)
+    assert not parts_made
+    settings = {"on_error": on_error, "seeding": seeding, "num_workers": 3, "splits": True}
+    with pool_of(dataset, **settings) as pool:
+        assert made(pool, jobs) == alone
+        assert pool._can_split
+        assert not pool._splits
+    assert len(parts_made) > 20
+
+
 def test_a_death_that_does_not_come_again_condemns_no_sample(tmp_path):
     with pool_of(Deadly((), once=(2, str(tmp_path / "once")))) as pool:
         batch, bad = made(pool, [job(0, range(4))])[0]
@@ -325,10 +366,11 @@ def test_many_bad_samples_do_not_use_up_the_workers():
     assert len(values[1][0]) == 2
 
 
+@pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize(
     "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 100))]
 )
-def test_any_deadly_samples_leave_the_same_batches_on_any_workers(seed):
+def test_any_deadly_samples_leave_the_same_batches_on_any_workers(seed, splits, parts_made):
     """Raising, killing and hanging samples anywhere, made by one worker and by several, killed."""
     rng = random.Random(seed)
     on_error = rng.choice(["skip", "replace"])
@@ -346,7 +388,7 @@ def test_any_deadly_samples_leave_the_same_batches_on_any_workers(seed):
     with pool_of(dataset, num_workers=1, **settings) as pool:
         alone = made(pool, jobs, is_asked_again=True)
     rng.shuffle(jobs)
-    with pool_of(dataset, num_workers=rng.randint(2, 4), **settings) as pool:
+    with pool_of(dataset, num_workers=rng.randint(2, 4), splits=splits, **settings) as pool:
         killer = Killer(pool, rng.randint(0, 4), seed)
         assert made(pool, jobs, at_turn=killer.strike, is_asked_again=True) == alone
     assert all(isinstance(batch, list) for batch, _ in alone.values())

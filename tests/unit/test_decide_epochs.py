@@ -173,7 +173,7 @@ def test_cores_of_a_plan_are_whole_numbers():
         (False, FeedSettings(), 1),
         (True, FeedSettings(split_batches=False), 1),
         (True, FeedSettings(seeding="torch"), 1),
-        (True, FeedSettings(on_error="skip"), 1),
+        (True, FeedSettings(on_error="skip"), 1 / 4),
     ],
 )
 def test_first_batch_that_all_workers_of_a_host_make_comes_that_much_sooner(splits, feed, share):

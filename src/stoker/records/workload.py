@@ -334,11 +334,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     @property
     def splits(self) -> bool:
         """Whether several workers of a data host may make one batch."""
-        return (
-            self.seeds_by in SEEDS_EACH
-            and self.split_batches is not False
-            and self.on_error == "raise"
-        )
+        return self.seeds_by in SEEDS_EACH and self.split_batches is not False
 
     @property
     def ports(self) -> dict[int, str]:

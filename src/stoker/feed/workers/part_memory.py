@@ -14,9 +14,11 @@ from typing import Self, cast
 
 import numpy as np
 
+from stoker.feed.tolerance import MarkedSample
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.workers.pipe import PartMade
+from stoker.feed.wire.protocol import BadSample
+from stoker.feed.workers.pipe import Collate
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,14 @@ class EncodedSamples:
     """Samples of a batch, as they are written to memory.
 
     Attributes:
+        bad: Those that were skipped or replaced.
         made_at: Monotonic seconds at which they were made, and not encoded yet.
     """
 
     num_samples: int
     encoded: codec.Encoded
     made_at: float
+    bad: tuple[BadSample, ...] = ()
 
     @classmethod
     def of(cls, samples: list[object]) -> Self:
@@ -38,8 +42,16 @@ class EncodedSamples:
         Whatever is pickled may be another object afterwards, to what collate_fn compares it with.
         """
         made_at = time.monotonic()
-        encoded = codec.encode(samples, allow_pickle=False, shares_arrays=True)
-        return cls(len(samples), encoded, made_at)
+        bad: list[BadSample] = []
+        plain: list[object] = []
+        for sample in samples:
+            if isinstance(sample, MarkedSample):
+                bad.append(sample.bad)
+                plain.append(sample.sample)
+            else:
+                plain.append(sample)
+        encoded = codec.encode(plain, allow_pickle=False, shares_arrays=True)
+        return cls(len(samples), encoded, made_at, tuple(bad))
 
 
 @contextlib.contextmanager
@@ -61,8 +73,9 @@ def memory_of(encoded: codec.Encoded) -> Iterator[tuple[int, ...]]:
 class PartsAsSamples:
     """The samples of a batch that was made in parts; closes the descriptors at its end."""
 
-    def __init__(self, parts: Sequence[PartMade], descriptors: Sequence[int]) -> None:
-        self._parts = parts
+    def __init__(self, collation: Collate, descriptors: Sequence[int]) -> None:
+        self._order = collation.order
+        self._parts = collation.parts
         self._descriptors = tuple(descriptors)
 
     def __enter__(self) -> Self:
@@ -92,4 +105,16 @@ class PartsAsSamples:
                 payload = np.frombuffer(memory, dtype=np.uint8)
             of_part = cast("list[object]", codec.decode(part.tree, payload, allow_pickle=False))
             samples += of_part[part.skipped :]
+        self._mark(samples)
         return samples
+
+    def _mark(self, samples: list[object]) -> None:
+        """Puts marks in the places of bad samples, as if they had been made here."""
+        bad: dict[int, BadSample] = {}
+        for part in self._parts:
+            bad.update((one.place, one) for one in part.bad)
+        if not bad:
+            return
+        index = cast("Sequence[object]", codec.unpack_value(self._order.index, allow_pickle=True))
+        for place, one in bad.items():
+            samples[place] = MarkedSample(one, index[place], samples[place])

@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.feed.lost_samples import LostSample
-from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
+from stoker.feed.wire.protocol import NO_NOTES, BadSample, Make, OwnState, SampleNotes
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -133,7 +133,8 @@ class PartMade(msgspec.Struct, frozen=True, tag=True):
 
     There is none if `nbytes` is 0. `wall_seconds` it took to make them, `send_seconds` to write
     them. It answers MakePart, or Make where the worker was stopped before the batch's end. The
-    first `skipped` ones are of no use, as another part has them as well.
+    first `skipped` ones are of no use, as another part has them as well. In the place of a bad one
+    is the sample that replaces it, or None.
     """
 
     num_samples: int
@@ -143,6 +144,7 @@ class PartMade(msgspec.Struct, frozen=True, tag=True):
     wall_seconds: float
     send_seconds: float
     skipped: int = 0
+    bad: tuple[BadSample, ...] = ()
 
 
 class Unsplittable(msgspec.Struct, frozen=True, tag=True):

@@ -926,6 +926,8 @@ class WorkerPool:
             job = worker.jobs.popleft()
             # Jobs that it had not begun are not at fault: they are first, without a try counted.
             self._retries.extendleft(reversed(worker.jobs))
+            if self._rules.is_tolerant:
+                job = self._in_one_worker(job)
             # Else it was late, and another worker has answered it, or has it.
             if self._is_to_be_made(job):
                 search = self._search_of(job)
@@ -935,6 +937,14 @@ class WorkerPool:
             lost.extend(split.job for split in self._splits)
             self._retries.clear()
         return lost
+
+    def _in_one_worker(self, job: WorkerJob) -> WorkerJob:
+        """Returns the order for the batch of a part: deadly samples are searched for in it."""
+        split = job.split
+        if split is None or split.is_over:
+            return job
+        self._close_split(split)
+        return split.job
 
     def _search_of(self, job: WorkerJob) -> LossSearch:
         search = self._searches.get(job.key)

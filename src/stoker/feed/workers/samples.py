@@ -79,9 +79,7 @@ class SampleMaker:
     @property
     def makes_parts(self) -> bool:
         """Whether some samples of a batch can be made without the others."""
-        is_each = self._is_batched and self._each is not None and not self._is_one_call
-        # What is in a bad sample's place follows from all samples of the batch.
-        return is_each and self._tolerant is None
+        return self._is_batched and self._each is not None and not self._is_one_call
 
     def keep_whole(self) -> None:
         """Makes batches to their end from now on, as their samples cannot go to other workers."""

@@ -221,7 +221,7 @@ def _answer_to(
             case MakePart() as part:
                 make = functools.partial(source.make_part, part)
             case Collate() as collation:
-                samples = stack.enter_context(PartsAsSamples(collation.parts, descriptors))
+                samples = stack.enter_context(PartsAsSamples(collation, descriptors))
                 make = functools.partial(source.collate, collation.order, samples.read)
         reply = answer(make, slots, source)
         if not isinstance(reply, EncodedSamples):
@@ -235,6 +235,7 @@ def _answer_to(
             cpu_seconds=time.process_time() - cpu,
             wall_seconds=reply.made_at - wall,
             send_seconds=time.monotonic() - reply.made_at,
+            bad=reply.bad,
         )
         yield part_made, memory
 
