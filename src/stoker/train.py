@@ -12,6 +12,8 @@ import msgspec
 
 from stoker.catalog import Catalog
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.feed.bad_samples import FILE as BAD_SAMPLES_FILE
+from stoker.feed.bad_samples import join_lists_of_hosts
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
@@ -399,7 +401,8 @@ def facts_of(
     timeline_file = None
     if end.output_dir:
         timeline_file, problems = _keep_files(end.output_dir / "stoker", job, leader)
-        events = (*events, *problems)
+        leader, more = _with_all_bad_samples(end.output_dir / "stoker", job, leader)
+        events = (*events, *problems, *more)
     return TrainingFacts(
         job=ran,
         leader=leader,
@@ -497,12 +500,27 @@ def _keep_files(
                 timeline_file = "timeline.csv"
         _keep(folder / "feed.csv", job.run_dir / "feed.csv")
         _keep(folder / "gpu.csv", job.run_dir / "gpu.csv")
-        _keep(folder / "bad_samples.csv", job.run_dir / "bad_samples.csv")
         _keep_passive(folder / PASSIVE_PROFILE, job)
     # On a full disk the report lacks a picture.
     except (OSError, UsageError) as err:
         return timeline_file, [Event(when=now_utc(), what=f"a file was not kept: {err}")]
     return timeline_file, ()
+
+
+def _with_all_bad_samples(
+    folder: Path, job: JobSpec, leader: Training | None
+) -> tuple[Training | None, Sequence[Event]]:
+    """Keeps the list of all hosts' bad samples; returns the record with their number, problems."""
+    # In SageMaker's archive they are below the leader's, on this machine apart.
+    others = job.run_dir.glob("hosts/*/output/data/stoker")
+    try:
+        num_listed = join_lists_of_hosts({folder, *others}, job.run_dir / BAD_SAMPLES_FILE)
+    except (OSError, ValueError) as err:
+        return leader, [Event(when=now_utc(), what=f"bad samples were not listed: {err}")]
+    if leader is None or num_listed <= leader.bad_samples:
+        return leader, ()
+    # Without data hosts the other hosts do not tell the leader theirs.
+    return msgspec.structs.replace(leader, bad_samples=num_listed), ()
 
 
 def _keep(file: Path, kept: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.records import FeedSettings
-from stoker.train import _keep_files
+from stoker.train import _with_all_bad_samples
 from support.bad_samples_script import BAD, CRASHING, HANGING, NUM_SAMPLES
 from support.local_job import LocalJob
 
@@ -39,7 +39,7 @@ def run(
         (path,) = job.base_dir(job.leader).rglob("bad_samples.csv")
         kept = folder / "kept"
         kept.mkdir(exist_ok=True)
-        _keep_files(path.parent, replace(job.spec, run_dir=kept), None)
+        _with_all_bad_samples(path.parent, replace(job.spec, run_dir=kept), None)
         assert (kept / "bad_samples.csv").read_text() == path.read_text()
     with path.open(newline="") as text:
         rows = list(csv.DictReader(text))

@@ -19,6 +19,7 @@ from stoker.feed.bad_samples import (
     BadSamples,
     ListedBatch,
     join_files,
+    join_lists_of_hosts,
 )
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.placement import placed_iterator
@@ -323,8 +324,9 @@ def test_the_list_is_bounded_and_joined_in_order_each_sample_once(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / FILE]
     many = BadSampleFile(tmp_path / FILE_OF_RANK.format(rank=2), rank=2)
     many.add([one.at(place) for place in range(MAX_ROWS + 5)], batch_of(0))
-    assert join_files(tmp_path) == MAX_ROWS + 5
-    assert len((tmp_path / FILE).read_text().splitlines()) == MAX_ROWS + 1
+    # With the eight of before; also if it is joined once more.
+    assert [join_files(tmp_path) for _ in range(2)] == [MAX_ROWS + 13] * 2
+    assert len((tmp_path / FILE).read_text().splitlines()) == MAX_ROWS + 9
 
 
 def test_samples_of_two_loaders_at_the_same_place_are_both_listed(tmp_path):
@@ -379,3 +381,20 @@ def test_a_row_that_a_kill_cut_costs_no_other_row(tmp_path):
     path.write_text(path.read_text() + "0,1,0,")
     BadSampleFile(path, rank=0).add([bad], batch_of(2))
     assert join_files(tmp_path) == 2
+
+
+def test_the_list_of_a_run_has_the_ranks_of_all_hosts(tmp_path):
+    leader, other = tmp_path / "leader", tmp_path / "other"
+    bad = BadSample(index="7", error="E", text="t")
+    for folder, rank in ((leader, 0), (other, 1), (other, 2)):
+        folder.mkdir(exist_ok=True)
+        BadSampleFile(folder / FILE_OF_RANK.format(rank=rank), rank=rank).add([bad], batch_of(4))
+    # Only the leader joins its own, and does so again when the other hosts have ended.
+    assert [join_files(leader) for _ in range(2)] == [1, 1]
+    (leader / "other").symlink_to(other)
+    assert join_lists_of_hosts([leader, tmp_path / "none"], tmp_path / FILE) == 3
+    with (tmp_path / FILE).open(newline="") as file:
+        assert [row["rank"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+    # A later try of the run without any.
+    assert join_lists_of_hosts([tmp_path / "none"], tmp_path / FILE) == 0
+    assert not (tmp_path / FILE).exists()

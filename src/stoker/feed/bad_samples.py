@@ -185,29 +185,59 @@ class ListedBatch:
 def join_files(output: Path) -> int:
     """Joins the lists of ranks into one file, in order, each sample once.
 
-    A rank that was started again from a state may have listed a batch before.
+    A rank that was started again from a state may have listed a batch before. May be called again:
+    the file's own rows stay.
 
     Returns:
         How many bad samples the ranks of this host had, also those that are not listed.
     """
     files = sorted(output.glob(FILE_OF_RANK.format(rank="*")))
-    if not files:
+    whole_list = output / FILE
+    if not files and not whole_list.is_file():
         return 0
-    rows: dict[tuple[int, ...], list[str]] = {}
     unlisted = 0
     for path in output.glob(_COUNT_OF_RANK.format(rank="*")):
         unlisted += int(path.read_text(encoding="utf-8")) - MAX_ROWS
-        path.unlink()
+    earlier = [whole_list] if whole_list.is_file() else []
+    num_listed = _join([*earlier, *files], into=whole_list)
     for path in files:
+        path.unlink()
+    return num_listed + unlisted
+
+
+def join_lists_of_hosts(folders: Iterable[Path], file: Path) -> int:
+    """Writes one list of those that hosts have left: the leader's, and ranks' of the others.
+
+    Args:
+        folders: Of hosts' outputs; some may have none. Hosts but the leader write to one within.
+        file: The list; it is removed where there are no bad samples.
+
+    Returns:
+        How many samples are listed.
+
+    Raises:
+        ValueError: If a list is malformed.
+        OSError: If a file cannot be read or written.
+    """
+    file.unlink(missing_ok=True)
+    of_rank = FILE_OF_RANK.format(rank="*")
+    lists: set[Path] = set()
+    for folder in folders:
+        lists.update(folder.glob(FILE), folder.glob(of_rank), folder.glob(f"*/{of_rank}"))
+    return _join(sorted(lists), into=file) if lists else 0
+
+
+def _join(lists: Sequence[Path], *, into: Path) -> int:
+    """Writes the rows of lists into one file, in order, each sample once; returns how many."""
+    rows: dict[tuple[int, ...], list[str]] = {}
+    for path in lists:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.reader(file):
                 # Not the head, nor the last line of a process that was killed.
                 if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
                     rows[tuple(map(int, row[:5]))] = row
-    with (output / FILE).open("w", newline="", encoding="utf-8") as file:
+    with into.open("w", newline="", encoding="utf-8") as file:
         written = csv.writer(file)
         written.writerow(COLUMNS)
         written.writerows(rows[key] for key in sorted(rows))
-    for path in files:
-        path.unlink()
-    return len(rows) + unlisted
+    return len(rows)
