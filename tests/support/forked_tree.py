@@ -5,10 +5,10 @@ Importing torch takes 1.7 CPU-seconds, in each rank and data host; what a test c
 this one's child, with the streams, session, environment and command line that it was given, and
 where it is to start others, the same class replaces subprocess's in it.
 
-The process that forks is a *zygote*: it has imported torch and packages, nothing of stoker's, and
-has no threads. Each process that starts others has one, forked when it began, and ended with it. A
-forked process becomes the child of the zygote's parent in the way of orphans: it is forked of a
-process that ends at once, while that parent adopts orphans.
+The process that forks is a *zygote*: it has imported torch and packages, has executed stoker's
+modules (see executed_ahead.py), and has no threads. Each process that starts others has one, forked
+when it began, and ended with it. A forked process becomes the child of the zygote's parent in the
+way of orphans: it is forked of a process that ends at once, while that parent adopts orphans.
 
 A script whose words name `spawn` has a zygote for multiprocessing's processes alone.
 
@@ -73,6 +73,7 @@ _AHEAD = (
     *("numpy.random", "psutil", "msgspec", "cloudpickle", "zmq", "yaml", "click"),
     *("PIL.Image", "PIL.ImageEnhance", "PIL.ImageFilter", "PIL.ImageOps"),
     *("asyncio", "concurrent.futures.thread", "multiprocessing.connection"),
+    *("cryptography.hazmat.primitives.ciphers.aead", "typer", "numpy.typing", "zmq.utils.z85"),
 )
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -508,6 +509,8 @@ if __name__ == "__main__":
     os.environ.pop(_ROOM)
     for _name in _AHEAD:
         importlib.import_module(_name)
+    # Of this file's folder.
+    importlib.import_module("executed_ahead").execute_ahead()
     # Of what Python itself has found, without this file's folder and PYTHONPATH.
     _PLACES = [each for each in sys.path[1:] if each not in _places(os.environ)]
     gc.freeze()
