@@ -10,7 +10,6 @@ import pytest
 import stoker
 from support import own_classes_script
 from support.cluster import Cluster, run_script
-from support.forked_tree import COLD
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -39,18 +38,23 @@ def by_dataset(lines):
     return found
 
 
+def asked_of(folder, ranks):
+    """Returns the script's argument; the word `spawn` has forked what it spawns, 20 processes."""
+    given = {"folder": folder, "num_workers": 1, "ranks": ranks}
+    return given | {"start": "spawn"} if ranks else given
+
+
 @functools.cache
 def plain(ranks):
     with tempfile.TemporaryDirectory() as folder:
-        given = {"folder": folder, "num_workers": 1, "ranks": ranks}
-        # Not forked of another Python: what it spawns needs a script of its own.
-        return by_dataset(run_script(given, script=SCRIPT, env={"PYTHONPATH": "", **COLD}).finish())
+        given = asked_of(folder, ranks)
+        return by_dataset(run_script(given, script=SCRIPT, env={"PYTHONPATH": ""}).finish())
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["script", "spawned ranks"])
 def fed(request, cluster, tmp_path_factory):
     folder, ranks = str(tmp_path_factory.mktemp("files")), request.param
-    given = {"folder": folder, "num_workers": 1, "ranks": ranks}
+    given = asked_of(folder, ranks)
     trainer = cluster.train(script=SCRIPT, env=FED, workers=0, **given)
     return by_dataset(trainer.finish()), plain(ranks)
 
