@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -46,8 +47,10 @@ for _name, _count in PROFILES.items():
 settings.load_profile("stoker")
 
 # Those that nothing else may run beside come first, when nobody is in a test that they wait for.
-# Then the longest, for what begins last must not be what lasts.
+# Then the longest, for what begins last must not be what lasts. These wait more than they compute:
+# after each of their files come some that only compute, and take the cores that are left.
 _ORDER = ("alone", "engine", "fault", "e2e", "browser")
+_COMPUTING_PER_WAITING_FILE = 2
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -147,11 +150,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
+        places = {file: place for place, file in enumerate(_files_in_turn(items))}
+        items.sort(key=lambda item: places[item.path])
 
 
 def _turn(item: pytest.Item) -> int:
     found = [turn for turn, name in enumerate(_ORDER) if item.get_closest_marker(name)]
     return min(found, default=len(_ORDER))
+
+
+def _files_in_turn(items: list[pytest.Item]) -> list[Path]:
+    """Returns the files by their first test's turn, those that compute between those that wait."""
+    turns: dict[Path, int] = {}
+    for item in items:
+        turns.setdefault(item.path, _turn(item))
+    computing = iter([file for file, turn in turns.items() if turn == len(_ORDER)])
+    files = []
+    for file, turn in turns.items():
+        if turn == len(_ORDER):
+            continue
+        files.append(file)
+        if turn:
+            files += itertools.islice(computing, _COMPUTING_PER_WAITING_FILE)
+    return [*files, *computing]
 
 
 _ROOM = pytest.StashKey[IO[str] | None]()

@@ -4,7 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 
 import msgspec
@@ -165,13 +165,19 @@ def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     assert names == {"today", "tuned", "+1 local.c1"}
 
 
+# When one is drawn, not when tests are collected, which each process of `make test` does.
 BASES = (
-    starved(),
-    starved(accelerator_step_seconds=0.19),
-    starved(accelerator_step_seconds=0.002),
-    starved(loader_cpu_seconds=1.0, accelerator_step_seconds=0.199),
-    sample_records.decision(),
+    partial(starved),
+    partial(starved, accelerator_step_seconds=0.19),
+    partial(starved, accelerator_step_seconds=0.002),
+    partial(starved, loader_cpu_seconds=1.0, accelerator_step_seconds=0.199),
+    sample_records.decision,
 )
+
+
+@cache
+def made(base):
+    return base()
 
 
 def scaled(decision, *, time, money):
@@ -195,7 +201,7 @@ def scaled(decision, *, time, money):
     width=st.sampled_from(WIDTHS),
 )
 def test_labels_stay_in_the_picture_and_off_each_other(base, time, money, width):
-    decision = scaled(base, time=time, money=money)
+    decision = scaled(made(base), time=time, money=money)
     unit = time_unit([plan.predicted.step_seconds for plan in decision.plans if plan.predicted])
     drawing = draw(decision, unit=unit, width=width)
     for label in drawing.labels:
