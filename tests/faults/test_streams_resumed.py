@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 
-from support.cluster import Cluster, Line, reference, run_script
+from support.cluster import Cluster, Line, Trainer, reference, run_script
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -154,6 +154,37 @@ def test_a_dataset_with_a_state_resumes_from_it_when_its_host_is_killed(tmp_path
     assert ("stream_state_refused" in fed.errors) == (kind == "forgetful")
 
 
+def strike(cluster: Cluster, trainer: Trainer, rng: random.Random) -> bool:
+    """Kills a worker, a data host, the trainer or nothing; returns whether it was the trainer.
+
+    Another host takes the place of one that is killed.
+    """
+    victim = rng.choice(["worker", "worker", "host", "trainer", "nothing"])
+    number = rng.randrange(2)
+    if victim == "worker" and cluster.workers_of(number):
+        cluster.kill_worker(number)
+    elif victim == "host":
+        cluster.kill(number)
+        cluster.hosts[number].wait(150)
+        cluster.start_agent(number)
+    elif victim == "trainer":
+        trainer.process.kill()
+        trainer.end()
+        return True
+    return False
+
+
+def struck(cluster: Cluster, rng: random.Random, pause_at: int, **given) -> Trainer:
+    """Returns a trainer that went on after a strike, or one that begins again after its death."""
+    given |= {"workers": rng.randint(0, 2), "script": SCRIPT}
+    trainer = cluster.train(**given, pause_at=pause_at)
+    trainer.until("pause")
+    if strike(cluster, trainer, rng):
+        return cluster.train(**given)
+    trainer.go_on()
+    return trainer
+
+
 # The others run with `make soak`.
 SEEDS = [pytest.param(seed, marks=() if seed < 3 else pytest.mark.soak) for seed in range(100)]
 
@@ -175,18 +206,13 @@ def test_any_stream_saved_anywhere_resumes_anywhere(hosts, tmp_path, seed):
     load = options | {"load": str(path)}
     is_saved_on_hosts, is_resumed_on_hosts = rng.choice([(1, 1), (1, 0), (0, 1)])
     if is_saved_on_hosts:
-        pause: dict[str, object] = {"pause_epoch": epoch, "pause_at": rng.randint(0, batch)}
-        trainer = hosts.train(workers=rng.randint(0, 2), script=SCRIPT, **options, **save, **pause)
-        trainer.until("pause")
-        with_workers = [number for number in (0, 1) if hosts.workers_of(number)]
-        if with_workers and rng.random() < 0.7:
-            hosts.kill_worker(rng.choice(with_workers))
-        trainer.go_on()
-        saved(trainer, path)
+        at = rng.randint(0, batch)
+        saved(struck(hosts, rng, at, pause_epoch=epoch, **options, **save), path)
     else:
         saved(run_script(options | save, script=SCRIPT), path)
     if is_resumed_on_hosts:
-        lines = hosts.train(workers=rng.randint(0, 2), script=SCRIPT, **load).finish()
+        at = rng.choice([at for other, at in places if other == epoch and at >= batch])
+        lines = struck(hosts, rng, at, pause_epoch=epoch, **load).finish()
     else:
         lines = run_script(load, script=SCRIPT).finish()
     assert lines == rest(expected, epoch, batch)

@@ -1,4 +1,4 @@
-"""Streams of six libraries resume in mid-epoch with the bytes of a run that was not interrupted."""
+"""Streams of libraries resume in mid-epoch with the bytes of a run that was not interrupted."""
 
 import importlib.util
 from pathlib import Path
@@ -10,7 +10,16 @@ from support.cluster import Cluster, run_script
 pytestmark = [pytest.mark.library, pytest.mark.timeout(600)]
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "stream_resumed.py")
-LIBRARIES = ["datasets", "grain", "litdata", "streaming", "torchdata", "webdataset"]
+# streaming: where it can be imported; six others always are.
+LIBRARIES = ["datasets", "grain", "litdata", "streaming", "tfrecord", "torchdata", "webdataset"]
+# Whether a state of its own leads to where it was taken; LitData's wants arguments.
+OWN_STATES = {
+    "datasets in order": True,
+    "grain itself": True,
+    "torchdata with state": True,
+    "datasets": False,
+    "litdata": False,
+}
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 SAVE_AT = 4
 
@@ -54,3 +63,23 @@ def test_a_librarys_stream_resumes_on_other_hosts(hosts, tmp_path, library):
     fed = hosts.train(**given, load=path, workers=0, script=SCRIPT, env=QUIET)
     assert fed.finish() == expected[SAVE_AT:]
     assert "stream_resumed" in fed.errors
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stream", OWN_STATES)
+def test_a_librarys_own_state_is_used_where_it_leads_to_the_same(tmp_path, stream, num_workers):
+    library = stream.partition(" ")[0]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"no {library} here: make test-libraries")
+    given: dict[str, object] = {"library": stream, "folder": str(tmp_path)}
+    given |= {"num_workers": num_workers, "asks_at_once": True}
+    expected = run_script(given, script=SCRIPT, env=QUIET).finish()
+    path = str(tmp_path / "state.pt")
+    run_script(given | {"save": path, "save_at": 6}, script=SCRIPT, env=QUIET).finish()
+    again = run_script(given | {"load": path}, script=SCRIPT, env=QUIET)
+    assert again.finish() == expected[6:]
+    # A dataset in the trainer's process outlives the epoch: only its iterator is asked.
+    is_asked = num_workers > 0 or stream == "grain itself"
+    is_used = is_asked and OWN_STATES[stream]
+    assert ("own state was loaded for" in again.errors) == is_used
+    assert ("stream_state_refused" in again.errors) == (is_asked and not is_used)

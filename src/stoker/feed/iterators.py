@@ -125,12 +125,14 @@ class Epoch:
         """Says how long it took to make a stream's batches again, once its first one is there."""
         settings = self._process.settings
         seconds = self.now() - self._began
+        # Where the dataset's own state led elsewhere, all of them were.
+        num_again = stream.num_resumed if stream.own_trouble else stream.num_again
         words = (
             f"the stream resumes at batch {stream.num_resumed + 1} of epoch {self.number}: "
-            f"{stream.num_again} batches were made again and not handed out, which took "
+            f"{num_again} batches were made again and not handed out, which took "
             f"{seconds:.1f} s"
         )
-        if stream.num_again < stream.num_resumed:
+        if num_again < stream.num_resumed:
             words += "; the dataset's own state was loaded for those before them"
         origin = stream.shards[0].origin
         if origin is not None:

@@ -2,9 +2,11 @@
 
 Prints a line per batch. `folder` holds the data, which the first run writes; with `save`, a file,
 it saves there before batch `save_at` of its first epoch, and ends; with `load` it begins from it.
+With `asks_at_once` a dataset is asked for its own state after each batch.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -18,6 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import stoker
+from stoker.feed.workers import own_states
 
 COUNT = 60
 
@@ -101,6 +104,10 @@ def noised(row: dict[str, int]) -> dict[str, object]:
     return {**row, "noise": np.random.rand()}
 
 
+def squared(row: dict[str, int]) -> dict[str, object]:
+    return {**row, "square": row["id"] ** 2}
+
+
 def grain_stream(folder: Path) -> object:
     return Grains()
 
@@ -117,7 +124,92 @@ class Grains(IterableDataset[dict[str, object]]):
         yield from data.to_iter_dataset()
 
 
+def tfrecord_stream(folder: Path) -> object:
+    """Returns a stream of one file of TensorFlow's records, which does not divide itself."""
+    from tfrecord.torch.dataset import TFRecordDataset
+    from tfrecord.writer import TFRecordWriter
+
+    path = folder / "rows.tfrecord"
+    if not path.exists():
+        writer = TFRecordWriter(str(path))
+        for row in rows():
+            writer.write({key: (value, "int") for key, value in row.items()})
+        writer.close()
+    return Divided(TFRecordDataset(str(path), None, {"id": "int", "value": "int"}))
+
+
+class Divided(IterableDataset[dict[str, object]]):
+    """Every n-th sample of a dataset for each worker."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for row in itertools.islice(self.data, first, None, step):
+            yield {"id": int(row["id"][0]), "noise": random.random()}
+
+
+# With states of their own, which lead to where they were taken.
+
+
+def datasets_in_order(folder: Path) -> object:
+    """Returns a stream of Hugging Face without a shuffle buffer, which its state forgets."""
+    import datasets
+
+    data = datasets.Dataset.from_list(rows()).to_iterable_dataset(num_shards=6)
+    return data.with_format("torch")
+
+
+class GrainItself(IterableDataset[dict[str, object]]):
+    """A dataset whose iterator is Grain's."""
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        import grain
+
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        data = grain.MapDataset.source(rows()[first::step]).shuffle(seed=7)
+        iterator: Iterator[dict[str, object]] = iter(data.to_iter_dataset())
+        return iterator
+
+
+class NodesWithState(IterableDataset[dict[str, object]]):
+    """A pipeline of torchdata's nodes, with its loader's state.
+
+    It draws nothing: the loader looks one sample ahead, whose random numbers a state leaves out.
+    """
+
+    def __init__(self) -> None:
+        self.loader: Any = None
+
+    def begun(self) -> Any:
+        from torchdata.nodes import IterableWrapper, Loader, Mapper
+
+        if self.loader is None:
+            info = torch.utils.data.get_worker_info()
+            first, step = (0, 1) if info is None else (info.id, info.num_workers)
+            self.loader = Loader(Mapper(IterableWrapper(rows()[first::step]), squared))
+        return self.loader
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        iterator: Iterator[dict[str, object]] = iter(self.begun())
+        return iterator
+
+    def state_dict(self) -> dict[str, object]:
+        state: dict[str, object] = self.begun().state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.begun().load_state_dict(state)
+
+
 STREAMS = {
+    "datasets in order": datasets_in_order,
+    "grain itself": lambda folder: GrainItself(),
+    "torchdata with state": lambda folder: NodesWithState(),
+    "tfrecord": tfrecord_stream,
     "datasets": datasets_stream,
     "grain": grain_stream,
     "litdata": litdata_stream,
@@ -136,7 +228,10 @@ def digest(batch: dict[str, object]) -> str:
 
 
 def main() -> None:
-    given = {"save": None, "load": None, "save_at": None} | json.loads(sys.argv[1])
+    given = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
+    given |= json.loads(sys.argv[1])
+    if given["asks_at_once"]:
+        own_states.MIN_SECONDS = own_states._SHARE = 0.0
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)

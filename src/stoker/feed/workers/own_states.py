@@ -62,10 +62,16 @@ def iterator_in(fetcher: object) -> object:
 
 
 class OwnStates:
-    """The states of one stream's dataset and iterator: when to take them, and how."""
+    """The states of one stream's dataset and iterator: when to take them, and how.
+
+    Attributes:
+        keeps_dataset: The dataset outlives the epoch, and is not asked: Hugging Face's begin each
+            later epoch, too, where a state was loaded.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.keeps_dataset = False
         self._making_seconds = 0.0
         self._cost_seconds = 0.0
         self._is_off = False
@@ -123,8 +129,8 @@ class OwnStates:
 
     def _packed(self, dataset: object, iterator: object, roots: Mapping[str, object]) -> bytes:
         parts = {"dataset": dataset, "iterator": iterator}
-        if iterator is dataset:
-            # Its __iter__ begins again: the state is loaded after it.
+        if iterator is dataset or self.keeps_dataset:
+            # Where it is both, its __iter__ begins again: the state is loaded after it.
             del parts["dataset"]
         states: dict[str, object] = {}
         for name, part in parts.items():
@@ -149,6 +155,10 @@ class LoadedState:
         if not isinstance(states, dict) or not isinstance(states.get("random"), bytes):
             raise ProtocolError("not the state of an iterable dataset")
         self._states = cast("dict[str, object]", states)
+
+    @property
+    def is_of_dataset(self) -> bool:
+        return "dataset" in self._states
 
     def load_dataset(self, dataset: object) -> None:
         """Loads what is loaded before the iterator is made."""

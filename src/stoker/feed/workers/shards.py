@@ -62,6 +62,7 @@ class ShardStream:
         if epoch_id == self._epoch_id:
             return
         is_new = self._epoch_id is None
+        self._own_states.keeps_dataset = resumed.persists
         self._epoch_id = epoch_id
         # worker_init_fn before the iterator, as in torch's worker: both may draw random numbers.
         try:
@@ -130,6 +131,8 @@ class ShardStream:
         self._spare_states = states_here({})
         try:
             loaded = LoadedState(own.state)
+            if resumed.persists and loaded.is_of_dataset:
+                return False
             loaded.load_dataset(self._dataset)
             self._iterate(resumed)
             loaded.load_iterator(iterator_in(self._fetcher), self._roots())

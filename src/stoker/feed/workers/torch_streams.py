@@ -177,6 +177,7 @@ class InlineStream:
         self.position = 0
         self.is_exhausted = False
         self._own_states = OwnStates()
+        self._own_states.keeps_dataset = True
         self._dataset = loader.dataset
         self._drawn_from = {"generator": loader.generator}
         self._roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
@@ -208,14 +209,13 @@ class InlineStream:
         set_states(self.progress.shards[0].random, self._roots | self._drawn_from)
 
     def load_own(self, own: OwnState) -> LoadedState | None:
-        """Loads the dataset's state, for the iterator that is made next; None: it takes none."""
+        """Unpacks the state of an iterator that is made next; None: it is another one's."""
         try:
             loaded = LoadedState(own.state)
-            loaded.load_dataset(self._dataset)
         except Exception:
             self._refuse_own()
             return None
-        return loaded
+        return None if loaded.is_of_dataset else loaded
 
     def continues(self, own: OwnState, loaded: LoadedState, index: object) -> bool:
         """Makes again what followed a state of the dataset; False: it is not the same.
