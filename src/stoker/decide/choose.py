@@ -1,4 +1,8 @@
-"""The choice among priced plans, explained by the flow chart of the published method."""
+"""The choice among priced plans, explained by the flow chart of the published method.
+
+`choose` returns it. A larger instance and data hosts are compared in `_best_as_is`, by what
+`ranking.Ranking` says is best.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

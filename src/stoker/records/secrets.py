@@ -1,9 +1,10 @@
 """Variables of the training command: plain ones, and secrets, of which only the place is known.
 
 A secret's value is in no record, request or definition: its host reads it where it is kept
-(`launch.secrets`). Values are hidden in logs (`hidden`, by `launch.train_command` and `supervise`),
-refused in code that is packed (`platforms.source_secrets`) and in requests (`check_secrets` of each
-platform's checks), and not shown in errors (`records.base`).
+(`launch.secrets`). Values are shown as *** in what a command prints (`parts_to_hide`, by
+`launch.train_command`; replaced in `launch.supervise`), refused in code that is packed
+(`platforms.source_secrets`) and in requests (`check_secrets` of each platform's checks), and not
+shown in errors (`records.base`).
 """
 
 import json
@@ -164,13 +165,6 @@ def _check_source(source: SecretSource, where: str) -> None:
     if source.key and not source.secret:
         fix = "add secret: NAME; the key of a JSON text is json_key"
         raise UsageError("key is for a Secret of Kubernetes", where=where, fix=fix)
-
-
-def hidden(text: str, values: Iterable[str]) -> str:
-    """Returns the text with each of the values, and each of their lines, as ***."""
-    for part in parts_to_hide(values):
-        text = text.replace(part, HIDDEN)
-    return text
 
 
 def parts_to_hide(values: Iterable[str]) -> list[str]:

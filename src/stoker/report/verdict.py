@@ -1,4 +1,7 @@
-"""The report's verdict: one sentence that a reader may repeat, bad news before good."""
+"""The report's verdict: one sentence that a reader may repeat, bad news before good.
+
+`judge` returns it; its `headline` is the heading of the page.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

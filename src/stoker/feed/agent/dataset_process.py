@@ -1,6 +1,7 @@
 """Dataset processes of a data host: each unpickles one spec and forks the workers that share it.
 
-The agent has a channel to the fork server and to each of them; all die with the agent.
+The agent has a channel to the fork server and to each of them; all die with the agent. A worker is
+ordered here, and forked in such a process, by `_fork` in forkserver.py.
 """
 
 import contextlib

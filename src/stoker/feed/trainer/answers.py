@@ -1,7 +1,8 @@
 """Answers of agents and local workers, received and handed to sessions.
 
 A thread for each data host receives its batches to where they will live: pinned, where the loader
-pins. The I/O thread reads everything else.
+pins. The I/O thread reads everything else. What a dataset raised (`protocol.Raised`) goes to its
+session, too, whose `FeedSession.next` raises it in the script.
 """
 
 import time

@@ -403,7 +403,7 @@ class FeedSession:
             except Exception as err:
                 if is_of_signal_handler(err):
                     raise
-                # Raised once all batches before it are taken, as torch's loader does.
+                # The sampler's: raised once all batches before it are taken, as by torch's loader.
                 self._sampler_error = err
                 is_last = True
         with self._lock:
