@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,9 +83,10 @@ LOST = MembershipVerdict(kind="lost", reason="the leader was silent")
 )
 def test_a_data_host_says_why_it_leaves(error, verdict, goodbye):
     membership = Recorded(verdict)
-    run = SimpleNamespace(inbox=queue.SimpleQueue())
+    run: Any = SimpleNamespace(inbox=queue.SimpleQueue())
     is_bug = isinstance(error, TypeError)
     with pytest.raises(TypeError) if is_bug else contextlib.nullcontext():
-        failure = feed_host._run_agent(run, Agent(error), membership, is_asked=threading.Event())
+        agent: Any = Agent(error)
+        failure = feed_host._run_agent(run, agent, membership, is_asked=threading.Event())
         assert failure is error
     assert membership.goodbye.partition("\n")[0] == goodbye
