@@ -89,9 +89,16 @@ MANY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 25_000
     ("case", "named", "fix"),
     [
         ("list of paths", "ListOfPaths.paths, a list of", "one NumPy array of bytes"),
-        ("list of dicts", "ListOfDicts.rows, a list of", "NumPy array, tensor or table"),
         ("dict of objects", "DictOfObjects.annotations, a dict of", "NumPy array, tensor or table"),
-        ("object column", "ObjectColumn.table['path'], a DataFrame of", "an array of pyarrow"),
+        # All four are named, with what helps: tests/unit/test_profile_memory.py.
+        pytest.param(
+            *("list of dicts", "ListOfDicts.rows, a list of", "NumPy array, tensor or table"),
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            *("object column", "ObjectColumn.table['path'], a DataFrame of", "an array of pyarrow"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_python_objects_that_each_worker_copies_are_named(begin, case, named, fix):

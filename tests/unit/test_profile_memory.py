@@ -250,6 +250,20 @@ def test_python_objects_count_only_where_a_worker_copies():
     assert findings_of(objects=(NAMES,), copied_bytes_per_sample=40.0, **BELOW) == ("", {})
 
 
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [
+        ("str", "one NumPy array of bytes (dtype 'S') or an array of pyarrow"),
+        ("dict", "one NumPy array, tensor or table of pyarrow each"),
+        ("Annotation", "one NumPy array, tensor or table of pyarrow each"),
+    ],
+)
+def test_what_helps_against_copies_follows_from_what_is_copied(element, words):
+    held = msgspec.structs.replace(NAMES, element=element)
+    _, fixes = findings_of(objects=(held,), copied_bytes_per_sample=4000.0, **BELOW)
+    assert words in fixes["copied_objects"]
+
+
 def test_copies_that_do_not_fit_are_a_limit():
     held = msgspec.structs.replace(NAMES, num_bytes=200 * MB)
     text, _ = findings_of(objects=(held,), copied_bytes_per_sample=4000.0, **BELOW)
