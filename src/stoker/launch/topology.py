@@ -130,8 +130,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     groups = tuple(
         HostGroup(
             name=group.instance_group_name,
-            role=roles.get(group.instance_group_name)
-            or ("data" if group.instance_group_name.lower().startswith("data") else "dnn"),
+            role=roles.get(group.instance_group_name) or _role_by_name(group.instance_group_name),
             instance_type=group.instance_type,
             # Not sorted: names (algo-1) are random, but all hosts get the same order, and the
             # first one of the dnn group leads.
@@ -145,6 +144,12 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
         groups=groups,
         network_interface=config.network_interface_name or None,
     )
+
+
+def _role_by_name(group: str) -> Role:
+    if group.lower().startswith("data"):
+        return "data"
+    return "dnn"
 
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:

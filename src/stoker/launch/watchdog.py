@@ -128,8 +128,10 @@ class Watchdog:
 
     @property
     def exit_code(self) -> int:
-        # 0, which no platform restarts; the record says that the run failed.
-        return EXIT_PEER_LOST if self.settings.then == "restart" else 0
+        if self.settings.then == "restart":
+            return EXIT_PEER_LOST
+        # No platform restarts it; the record says that the run failed.
+        return 0
 
     @property
     def seconds_since_last_step(self) -> float:
@@ -138,7 +140,10 @@ class Watchdog:
     @property
     def limit_seconds(self) -> float:
         """Seconds without a step or a sign of life after which it acts."""
-        usual = median(self._gaps) if self._gaps else 0.0
+        usual = 0.0
+        if self._gaps:
+            usual = median(self._gaps)
+        # A step may take longer than the longest one so far, such as one with a checkpoint.
         limit = max(MIN_SECONDS, _STEPS_FACTOR * usual, _GAP_FACTOR * self._longest_gap)
         if self.settings.no_progress_minutes is not None:
             limit = 60 * self.settings.no_progress_minutes
@@ -150,6 +155,7 @@ class Watchdog:
     def tick(self) -> None:
         now = self.clock()
         elapsed, self._ticked_at = now - self._ticked_at, now
+        # This process hung, or its machine slept: nobody could make a step.
         if elapsed > _STANDSTILL_SECONDS:
             self._step_at += elapsed
             self._life_at += elapsed
@@ -173,6 +179,7 @@ class Watchdog:
             self._files_at = now + min(_FILES_SECONDS, self.limit_seconds / 10)
             files = self._files
             self._files = _newest(self.saved)
+            # A checkpoint that is written is a sign of life: it may take longer than many steps.
             if files not in (None, self._files):
                 self._life_at = now
 

@@ -175,7 +175,9 @@ def profile_or_reuse(
     Args:
         after: Makes the steps that follow, from the run and the profile (a step or an address).
     """
-    guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
+    guard: list[RequestStep] = []
+    if run.settings.overlap == "refuse":
+        guard = [only_run_step(run, depends_on=depends_on)]
     if run.workload.skip_unchanged:
         return [*guard, *_unless_unchanged(run, after, depends_on=[*guard, *depends_on])]
     return [*guard, _profile_or_reuse(run, after, depends_on=[*guard, *depends_on])]
@@ -402,6 +404,7 @@ def train_step(
         The step, with the outputs `training`, the folder of training.json, and `model`, the address
         of model.tar.gz.
     """
+    # The step itself runs in the control image; the training job has this one.
     of = run if image is None else run.given(image=image)
     step = control_step(
         run,
@@ -565,13 +568,15 @@ def register_step(
         }
     quality = {"ContentType": "application/json", "S3Uri": left.get("model_quality")}
     metrics = {"ModelQuality": {"Statistics": quality}} if "model_quality" in left else None
+    about = f"Trained by the pipeline {run.workload.name} of stoker."
+    if not model.image:
+        about += " It names no image to serve it."
     return RequestStep(
         f"{name}{run.suffix}",
         "RegisterModel",
         {
             "ModelPackageGroupName": run.value("model_group"),
-            "ModelPackageDescription": f"Trained by the pipeline {run.workload.name} of stoker."
-            + ("" if model.image else " It names no image to serve it."),
+            "ModelPackageDescription": about,
             "ModelApprovalStatus": run.value("approval"),
             "InferenceSpecification": {
                 # The user's image, if any: the training's image cannot serve.
@@ -600,7 +605,10 @@ def _longest_training(run: PipelineRun) -> int:
     """Returns how long the step that follows the training may last, and needs to."""
     settings, policy = run.settings, run.workload.on_no_capacity
     given, longest = settings.control.max_run_seconds, settings.may_last_seconds
-    num_plans = MAX_PLANS if policy.then == "next_plan" else 1
+    num_plans = 1
+    # Each plan is waited for as long.
+    if policy.then == "next_plan":
+        num_plans = MAX_PLANS
     needed = longest + num_plans * 60 * policy.wait_minutes + int(MARGIN_SECONDS)
     training = f"a training run of up to {duration(longest)}"
     where = "key sagemaker.max_run_seconds"

@@ -32,6 +32,13 @@ _TOLD = (
 )
 
 
+def _automatic(num_processes: int) -> Strategy:
+    # One process needs no rendezvous.
+    if num_processes == 1:
+        return "none"
+    return "torchrun"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     """How each dnn host starts its training.
@@ -81,9 +88,9 @@ class Trainer:
             interface = None
         if interface:
             variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-        wanted = settings.strategy.name
-        several = processes * len(topology.dnn_hosts) > 1
-        strategy: Strategy = wanted if wanted != "auto" else "torchrun" if several else "none"
+        strategy = settings.strategy.name
+        if strategy == "auto":
+            strategy = _automatic(processes * len(topology.dnn_hosts))
         if settings.strategy.max_restarts:
             # Otherwise all attempts share a store, with the addresses of dead ranks.
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

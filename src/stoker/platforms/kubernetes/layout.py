@@ -96,7 +96,9 @@ RESERVED_METADATA = {
 
 
 def name_of_workload(settings: PlatformSettings) -> str:
-    return settings.name if isinstance(settings, Workload) else ""
+    if isinstance(settings, Workload):
+        return settings.name
+    return ""
 
 
 def object_name(run: str) -> str:
@@ -268,10 +270,12 @@ def _pod_group(of_group: GroupSettings, *, name: str, settings: KubernetesSettin
     patches = tuple(
         _checked(patch, key, group, job, settings) for key, patch in of_group.patches.items()
     )
+    node_selector: dict[str, Json] = {}
     # Clouds label nodes with their type; pools of other clusters have other labels.
-    of_type: Document = {INSTANCE_TYPE_LABEL: of_group.node_type}
+    if pool.node_selector is None:
+        node_selector[INSTANCE_TYPE_LABEL] = of_group.node_type
     spec: dict[str, Json] = {
-        "nodeSelector": of_type if pool.node_selector is None else {},
+        "nodeSelector": node_selector,
         "tolerations": [],
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [{"name": job, "resources": resources}],
@@ -301,8 +305,10 @@ def _pod_group(of_group: GroupSettings, *, name: str, settings: KubernetesSettin
 
 
 def _job_name(group: Group, settings: KubernetesSettings) -> str:
-    is_trainer = group.role == "dnn" and settings.api == "trainer"
-    job = TRAINER_JOB if is_trainer else group.name.lower()
+    job = group.name.lower()
+    # Kubeflow Trainer fills in the job of this name only.
+    if group.role == "dnn" and settings.api == "trainer":
+        job = TRAINER_JOB
     if not is_dns_label(job):
         raise UsageError(
             f"{group.name} cannot be part of a host's name",

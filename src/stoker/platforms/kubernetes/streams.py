@@ -78,6 +78,7 @@ class LogPosition:
         if self._latest is None or when > self._latest:
             self._latest = when
         self._recent.append((when, line))
+        # Lines of the overlap come again after a reconnect, as `sinceTime` counts whole seconds.
         oldest = self._latest - timedelta(seconds=OVERLAP_SECONDS)
         while self._recent and self._recent[0][0] < oldest:
             self._recent.popleft()
@@ -178,7 +179,9 @@ class ObjectWatch(StreamReader):
                 elif not self._is_closed.is_set():
                     failing_seconds = self._cluster.clock() - reached_at
                     self._tell(WatchError(self._resource, err, failing_seconds))
-            delay = MIN_DELAY_SECONDS if self._has_news else min(delay * 2, MAX_DELAY_SECONDS)
+            delay = min(delay * 2, MAX_DELAY_SECONDS)
+            if self._has_news:
+                delay = MIN_DELAY_SECONDS
             self._is_closed.wait(delay)
 
     def _watch(self, version: str) -> str:

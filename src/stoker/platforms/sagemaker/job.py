@@ -325,10 +325,14 @@ class SageMakerRun(FollowedRun):
         except PlatformError as err:
             self._log.event(EventName.OUTPUTS_READ_FAILED, object=outputs, why=err.what)
             # An archive that is broken stays so.
-            unfetched = outputs if isinstance(err, ServiceError) else None
+            if isinstance(err, ServiceError):
+                unfetched = outputs
         training = leader_record(output_dir)
         status, failure = _verdict(state, has_checkpoints=self._has_checkpoints)
-        exit_code = training.exit_code if training else None
+        exit_code = state.exit_code
+        # The service has the launcher's code, which is 0 for a run that a rule ended.
+        if training and training.exit_code is not None:
+            exit_code = training.exit_code
         model_uri, model_copy_uri = _model_uri(self._aws, state), None
         if status == "succeeded" and model_uri and self._asked_name != state.name:
             name, log = self._asked_name, self._log
@@ -337,7 +341,7 @@ class SageMakerRun(FollowedRun):
             )
         return JobEnd(
             status=status,
-            exit_code=state.exit_code if exit_code is None else exit_code,
+            exit_code=exit_code,
             failure=failure,
             output_dir=output_dir,
             model_uri=model_uri,
