@@ -82,7 +82,7 @@ LOST = MembershipVerdict(kind="lost", reason="the leader was silent")
     ],
 )
 def test_a_data_host_says_why_it_leaves(error, verdict, goodbye):
-    membership = Recorded(verdict)
+    membership: Any = Recorded(verdict)
     run: Any = SimpleNamespace(inbox=queue.SimpleQueue())
     is_bug = isinstance(error, TypeError)
     with pytest.raises(TypeError) if is_bug else contextlib.nullcontext():
