@@ -21,10 +21,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    is_plain = _PLAIN.match(text) and text.lower() not in _WORDS
-    style = "" if is_plain else "|" if "\n" in text else "'"
+    style = "'"
     if not text.replace("\n", "").isprintable():
+        # Only this style has escapes.
         style = '"'
+    elif _PLAIN.match(text) and text.lower() not in _WORDS:
+        style = ""
+    elif "\n" in text:
+        style = "|"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
