@@ -77,6 +77,19 @@ class Wordy(Counting):
         return {}
 
 
+class Sticky(Counting):
+    """Begins every epoch where a state was loaded, as Hugging Face's datasets do."""
+
+    loaded = 0
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        self.place = self.loaded
+        return super().__iter__()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state["place"]
+
+
 class Buffered(Counting):
     """Its state has the samples that it keeps for shuffling."""
 
@@ -178,6 +191,16 @@ def test_a_dataset_with_a_state_resumes_exactly(kind, num_workers, persistent, c
         assert f"{at} batches were made again" in err
         is_wordy = kind == "wordy" and not is_kept
         assert ("missing 2 required positional arguments" in err) == is_wordy
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_the_epoch_after_a_resumed_one_is_whole(num_workers, persistent):
+    _, state = run(Sticky(), num_workers, persistent, at=9)
+    loader = loader_of(Sticky(), num_workers, persistent)
+    loader.load_state_dict(state)
+    list(loader)
+    ids = [index for batch in loader for index in batch["id"].tolist()]
+    assert sorted(ids) == list(range(COUNT))
 
 
 def test_a_state_costs_little_of_the_time_that_batches_take(monkeypatch):

@@ -228,7 +228,7 @@ def digest(batch: dict[str, object]) -> str:
 
 
 def main() -> None:
-    given = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
+    given: dict[str, Any] = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
     given |= json.loads(sys.argv[1])
     if given["asks_at_once"]:
         own_states.MIN_SECONDS = own_states._SHARE = 0.0
