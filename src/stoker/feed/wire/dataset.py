@@ -360,7 +360,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refusal:
-    """Returns why `pack_spec` fails, by what `max_bytes` and `max_seconds` allow to see.
+    """Returns why `pack_spec` fails, by what can be seen within bounds of size and CPU time.
 
     What is shared in memory counts as copied; see `what_is_shared`.
     """
@@ -370,7 +370,7 @@ def refusal_of(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> Refu
 def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
     """Returns which part of a spec is shared in memory, as half a sentence; empty: none.
 
-    Looks at `max_bytes` of its pickle, for `max_seconds`, at most.
+    Looks at `max_bytes` of its pickle, for `max_seconds` of CPU time, at most.
     """
     try:
         _dump(spec, SpecPickler(_BoundedFile(max_bytes, max_seconds)))
@@ -425,12 +425,13 @@ class _BoundedFile(io.BytesIO):
     def __init__(self, max_bytes: int, max_seconds: float) -> None:
         super().__init__()
         self._left = max_bytes
-        self._until = time.monotonic() + max_seconds
+        # Of this thread: what is found must not depend on other programs.
+        self._until = time.thread_time() + max_seconds
 
     def write(self, data: "ReadableBuffer", /) -> int:
         nbytes = memoryview(data).nbytes
         self._left -= nbytes
-        if self._left < 0 or time.monotonic() > self._until:
+        if self._left < 0 or time.thread_time() > self._until:
             raise _BoundReachedError
         return nbytes
 

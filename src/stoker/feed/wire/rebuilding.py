@@ -130,7 +130,24 @@ def _of_name(name: str, module: str, side: Side, *, raised: str, code: CodeFacts
         return why_unfed.other_version(
             package, side, here=here, there=there, raised=raised, lacks=f"{module}.{name}"
         )
+    if is_script:
+        raised = _reason_left_out(name) or raised
     return why_unfed.missing_name(name, module, side, raised=raised, is_script=is_script)
+
+
+def _reason_left_out(name: str) -> str:
+    """Returns why a name of the script was not sent here, as pickle's error does not say it.
+
+    Empty: it is not known.
+    """
+    ask = vars(sys.modules["__main__"]).get("__getattr__")
+    if ask is None:
+        return ""
+    try:
+        ask(name)
+    except AttributeError as err:
+        return f"AttributeError: {err}"
+    return ""
 
 
 def _name_of_main() -> str:
