@@ -32,6 +32,7 @@ from stoker.records import (
 )
 from stoker.records.gpu import GpuFigure, busy_share, used_gpus
 from stoker.records.outcome import outcome_of, outcome_of_gates
+from stoker.records.platforms import PLATFORM_INFOS
 from stoker.records.training import BUSY, NOT_COMPARABLE, UNHELPED
 from stoker.units import (
     ESTIMATE,
@@ -403,9 +404,10 @@ def _felt(host: HostMemory) -> str:
 
 def _others_bytes(training: Training, host: HostMemory) -> int:
     """Returns what others than the run held of the machine that a host is, or is a part of."""
-    if training.job.platform != "local" or host.ours_bytes is None:
+    of_this_machine = [name for name, info in PLATFORM_INFOS.items() if info.is_this_machine]
+    if training.job.platform not in of_this_machine or host.ours_bytes is None:
         return host.others_bytes
-    # All hosts are processes of one machine.
+    # All hosts are processes of it.
     ours = sum(member.ours_bytes or 0 for member in training.memory)
     return max(0, host.peak_bytes - ours)
 

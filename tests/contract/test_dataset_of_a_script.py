@@ -10,6 +10,7 @@ import pytest
 
 from stoker.errors import ShippingError
 from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spec, unpack_spec
+from stoker.feed.wire.script_module import SCRIPT_NAMES
 
 
 def run(code, **env):
@@ -79,6 +80,8 @@ def test_a_scripts_classes_lambdas_and_modules_beside_it_come_back_in_another_pr
     )
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
     before = list(sys.path)
+    # Also of `__main__`, whose place the script's stand-in takes: it is this process's again.
+    modules = dict(sys.modules)
     try:
         back = unpack_spec((tmp_path / "spec").read_bytes())
         assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130
@@ -86,6 +89,10 @@ def test_a_scripts_classes_lambdas_and_modules_beside_it_come_back_in_another_pr
     finally:
         sys.path[:] = before
         sys.modules.pop("beside_me", None)
+        for name in SCRIPT_NAMES:
+            sys.modules.pop(name, None)
+            if name in modules:
+                sys.modules[name] = modules[name]
 
 
 def test_a_proxy_of_a_manager_is_named():

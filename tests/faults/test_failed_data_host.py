@@ -81,7 +81,9 @@ LOST = MembershipVerdict(kind="lost", reason="the leader was silent")
         (None, LOST, "3 batches sent; the leader was silent"),
     ],
 )
-def test_a_data_host_says_why_it_leaves(error, verdict, goodbye):
+def test_a_data_host_says_why_it_leaves(error, verdict, goodbye, monkeypatch):
+    # Here they are the processes of other tests.
+    monkeypatch.setattr(feed_host, "end_descendants", lambda: None)
     membership: Any = Recorded(verdict)
     run: Any = SimpleNamespace(inbox=queue.SimpleQueue())
     is_bug = isinstance(error, TypeError)

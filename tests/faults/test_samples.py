@@ -29,7 +29,7 @@ def test_a_sample_that_hangs_is_named_with_its_workers_and_given_up(impatient, w
     assert "rank 1 waits for it" in told
     host = r"algo-dnn, local" if workers else r"algo-\d"
     frame = r"in __getitem__ \(feed_script.py:\d+\), calls "
-    assert re.search(rf"{host} \(worker [\d, ]+: {frame}", told)
+    assert re.search(rf"{host} \(worker [\d, ]+: sample 17 for [\d.]+ s: {frame}", told)
     # Whole, in the log of the host that makes it.
     logs = [trainer.errors, *(impatient.log_of(number).read_text() for number in (0, 1))]
     whole = [log for log in (logs[:1] if workers else logs[1:]) if "in __getitem__" in log]

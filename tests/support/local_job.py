@@ -72,6 +72,17 @@ def is_listening(port: int) -> bool:
     return False
 
 
+def is_of_another_tester(port: int) -> bool:
+    """Returns whether a process of another of pytest's processes has bound a port since."""
+    testers = {child.pid for child in psutil.Process(os.getppid()).children()} - {os.getpid()}
+    for connection in psutil.net_connections("tcp"):
+        if connection.laddr and connection.laddr.port == port and connection.pid:
+            with contextlib.suppress(psutil.Error):
+                parents = {parent.pid for parent in psutil.Process(connection.pid).parents()}
+                return bool(testers & parents)
+    return False
+
+
 def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
     """No process, port, shared memory or token of the run in `run_dir` is left."""
     left = marked_processes(run_dir) | {pid for pid in pids if is_running(pid)}
@@ -79,7 +90,8 @@ def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
     logs = "\n".join(path.read_text(errors="replace") for path in run_dir.rglob("*.log"))
     ports = re.findall(r"endpoint=tcp://127\.0\.0\.1:(\d+)|agent_listening port=(\d+)", logs)
     for port in {int(a or b) for a, b in ports}:
-        assert not is_listening(port), f"port {port} is still bound"
+        is_free = not is_listening(port) or is_of_another_tester(port)
+        assert is_free, f"port {port} is still bound"
     shared = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     theirs = [n for n in shared if set(map(int, re.findall(r"\d+", n)[:1])) & pids]
     assert not theirs, f"shared memory is left: {theirs}"

@@ -1,6 +1,7 @@
 """Makes a control group with a limit of memory, as containers have; version 1 or 2, as root."""
 
 import contextlib
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -24,8 +25,19 @@ class MemoryGroup:
         self._is_v2 = is_v2
 
     def limit(self, num_bytes: int) -> None:
+        """Sets the limit; where more is in use, blocks until so much is swapped out or dropped."""
+        until(lambda: self._is_limited(num_bytes), what="the limit is set")
+
+    def _is_limited(self, num_bytes: int) -> bool:
         name = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
-        (self.folder / name).write_text(str(num_bytes))
+        try:
+            (self.folder / name).write_text(str(num_bytes))
+        except OSError as err:
+            # Version 1 gives up after some rounds of reclaiming.
+            if err.errno != errno.EBUSY:
+                raise
+            return False
+        return True
 
     def held_bytes(self) -> int:
         """Returns what is in use without files in the page cache."""

@@ -2,7 +2,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
+from stoker.feed.wire.protocol import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Join,
+    Leave,
+    Refused,
+    Roster,
+    Unpacker,
+    Welcome,
+    pack,
+)
 from stoker.launch.roster import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, ExpectedHosts, HostLeases
 from support.property_tests import examples
 
@@ -85,6 +95,14 @@ def test_the_roster_says_why_a_data_host_said_goodbye_until_it_joins_again():
     assert roster.left == {"d1": "failed: no memory"}
     group.join(join(life="b"), 1.0)
     assert group.roster(1.0).left == {}
+
+
+def test_a_stranger_whose_address_nobody_knows_leaves_the_roster_readable():
+    group = members()
+    assert group.note_other_token("")
+    roster = group.roster(0.0)
+    assert Unpacker(Roster)(pack(roster)) == roster
+    assert roster.refused == {"an unknown address": "its token differs"}
 
 
 def test_a_lost_data_host_is_in_the_roster_as_lost_until_it_joins_again():

@@ -360,6 +360,9 @@ class Membership:
             self._send(connection, self._gpus.get())
         # Before `_is_closing` is checked: `close` follows `leave`, whose goodbye must be sent.
         if not self._leaving.empty():
+            if is_member and self._may_beat():
+                # What its memory came to since the last heartbeat: none follows.
+                self._send(connection, self._beat())
             self._has_left = True
             self._send(connection, self._leaving.get())
 

@@ -37,6 +37,7 @@ CUT_OFF_SECONDS = 5.0
 
 # Addresses of launchers with another token that are kept: a run has few hosts, a network many.
 MAX_STRANGERS = 16
+_UNKNOWN_ADDRESS = "an unknown address"
 _OTHER_TOKEN = "its token differs"
 
 HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
@@ -161,7 +162,13 @@ class HostLeases:
         return welcome, change
 
     def note_other_token(self, address: str) -> bool:
-        """Keeps the address of a launcher that has another token; False: it is not news."""
+        """Keeps the address of a launcher that has another token; False: it is not news.
+
+        Args:
+            address: Empty: its connection had ended before anybody looked.
+        """
+        # A name in rosters, where an empty one is malformed: ranks would refuse all of them.
+        address = address or _UNKNOWN_ADDRESS
         is_news = address not in self._strangers and len(self._strangers) < MAX_STRANGERS
         if is_news:
             self._strangers.append(address)
