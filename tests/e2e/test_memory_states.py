@@ -189,6 +189,7 @@ def is_steady(group: MemoryGroup) -> bool:
     return before > 4 * BALLAST_MB * 1e6 and abs(group.held_bytes() - before) < 0.01 * before
 
 
+@pytest.mark.alone
 def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
     with memory_limit() as group:
         # Long enough that a look comes after the limit, also on a busy machine.
