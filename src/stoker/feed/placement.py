@@ -95,7 +95,7 @@ def _iterator_here(
     """
     feed = process.settings.feed
     count = loader.num_workers if num_workers is None else num_workers
-    if feed.on_error != "raise" or feed.sample_timeout_seconds is not None:
+    if feed.looks_for_deadly_samples:
         # First, as an import statement would begin a collection.
         imported("stoker.feed.watched_workers")
         from stoker.feed.watched_workers import WatchedIterator, is_watched

@@ -164,7 +164,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _workers_ahead(self) -> "_Ahead | WatchedBatches":
         feed, num_workers = self._process.settings.feed, cast(int, self._view.num_workers)
-        if feed.on_error != "raise" or feed.sample_timeout_seconds is not None:
+        if feed.looks_for_deadly_samples:
             # First, as an import statement would begin a collection.
             imported("stoker.feed.watched_workers")
             from stoker.feed.watched_workers import WatchedBatches, is_watched, watched

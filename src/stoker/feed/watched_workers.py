@@ -330,8 +330,7 @@ def is_watched(loader: "DataLoader[object]", process: TrainerProcess, *, num_wor
     Args:
         num_workers: That make them: the script's, or a plan's.
     """
-    rules = LossRules.of(process.settings.feed)
-    is_asked = rules.is_tolerant or rules.timeout_seconds is not None
+    is_asked = process.settings.feed.looks_for_deadly_samples
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     # With torch's seeding random numbers follow from which worker makes which batch.
     return is_asked and is_map_style and num_workers > 0 and seeding_of(loader, process) != "torch"

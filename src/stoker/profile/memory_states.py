@@ -219,7 +219,7 @@ def _growth(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
         most = _most_bytes(growing, memory, per_sample)
     if min(per_epoch, most) < _WORTH_A_LINE * memory.limit_bytes:
         return
-    room = max(0.0, memory.limit_bytes - memory.used_bytes)
+    room = memory.room_bytes
     ends = ""
     if most > room:
         ends = f"; {_limit(memory)} is used up in epoch {math.floor(room / per_epoch) + 1}"
@@ -283,7 +283,7 @@ def _trainer_growth(
     least_share = _WORTH_A_LINE if kept else _MUCH_UNNAMED
     if per_epoch < least_share * memory.limit_bytes:
         return
-    room = max(0.0, memory.limit_bytes - memory.used_bytes)
+    room = memory.room_bytes
     ends = ""
     if per_epoch > room:
         ends = f"; {_limit(memory)} is used up in the first epoch"

@@ -450,6 +450,11 @@ class ProfiledMemory(Record, frozen=True, kw_only=True):
     kept: tuple[KeptObjects, ...] = ()
 
     @property
+    def room_bytes(self) -> float:
+        """Bytes that may be used in addition, until the limit."""
+        return max(0.0, self.limit_bytes - self.used_bytes)
+
+    @property
     def taken_by_worker(self) -> float:
         """Bytes that one more worker takes: its own pages, and the batches that wait in it."""
         return self.worker_private_bytes + self.waiting_bytes / max(1, self.workers)

@@ -337,6 +337,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         return self.seeds_by in SEEDS_EACH and self.split_batches is not False
 
     @property
+    def looks_for_deadly_samples(self) -> bool:
+        """Whether samples that end or block their process are found, also without data hosts."""
+        return self.on_error != "raise" or self.sample_timeout_seconds is not None
+
+    @property
     def ports(self) -> dict[int, str]:
         """Ports in use on a host, each with the key that sets it."""
         # Coordinator and agents, batches, torchrun's store.
