@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+# What an error shows: of a batch, and of one index, which may be a text of any length.
+_MAX_SAMPLES = 64
+_MAX_CHARACTERS = 100
+
 
 def shown_index(index: object) -> object:
     """Returns an index as plain numbers: the same for 3, numpy.int64(3) and tensor(3)."""
@@ -35,3 +39,27 @@ def index_at(index: object, place: int, *, is_lone: bool = False) -> object:
     if is_lone or place >= len(indices):
         return shown_index(index)
     return indices[place]
+
+
+def words_of_samples(index: object) -> str:
+    """Returns the samples of a batch for an error, the first ones if they are many."""
+    samples = indices_of(index)
+    shown = [_short(sample) for sample in samples[:_MAX_SAMPLES]]
+    if len(samples) > len(shown):
+        shown.append(f"and {len(samples) - len(shown)} more")
+    return ", ".join(shown)
+
+
+def words_of_sample(index: object, place: int, *, is_lone: bool = False) -> str:
+    """Returns one sample of a batch for an error.
+
+    Args:
+        index: What the sampler gave for the batch.
+        place: Of the sample in it.
+        is_lone: As for `index_at`.
+    """
+    return _short(index_at(index, place, is_lone=is_lone))
+
+
+def _short(sample: object) -> str:
+    return repr(sample)[:_MAX_CHARACTERS]

@@ -37,7 +37,7 @@ from stoker.feed.iterators import (
 )
 from stoker.feed.loader_state import seeding_of
 from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
-from stoker.feed.sample_index import index_at, indices_of
+from stoker.feed.sample_index import words_of_sample, words_of_samples
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.tolerance import ToleratedBatch
 from stoker.feed.trainer.buffers import BatchBuffers, error_in
@@ -55,7 +55,6 @@ from stoker.logs import EventName, Log
 
 # From one look at samples that may hang to the next.
 _LOOK_SECONDS = 0.5
-_MAX_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +286,7 @@ class WatchedBatches:
 
     def _hanging_error(self, maker: Maker, limit: float) -> FeedLostError:
         index = self._asked[self._head].index
-        indices = indices_of(index)
-        shown = ", ".join(map(repr, indices[:_MAX_SAMPLES]))
+        shown = words_of_samples(index)
         parts = [f"worker {maker.number}"]
         if maker.sample is not None:
             parts.append(_sample_words(index, maker.sample))
@@ -320,8 +318,8 @@ class WatchedBatches:
 def _sample_words(index: object, sample: SampleInWork) -> str:
     if sample.place == ALL_SAMPLES:
         return f"one call that makes all of its samples, for {sample.seconds:.1f} s"
-    shown = index_at(index, sample.place, is_lone=sample.is_lone)
-    return f"sample {shown!r} for {sample.seconds:.1f} s"
+    shown = words_of_sample(index, sample.place, is_lone=sample.is_lone)
+    return f"sample {shown} for {sample.seconds:.1f} s"
 
 
 def is_watched(loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 from stoker.errors import FeedError
 from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
-from stoker.feed.sample_index import index_at, indices_of
+from stoker.feed.sample_index import words_of_sample, words_of_samples
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
@@ -33,9 +33,6 @@ from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import Make
 from stoker.logs import Log
 
-# Samples of a batch that a message names.
-_MAX_SAMPLES = 64
-_MAX_SAMPLE_CHARACTERS = 100
 # The local workers of a session, among the peers of its schedule; hosts are named by strings.
 LOCAL: Peer = ("local",)
 
@@ -436,10 +433,7 @@ class FeedSession:
             what = f"batch {position} of shard {shard}"
         elif batch_number in self._asked:
             index = unpack_value(self._asked[batch_number].index, allow_pickle=True)
-            samples = indices_of(index)
-            shown = [repr(sample)[:_MAX_SAMPLE_CHARACTERS] for sample in samples[:_MAX_SAMPLES]]
-            shown += [f"and {len(samples) - len(shown)} more"] if len(samples) > len(shown) else []
-            what = f"samples {', '.join(shown)}"
+            what = f"samples {words_of_samples(index)}"
         else:
             what = "samples unknown"
         return f"batch {batch_number} of epoch {self.epoch} ({what})"
@@ -449,8 +443,8 @@ class FeedSession:
         if sample.place == ALL_SAMPLES or batch_number not in self._asked:
             return f"one call that makes all of its samples, for {sample.seconds:.1f} s"
         index = unpack_value(self._asked[batch_number].index, allow_pickle=True)
-        shown = repr(index_at(index, sample.place, is_lone=sample.is_lone))
-        return f"sample {shown[:_MAX_SAMPLE_CHARACTERS]} for {sample.seconds:.1f} s"
+        shown = words_of_sample(index, sample.place, is_lone=sample.is_lone)
+        return f"sample {shown} for {sample.seconds:.1f} s"
 
     def deliver(self, batch_number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
         if is_final and outcome.error is not None:
