@@ -15,14 +15,16 @@ from rows import Row, times
 from stoker_hosts import run_under_stoker
 
 LOADERS = ("torch local", "stoker encrypted")
+# Of heavy costs: what it gives that a dear batch is shared out in mid-epoch.
+HEAVY_LOADERS = (*LOADERS, "stoker encrypted, batches whole")
 # Seconds of a batch, workers, how the costs of samples are distributed.
 CASES = tuple(
     (batch_seconds, workers, costs)
     for batch_seconds in (0.6, 2.0)
     for workers in (4, 8, 16)
-    for costs in ("even", "exponential", "pareto")
+    for costs in ("even", "exponential", "pareto", "heavy")
 )
-QUICK_CASES = ((0.6, 4, "even"), (0.6, 4, "pareto"))
+QUICK_CASES = ((0.6, 4, "even"), (0.6, 4, "pareto"), (0.6, 4, "heavy"))
 _SECONDS = 300.0
 _MAX_TIMES_TORCH = 1.0
 
@@ -44,6 +46,7 @@ def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -
                 hosts=1,
                 workers_each=workers,
                 seconds=_SECONDS,
+                feed={"split_batches": False} if "whole" in loader else {},
             )
         seconds: dict[str, list[float]] = json.loads(result.read_text())
     return {figure: statistics.median(values[1:]) for figure, values in seconds.items()}
@@ -52,9 +55,10 @@ def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -
 def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
     """Returns a row of each loader and case."""
     for batch_seconds, workers, costs in QUICK_CASES if is_quick else CASES:
-        seen: dict[str, list[dict[str, float]]] = {loader: [] for loader in LOADERS}
+        loaders = HEAVY_LOADERS if costs == "heavy" else LOADERS
+        seen: dict[str, list[dict[str, float]]] = {loader: [] for loader in loaders}
         for turn in range(repetitions):
-            for loader in rotated(LOADERS, turn):
+            for loader in rotated(loaders, turn):
                 seconds = epoch_seconds(loader, batch_seconds, workers, costs)
                 shown = ", ".join(f"{figure} {value:.2f} s" for figure, value in seconds.items())
                 say(f"{batch_seconds} s, {workers} workers, {costs}, {loader}: {shown}")

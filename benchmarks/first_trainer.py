@@ -2,7 +2,8 @@
 
     python first_trainer.py LOADER WORKERS BATCH_SECONDS COSTS RESULT
 
-LOADER is torch, or stoker for one that data hosts feed; COSTS is even, exponential or pareto.
+LOADER is torch, or stoker for one that data hosts feed; COSTS is even, exponential, pareto or
+heavy: with it the training's step is so long that workers idle, and some batches are dear.
 """
 
 import json
@@ -19,6 +20,12 @@ BATCHES = 18
 EPOCHS = 4
 # Of Pareto's distribution: a finite mean, and no variance.
 _SHAPE = 1.5
+# Of heavy costs: one batch in so many is dear: one of its samples in so many costs so many times
+# the usual. So it takes five times as long as the others.
+_DEAR_BATCH, _DEAR_SAMPLE, _DEAR_TIMES = 6, 8, 32
+# A step, by the time in which all workers make a usual batch: without dear ones a third of them
+# would idle.
+_STEP_TIMES = 1.5
 
 
 class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
@@ -32,10 +39,16 @@ class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
         return BATCH * BATCHES
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self._seconds(random.Random(index)))
+        time.sleep(self._seconds(index))
         return torch.full((3, 64, 64), index % 251, dtype=torch.uint8)
 
-    def _seconds(self, drawn: random.Random) -> float:
+    def _seconds(self, index: int) -> float:
+        drawn = random.Random(index)
+        if self._costs == "heavy":
+            batch_number = index // BATCH
+            if batch_number % _DEAR_BATCH == _DEAR_BATCH - 1 and index % _DEAR_SAMPLE == 0:
+                return self._mean * _DEAR_TIMES
+            return self._mean
         if self._costs == "exponential":
             return drawn.expovariate(1 / self._mean)
         if self._costs == "pareto":
@@ -43,7 +56,9 @@ class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
         return self._mean
 
 
-def seconds_of(loader: "torch.utils.data.DataLoader[torch.Tensor]") -> dict[str, list[float]]:
+def seconds_of(
+    loader: "torch.utils.data.DataLoader[torch.Tensor]", *, step_seconds: float
+) -> dict[str, list[float]]:
     """Returns the seconds from iter() to the first batch and to the last one, epoch by epoch."""
     seconds: dict[str, list[float]] = {"first batch": [], "epoch": []}
     for _ in range(EPOCHS):
@@ -51,8 +66,9 @@ def seconds_of(loader: "torch.utils.data.DataLoader[torch.Tensor]") -> dict[str,
         iterator = iter(loader)
         next(iterator)
         seconds["first batch"].append(time.monotonic() - began)
+        time.sleep(step_seconds)
         for _ in iterator:
-            pass
+            time.sleep(step_seconds)
         seconds["epoch"].append(time.monotonic() - began)
     return seconds
 
@@ -69,7 +85,10 @@ def main() -> None:
 
         # No local workers: every batch comes from the data host.
         loader = DataLoader(dataset, batch_size=BATCH)
-    Path(result).write_text(json.dumps(seconds_of(loader)))
+    step_seconds = 0.0
+    if costs == "heavy":
+        step_seconds = _STEP_TIMES * float(batch_seconds) / int(workers)
+    Path(result).write_text(json.dumps(seconds_of(loader, step_seconds=step_seconds)))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def run_under_stoker(
     seconds: float,
     ranks: int = 1,
     modules: Sequence[Path] = (),
+    feed: Mapping[str, object] | None = None,
     meanwhile: Callable[[Mapping[str, int]], None] | None = None,
 ) -> None:
     """Runs `command` on a dnn host next to `hosts` data hosts; returns when all have ended.
@@ -40,6 +41,7 @@ def run_under_stoker(
         seconds: The whole may last so long.
         ranks: Trainer processes of the dnn host.
         modules: Folders that trainer and data hosts import from, beside this one.
+        feed: Settings of the workload's `feed`; the others are the defaults.
         meanwhile: Called once all are started, with the launchers' pids by host; when it returns,
             the trainer is waited for.
 
@@ -66,6 +68,7 @@ def run_under_stoker(
                 "STOKER_TOKEN_FILE": str(token),
                 "STOKER_WORKERS": json.dumps({"dnn": 0, "data": workers_each}),
                 "STOKER_STRATEGY": "auto",
+                "STOKER_FEED": json.dumps(dict(feed or {})),
                 "STOKER_PROCESSES_PER_HOST": str(ranks),
                 "STOKER_ADVERTISE": "127.0.0.1",
                 "STOKER_PORT": str(port),
