@@ -96,6 +96,7 @@ class EventName(StrEnum):
     HOST_JOINED = auto()  # A host joined the run.
     HOST_LEFT = auto()  # A host left the run.
     HOST_LOST = auto()  # A host was silent for longer than its lease and is considered lost.
+    HOST_MEMORY = auto()  # What each host's memory has in use now, of its limit.
     HOST_REJOINED = auto()  # A lost host joined the run again.
     HOST_ROLE = auto()  # The group and the role of a host.
     HOSTS_NOT_COMPARABLE = auto()  # Timings on shared cores do not carry over to a cluster.

@@ -390,15 +390,29 @@ def memory_cause(training: Training, profile: Profile | None = None) -> str:
 
 def _felt(host: HostMemory) -> str:
     """Returns what came of short memory, as the end of a sentence; empty: nothing."""
-    words = ""
-    if host.least_share < 1:
-        words += (
-            f"; batches that wait were lowered to {percentage(host.least_share)} of feed.max_bytes"
-        )
+    swapped_bytes = 0
     if host.is_swapping:
-        words += f"; {size(host.swapped_bytes)} were swapped out"
-    if host.kills:
-        words += f"; the kernel killed {count(host.kills, 'process', 'processes')} for memory"
+        swapped_bytes = host.swapped_bytes
+    return short_memory_words(
+        least_share=host.least_share, swapped_bytes=swapped_bytes, kills=host.kills
+    )
+
+
+def short_memory_words(*, least_share: float, kills: int, swapped_bytes: int = 0) -> str:
+    """Returns what came of a host's short memory, as the end of a sentence; empty: nothing.
+
+    Args:
+        least_share: The share of `feed.max_bytes` that may, or could, wait.
+        kills: Processes that the kernel killed for memory.
+        swapped_bytes: What of the run's processes was swapped out.
+    """
+    words = ""
+    if least_share < 1:
+        words += f"; batches that wait were lowered to {percentage(least_share)} of feed.max_bytes"
+    if swapped_bytes:
+        words += f"; {size(swapped_bytes)} were swapped out"
+    if kills:
+        words += f"; the kernel killed {count(kills, 'process', 'processes')} for memory"
     return words
 
 

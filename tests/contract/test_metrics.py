@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
+from stoker.figures.memory_lines import HostMemoryNow
 from stoker.host.gpus import Gpu, GpuSample, GpuState
 from stoker.launch.prometheus import MAX_CONNECTIONS, metrics_served
 from stoker.launch.spending import Spending
@@ -59,6 +60,11 @@ NAMES = {
     "stoker_gpu_sm_clock_megahertz": "gauge",
     "stoker_gpu_pcie_received_bytes_per_second": "gauge",
     "stoker_gpu_throttled": "gauge",
+    "stoker_memory_used_bytes": "gauge",
+    "stoker_memory_limit_bytes": "gauge",
+    "stoker_memory_peak_bytes": "gauge",
+    "stoker_feed_waiting_share": "gauge",
+    "stoker_oom_kills": "counter",
 }
 SPENDING = Spending(
     Budget(usd_per_hour={"dnn": 3600.0}, max_usd=5.0),
@@ -97,6 +103,16 @@ GPUS = (
 )
 
 
+MEMORY = HostMemoryNow(
+    host="data-1",
+    used_bytes=14 * 10**9,
+    limit_bytes=16 * 10**9,
+    peak_bytes=15 * 10**9,
+    waiting_share=0.25,
+    kills=1,
+)
+
+
 class Waiting:
     seconds_since_last_step = 61.5
     num_warnings = 2
@@ -111,6 +127,7 @@ def served(port, coordinator=None, *, stream=None, spending=SPENDING):
     log = Log(run="run", host="gpu-1", stream=stream or StringIO())
     about = {"spending": spending, "watchdog": Waiting(), "run_id": "r", "log": log}
     about["gpus"] = lambda: {"gpu-1": GPUS, "gpu-2": ()}
+    about["memory"] = lambda: (MEMORY,)
     return metrics_served(FeedSettings(metrics_port=port), coordinator, **about)
 
 
@@ -140,6 +157,11 @@ def test_the_metrics_are_as_the_library_itself_reads_them():
     assert values["stoker_feed_bytes_total", host, rank, run] == 1 << 40
     assert values["stoker_feed_moved_batches_total", host, rank, run] == 2
     assert values["stoker_feed_worker_batches_total", host, rank, run, ("worker", "1")] == 8
+    assert values["stoker_memory_used_bytes", host, run] == 14e9
+    assert values["stoker_memory_limit_bytes", host, run] == 16e9
+    assert values["stoker_memory_peak_bytes", host, run] == 15e9
+    assert values["stoker_feed_waiting_share", host, run] == 0.25
+    assert values["stoker_oom_kills_total", host, run] == 1
     assert values["stoker_spent_usd", run] == 2.0
     assert values["stoker_max_usd", run] == 5.0
     assert ("stoker_predicted_usd", run) not in values

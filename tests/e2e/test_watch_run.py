@@ -138,3 +138,6 @@ def test_a_run_is_seen_from_outside_from_its_start_to_its_end(tmp_path):
         assert not read_metrics(port, {}), "the port is closed with the run"
         assert metrics["stoker_steps_total "] > 0
         assert sum(v for k, v in metrics.items() if k.startswith("stoker_data_host_up ")) == 1
+        used = [v for k, v in metrics.items() if k.startswith("stoker_memory_used_bytes ")]
+        assert len(used) == len(names)
+        assert all(num_bytes > 0 for num_bytes in used)

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from stoker.feed.wire.protocol import MemoryPeak
+from stoker.feed.memory_guard import MemoryShares
+from stoker.feed.wire.protocol import MemoryNow, MemoryPeak
 from stoker.host.memory_usage import MemoryUse
 from stoker.launch.host_memory import HostMemoryWatch, MemoryLog, MemorySources
 from stoker.record_words import memory_cause, training_words
@@ -23,7 +24,7 @@ class Host:
         self.kills: int | None = 3
         self.num_counted = 0
         self.watch = HostMemoryWatch(
-            least_share=lambda: 0.25,
+            shares=lambda: MemoryShares(now=0.5, least=0.25),
             sources=MemorySources(
                 use=lambda: self.use,
                 num_kills=lambda: self.kills,
@@ -54,6 +55,26 @@ def test_the_highest_use_stays_and_is_looked_at_once_a_second():
     host.now += 0.5
     assert host.watch.look().peak_bytes == 9 * GB
     assert host.watch.look().least_share == 0.25
+
+
+def test_what_is_in_use_now_is_told_beside_the_highest():
+    host = Host()
+    host.look(9 * GB)
+    peak = host.look(2 * GB, limit=20 * GB)
+    assert peak.now == MemoryNow(limit_bytes=20 * GB, used_bytes=2 * GB, waiting_share=0.5)
+
+
+def test_now_is_what_a_host_said_last_with_its_ranks_share():
+    log = MemoryLog()
+    before = MemoryNow(limit_bytes=10 * GB, used_bytes=9 * GB, waiting_share=0.25)
+    after = MemoryNow(limit_bytes=10 * GB, used_bytes=GB)
+    highest = MemoryPeak(limit_bytes=10 * GB, peak_bytes=9 * GB, is_cgroups=True, now=before)
+    log.add("algo-1", highest)
+    (first,) = log.now({})
+    assert (first.used_bytes, first.waiting_share) == (9 * GB, 0.25)
+    log.add("algo-1", replace(highest, peak_bytes=8 * GB, now=after))
+    (second,) = log.now({"algo-1": [0.5, 1.0], "algo-2": [0.1]})
+    assert (second.used_bytes, second.peak_bytes, second.waiting_share) == (GB, 9 * GB, 0.5)
 
 
 def test_kills_count_from_the_watchs_start():

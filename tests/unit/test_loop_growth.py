@@ -1,9 +1,11 @@
 """What a loop keeps of each step: found by lengths, named as the script names it."""
 
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,6 +69,41 @@ def test_a_sum_of_losses_is_named():
     (kept,) = watched(add)
     assert kept.container == "sum"
     assert kept.name.startswith("total in ")
+
+
+def test_a_tensor_that_becomes_longer_is_named():
+    joined = torch.zeros(0)
+
+    def join(loss: torch.Tensor) -> None:
+        nonlocal joined
+        joined = torch.cat([joined, loss.detach().expand(100_000)])
+
+    (kept,) = watched(join, grown=400_000)
+    assert kept.name.startswith("joined in ")
+    assert (kept.container, kept.element, kept.has_graph) == ("joined", "Tensor", False)
+
+
+def test_an_array_of_an_object_whose_method_loops_is_named_by_its_class():
+    class Trainer:
+        def __init__(self) -> None:
+            self.scores = np.zeros(0)
+
+        def add(self, loss: torch.Tensor) -> None:
+            self.scores = np.append(self.scores, np.zeros(50_000))
+
+        def fit(self) -> list[Any]:
+            return watched(self.add, grown=400_000)
+
+    (kept,) = Trainer().fit()
+    assert (kept.name, kept.element) == ("Trainer.scores", "ndarray")
+
+
+def test_variables_are_not_kept_alive_by_a_look():
+    held = torch.zeros(10)
+    alive = weakref.ref(held)
+    assert watched(lambda loss: None) == []
+    del held
+    assert alive() is None
 
 
 @pytest.mark.parametrize(

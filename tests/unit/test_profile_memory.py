@@ -11,9 +11,10 @@ import torch
 
 from stoker.host import machine, memory_usage
 from stoker.host.memory_usage import paging, process_memory
+from stoker.profile.growing_objects import grown_between, sizes_of
 from stoker.profile.memory_states import memory_findings, memory_of
 from stoker.profile.memory_watch import MemoryWatch, _Point, growth_of, worker_pids
-from stoker.profile.python_objects import grown_between, held_objects, sizes_of
+from stoker.profile.python_objects import held_objects
 from stoker.profile.rank_results import (
     BatchFacts,
     LoaderFacts,
@@ -294,6 +295,15 @@ def test_a_cache_that_fills_the_memory_in_one_epoch_is_a_limit():
     growing: dict[str, Any] = {"growing": (CACHE,), "grown_bytes_per_sample": 800_000.0, **BELOW}
     text, _ = findings_of(persistent=True, **growing)
     assert "A.cache (dict) grows by 800 kB for each sample, 640 MB in an epoch" in text
+
+
+def test_elements_that_keep_what_they_read_are_said_with_what_helps():
+    loaded = msgspec.structs.replace(CACHE, name="A.images", container="list", of_elements=True)
+    growing: dict[str, Any] = {"growing": (loaded,), "grown_bytes_per_sample": 250_000.0, **BELOW}
+    _, fixes = findings_of(**growing)
+    text = fixes["growing_cache"]
+    assert text.startswith("the elements of A.images (list) keep 250 kB for each sample, and stay")
+    assert "open or load it in __getitem__" in text
 
 
 def test_swapping_is_a_limit():

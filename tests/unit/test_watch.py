@@ -1,6 +1,7 @@
 import json
 import re
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from stoker.cli import watch
 from stoker.cli.watch import RunView, as_table, plain_line, source_of, watch_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.figures.gpu_log import words_for_log
+from stoker.figures.memory_lines import HostMemoryNow, MemoryLines
 from stoker.host.gpus import Gpu, GpuSample, GpuState
 from stoker.logs import Log, LogValue, parse_line
 from support.feed_rows import feed_line, host_rate
@@ -119,6 +121,66 @@ def test_a_gpu_that_is_lost_or_not_read_is_a_happening():
     text = table_of(view)
     assert "gpu-1 lost a GPU: GPU 0 (GPU-1): GPU is lost" in text
     assert "gpu-1 does not read its GPUs: GPU load: NVML: Driver Not Loaded" in text
+
+
+def memory_now(host: str = "algo-2", used: float = 8e9, **changes: Any) -> HostMemoryNow:
+    amounts = {"limit_bytes": 16 * 10**9, "peak_bytes": 9 * 10**9, **changes}
+    return HostMemoryNow(host=host, used_bytes=int(used), **amounts)
+
+
+def memory_line(*hosts: HostMemoryNow) -> str:
+    stream = StringIO()
+    clock = iter((0.0, 2.0)).__next__
+    log = Log(run="mnist-1", host="gpu-1", stream=stream)
+    MemoryLines(log, hosts=lambda: hosts, clock=clock).tick()
+    return stream.getvalue()
+
+
+def test_the_memory_of_each_host_is_in_the_table_the_nearest_to_its_limit_first():
+    short = memory_now(used=15e9, peak_bytes=155 * 10**8, waiting_share=0.125, kills=1)
+    view = view_of(progress_line(), memory_line(memory_now(host="algo-1"), short))
+    lines = table_of(view).splitlines()
+    assert lines[1].endswith("waiting for data, memory 94% full on algo-2")
+    assert lines[2] == (
+        "memory of algo-2: 15.0 GB of 16.0 GB (94%), at most 15.5 GB; batches that wait were "
+        "lowered to 12% of feed.max_bytes; the kernel killed one process for memory"
+    )
+    assert lines[3] == "memory of algo-1: 8.00 GB of 16.0 GB (50%), at most 9.00 GB"
+    first, second = view.document()["memory"]
+    assert first["host"] == "algo-2"
+    assert second["used_bytes"] == 8e9
+
+
+def test_memory_with_room_is_in_no_plain_line():
+    view = view_of(progress_line(), memory_line(memory_now()))
+    assert plain_line(view) == "step 120, 20.0 ms per step, 40% of it waiting for data"
+
+
+def test_a_host_that_lowers_what_waits_is_a_happening():
+    view = view_of(line("memory_short", text="9.5 GB of 10 GB are in use: fewer batches wait"))
+    assert "gpu-1 changed how many batches wait: 9.5 GB of 10 GB are in use" in table_of(view)
+
+
+def test_memory_is_logged_again_only_where_it_has_changed():
+    stream = StringIO()
+    now = iter(range(0, 100, 10)).__next__
+    log = Log(run="mnist-1", host="gpu-1", stream=stream)
+    hosts = [memory_now(used=8e9)]
+    lines = MemoryLines(log, hosts=lambda: hosts, clock=now)
+    logged = []
+    for used in (8e9, 8.01e9, 8.4e9):
+        hosts[:] = [memory_now(used=used)]
+        lines.tick()
+        logged.append(len(stream.getvalue().splitlines()))
+    assert logged == [1, 1, 2]
+    hosts[:] = [memory_now(used=8.4e9, kills=1)]
+    lines.tick()
+    assert len(stream.getvalue().splitlines()) == 3
+
+
+@pytest.mark.parametrize("rows", ["algo-1,1,2", "algo-1,1,0,1,1,0", "algo-1,a,2,1,1,0", ""])
+def test_broken_lines_of_memory_are_passed_over(rows):
+    assert view_of(line("host_memory", rows=rows)).memories == ()
 
 
 def test_what_a_log_says_does_not_steer_the_terminal():

@@ -11,10 +11,11 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -24,6 +25,7 @@ from stoker.cli.options import AsJson
 from stoker.errors import PlatformError, UsageError
 from stoker.figures.feed_intervals import FeedInterval, HostRate, feed_limit_of, interval_in
 from stoker.figures.gpu_log import GpuNow, GpusNow, gpus_in
+from stoker.figures.memory_lines import HostMemoryNow, memories_in, nearest_words
 from stoker.figures.step_progress import StepProgress, progress_in
 from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.log_files import FileTail, take_lines
@@ -34,6 +36,7 @@ from stoker.units import usd
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
 _GPUS_SHOWN = 8
+_MEMORIES_SHOWN = 4
 _FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, as they are shown.
@@ -52,6 +55,7 @@ _HAPPENINGS: dict[str, str] = {
     EventName.BATCH_HANGS: "waits for a batch",
     EventName.NO_PROGRESS: "makes no progress",
     EventName.LOCAL_WORKER_DIED: "lost a local worker",
+    EventName.MEMORY_SHORT: "changed how many batches wait",
     EventName.DATA_WORKER_DIED: "lost a worker",
     EventName.TRAINING_FAILED: "training failed",
 }
@@ -95,6 +99,7 @@ class RunView:
         progress: Of the rank that waits longest.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
         gpus: Latest load of the GPUs; None: there is none, or it is not read.
+        memories: Memory of the hosts now, the nearest to its limit first; empty: not known.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.
         is_complete: Whether the last event described the feed and all its hosts.
@@ -105,6 +110,7 @@ class RunView:
         self.progress: StepProgress | None = None
         self.interval: FeedInterval | None = None
         self.gpus: GpusNow | None = None
+        self.memories: tuple[HostMemoryNow, ...] = ()
         self.happenings: deque[str] = deque(maxlen=_EVENTS)
         self.status = ""
         self.is_complete = False
@@ -124,6 +130,9 @@ class RunView:
         elif gpus := gpus_in(event):
             # Shown with the next figures of steps or feed, which come as often.
             self.gpus = gpus
+            return False
+        elif memories := memories_in(event):
+            self.memories = memories
             return False
         elif event.event == EventName.TRAINING_ENDED:
             self.status = _clean(event.values.get("status", "")) or "ended"
@@ -147,12 +156,15 @@ class RunView:
             "feed": dataclasses.asdict(self.interval) if self.interval else None,
             "bottleneck": dataclasses.asdict(limit) if limit else None,
             "gpus": dataclasses.asdict(self.gpus) if self.gpus else None,
+            "memory": [msgspec.structs.asdict(memory) for memory in self.memories],
             "happenings": list(self.happenings),
         }
 
     def head(self) -> str:
         progress = self.progress
         busy = f", {self.gpus.words}" if self.gpus and self.gpus.words else ""
+        if short := nearest_words(self.memories):
+            busy += f", {_clean(short)}"
         if progress is None:
             return f"no step yet{busy}"
         dollars = usd(progress.spent_usd, is_estimate=progress.is_estimate)
@@ -215,6 +227,7 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
         lines += [Text(gpu_line(gpu, names_host=several)) for gpu in shown]
         if more := view.gpus.count - len(shown):
             lines.append(Text(f"and {more} more GPUs"))
+    lines += memory_lines(view.memories, max_hosts=_MEMORIES_SHOWN if max_ranks else None)
     if interval:
         lines += [
             Text(
@@ -252,6 +265,20 @@ def gpu_line(gpu: GpuNow, *, names_host: bool) -> str:
         parts.append(f"clocks lowered ({_clean(gpu.throttled)[:40]})")
     host = f" of {_clean(gpu.host)[:40]}" if names_host else ""
     return f"GPU {_clean(gpu.gpu)[:10]}{host}: {', '.join(parts) or 'load not known'}"
+
+
+def memory_lines(memories: Sequence[HostMemoryNow], *, max_hosts: int | None) -> Iterator[Text]:
+    """Yields a line for the memory of each host, those nearest to their limits first.
+
+    Args:
+        memories: In this order.
+        max_hosts: More of them are counted; None: all are shown.
+    """
+    shown = memories[:max_hosts]
+    for memory in shown:
+        yield Text(f"memory of {_clean(memory.host)[:40]}: {memory.words}")
+    if more := len(memories) - len(shown):
+        yield Text(f"and the memory of {more} more hosts")
 
 
 def _cells(host: HostRate) -> tuple[str, ...]:

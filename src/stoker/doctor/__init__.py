@@ -24,6 +24,7 @@ from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import machine
 from stoker.host.gpus import GpuReader, GpuState, GpusUnreadError
+from stoker.host.memory_usage import room_bytes
 from stoker.host.processes import loopback
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.record_words import gpu_figures
@@ -101,10 +102,10 @@ def memory_check() -> Finding:
     memory = psutil.virtual_memory()
     limit = machine.limit_bytes()
     # psutil sees the whole machine, of which a container may use its limit.
-    usable = min(memory.available, limit or memory.available)
+    usable = room_bytes(memory.available)
     text = f"{_gib(memory.available)} free of {_gib(memory.total)}"
     if limit and limit < memory.total:
-        text += f", limit {_gib(limit)}"
+        text += f", {_gib(usable)} left of a limit of {_gib(limit)}"
     if usable < MIN_MEMORY_BYTES:
         return Finding("memory", "warn", text, "a larger host or limit")
     return Finding("memory", "ok", text)

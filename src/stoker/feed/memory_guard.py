@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stoker.host import machine
 from stoker.host.memory_usage import MemoryUse, memory_use
@@ -19,6 +20,13 @@ _LOOKED_AHEAD = 0.6
 _LEAST_SHARE = 1 / 16
 # After a step down what waits has to be taken first, before its memory is free.
 _SECONDS_DOWN, _SECONDS_UP = 2.0, 10.0
+
+
+class MemoryShares(NamedTuple):
+    """The share of `feed.max_bytes` that may wait on a host now, and the least so far."""
+
+    now: float = 1.0
+    least: float = 1.0
 
 
 class MemoryGuard:
@@ -42,6 +50,10 @@ class MemoryGuard:
         self._changed_at = self._due_at = 0.0
         self._before: tuple[float, int] | None = None
         self._has_said = self._has_said_room = False
+
+    @property
+    def shares(self) -> MemoryShares:
+        return MemoryShares(self.share, self.least_share)
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for `tick`."""
@@ -100,10 +112,12 @@ class MemoryGuard:
         fast = ""
         if use.share <= _HIGH:
             fast = f", and {size(growth)} more each second"
+        aim = "no process is killed"
+        if use.only_slows:
+            aim = "the kernel slows no process"
         return (
-            f"{_words(use)}, are in use{fast}: fewer batches wait from now on, so that no process "
-            "is killed; give the host more memory, or lower num_workers, batch_size or "
-            "feed.max_bytes"
+            f"{_words(use)}, are in use{fast}: fewer batches wait from now on, so that {aim}; give "
+            "the host more memory, or lower num_workers, batch_size or feed.max_bytes"
         )
 
     def _change(self, share: float, now: float) -> None:
@@ -113,7 +127,11 @@ class MemoryGuard:
 
 
 def _words(use: MemoryUse) -> str:
-    whose = "its memory limit" if use.is_cgroups else "the machine's memory"
+    whose = "the machine's memory"
+    if use.only_slows:
+        whose = "its memory.high"
+    elif use.is_cgroups:
+        whose = "its memory limit"
     return f"{size(use.used_bytes)} of {size(use.limit_bytes)}, {whose}"
 
 

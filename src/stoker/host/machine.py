@@ -162,8 +162,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def host_bytes() -> int:
+    """Returns the memory that this process may use without being slowed or killed for it."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(limit_bytes() or physical, physical)
+    return min([physical, *_limits("memory.max", "memory.high", "memory.limit_in_bytes")])
 
 
 def limit_bytes() -> int | None:
@@ -171,9 +172,12 @@ def limit_bytes() -> int | None:
 
     None: there is none. Version 1 shows "no limit" as a number of nearly 2**63.
     """
-    lines = _memory_lines("memory.max", "memory.limit_in_bytes")
-    limits = [int(line) for line in lines if line.isdigit() and int(line) < 1 << 60]
-    return min(limits, default=None)
+    return min(_limits("memory.max", "memory.limit_in_bytes"), default=None)
+
+
+def _limits(*names: str) -> list[int]:
+    lines = _memory_lines(*names)
+    return [int(line) for line in lines if line.isdigit() and 0 < int(line) < 1 << 60]
 
 
 def memory_groups() -> list[Path]:

@@ -15,9 +15,15 @@ _VMSTAT = Path("/proc/vmstat")
 _KIB = 1024
 # Version 2 and version 1 of cgroups.
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
+# Version 2 alone: above it the kernel slows the processes of a group, and takes pages from them.
+_SLOWING = ("memory.high",)
 _USED = ("memory.current", "memory.usage_in_bytes")
 # Files in the page cache; version 1 tells the sums over the groups below by other names.
 _FILES = (("inactive_file", "active_file"), ("total_inactive_file", "total_active_file"))
+# Inodes and names of many small files. Version 1 counts them as used, and does not tell how many.
+_DROPPABLE_KERNEL_MEMORY = "slab_reclaimable"
+# Refaults of files; until Linux 5.9 there were no others.
+_REFAULTS = ("workingset_refault_file", "workingset_refault")
 # Version 1 shows "no limit" as a number of nearly 2**63.
 _NO_LIMIT = 1 << 60
 
@@ -30,11 +36,13 @@ class MemoryUse:
         used_bytes: Without files in the page cache, which the kernel drops before it kills.
         limit_bytes: Of a cgroup, or the machine's memory.
         is_cgroups: Whether the limit is a cgroup's.
+        only_slows: Whether the kernel slows processes there, and kills none (`memory.high`).
     """
 
     used_bytes: int
     limit_bytes: int
     is_cgroups: bool
+    only_slows: bool = False
 
     @property
     def share(self) -> float:
@@ -144,13 +152,21 @@ def memory_uses() -> list[MemoryUse]:
     return [*_of_groups(), *_of_machine()]
 
 
+def room_bytes(available_bytes: int) -> int:
+    """Returns what may still be used before a limit, and no more than the machine has available."""
+    return min([available_bytes, *(max(0, use.room_bytes) for use in memory_uses())])
+
+
 def _of_groups() -> Iterator[MemoryUse]:
     for group in machine.memory_groups():
-        limit, used = _number(group, _LIMITS), _number(group, _USED)
-        if limit is None or used is None or not 0 < limit < _NO_LIMIT:
+        used = _number(group, _USED)
+        if used is None:
             continue
-        dropped = _droppable(group / "memory.stat")
-        yield MemoryUse(max(0, used - dropped), limit, is_cgroups=True)
+        used = max(0, used - _droppable(group / "memory.stat"))
+        for names in (_LIMITS, _SLOWING):
+            limit = _number(group, names)
+            if limit is not None and 0 < limit < _NO_LIMIT:
+                yield MemoryUse(used, limit, is_cgroups=True, only_slows=names == _SLOWING)
 
 
 def _of_machine() -> Iterator[MemoryUse]:
@@ -170,15 +186,17 @@ def _counters(of_machine: dict[str, int]) -> Iterator[dict[str, int]]:
 def _refaults(counters: dict[str, int]) -> tuple[int, int] | None:
     # Version 1 has sums over the groups below by names that begin with "total_".
     for prefix in ("total_", ""):
-        refaults = counters.get(f"{prefix}workingset_refault_file")
-        if refaults is not None:
-            return refaults, counters.get(f"{prefix}pgmajfault", 0)
+        for name in _REFAULTS:
+            refaults = counters.get(prefix + name)
+            if refaults is not None:
+                return refaults, counters.get(f"{prefix}pgmajfault", 0)
     return None
 
 
 def _droppable(path: Path) -> int:
     sizes = dict(_pairs(path))
-    return max(sizes.get(inactive, 0) + sizes.get(active, 0) for inactive, active in _FILES)
+    files = max(sizes.get(inactive, 0) + sizes.get(active, 0) for inactive, active in _FILES)
+    return files + sizes.get(_DROPPABLE_KERNEL_MEMORY, 0)
 
 
 def _number(group: Path, names: tuple[str, ...]) -> int | None:

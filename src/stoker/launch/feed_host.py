@@ -47,7 +47,7 @@ def serve(run: HostRun) -> int:
     membership = run.membership(
         join,
         trainers_heard_at=lambda: agent.trainers_heard_at,
-        memory=HostMemoryWatch(least_share=lambda: agent.least_memory_share),
+        memory=HostMemoryWatch(shares=lambda: agent.memory_shares),
     )
     is_asked = threading.Event()
     failure = _run_agent(run, agent, membership, is_asked=is_asked)

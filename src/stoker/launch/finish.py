@@ -44,7 +44,7 @@ from stoker.host import machine
 from stoker.host.packages import packages_here
 from stoker.launch import sagemaker_variables
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.host_memory import MemoryLog
+from stoker.launch.host_memory import MemoryLog, memory_shares
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.log_metrics import metrics_in_log
 from stoker.launch.spending import Spending
@@ -202,7 +202,9 @@ def _facts(
         hyperparameters=_hyperparameters(settings, run.log),
         measured=measured,
         others=tuple(seen.others),
-        memory=seen.memory.hosts(_least_shares(topology, progress, seen.processes_per_host)),
+        memory=seen.memory.hosts(
+            memory_shares(topology, progress, seen.processes_per_host, of="least_memory_share")
+        ),
         gpus=tuple(seen.gpus),
         steps=steps,
         spending=seen.spending.of_groups(
@@ -224,18 +226,6 @@ def _facts(
         release_seconds=seen.release_seconds,
         events=tuple(seen.events),
     )
-
-
-def _least_shares(
-    topology: Topology, progress: ProgressByRank, processes_per_host: int
-) -> dict[str, list[float]]:
-    """Returns the least share of batches that could wait, of each rank, by its host."""
-    shares: dict[str, list[float]] = {host: [] for host in topology.dnn_hosts}
-    for rank, report in progress.items():
-        place = rank // max(1, processes_per_host)
-        if place < len(topology.dnn_hosts):
-            shares[topology.dnn_hosts[place]].append(report.least_memory_share)
-    return shares
 
 
 def _bad_samples(output: Path, progress: ProgressByRank, log: Log) -> int:

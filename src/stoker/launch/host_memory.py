@@ -8,11 +8,15 @@ as the kernel then counts the pages of each process.
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import psutil
 
-from stoker.feed.wire.protocol import MemoryPeak
+from stoker.feed.memory_guard import MemoryShares
+from stoker.feed.wire.protocol import MemoryNow, MemoryPeak
+from stoker.figures.feed_intervals import ProgressByRank
+from stoker.figures.memory_lines import HostMemoryNow
 from stoker.host import machine
 from stoker.host.memory_usage import (
     MemoryUse,
@@ -21,6 +25,7 @@ from stoker.host.memory_usage import (
     process_memory,
     swapped_bytes,
 )
+from stoker.launch.topology import Topology
 from stoker.records import HostMemory
 from stoker.repeat import Clock
 
@@ -58,23 +63,24 @@ class HostMemoryWatch:
     """Looks at this host's memory once a second, and keeps what was highest.
 
     Args:
-        least_share: Returns the least share of batches that could wait, on a data host.
+        shares: Returns the shares of batches that may wait, now and at least, on a data host.
         sources: What is looked at.
     """
 
     def __init__(
         self,
         *,
-        least_share: Callable[[], float] = lambda: 1.0,
+        shares: Callable[[], MemoryShares] = MemoryShares,
         sources: MemorySources | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._least_share = least_share
+        self._shares = shares
         self._sources = sources or MemorySources()
         self._clock = clock
         self._due_at = self._processes_due_at = 0.0
         self._kills_before = self._sources.num_kills() or 0
         self._peak: MemoryUse | None = None
+        self._now: MemoryUse | None = None
         self._ours_bytes: int | None = None
         self._counted_share = 0.0
         self._swapped_bytes = 0
@@ -88,22 +94,29 @@ class HostMemoryWatch:
         if now >= self._due_at:
             self._due_at = now + LOOK_SECONDS
             self._look(now)
-        if self._peak is None:
+        if self._peak is None or self._now is None:
             return None
+        shares = self._shares()
         return MemoryPeak(
             limit_bytes=self._peak.limit_bytes,
             peak_bytes=self._peak.used_bytes,
             is_cgroups=self._peak.is_cgroups,
             ours_bytes=self._ours_bytes,
             swapped_bytes=self._swapped_bytes,
-            least_share=self._least_share(),
+            least_share=shares.least,
             kills=max(0, (self._sources.num_kills() or 0) - self._kills_before),
+            now=MemoryNow(
+                limit_bytes=self._now.limit_bytes,
+                used_bytes=self._now.used_bytes,
+                waiting_share=shares.now,
+            ),
         )
 
     def _look(self, now: float) -> None:
         use = self._sources.use()
         if use is None:
             return
+        self._now = use
         if self._peak is None or use.share > self._peak.share:
             self._peak = use
         if self._sources.is_swapping():
@@ -147,6 +160,27 @@ class MemoryLog:
             for host, peak in sorted(self._peaks.items())
         )
 
+    def now(self, trainers: Mapping[str, Iterable[float]]) -> tuple[HostMemoryNow, ...]:
+        """Returns what each host has in use now, as it said last.
+
+        Args:
+            trainers: The share of batches that may wait, of each rank, by its host.
+        """
+        memories = []
+        for host, peak in sorted(self._peaks.items()):
+            if peak.now is not None:
+                memories.append(
+                    HostMemoryNow(
+                        host=host,
+                        used_bytes=peak.now.used_bytes,
+                        limit_bytes=peak.now.limit_bytes,
+                        peak_bytes=peak.peak_bytes,
+                        waiting_share=min([peak.now.waiting_share, *trainers.get(host, ())]),
+                        kills=peak.kills,
+                    )
+                )
+        return tuple(memories)
+
 
 def _higher(before: MemoryPeak, peak: MemoryPeak) -> MemoryPeak:
     highest = max(before, peak, key=lambda one: one.peak_bytes / one.limit_bytes)
@@ -159,6 +193,7 @@ def _higher(before: MemoryPeak, peak: MemoryPeak) -> MemoryPeak:
         swapped_bytes=max(before.swapped_bytes, peak.swapped_bytes),
         least_share=min(before.least_share, peak.least_share),
         kills=max(before.kills, peak.kills),
+        now=peak.now,
     )
 
 
@@ -173,3 +208,26 @@ def _record(host: str, peak: MemoryPeak, trainers: Iterable[float]) -> HostMemor
         least_share=min([peak.least_share, *trainers]),
         kills=peak.kills,
     )
+
+
+def memory_shares(
+    topology: Topology,
+    progress: ProgressByRank,
+    processes_per_host: int,
+    *,
+    of: Literal["memory_share", "least_memory_share"],
+) -> dict[str, list[float]]:
+    """Returns the share of batches that may wait, of each rank, by its host.
+
+    Args:
+        topology: The run's dnn hosts.
+        progress: What the ranks have reported.
+        processes_per_host: Ranks of each dnn host.
+        of: The share now, or the least so far.
+    """
+    shares: dict[str, list[float]] = {host: [] for host in topology.dnn_hosts}
+    for rank, report in progress.items():
+        place = rank // max(1, processes_per_host)
+        if place < len(topology.dnn_hosts):
+            shares[topology.dnn_hosts[place]].append(getattr(report, of))
+    return shares

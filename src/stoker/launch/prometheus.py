@@ -18,6 +18,7 @@ import msgspec
 
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
+from stoker.figures.memory_lines import HostMemoryNow
 from stoker.host.gpus import THROTTLE_REASONS, GpuSample, GpuState
 from stoker.host.processes import loopback
 from stoker.launch.coordinator import Coordinator
@@ -37,6 +38,7 @@ _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     WorkerWork: ("run", "host", "worker", "rank"),
     # GPU, UUID and model as DCGM's exporter names them, so that both can be joined.
     GpuSample: ("run", "host", *_GPU_LABELS),
+    HostMemoryNow: ("run", "host"),
 }
 
 _THROTTLED = (
@@ -147,6 +149,20 @@ _METRICS = (
     _Metric(GpuSample, "pcie_received_bytes_per_second", "gauge",
             "stoker_gpu_pcie_received_bytes_per_second",
             "Data that the GPU receives over PCIe, over 20 ms: batches, and what other GPUs send."),
+    _Metric(HostMemoryNow, "used_bytes", "gauge", "stoker_memory_used_bytes",
+            "Memory of the host in use, without files in the page cache. At "
+            "stoker_memory_limit_bytes the kernel kills; from 0.92 of it on fewer batches wait."),
+    _Metric(HostMemoryNow, "limit_bytes", "gauge", "stoker_memory_limit_bytes",
+            "The limit that is nearest: of the container or another control group around it, or "
+            "the machine's memory."),
+    _Metric(HostMemoryNow, "peak_bytes", "gauge", "stoker_memory_peak_bytes",
+            "Highest stoker_memory_used_bytes of the run so far, looked at once a second."),
+    _Metric(HostMemoryNow, "waiting_share", "gauge", "stoker_feed_waiting_share",
+            "Share of feed.max_bytes that batches may take while they wait. Below 1 memory is "
+            "short, and the training may wait for data more often."),
+    _Metric(HostMemoryNow, "kills", "counter", "stoker_oom_kills",
+            "Processes of the host that the kernel killed for memory during the run. Each rise is "
+            "a worker that is started again, or the end of the run."),
 )
 # fmt: on
 
@@ -160,6 +176,7 @@ class Metrics:
     spending: Spending
     watchdog: Watchdog
     gpus: Callable[[], Mapping[str, Sequence[GpuState]]]
+    memory: Callable[[], Sequence[HostMemoryNow]]
     run_id: str
 
     def collect(self) -> Iterator[object]:
@@ -270,6 +287,8 @@ class Metrics:
                 for worker in host.workers:
                     yield worker, (run, host.host, str(worker.worker), rank)
         yield from self._samples()
+        for memory in self.memory():
+            yield memory, (run, memory.host)
 
     def _samples(self) -> Iterator[tuple[GpuSample, tuple[str, ...]]]:
         for name, states in sorted(self.gpus().items()):
@@ -287,6 +306,7 @@ def metrics_served(
     spending: Spending,
     watchdog: Watchdog,
     gpus: Callable[[], Mapping[str, Sequence[GpuState]]],
+    memory: Callable[[], Sequence[HostMemoryNow]],
     run_id: str,
     log: Log,
 ) -> Iterator[None]:
@@ -297,7 +317,14 @@ def metrics_served(
     address, started = feed.metrics_address or loopback(), None
     try:
         started = _start(
-            Metrics(coordinator, spending=spending, watchdog=watchdog, gpus=gpus, run_id=run_id),
+            Metrics(
+                coordinator,
+                spending=spending,
+                watchdog=watchdog,
+                gpus=gpus,
+                memory=memory,
+                run_id=run_id,
+            ),
             address,
             feed.metrics_port,
         )

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -10,12 +11,13 @@ from stoker.environment import RELEASED_FILE, unfed_file
 from stoker.feed.rank_reports import Unfed
 from stoker.figures.feed_intervals import FeedLog, ProgressByRank
 from stoker.figures.gpu_log import GpuLines, GpuLog
+from stoker.figures.memory_lines import HostMemoryNow, MemoryLines
 from stoker.figures.step_progress import ProgressLog
 from stoker.host.gpus import GpuState
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.finish import RunOutcome
 from stoker.launch.follower_lease import FollowerLease
-from stoker.launch.host_memory import HostMemoryWatch, MemoryLog
+from stoker.launch.host_memory import HostMemoryWatch, MemoryLog, memory_shares
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.other_programs import OthersLog, OthersWatch
 from stoker.launch.spending import Spending, earlier_seconds
@@ -116,6 +118,14 @@ class Release:
         return messages
 
 
+class RunLog(Protocol):
+    """Figures of a run that a host writes while it trains."""
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RunGuards:
     """What looks after a training run on a host while its command runs.
 
@@ -133,7 +143,7 @@ class RunGuards:
         self.gpus = gpus
         self._run = run
         self._connection = connection
-        self._logs: list[ProgressLog | FeedLog | GpuLines] = []
+        self._logs: list[RunLog] = []
         self._release: Release | None = None
 
     def begin(self, *, num_ranks: int) -> None:
@@ -171,7 +181,7 @@ class RunGuards:
             if self._release:
                 closing.callback(self._release.close)
 
-    def _new_logs(self) -> list[ProgressLog | FeedLog | GpuLines]:
+    def _new_logs(self) -> list[RunLog]:
         return []
 
     def _look_at_ranks(self) -> None:
@@ -210,6 +220,7 @@ class LeaderGuards(RunGuards):
         self._coordinator = coordinator
         self._others_watch: OthersWatch | None = None
         self._memory_watch: HostMemoryWatch | None = None
+        self._num_ranks = 1
         self.others = coordinator.others if coordinator else OthersLog()
         self.memory = coordinator.memory if coordinator else MemoryLog()
         self.lease = FollowerLease(run.settings.follower_lease)
@@ -227,6 +238,7 @@ class LeaderGuards(RunGuards):
 
     def begin(self, *, num_ranks: int) -> None:
         super().begin(num_ranks=num_ranks)
+        self._num_ranks = num_ranks
         self._others_watch = OthersWatch()
         self._memory_watch = HostMemoryWatch()
 
@@ -262,13 +274,20 @@ class LeaderGuards(RunGuards):
             states |= self._coordinator.gpu_states
         return states
 
+    def memory_of_all(self) -> tuple[HostMemoryNow, ...]:
+        """Returns what the memory of each host has in use now."""
+        shares = memory_shares(
+            self._run.topology, self._progress(), self._num_ranks, of="memory_share"
+        )
+        return self.memory.now(shares)
+
     def _progress(self) -> ProgressByRank:
         """Returns what the ranks have reported, which they do where there is a coordinator."""
         if self._coordinator is None:
             return {}
         return self._coordinator.progress
 
-    def _new_logs(self) -> list[ProgressLog | FeedLog | GpuLines]:
+    def _new_logs(self) -> list[RunLog]:
         run = self._run
         progress = ProgressLog(
             run.output,
@@ -277,8 +296,9 @@ class LeaderGuards(RunGuards):
             spent_usd=lambda: self.spending.usd,
             is_estimate=self.spending.is_estimate,
         )
-        logs: list[ProgressLog | FeedLog | GpuLines] = [progress]
+        logs: list[RunLog] = [progress]
         logs.append(GpuLines(run.log, hosts=self.gpus_of_all))
+        logs.append(MemoryLines(run.log, hosts=self.memory_of_all))
         if self._coordinator:
             file = run.output / "feed.csv"
             file.unlink(missing_ok=True)

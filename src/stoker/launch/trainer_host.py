@@ -177,6 +177,7 @@ def _lead_training(leader: _Leader, command: Sequence[str], trainer: Trainer) ->
         watchdog=guards.watchdog,
         spending=guards.spending,
         gpus=guards.gpus_of_all,
+        memory=guards.memory_of_all,
         run_id=run.settings.run_id,
         log=run.log,
     ):

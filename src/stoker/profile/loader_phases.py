@@ -43,7 +43,8 @@ from stoker.host.counters import (
     queued_seconds,
     threads_cpu_seconds,
 )
-from stoker.host.machine import limit_bytes, process_clock
+from stoker.host.machine import process_clock
+from stoker.host.memory_usage import room_bytes
 from stoker.host.processes import loopback
 from stoker.logs import EventName, Log
 from stoker.profile import batches
@@ -475,8 +476,7 @@ def waiting_counts(
 
 def room_for_batches(shared_memory: str = "/dev/shm") -> int:
     """Returns the bytes that batches of tried workers may take of memory and shared memory."""
-    room = psutil.virtual_memory().available
-    room = min(room, limit_bytes() or room)
+    room = room_bytes(psutil.virtual_memory().available)
     with contextlib.suppress(OSError):
         filesystem = os.statvfs(shared_memory)
         room = min(room, filesystem.f_bavail * filesystem.f_frsize)

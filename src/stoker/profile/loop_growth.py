@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import FrameType, ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ _LEAST_GROWN = 1000
 # Of the steps: what is kept in every second step still grows.
 _LEAST_KEPT = 0.5
 _LEAST_STEPS = 8
+# Of what a step adds: what is joined is copied, so that more is taken for a while.
+_LEAST_JOINED = 0.25
 _SHORT = 4
 _KINDS = (list, dict, deque)
 # How deep an element is searched for tensors, and how many collections may be around it.
@@ -66,7 +68,8 @@ class LoopWatch:
         self._due_at = 0.0
         self._looks: list[_Look] = []
         self._lengths: dict[int, int] = {}
-        self._began_at = 0
+        self._arrays: dict[str, int] = {}
+        self._began_at = self._arrays_at = 0
 
     def look(self, steps: int) -> None:
         """Looks if it is time for it; the first time it blocks for some 50 ms.
@@ -83,6 +86,10 @@ class LoopWatch:
             # Shorter ones count as empty: most collections of a process are.
             long = (kept for kept in _collections() if len(kept) > _SHORT)
             self._lengths = {id(kept): len(kept) for kept in long}
+        if len(self._looks) == _LEAST_LOOKS:
+            # Once: until the next look a frame's variables stay alive.
+            self._arrays = {name: array.nbytes for name, array in _arrays()}
+            self._arrays_at = steps
         self._looks.append(_Look(steps, self._used()))
 
     def result(self, steps: int) -> LoopGrowth | None:
@@ -99,16 +106,24 @@ class LoopWatch:
             return None
         kept: tuple[KeptObjects, ...] = ()
         if grown >= _LEAST_GROWN:
-            kept = tuple(self._kept(steps - self._began_at))
+            kept = tuple(self._kept(steps, grown))
         seen = self._looks[-1].written_bytes - self._looks[0].written_bytes
         return LoopGrowth(grown_bytes_per_step=grown, seen_bytes=max(0, seen), kept=kept)
 
-    def _kept(self, steps: int) -> list[KeptObjects]:
-        """Returns what keeps tensors of each step, graphs first."""
-        if steps < _LEAST_STEPS:
+    def _kept(self, steps: int, grown: float) -> list[KeptObjects]:
+        """Returns what keeps tensors of each step, graphs first.
+
+        Args:
+            steps: Batches that the script took so far.
+            grown: Bytes that a step adds.
+        """
+        since = steps - self._began_at
+        if since < _LEAST_STEPS:
             return []
         names = _Names()
-        kept = [*self._kept_collections(steps, names), *_kept_sums(steps, names)]
+        kept = [*self._kept_collections(since, names), *_kept_sums(since, names)]
+        if self._arrays:
+            kept += self._joined(_LEAST_JOINED * (steps - self._arrays_at) * grown)
         return sorted(kept, key=lambda kept: (not kept.has_graph, -kept.count_per_step))
 
     def _kept_collections(self, steps: int, names: "_Names") -> Iterator[KeptObjects]:
@@ -131,6 +146,19 @@ class LoopWatch:
                     element=type(element).__name__,
                     has_graph=any(map(_has_graph, tensors)),
                     count_per_step=more / steps,
+                )
+
+    def _joined(self, least_bytes: float) -> Iterator[KeptObjects]:
+        """Yields tensors and arrays that are longer than before, as after `torch.cat`."""
+        for name, array in _arrays():
+            more = array.nbytes - self._arrays.get(name, array.nbytes)
+            if more >= max(1.0, least_bytes):
+                yield KeptObjects(
+                    name=name,
+                    container="joined",
+                    element=type(array).__name__,
+                    has_graph=_has_graph(array),
+                    count_per_step=1.0,
                 )
 
 
@@ -181,7 +209,7 @@ class _Names:
     def of(self, value: object, *, depth: int = 0) -> str:
         """Returns the name of an object, such as `losses`; empty: only libraries refer to it."""
         for frame in self._frames:
-            if name := _key_of(frame.f_locals, value):
+            if name := _key_of(_variables_of(frame), value):
                 return f"{name} in {frame.f_code.co_name}()"
         for owner in gc.get_referrers(value):
             if name := self._name_by(owner, value, depth=depth):
@@ -211,6 +239,35 @@ class _Names:
             return ""
         name = self.of(owner, depth=depth + 1)
         return name and f"{name}[{key!r}]"
+
+
+def _arrays() -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors, and arrays, of the script's variables and of its objects' attributes."""
+    for frame in _frames():
+        where = f" in {frame.f_code.co_name}()"
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            where = ""
+            if _is_library(str(frame.f_globals.get("__name__"))):
+                continue
+        variables = _variables_of(frame)
+        for name, value in variables.items():
+            if issubclass(type(value), torch.Tensor | np.ndarray):
+                yield f"{name}{where}", cast("torch.Tensor", value)
+        owner = variables.get("self")
+        if owner is None or _is_library(type(owner).__module__):
+            continue
+        for name, value in attributes_of(owner).items():
+            if issubclass(type(value), torch.Tensor | np.ndarray):
+                yield f"{type(owner).__name__}.{name}", cast("torch.Tensor", value)
+
+
+def _variables_of(frame: FrameType) -> dict[str, object]:
+    """Returns a frame's variables; Python before 3.13 keeps a copy, which would keep them alive."""
+    shown = frame.f_locals
+    variables = dict(shown)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        shown.clear()
+    return variables
 
 
 def _attribute_name(owner: object, value: object) -> str:

@@ -251,6 +251,11 @@ def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
         return (
             f"a worker grows by {size(per_sample)} for each sample, and nothing of its dataset does"
         )
+    if growing.of_elements:
+        return (
+            f"the elements of {growing.name} ({growing.container}) keep {size(per_sample)} for "
+            "each sample, and stay in it"
+        )
     return f"{growing.name} ({growing.container}) grows by {size(per_sample)} for each sample"
 
 
@@ -260,6 +265,11 @@ def _bounded(growing: GrowingObjects | None, *, is_kept: bool) -> str:
         if is_kept:
             look += "; persistent_workers=False frees it after each epoch"
         return look
+    if growing.of_elements:
+        return (
+            "open or load it in __getitem__, and leave it there: a worker keeps all that its "
+            "elements have read"
+        )
     if growing.container == "lru_cache":
         return "give the cache a maxsize, or drop it: each worker has a cache for itself"
     return "bound it, or keep it in a file that all workers share: each has one for itself"
@@ -301,6 +311,8 @@ def _kept_words(kept: KeptObjects | None) -> str:
     if kept is None:
         return "something keeps memory of each step, and no list of the script does"
     graph = " with its graph" if kept.has_graph else ""
+    if kept.container == "joined":
+        return f"{kept.name} ({kept.element}{graph}) becomes longer with each step"
     if kept.container == "sum":
         return f"{kept.name} is a sum of tensors, each{graph}"
     return f"{kept.name} ({kept.container}) keeps a {kept.element}{graph} of each step"
@@ -309,6 +321,8 @@ def _kept_words(kept: KeptObjects | None) -> str:
 def _kept_fix(kept: KeptObjects | None) -> str:
     if kept is None:
         return "look for what a library keeps of each step, such as a logger or a metric"
+    if kept.container == "joined":
+        return "keep a number of each step, such as its mean, or write the steps to a file"
     if kept.container == "sum":
         return "add loss.item(), a number, instead of the tensor"
     if kept.has_graph:

@@ -22,8 +22,8 @@ from stoker.host.memory_usage import (
     paging,
     process_memory,
 )
+from stoker.profile.growing_objects import elements_of, grown_between, loaded_since, sizes_of
 from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
-from stoker.profile.python_objects import grown_between, sizes_of
 from stoker.profile.rank_results import RankMemory, WorkerGrowth
 from stoker.records import GrowingObjects
 
@@ -247,6 +247,7 @@ class ObjectsGrowth:
         self._source = source
         self._dataset_before = sizes_of(source.dataset)
         self._collate_before = sizes_of(source.collate)
+        self._elements_before = elements_of(source.dataset)
         self.batches = 0
 
     def growing(self, samples: int) -> tuple[GrowingObjects, ...]:
@@ -264,7 +265,8 @@ class ObjectsGrowth:
             for grown in by_batch
             if grown.name not in names
         )
-        return (*growing, *of_collate)
+        grown = (*growing, *of_collate)
+        return grown or loaded_since(self._elements_before, samples=samples)
 
 
 def _point(done: float, memory: ProcessMemory) -> _Point:

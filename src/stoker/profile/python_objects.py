@@ -1,22 +1,23 @@
-"""Python objects that a dataset holds, and what of it grows as samples are made.
+"""Python objects that a dataset holds.
 
 An access to a Python object changes its reference count, so that a forked worker gets a copy of the
 page that it lies on. Arrays and tensors have one object for all their values.
 """
 
 import itertools
+import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from stoker.profile.loader_phases import attributes_of, objects_below
-from stoker.records import GrowingObjects, HeldObjects
+from stoker.records import HeldObjects
 
 # As long as the search may take.
 _MAX_SECONDS = 0.5
@@ -31,17 +32,6 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 # One for all, whoever holds it: None, types, functions of C and modules.
 _SHARED = (type(None), bool, type, type(len), type(sys))
 _SMALL_INT = 256
-# Of samples made: a cache that is hit as often as not still grows by half of them.
-_LEAST_GROWTH = 0.1
-_LEAST_GROWN = 8
-
-
-class Size(NamedTuple):
-    """Length of a collection; `limit` is what it holds at most, where it has a limit."""
-
-    container: str
-    length: int
-    limit: int | None
 
 
 def held_objects(
@@ -53,72 +43,24 @@ def held_objects(
     """
     until = clock() + _MAX_SECONDS
     by_name: dict[str, HeldObjects] = {}
-    for name, value in _attributes(dataset):
+    for path, holder, elements in collections_of(dataset):
         if clock() >= until:
             break
-        for path, elements in _collections(name, value):
-            held = _held(path, value, elements)
-            if held is not None:
-                by_name.setdefault(path, held)
+        held = _held(path, holder, elements)
+        if held is not None:
+            by_name.setdefault(path, held)
     return tuple(sorted(by_name.values(), key=lambda held: -held.num_bytes))
 
 
-def sizes_of(dataset: object) -> dict[str, Size]:
-    """Returns the lengths, and limits, of collections and caches of a dataset or a function.
-
-    Those of its module are among them, and results that `functools.lru_cache` keeps of its methods.
-    """
-    sizes: dict[str, Size] = {}
-    modules = set[str]()
-    for owner in objects_below(dataset, leads_on=_may_hold, seen=set()):
-        kind = type(owner)
+def collections_of(dataset: object) -> Iterator[tuple[str, object, object]]:
+    """Yields name, holder and elements of each collection in a dataset's attributes."""
+    for owner in objects_below(dataset, leads_on=may_hold, seen=set()):
         for name, value in attributes_of(owner).items():
-            _add_size(sizes, f"{kind.__name__}.{name}", value)
-        for base in kind.__mro__:
-            for name, value in attributes_of(base).items():
-                _add_size(sizes, f"{kind.__name__}.{name}", value)
-        # A function's own: its type is of builtins.
-        module = getattr(owner, "__module__", None) or kind.__module__
-        modules.add(str(module))
-    for module in modules:
-        if _is_of_library(module):
-            continue
-        for name, value in attributes_of(sys.modules.get(module)).items():
-            _add_size(sizes, name, value)
-    return sizes
+            for path, elements in _collections(f"{type(owner).__name__}.{name}", value):
+                yield path, value, elements
 
 
-def grown_between(
-    before: Mapping[str, Size],
-    after: Mapping[str, Size],
-    *,
-    samples: int,
-) -> tuple[GrowingObjects, ...]:
-    """Returns what grew by a good part of the samples that were made, the fastest first."""
-    grown = []
-    for name, size in after.items():
-        more = size.length
-        if name in before:
-            more -= before[name].length
-        if more >= max(_LEAST_GROWN, _LEAST_GROWTH * samples):
-            grown.append(
-                GrowingObjects(
-                    name=name,
-                    container=size.container,
-                    count_per_sample=more / samples,
-                    max_count=size.limit,
-                )
-            )
-    return tuple(sorted(grown, key=lambda growing: -growing.count_per_sample))
-
-
-def _attributes(dataset: object) -> Iterator[tuple[str, object]]:
-    for owner in objects_below(dataset, leads_on=_may_hold, seen=set()):
-        for name, value in attributes_of(owner).items():
-            yield f"{type(owner).__name__}.{name}", value
-
-
-def _may_hold(name: str, value: object) -> bool:
+def may_hold(name: str, value: object) -> bool:
     return isinstance(value, Dataset) or any(
         word in name for word in ("dataset", "cache", "transform", "store", "reader", "source")
     )
@@ -150,7 +92,7 @@ def _held(name: str, holder: object, collection: object) -> HeldObjects | None:
     count = len(cast("Sequence[object]", collection))
     if count < _LEAST_COUNT:
         return None
-    elements = _some_of(collection)
+    elements = some_of(collection)
     sizes = [_deep_bytes(element) for element in elements]
     if not any(sizes):
         return None
@@ -168,7 +110,7 @@ def _held(name: str, holder: object, collection: object) -> HeldObjects | None:
     )
 
 
-def _some_of(collection: object) -> list[object]:
+def some_of(collection: object) -> list[object]:
     """Returns some elements, of a list from all over it; of a mapping pairs of key and value."""
     if isinstance(collection, list | tuple | np.ndarray):
         every = max(1, len(collection) // _SAMPLED)
@@ -184,8 +126,19 @@ def _kind_of(collection: object, element: object) -> str:
     return type(element).__name__
 
 
-def _deep_bytes(element: object) -> int:
-    """Returns the bytes of an object and of those in it, without large arrays' values."""
+def kept_bytes(element: object) -> int:
+    """Returns the bytes of an object and of those in it, with the values that they have loaded."""
+    return _deep_bytes(element, own_bytes=_loaded_bytes)
+
+
+def _deep_bytes(element: object, *, own_bytes: Callable[[object], int] | None = None) -> int:
+    """Returns the bytes of an object and of those in it.
+
+    Args:
+        element: The object.
+        own_bytes: Bytes of one of them; None: without the values of large arrays.
+    """
+    own_bytes = own_bytes or _own_bytes
     total = 0
     seen = set[int]()
     waiting: deque[tuple[object, int]] = deque([(element, 0)])
@@ -194,7 +147,7 @@ def _deep_bytes(element: object) -> int:
         if id(part) in seen or _is_shared(part):
             continue
         seen.add(id(part))
-        total += _own_bytes(part)
+        total += own_bytes(part)
         if depth < _MAX_DEPTH:
             waiting += ((child, depth + 1) for child in _parts_of(part))
     return total
@@ -215,6 +168,26 @@ def _own_bytes(part: object) -> int:
     return sys.getsizeof(part)
 
 
+def _loaded_bytes(part: object) -> int:
+    if isinstance(part, np.memmap):
+        return _own_bytes(part)
+    if isinstance(part, torch.Tensor | np.ndarray):
+        return int(part.nbytes)
+    if type(part).__module__.startswith("PIL."):
+        return _own_bytes(part) + _pixels_of(part)
+    return _own_bytes(part)
+
+
+def _pixels_of(image: object) -> int:
+    """Returns the bytes of an image of Pillow, 0 until it has read its file."""
+    attributes = attributes_of(image)
+    pixels = attributes.get("_im", attributes.get("im"))
+    size = attributes.get("_size")
+    if pixels is None or not isinstance(size, tuple):
+        return 0
+    return int(math.prod(size)) * len(str(getattr(image, "mode", "")))
+
+
 def _parts_of(part: object) -> Sequence[object]:
     if isinstance(part, dict):
         return [*itertools.chain.from_iterable(itertools.islice(part.items(), _MAX_PARTS))]
@@ -223,17 +196,3 @@ def _parts_of(part: object) -> Sequence[object]:
     if isinstance(part, str | bytes | int | float | torch.Tensor | np.ndarray):
         return ()
     return [*attributes_of(part).values()]
-
-
-def _add_size(sizes: dict[str, Size], name: str, value: object) -> None:
-    if isinstance(value, list | dict | set | deque):
-        sizes[name] = Size(type(value).__name__, len(value), getattr(value, "maxlen", None))
-        return
-    info = getattr(value, "cache_info", None)
-    if callable(info) and not isinstance(value, type):
-        cached = info()
-        sizes[name] = Size("lru_cache", int(cached.currsize), cached.maxsize)
-
-
-def _is_of_library(module: str) -> bool:
-    return module.partition(".")[0] in ("torch", "builtins", "torchvision", "datasets")

@@ -376,12 +376,14 @@ class GrowingObjects(Record, frozen=True, kw_only=True):
         container: Its type, such as dict; lru_cache: results that a function keeps.
         count_per_sample: Elements that are added for each sample.
         max_count: Elements that it holds at most; None: it has no limit.
+        of_elements: Whether its elements keep more than before, and are as many as they were.
     """
 
     name: str
     container: str
     count_per_sample: NonNegativeFloat
     max_count: NonNegativeInt | None = None
+    of_elements: bool = False
 
 
 class KeptObjects(Record, frozen=True, kw_only=True):
@@ -389,7 +391,8 @@ class KeptObjects(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Variable with its function, or attribute by its class, such as `losses in train()`.
-        container: Type of the collection, such as list; sum: a tensor that others are added to.
+        container: Type of the collection, such as list; sum: a tensor that others are added to;
+            joined: a tensor or array that becomes longer.
         element: Type of its elements.
         has_graph: Whether they are tensors with the graph that they were computed by.
         count_per_step: Elements that are added in each step.

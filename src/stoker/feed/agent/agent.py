@@ -20,6 +20,7 @@ from stoker.feed import why_unfed
 from stoker.feed.agent.batch_port import BatchPort, OutgoingBatch
 from stoker.feed.agent.dataset_process import ForkServer, HostedSpec, Specs
 from stoker.feed.agent.dispatch import AgentSession, Dispatch, Outbox, Transport
+from stoker.feed.memory_guard import MemoryShares
 from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, RejectionLog
 from stoker.feed.wire.dataset import pack_error
@@ -426,11 +427,10 @@ class Agent:
         return self._service.outbox.num_sent if hasattr(self, "_service") else 0
 
     @property
-    def least_memory_share(self) -> float:
-        """The least share of `feed.max_bytes` that could wait here, so far."""
+    def memory_shares(self) -> MemoryShares:
         if not hasattr(self, "_service"):
-            return 1.0
-        return self._service.dispatch.least_memory_share
+            return MemoryShares()
+        return self._service.dispatch.memory_shares
 
     @property
     def trainers_heard_at(self) -> float:

@@ -21,7 +21,7 @@ from typing import Protocol, TypedDict
 from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
-from stoker.feed.memory_guard import MemoryGuard
+from stoker.feed.memory_guard import MemoryGuard, MemoryShares
 from stoker.feed.wire import protocol
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import Maker
@@ -359,9 +359,8 @@ class Dispatch:
         return len(self._queue)
 
     @property
-    def least_memory_share(self) -> float:
-        """The least share of `feed.max_bytes` that could wait here, so far."""
-        return self._guard.least_share
+    def memory_shares(self) -> MemoryShares:
+        return self._guard.shares
 
     def _guard_memory(self) -> None:
         now = time.monotonic()

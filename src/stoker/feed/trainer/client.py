@@ -559,6 +559,7 @@ class IoThread:
         progress = protocol.Progress(
             rank=self._settings.rank,
             bad_samples=0 if process is None else process.num_bad,
+            memory_share=self._guard.share,
             least_memory_share=self._guard.least_share,
             feed=feed,
             **sums,

@@ -37,7 +37,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -127,6 +127,18 @@ class OthersCpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     vcpus: Annotated[float, msgspec.Meta(gt=0)]
 
 
+class MemoryNow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a host's memory has in use now, of the limit that is nearest.
+
+    Attributes:
+        waiting_share: The share of `feed.max_bytes` that may wait on a data host.
+    """
+
+    limit_bytes: Annotated[int, msgspec.Meta(gt=0)]
+    used_bytes: Count
+    waiting_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+
+
 class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The highest use of a launcher's memory so far; see `HostMemory` in the records."""
 
@@ -137,6 +149,7 @@ class MemoryPeak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     swapped_bytes: Count = 0
     least_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     kills: Count = 0
+    now: MemoryNow | None = None
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -295,7 +308,8 @@ class Progress(Message, frozen=True, kw_only=True):
         first_wait_seconds: Waits for their first batches.
         between_seconds: From the last steps of epochs to the requests for these batches.
         bad_samples: Samples that were skipped or replaced.
-        least_memory_share: The least share of `feed.max_bytes` that could wait here, so far.
+        memory_share: The share of `feed.max_bytes` that may wait here, now.
+        least_memory_share: The least of it so far.
     """
 
     rank: Count
@@ -310,6 +324,7 @@ class Progress(Message, frozen=True, kw_only=True):
     first_wait_seconds: float = 0.0
     between_seconds: float = 0.0
     bad_samples: Count = 0
+    memory_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     least_memory_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     feed: FeedWork | None = None
 

@@ -1,0 +1,296 @@
+"""What of a dataset, and of the script's own modules, grows as samples are made.
+
+Looked at: attributes of the dataset, of objects in it and of their classes; variables, closures and
+default arguments of the script's functions; and elements of its collections, which may keep what
+they have loaded.
+"""
+
+import functools
+import itertools
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from types import FunctionType, MethodType, ModuleType
+from typing import NamedTuple, cast
+
+from stoker.feed.reachable import is_users_name
+from stoker.profile.loader_phases import attributes_of, objects_below
+from stoker.profile.python_objects import collections_of, kept_bytes, may_hold, some_of
+from stoker.records import GrowingObjects
+
+# Of samples made: a cache that is hit as often as not still grows by half of them.
+_LEAST_GROWTH = 0.1
+_LEAST_GROWN = 8
+# Collections in a collection: so many are named, more are added up, of its first elements.
+_MOST_NAMED = 16
+_LOOKED_INTO = 1000
+_DEPTH = 3
+# Of the elements that should have been read, and bytes that one keeps more.
+_LEAST_LOADED = 0.3
+_LEAST_LOADED_BYTES = 1000
+_COLLECTIONS = (MutableMapping, MutableSequence, MutableSet)
+_NESTED = (list, dict, set, deque)
+
+
+class Size(NamedTuple):
+    """Length of a collection; `limit` is what it holds at most, where it has a limit."""
+
+    container: str
+    length: int
+    limit: int | None
+
+
+def sizes_of(dataset: object) -> dict[str, Size]:
+    """Returns the lengths, and limits, of collections and caches of a dataset or a function.
+
+    Those of its module and of modules of the script that it uses are among them, and results that
+    `functools.lru_cache` keeps of functions and methods.
+    """
+    sizes = _Sizes()
+    if isinstance(dataset, functools.partial):
+        sizes.add_arguments(dataset)
+    modules: list[str] = []
+    for owner in _owners(dataset):
+        kind = type(owner)
+        sizes.add_attributes(kind.__name__, owner)
+        for base in kind.__mro__:
+            sizes.add_attributes(kind.__name__, base)
+        if isinstance(owner, FunctionType):
+            sizes.add_function(owner.__name__, owner)
+        # A function's own: its type is of builtins.
+        modules.append(str(getattr(owner, "__module__", None) or kind.__module__))
+    for module in _modules_from(modules):
+        prefix = ""
+        if module.__name__ not in modules:
+            prefix = f"{module.__name__}."
+        sizes.add_module(prefix, module)
+    return sizes.by_name
+
+
+def grown_between(
+    before: Mapping[str, Size],
+    after: Mapping[str, Size],
+    *,
+    samples: int,
+) -> tuple[GrowingObjects, ...]:
+    """Returns what grew by a good part of the samples that were made, the fastest first."""
+    grown: dict[str, GrowingObjects] = {}
+    for name, size in after.items():
+        more = size.length
+        if name in before:
+            more -= before[name].length
+        if more >= max(_LEAST_GROWN, _LEAST_GROWTH * samples):
+            grown[name] = GrowingObjects(
+                name=name,
+                container=size.container,
+                count_per_sample=more / samples,
+                max_count=size.limit,
+            )
+    # What grows within an element of something that grows is that one's growth.
+    outermost = [growing for growing in grown.values() if _around(growing.name) not in grown]
+    return tuple(sorted(outermost, key=lambda growing: -growing.count_per_sample))
+
+
+def _around(name: str) -> str:
+    if name.endswith("]"):
+        return name.partition("[")[0]
+    return ""
+
+
+class _Sizes:
+    """Lengths by the name of what is as long, each collection once."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Size] = {}
+        self._seen = set[int]()
+
+    def add_module(self, prefix: str, module: ModuleType) -> None:
+        """Adds a module's variables, functions and classes.
+
+        Args:
+            prefix: Stands before their names.
+            module: One of the script's.
+        """
+        for name, value in attributes_of(module).items():
+            if name.startswith("__"):
+                continue
+            self.add(prefix + name, value)
+            if getattr(value, "__module__", None) != module.__name__:
+                continue
+            if isinstance(value, FunctionType):
+                self.add_function(prefix + name, value)
+            elif isinstance(value, type):
+                self.add_attributes(prefix + name, value)
+
+    def add_attributes(self, owner_name: str, owner: object) -> None:
+        """Adds the attributes of an object or a class.
+
+        Args:
+            owner_name: Stands before their names.
+            owner: The object or class.
+        """
+        for name, value in attributes_of(owner).items():
+            self.add(f"{owner_name}.{name}", value)
+            if isinstance(value, FunctionType):
+                self.add_function(f"{owner_name}.{name}", value)
+
+    def add_arguments(self, partial: "functools.partial[object]") -> None:
+        """Adds collections among the arguments that a function is always called with."""
+        function = getattr(partial.func, "__name__", "partial")
+        arguments = [*enumerate(partial.args), *partial.keywords.items()]
+        for name, value in arguments:
+            self.add(f"{name} of {function}()", value)
+
+    def add_function(self, name: str, function: FunctionType, *, depth: int = 0) -> None:
+        """Adds what a function's closure and its default arguments hold.
+
+        Args:
+            name: The function's, as a user calls it.
+            function: A decorator's wrapper may hold the decorated function, which is looked at too.
+            depth: How many wrappers are around it.
+        """
+        for variable, value in _held_by(function):
+            self.add(f"{variable} of {name}()", value)
+            if isinstance(value, FunctionType) and depth < _DEPTH:
+                self.add_function(name, value, depth=depth + 1)
+
+    def add(self, name: str, value: object) -> None:
+        """Adds a collection or a cache, and the collections in it; else nothing."""
+        if id(value) in self._seen:
+            return
+        # Not isinstance, which asks a lazy object what it is.
+        if issubclass(type(value), _COLLECTIONS):
+            self._seen.add(id(value))
+            collection = cast("MutableMapping[object, object]", value)
+            limit = getattr(value, "maxlen", getattr(value, "maxsize", None))
+            if not isinstance(limit, int):
+                limit = None
+            self.by_name[name] = Size(type(value).__name__, len(collection), limit)
+            self._add_nested(name, value)
+            return
+        info = getattr(value, "cache_info", None)
+        if callable(info) and not isinstance(value, type):
+            self._seen.add(id(value))
+            cached = info()
+            self.by_name[name] = Size("lru_cache", int(cached.currsize), cached.maxsize)
+
+    def _add_nested(self, name: str, collection: object) -> None:
+        parts: Iterable[tuple[object, object]] = ()
+        if isinstance(collection, dict):
+            parts = collection.items()
+        elif isinstance(collection, list | deque):
+            parts = enumerate(collection)
+        nested = [
+            (key, cast("list[object]", part))
+            for key, part in itertools.islice(parts, _LOOKED_INTO)
+            if isinstance(part, _NESTED)
+        ]
+        if len(nested) <= _MOST_NAMED:
+            for key, part in nested:
+                self.by_name[f"{name}[{key!r}]"] = Size(type(part).__name__, len(part), None)
+            return
+        length = sum(len(part) for _, part in nested)
+        self.by_name[f"{name}[...]"] = Size(type(nested[0][1]).__name__, length, None)
+
+
+def _owners(dataset: object) -> Iterator[object]:
+    """Yields a dataset, or what a function is bound to, and the objects in their attributes."""
+    roots = [dataset]
+    if isinstance(dataset, functools.partial):
+        roots = [dataset.func, *dataset.args, *dataset.keywords.values()]
+    elif isinstance(dataset, MethodType):
+        roots = [dataset.__self__, dataset.__func__]
+    seen = set[int]()
+    for root in roots:
+        yield from objects_below(root, leads_on=may_hold, seen=seen)
+
+
+def _held_by(function: FunctionType) -> Iterator[tuple[str, object]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            # Not assigned yet.
+            continue
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _modules_from(names: Iterable[str]) -> Iterator[ModuleType]:
+    """Yields these modules, and those of the script that they import, or import something of."""
+    waiting = deque(names)
+    seen = set[str]()
+    while waiting:
+        name = waiting.popleft()
+        module = sys.modules.get(name)
+        if name in seen or module is None or _is_of_library(name):
+            continue
+        seen.add(name)
+        yield module
+        for value in attributes_of(module).values():
+            other = _module_of(value)
+            if is_users_name(other):
+                waiting.append(other)
+
+
+def _module_of(value: object) -> str:
+    if type(value) is ModuleType:
+        return value.__name__
+    if isinstance(value, FunctionType | type | functools._lru_cache_wrapper):
+        return str(value.__module__)
+    return ""
+
+
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in ("torch", "builtins", "torchvision", "datasets")
+
+
+class _Elements(NamedTuple):
+    """Some elements of a collection, with the bytes that each keeps."""
+
+    container: str
+    length: int
+    kept: list[tuple[object, int]]
+
+
+def elements_of(dataset: object) -> dict[str, _Elements]:
+    """Returns some elements of each collection in a dataset's attributes, as they are now."""
+    by_name: dict[str, _Elements] = {}
+    for name, holder, collection in collections_of(dataset):
+        elements = some_of(collection)
+        if elements:
+            kept = [(element, kept_bytes(element)) for element in elements]
+            length = len(cast("list[object]", collection))
+            by_name.setdefault(name, _Elements(type(holder).__name__, length, kept))
+    return by_name
+
+
+def loaded_since(before: Mapping[str, _Elements], *, samples: int) -> tuple[GrowingObjects, ...]:
+    """Returns collections whose elements keep more than before, as files that were opened do.
+
+    Args:
+        before: Their elements as they were.
+        samples: That were made since.
+    """
+    loaded = []
+    for name, elements in before.items():
+        more = sum(
+            kept_bytes(element) >= num_bytes + _LEAST_LOADED_BYTES
+            for element, num_bytes in elements.kept
+        )
+        share = more / len(elements.kept)
+        read = min(1.0, samples / elements.length)
+        if more and share >= _LEAST_LOADED * read:
+            loaded.append(
+                GrowingObjects(
+                    name=name,
+                    container=elements.container,
+                    count_per_sample=min(1.0, share * elements.length / max(1, samples)),
+                    max_count=elements.length,
+                    of_elements=True,
+                )
+            )
+    return tuple(sorted(loaded, key=lambda growing: -growing.count_per_sample))

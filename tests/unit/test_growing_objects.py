@@ -1,0 +1,316 @@
+"""What grows of a dataset and of a script's modules is found wherever a script keeps it."""
+
+import functools
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from stoker.profile.growing_objects import elements_of, grown_between, loaded_since, sizes_of
+from stoker.profile.memory_watch import ObjectsGrowth
+
+SAMPLES = 200
+
+
+class Made(Dataset[object]):
+    """A dataset whose samples a function makes."""
+
+    def __init__(self, make: Callable[[int], object]) -> None:
+        self.source = make
+
+    def __getitem__(self, index: int) -> object:
+        return self.source(index)
+
+
+def growing_of(dataset: Any, *, samples: int = SAMPLES) -> list[Any]:
+    before = sizes_of(dataset)
+    for index in range(samples):
+        dataset[index]
+    return list(grown_between(before, sizes_of(dataset), samples=samples))
+
+
+HELPERS = """
+import functools
+
+CACHE = {}
+
+
+def cached(index):
+    return CACHE.setdefault(index, [index])
+
+
+@functools.lru_cache(maxsize=None)
+def remembered(index):
+    return [index]
+
+
+def memoize(function):
+    kept = {}
+
+    @functools.wraps(function)
+    def wrapper(index):
+        if index not in kept:
+            kept[index] = function(index)
+        return kept[index]
+
+    return wrapper
+
+
+@memoize
+def wrapped(index):
+    return [index]
+
+
+def with_default(index, kept={}):
+    return kept.setdefault(index, [index])
+
+
+class Reader:
+    opened = {}
+
+    def read(self, index):
+        return self.opened.setdefault(index, [index])
+
+
+def read(index):
+    return Reader().read(index)
+"""
+
+
+class ReadsByHelpers(Dataset[object]):
+    """Calls a function of another module of the script, by that function's name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getitem__(self, index: int) -> object:
+        return getattr(sys.modules["own_helpers"], self.name)(index)
+
+
+@pytest.fixture
+def helpers(tmp_path, monkeypatch) -> ModuleType:
+    """A module of the script beside the one of its dataset."""
+    (tmp_path / "own_helpers.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_helpers", raising=False)
+    import own_helpers
+
+    monkeypatch.setattr(sys.modules[__name__], "own_helpers", own_helpers, raising=False)
+    yield own_helpers
+    monkeypatch.delitem(sys.modules, "own_helpers")
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "container"),
+    [
+        ("cached", "own_helpers.CACHE", "dict"),
+        ("remembered", "own_helpers.remembered", "lru_cache"),
+        ("wrapped", "kept of own_helpers.wrapped()", "dict"),
+        ("with_default", "kept of own_helpers.with_default()", "dict"),
+        ("read", "own_helpers.Reader.opened", "dict"),
+    ],
+    ids=["variable", "lru_cache", "closure", "default argument", "class attribute"],
+)
+def test_what_grows_in_another_module_of_the_script_is_named(helpers, function, name, container):
+    (growing,) = growing_of(ReadsByHelpers(function))
+    assert (growing.name, growing.container) == (name, container)
+
+
+class ByClass(Dataset[object]):
+    """Keeps what it has seen by its class, as of statistics."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.seen: dict[int, list[int]] = defaultdict(list)
+        for number in range(num_classes):
+            self.seen[number] = []
+
+    def __getitem__(self, index: int) -> int:
+        self.seen[index % self.num_classes].append(index)
+        return index
+
+
+def test_lists_within_a_dict_are_named():
+    (growing,) = growing_of(ByClass(1))
+    assert (growing.name, growing.container) == ("ByClass.seen[0]", "list")
+    (growing,) = growing_of(ByClass(100))
+    assert (growing.name, growing.container) == ("ByClass.seen[...]", "list")
+    assert growing.count_per_sample == pytest.approx(1)
+
+
+class ListsByIndex(Dataset[object]):
+    def __init__(self) -> None:
+        self.cache: dict[int, list[int]] = {}
+
+    def __getitem__(self, index: int) -> object:
+        return self.cache.setdefault(index, [1, 2, 3])
+
+
+def test_a_cache_of_lists_is_named_once_and_by_itself():
+    (growing,) = growing_of(ListsByIndex())
+    assert (growing.name, growing.count_per_sample) == ("ListsByIndex.cache", 1)
+
+
+class Bounded(MutableMapping[int, object]):
+    """A cache with a limit, as cachetools has them."""
+
+    def __init__(self, maxsize: int) -> None:
+        self.maxsize = maxsize
+        self._kept: OrderedDict[int, object] = OrderedDict()
+
+    def __getitem__(self, key: int) -> object:
+        return self._kept[key]
+
+    def __setitem__(self, key: int, value: object) -> None:
+        self._kept[key] = value
+        while len(self._kept) > self.maxsize:
+            self._kept.popitem(last=False)
+
+    def __delitem__(self, key: int) -> None:
+        del self._kept[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class OwnMapping(Dataset[object]):
+    def __init__(self, maxsize: int) -> None:
+        self.pages = Bounded(maxsize)
+
+    def __getitem__(self, index: int) -> object:
+        return self.pages.setdefault(index, [index])
+
+
+def test_a_mapping_that_is_no_dict_is_named_with_its_limit():
+    (growing,) = growing_of(OwnMapping(1000))
+    assert (growing.name, growing.container, growing.max_count) == (
+        "OwnMapping.pages",
+        "Bounded",
+        1000,
+    )
+    # A small cache is full at once.
+    assert growing_of(OwnMapping(10)) == []
+
+
+def collate_of() -> Callable[[object], object]:
+    batches: list[object] = []
+
+    def collate(samples: object) -> object:
+        batches.append(samples)
+        return samples
+
+    return collate
+
+
+class Collator:
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def collate(self, samples: list[int]) -> int:
+        self.lengths.append(len(samples))
+        return len(samples)
+
+
+def keeping(samples: object, kept: list[object]) -> object:
+    kept.append(samples)
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("collate", "name"),
+    [
+        (collate_of(), "batches of collate()"),
+        (Collator().collate, "Collator.lengths"),
+        (functools.partial(keeping, kept=[]), "kept of keeping()"),
+    ],
+    ids=["closure", "method", "partial"],
+)
+def test_what_a_collate_function_keeps_is_named(collate, name):
+    before = sizes_of(collate)
+    for number in range(SAMPLES):
+        collate([number])
+    (growing,) = grown_between(before, sizes_of(collate), samples=SAMPLES)
+    assert growing.name == name
+
+
+class Pictures(Dataset[object]):
+    """Opens all its files at the start, and leaves them open."""
+
+    def __init__(self, folder: Any, count: int) -> None:
+        file = folder / "picture.png"
+        Image.fromarray(np.zeros((64, 48, 3), dtype=np.uint8)).save(file)
+        self.images = [Image.open(file) for _ in range(count)]
+
+    def __getitem__(self, index: int) -> object:
+        return np.asarray(self.images[index])
+
+
+class Episode:
+    def __init__(self) -> None:
+        self.frames: torch.Tensor | None = None
+
+    def read(self) -> torch.Tensor:
+        if self.frames is None:
+            self.frames = torch.zeros(5000)
+        return self.frames
+
+
+class Episodes(Dataset[object]):
+    def __init__(self, count: int) -> None:
+        self.episodes = [Episode() for _ in range(count)]
+
+    def __getitem__(self, index: int) -> object:
+        return self.episodes[index].read().clone()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")
+@pytest.mark.parametrize("case", ["Pictures.images", "Episodes.episodes"])
+def test_elements_that_keep_what_they_have_read_are_named(case, tmp_path):
+    dataset: Any = Episodes(1000)
+    if case.startswith("Pictures"):
+        dataset = Pictures(tmp_path, 1000)
+    sizes, elements = sizes_of(dataset), elements_of(dataset)
+    for index in range(SAMPLES):
+        dataset[index]
+    assert grown_between(sizes, sizes_of(dataset), samples=SAMPLES) == ()
+    (growing,) = loaded_since(elements, samples=SAMPLES)
+    assert (growing.name, growing.container, growing.max_count) == (case, "list", 1000)
+    assert growing.of_elements
+    assert growing.count_per_sample == pytest.approx(1, abs=0.1)
+
+
+def test_elements_that_are_only_read_are_not_named():
+    dataset = Made(lambda index: index)
+    dataset.rows = [{"path": f"/data/{index}", "box": [index]} for index in range(1000)]
+    elements = elements_of(dataset)
+    assert list(elements) == ["Made.rows"]
+    for row in dataset.rows:
+        dict(row)
+    assert loaded_since(elements, samples=1000) == ()
+
+
+class Source:
+    """A loader's dataset and collate function in a worker, as a profile hands them over."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.collate = list
+
+
+def test_elements_are_named_where_no_collection_grows():
+    growth = ObjectsGrowth(Source(dataset := Episodes(300)))
+    for index in range(SAMPLES):
+        dataset[index]
+    growth.batches = SAMPLES
+    (growing,) = growth.growing(SAMPLES)
+    assert growing.name == "Episodes.episodes"
