@@ -62,8 +62,12 @@ class StokerError(Exception):
 
     def __str__(self) -> str:
         """Returns the facts as the command line prints them, one per line."""
-        where = f"\nwhere: {self.where}" if self.where else ""
-        return self.what + where + (f"\ntry:   {self.fix}" if self.fix else "")
+        lines = [self.what]
+        if self.where:
+            lines.append(f"where: {self.where}")
+        if self.fix:
+            lines.append(f"try:   {self.fix}")
+        return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the facts, which are keyword arguments and so not in `args`."""
@@ -193,6 +197,13 @@ class WorkloadError(StokerError):
     """The user's command failed."""
 
     exit_code = 6
+
+
+def what_of(err: BaseException) -> str:
+    """Returns what went wrong, without the lines on where and how to go on of stoker's errors."""
+    if isinstance(err, StokerError):
+        return err.what
+    return str(err)
 
 
 def install_command(extra: str) -> str:

@@ -1,6 +1,7 @@
 """The person at the terminal: lines on stderr, questions, a line that is redrawn, a spinner."""
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -32,6 +33,20 @@ def say(text: str, *, quiet: bool) -> None:
     """Prints one line on stderr; stdout is for what other programs read."""
     if not quiet:
         print(shown(text), file=sys.stderr, flush=True)
+
+
+def print_result(document: object, text: str, *, as_json: bool) -> None:
+    """Prints what a command found on standard output.
+
+    Args:
+        document: For programs; anything that JSON has.
+        text: For people.
+        as_json: Whether the document is printed.
+    """
+    if as_json:
+        text = json.dumps(document, indent=2)
+    # At once: a command may go on and wait.
+    print(text, flush=True)
 
 
 def is_interactive() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jsonschema import Draft4Validator, FormatChecker, ValidationError, validators
 
-from stoker.platforms.kubernetes.api import name_of, number, text, texts
+from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.jobset import (
     ANCESTOR_LABEL,
     ReplicatedJob,
@@ -25,7 +25,7 @@ from stoker.platforms.kubernetes.jobset import (
 )
 from stoker.platforms.kubernetes.layout import is_dns_label
 from stoker.records import Json
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, texts
 from stoker.records.platforms import amount
 
 CRDS = Path(__file__).parents[1] / "data" / "crds"

@@ -130,6 +130,15 @@ class Instance:
             return self.network_gbps
         return min(self.network_gbps, _BASELINE_GBPS_PER_VCPU * self.vcpus)
 
+    @property
+    def price_words(self) -> str:
+        """Dollars an hour as tables show them, an estimate with its mark."""
+        if self.usd_per_hour is None:
+            return "unknown"
+        if self.estimate:
+            return f"{ESTIMATE}{self.usd_per_hour:.4f}"
+        return f"{self.usd_per_hour:.4f}"
+
 
 def _no_type(name: str) -> Instance | None:
     """Makes no type of its name."""
@@ -217,7 +226,9 @@ class Catalog:
         names = tuple(self._by_type)
         # Both spellings: without its prefix a short name is too far from SageMaker's names.
         close = close_match(f"ml.{name.removeprefix('ml.')}", names) or close_match(name, names)
-        fix = f"did you mean {close}?" if close else "See: stoker catalog."
+        fix = "See: stoker catalog."
+        if close:
+            fix = f"did you mean {close}?"
         raise UsageError(
             f"the catalog of platform {self.platform} has no instance type {name!r}",
             fix=f"{fix} Or add it with {self.added_by}.",
@@ -272,22 +283,18 @@ class Catalog:
             f"{'$ per hour':>10}  priced on",
         ]
         for i in self.instances:
-            accelerators = f"{i.accelerators} {i.accelerator_model or ''}" if i.accelerators else ""
-            mark = ESTIMATE if i.estimate else ""
-            usd = "unknown" if i.usd_per_hour is None else f"{mark}{i.usd_per_hour:.4f}"
-            kind = " ".join([accelerators.strip(), *self._notes(i)]).strip()
-            gbps, coremark = (
-                "" if number is None else f"{number:g}"
-                for number in (i.network_gbps, i.coremark_per_vcpu)
-            )
+            kind = " ".join(self._notes(i))
+            gbps, coremark = _cell(i.network_gbps), _cell(i.coremark_per_vcpu)
             lines.append(
-                f"{i.type:<21} {i.vcpus:>5} {kind:<14} {gbps:>6} {coremark:>8} {usd:>10}  "
-                f"{i.priced_on or 'unknown'}"
+                f"{i.type:<21} {i.vcpus:>5} {kind:<14} {gbps:>6} {coremark:>8} "
+                f"{i.price_words:>10}  {i.priced_on or 'unknown'}"
             )
         return "\n".join(lines)
 
     def _notes(self, instance: Instance) -> Iterator[str]:
-        """Yields what the table says of a type besides its figures, in a word or two."""
+        """Yields what the table says of a type besides its figures, in a word or two each."""
+        if instance.accelerators:
+            yield f"{instance.accelerators} {instance.accelerator_model or ''}".strip()
         if self.info.needs_training_enum and not instance.in_training_enum:
             yield "cannot train"
         if is_burst_type(instance.type):
@@ -307,18 +314,28 @@ class Catalog:
     def prices(self, used: Iterable[Instance], *, today: date) -> Prices:
         """Returns where the prices of these types come from, with the oldest date."""
         priced = [instance for instance in used if instance.usd_per_hour is not None]
-        dates = [instance.priced_on for instance in priced]
-        oldest = min((d for d in dates if d is not None), default=None)
+        dates = [instance.priced_on for instance in priced if instance.priced_on is not None]
+        oldest = min(dates, default=None)
+        date_of_all = None
+        # With one price without a date, the date of all is unknown.
+        if oldest is not None and len(dates) == len(priced):
+            date_of_all = oldest.isoformat()
         return Prices(
             estimated={i.type: i.estimate for i in priced if i.estimate} or None,
             hosts_region=self.hosts_region,
-            # With one price without a date, the date of all is unknown.
-            date=oldest.isoformat() if oldest is not None and None not in dates else None,
+            date=date_of_all,
             region=self.region,
             purchase=self.purchase,
             source=self.source,
             stale=oldest is not None and (today - oldest).days > STALE_DAYS,
         )
+
+
+def _cell(number: float | None) -> str:
+    """Returns a figure as the table shows it: nothing where it is not known."""
+    if number is None:
+        return ""
+    return f"{number:g}"
 
 
 def _cpu_words(model: str) -> tuple[str, ...]:
@@ -332,7 +349,8 @@ def _document(instance: Instance) -> dict[str, Json]:
     # Of a container that was profiled.
     del document["quota_vcpus"]
     document["architecture"] = instance.architecture
-    document["priced_on"] = instance.priced_on.isoformat() if instance.priced_on else None
+    if instance.priced_on is not None:
+        document["priced_on"] = instance.priced_on.isoformat()
     return document
 
 
@@ -478,7 +496,10 @@ def to_instance(
     is_burst = {"up_to": True, "sustained": False}.__getitem__
     may_train = {"yes": True, "no": False}.__getitem__
     price = _price(row, table, platform, base)
-    is_aws = bool(PLATFORM_INFOS[platform].payer)
+    barred = ""
+    # The rules on names are AWS's: a type of this machine may have any name.
+    if PLATFORM_INFOS[platform].payer:
+        barred = why_barred(name)
     return Instance(
         type=name,
         # ml.c5 of ml.c5.xlarge; a name without a dot is the family.
@@ -499,7 +520,7 @@ def to_instance(
         priced_on=price.priced_on,
         estimate=price.estimate,
         price_region=price.region,
-        barred=why_barred(name) if is_aws else "",
+        barred=barred,
         # Blank counts as yes: a row that a user adds is meant to be used.
         in_training_enum=cell("in_training_enum", may_train, "yes or no") is not False,
         cpu_model=cell("cpu_model", str),
@@ -538,27 +559,31 @@ def _price(row: Row, table: Table, platform: PlatformName, base: Instance | None
         if is_ec2s:
             return _Price()
         return _estimated(row, table)
-    priced_on = row.value("priced_on", date.fromisoformat, _DATE)
-    source = row.cells.get("source", "")
-    # The table's date is SageMaker's; EC2's own is in its sources.
-    match = _EC2_DATE.search(source) if is_ec2s else None
-    is_quoted = _ELSEWHERE in source and not is_ec2s
-    return _Price(
+    listed = _Price(
         usd_per_hour=usd,
-        priced_on=date.fromisoformat(match.group(1)) if match else priced_on,
-        estimate="SageMaker's price of another component or region" if is_quoted else "",
+        priced_on=row.value("priced_on", date.fromisoformat, _DATE),
         region=table.region,
     )
+    source = row.cells.get("source", "")
+    if not is_ec2s:
+        if _ELSEWHERE in source:
+            return replace(listed, estimate="SageMaker's price of another component or region")
+        return listed
+    # The table's date is SageMaker's; EC2's own is in its sources.
+    if match := _EC2_DATE.search(source):
+        return replace(listed, priced_on=date.fromisoformat(match[1]))
+    return listed
 
 
 def _estimated(row: Row, table: Table) -> _Price:
     """Returns EC2's price of the same region times the family's ratio; none where one lacks."""
     priced_on = row.value("priced_on", date.fromisoformat, _DATE)
-    ratio = price_ratio(row.instance_type)
     column = (table.price_column or "").replace("sagemaker_", "ec2_", 1)
     # A column of plain prices has no counterpart: blank means that the type is not to be used.
-    is_counterpart = column != table.price_column and column in table.columns
-    usd = row.value(column, _positive, _USD) if is_counterpart else None
+    if column == table.price_column or column not in table.columns:
+        return _Price()
+    usd = row.value(column, _positive, _USD)
+    ratio = price_ratio(row.instance_type)
     if usd is None or ratio is None:
         return _Price()
     return _Price(
@@ -579,8 +604,9 @@ def _rows(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
 def _check_header(header: Sequence[str], source: str) -> None:
     for column in header:
         if column not in _COLUMNS and not _PRICE.match(column):
-            is_joined = ";" in column or "\t" in column
-            fix = "separate the columns by commas" if is_joined else nearest(column, _COLUMNS)
+            fix = nearest(column, _COLUMNS)
+            if ";" in column or "\t" in column:
+                fix = "separate the columns by commas"
             raise UsageError(f"unknown column {column!r}", where=f"{source}:1", fix=fix)
         if header.count(column) > 1:
             raise UsageError(f"duplicate column {column}", where=f"{source}:1")
@@ -605,8 +631,9 @@ def _price_column(
     }
     if not columns:
         return None, None
-    priced_region = region if region in columns else next(iter(columns))
-    return columns[priced_region], priced_region
+    if region is None or region not in columns:
+        region = next(iter(columns))
+    return columns[region], region
 
 
 def _positive(text: str) -> float:
@@ -654,9 +681,11 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 def local_instance(instance_type: str) -> Instance | None:
     """Returns the local type of that name (`local.cN`: N cores); None for other names."""
     match = _LOCAL.match(instance_type)
-    cores = int(match[1]) if match else 0
+    if match is None:
+        return None
+    cores = int(match[1])
     # The bound of a table's vCPUs (`to_instance`), for invented names.
-    if not 1 <= cores <= 4096:
+    if cores > 4096:
         return None
     return Instance(
         type=instance_type,
@@ -671,14 +700,15 @@ def local_instance(instance_type: str) -> Instance | None:
 
 
 def _local(platform: PlatformName, cores: int | None) -> Catalog:
-    available = cores if cores is not None else num_cpus()
-    instances = (local_instance(f"local.c{number}") for number in range(1, available + 1))
+    if cores is None:
+        cores = num_cpus()
+    instances = (local_instance(f"local.c{number}") for number in range(1, cores + 1))
     return Catalog(
         platform=platform,
         instances=[instance for instance in instances if instance is not None],
         source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ per core and hour, not billed",
         purchase=NOMINAL,
-        max_total_vcpus=available,
+        max_total_vcpus=cores,
         make=local_instance,
     )
 
@@ -702,8 +732,9 @@ def _in_region(instance: Instance, region: str | None) -> Instance:
     words = f"the price of {other}"
     if instance.estimate.startswith(words):
         return instance
-    how = f", {instance.estimate}" if instance.estimate else ""
-    return replace(instance, estimate=f"{words}{how}")
+    if instance.estimate:
+        words += f", {instance.estimate}"
+    return replace(instance, estimate=words)
 
 
 def unknown_instance(name: str, *, platform: PlatformName, vcpus: int = 1) -> Instance:
@@ -738,11 +769,12 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
         if base is None and catalog.info.is_this_machine:
             base = local_instance(name)
         instances[name] = to_instance(row, table, platform=platform, base=base)
-    has_prices = table.price_column is not None
-    return replace(
+    longer = replace(
         catalog,
         instances=[_in_region(instance, table.region) for instance in instances.values()],
-        source=f"{table.source}, else {catalog.source}" if has_prices else catalog.source,
         region=table.region or catalog.region,
-        purchase="as in the price file" if has_prices else catalog.purchase,
     )
+    if table.price_column is None:
+        return longer
+    source = f"{table.source}, else {catalog.source}"
+    return replace(longer, source=source, purchase="as in the price file")

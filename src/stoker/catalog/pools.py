@@ -72,7 +72,7 @@ def catalog_of(
 
 def _catalog_of_pools(workload: Workload, prices: Path | None) -> Catalog:
     """Returns the node pools that a workload names, with their prices."""
-    settings = workload.kubernetes or KubernetesSettings()
+    settings = workload.kubernetes_settings
     catalog = load_catalog(workload.platform)
     names: list[str] = []
     is_plain = False
@@ -84,20 +84,28 @@ def _catalog_of_pools(workload: Workload, prices: Path | None) -> Catalog:
     catalog = _priced(catalog, workload, prices=prices, region=job_region(workload))
     by_type = {instance.type: instance for instance in catalog.instances}
     pools = {_bare(name): pool for name, pool in settings.pools.items()}
-    merged = with_pools(workload).kubernetes or settings
-    today = _bare(workload.cluster.dnn.instance_type) if workload.cluster else ""
+    merged = with_pools(workload).kubernetes_settings
     instances = []
     for name in dict.fromkeys([*names, *pools]):
         instance = _instance(name, by_type.get(name), pools.get(name))
         if instance is not None:
             instances.append(_barred(instance, merged))
-    has_prices = bool(prices or workload.constraints.prices_file)
+    region = catalog.region
+    if is_plain and not (prices or workload.constraints.prices_file):
+        region = None
+    today = _bare(workload.todays_type)
+
+    def make_todays_type(name: str) -> Instance | None:
+        # Not proposed, but today's hosts need a price and a speed to be compared with.
+        if _bare(name) == today:
+            return by_type.get(name)
+        return None
+
     return replace(
         catalog,
         instances=instances,
-        region=None if is_plain and not has_prices else catalog.region,
-        # Not proposed, but today's hosts need a price and a speed to be compared with.
-        make=lambda name: by_type.get(name) if _bare(name) == today else None,
+        region=region,
+        make=make_todays_type,
         added_by="kubernetes.pools_file",
         has_pools=True,
     )
@@ -122,7 +130,9 @@ def _of_service(
 ) -> Instance | None:
     """Returns a type that the service has and the catalog lacks."""
     instance = unknown_instance(name, platform=platform)
-    return instance if is_service_type(instance.type) else None
+    if is_service_type(instance.type):
+        return instance
+    return None
 
 
 def with_pools(workload: Workload) -> Workload:
@@ -131,9 +141,9 @@ def with_pools(workload: Workload) -> Workload:
     The file does not override a pool that `kubernetes.pools` describes itself. Raises UsageError
     if it is wrong, with line and column.
     """
-    settings = workload.kubernetes
-    table = _table(settings) if settings else None
-    if settings is None or table is None:
+    settings = workload.kubernetes_settings
+    table = _table(settings)
+    if table is None:
         return workload
     catalog = extended(load_catalog(_OF_POOLS), table)
     pools = dict(settings.pools)
@@ -172,17 +182,19 @@ def _bare(name: str) -> str:
 
 def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
     """Returns the pool as plans see it; None where its vCPUs are not known."""
-    # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
-    cpu = floor(amount(str(pool.cpu))) if pool and pool.cpu is not None else None
-    if listed is None and cpu:
-        listed = Instance(type=name, family=name, vcpus=cpu)
-    if listed is None or pool is None:
+    if pool is None:
         return listed
-    return replace(
-        listed,
-        vcpus=max(1, listed.vcpus if cpu is None else cpu),
-        accelerators=listed.accelerators if pool.gpus is None else pool.gpus,
-    )
+    instance = listed
+    if pool.cpu is not None:
+        # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
+        cpu = floor(amount(str(pool.cpu)))
+        if instance is None and cpu:
+            instance = Instance(type=name, family=name, vcpus=cpu)
+        if instance is not None:
+            instance = replace(instance, vcpus=max(1, cpu))
+    if instance is not None and pool.gpus is not None:
+        instance = replace(instance, accelerators=pool.gpus)
+    return instance
 
 
 def _barred(instance: Instance, settings: KubernetesSettings) -> Instance:
@@ -207,6 +219,7 @@ def _pool(row: Row, instance: Instance) -> NodePool:
 
 
 def _merged(pool: NodePool, own: NodePool | None) -> NodePool:
+    """Returns a pool of the file with what the workload says of it; that goes first."""
     if own is None:
         return pool
     return NodePool(
@@ -232,5 +245,7 @@ def _tolerations(row: Row) -> Iterator[Document]:
         key, equals, value = label.partition("=")
         if not key or effect not in _EFFECTS:
             raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
-        condition = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
-        yield {"key": key, **condition, "effect": effect}
+        if equals:
+            yield {"key": key, "operator": "Equal", "value": value, "effect": effect}
+        else:
+            yield {"key": key, "operator": "Exists", "effect": effect}

@@ -48,4 +48,6 @@ def why_barred(instance_type: str) -> str:
 
 def architecture_of(instance_type: str) -> str:
     """Returns the architecture that an image for the type needs: `arm64` or `amd64`."""
-    return "arm64" if is_arm_type(bare_type(instance_type)) else "amd64"
+    if is_arm_type(bare_type(instance_type)):
+        return "arm64"
+    return "amd64"

@@ -140,7 +140,9 @@ def app_for(*words: str) -> typer.Typer:
         module, _, step = name.partition(" ")
         if name in _OF_PIPELINES:
             module = "pipelines"
-        function = f"{step}_step" if step else f"{name}_verb"
+        function = f"{name}_verb"
+        if step:
+            function = f"{step}_step"
         verb: Verb = getattr(import_module(f"stoker.cli.{module}"), function)
         text, _, examples = (inspect.getdoc(verb) or line).partition(_EXAMPLES)
         app.command(

@@ -1,9 +1,9 @@
 """`stoker catalog` lists the instance types and prices that decide knows."""
 
-import json
 from typing import Annotated
 
 from stoker.cli.options import PLATFORM_WORDS, AsJson, Prices, platform_option
+from stoker.terminal import print_result
 
 
 def catalog_verb(
@@ -27,4 +27,4 @@ def catalog_verb(
     from stoker.catalog import load_catalog
 
     catalog = load_catalog(platform, prices=prices)
-    print(json.dumps(catalog.to_document(), indent=2) if as_json else catalog.table())
+    print_result(catalog.to_document(), catalog.table(), as_json=as_json)

@@ -23,11 +23,15 @@ def client_of(
 
     given = {key: value for key, value in asdict(reach).items() if value}
     if target == "kubeflow":
-        file = given.pop("workload", None)
-        return KubeflowClient(read_workload(file) if file else of, **given)
+        if file := given.pop("workload", None):
+            of = read_workload(file)
+        return KubeflowClient(of, **given)
     if given:
         raise UsageError(f"{reach.words(None)[1:]} is only for kubeflow", fix="leave it out")
-    client = SageMakerClient(sagemaker_of(of) if of else None, run=run)
+    settings = None
+    if of:
+        settings = sagemaker_of(of)
+    client = SageMakerClient(settings, run=run)
     client.check_caller()
     return client
 

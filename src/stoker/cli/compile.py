@@ -58,7 +58,9 @@ def compile_verb(
     with working(f"compiling {record.name}", quiet=as_json):
         compiled = compiled_for(target, record)
     write_text(out, compiled.definition)
-    files = _written_components(components) if components else []
+    files: list[Path] = []
+    if components:
+        files = _written_components(components)
     defaults = {parameter.name: parameter.default(record) for parameter in compiled.parameters}
     if as_json:
         summary = {"name": compiled.name, "definition": str(out), "parameters": defaults}

@@ -31,7 +31,7 @@ from stoker.terminal import say, working
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.decide import TakeAs
-    from stoker.records import Calibration, Decision, Profile, Workload
+    from stoker.records import Calibration, Decision, Profile, TodaysGroup, Workload
     from stoker.run.earlier_runs import Memory
     from stoker.run.outputs import StepInputs
 
@@ -188,7 +188,10 @@ class Question:
         from stoker.run.clusters import parse_groups
 
         memory, calibration = self._earlier_runs(catalog)
-        cluster, extra_clusters = self.judged.cluster, []
+        processes_per_host = None
+        if self.judged.cluster:
+            processes_per_host = self.judged.cluster.dnn.processes_per_host
+        extra_clusters = []
         if self.flags.groups:
             today = self.flags.as_type or self.profile.host.instance_type
             extra_clusters.append(parse_groups(self.flags.groups, default_type=today))
@@ -202,7 +205,7 @@ class Question:
                 extra_clusters=extra_clusters,
                 last=memory.last_groups,
                 today=date.today(),
-                processes_per_host=cluster.dnn.processes_per_host if cluster else None,
+                processes_per_host=processes_per_host,
                 calibration=calibration,
                 take_as=self.take_as,
                 subject=_subject(self.flags.workload, self.named),
@@ -237,7 +240,9 @@ class Question:
 
         if self.named is None or self.take_as:
             return decision
-        code = code_package(package, self.named) if package else None
+        code = None
+        if package:
+            code = code_package(package, self.named)
         decision = with_age(decision, self.profile, self.named, package=code)
         say(decision.measured, quiet=self.quiet or not decision.measured)
         return decision
@@ -381,8 +386,10 @@ def _subject(file: str | None, workload: "Workload | None") -> tuple[str, ...]:
     """Returns the training as words of stoker's commands; empty: the profile's own command."""
     if file is None or workload is None:
         return ()
+    if Path(file).suffix in (".yaml", ".yml", ".json"):
+        return (file,)
     # A pipeline's step has the workload as JSON.
-    return (file if Path(file).suffix in (".yaml", ".yml", ".json") else f"{workload.name}.yaml",)
+    return (f"{workload.name}.yaml",)
 
 
 def _elsewhere(file: Path | None, profile: "Profile") -> str:
@@ -453,9 +460,17 @@ def _with_hosts_of(
         ) from None
 
 
-def _profile_of(file: Path | None, flags: DecideFlags, *, workload: "Workload | None") -> "Profile":
-    from stoker.records import Profile, ProfiledHost, StepTerms, read_json
+def _todays_group(workload: "Workload | None") -> "TodaysGroup | None":
+    """Returns today's hosts; None: neither the workload nor this machine tells them."""
     from stoker.run.clusters import todays_cluster
+
+    if workload and (workload.cluster or workload.platform_info.is_this_machine):
+        return todays_cluster(workload).dnn
+    return None
+
+
+def _profile_of(file: Path | None, flags: DecideFlags, *, workload: "Workload | None") -> "Profile":
+    from stoker.records import Profile, read_json
 
     given = flags.numbers()
     if flags.as_type is not None:
@@ -467,13 +482,32 @@ def _profile_of(file: Path | None, flags: DecideFlags, *, workload: "Workload | 
                 f"{file} cannot be used with {next(iter(given))}", fix="leave one of them out"
             )
         return read_json(file, Profile)
+    return _profile_of_numbers(flags, given=tuple(given), workload=workload)
+
+
+def _profile_of_numbers(
+    flags: DecideFlags, *, given: tuple[str, ...], workload: "Workload | None"
+) -> "Profile":
+    """Returns a profile of what is typed; UsageError if that does not make one.
+
+    Args:
+        flags: With the numbers.
+        given: Those of them that count, as flags.
+        workload: Names today's hosts where no flag does.
+    """
+    from stoker.records import Profile, ProfiledHost, StepTerms
+
     step, accelerator = flags.step_seconds, flags.accelerator_step_seconds
-    is_named = workload and (workload.cluster or workload.platform_info.is_this_machine)
-    today = todays_cluster(workload).dnn if workload and is_named else None
-    instance_type = flags.instance_type or (today.instance_type if today else None)
+    instance_type, num_hosts, global_batch_size = flags.instance_type, 1, None
+    if workload:
+        global_batch_size = workload.training.global_batch_size
+    if today := _todays_group(workload):
+        instance_type, num_hosts = instance_type or today.instance_type, today.count
     if not instance_type or step is None:
-        lacking = "--step-seconds" if instance_type else "--instance-type"
-        what = f"no profile, and no {lacking} either" if given else "no profile to decide on"
+        what = "no profile to decide on"
+        if given:
+            lacking = "--step-seconds" if instance_type else "--instance-type"
+            what = f"no profile, and no {lacking} either"
         raise UsageError(
             what, fix="stoker decide profile.json, or --instance-type T --step-seconds S"
         )
@@ -489,14 +523,15 @@ def _profile_of(file: Path | None, flags: DecideFlags, *, workload: "Workload | 
             where="--accelerator-step-seconds",
             fix="give both in seconds per global step",
         )
-    # CPU-seconds a step.
-    cpu = needed * accelerator if needed is not None and accelerator is not None else None
+    cpu_seconds_per_step = None
+    if needed is not None and accelerator is not None:
+        cpu_seconds_per_step = needed * accelerator
     return Profile(
-        host=ProfiledHost(instance_type=instance_type, count=today.count if today else 1),
+        host=ProfiledHost(instance_type=instance_type, count=num_hosts),
         step=StepTerms(
             step_seconds=step,
             accelerator_step_seconds=accelerator,
-            loader_cpu_seconds=cpu,
-            global_batch_size=workload.training.global_batch_size if workload else None,
+            loader_cpu_seconds=cpu_seconds_per_step,
+            global_batch_size=global_batch_size,
         ),
     )

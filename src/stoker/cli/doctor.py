@@ -44,9 +44,13 @@ def doctor_verb(
         stoker doctor --aws configs/mnist-sagemaker.yaml
     """
     checks = []
-    place: CheckedPlace = "cluster" if cluster else "aws" if aws else "host"
     if cluster and aws:
         raise UsageError("--cluster and --aws cannot be used together", fix="run two commands")
+    place: CheckedPlace = "host"
+    if cluster:
+        place = "cluster"
+    elif aws:
+        place = "aws"
     findings = _findings(workload, peer=peer, place=place, overrides=overrides or [])
     while check := _next_of(findings, quiet=as_json):
         checks.append(check)
@@ -58,8 +62,10 @@ def doctor_verb(
     is_healthy = all(check.state != "fail" for check in checks)
     if as_json:
         print(json.dumps({"healthy": is_healthy, "checks": [asdict(c) for c in checks]}, indent=2))
+    if is_healthy:
+        return 0
     # A host that a run cannot use is the platform's error, not one of the command line.
-    return 0 if is_healthy else PlatformError.exit_code
+    return PlatformError.exit_code
 
 
 def _next_of(findings: Iterator["Finding"], *, quiet: bool) -> "Finding | None":
@@ -71,9 +77,11 @@ def _findings(
     file: str | None, *, peer: str | None, place: CheckedPlace, overrides: list[str]
 ) -> Iterator["Finding"]:
     if file is None and (place != "host" or overrides):
-        flag = "--set" if place == "host" else f"--{place}"
-        checked = "aws" if place == "aws" else "cluster"
-        raise UsageError(f"{flag} needs a workload", fix=f"stoker doctor --{checked} FILE")
+        if place == "host":
+            what, fix = "--set needs a workload", "stoker doctor --cluster FILE"
+        else:
+            what, fix = f"--{place} needs a workload", f"stoker doctor --{place} FILE"
+        raise UsageError(what, fix=fix)
     if file is not None and place == "host":
         fix = f"stoker doctor --cluster {file}, or stoker doctor --aws {file}"
         raise UsageError("a workload needs --cluster or --aws", fix=fix)

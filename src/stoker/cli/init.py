@@ -143,8 +143,10 @@ def init_verb(
         {f"{'/'.join(name.parts[:2])}/" for name in files if name.parts[0] == "examples"}
     )
     print(f"made: {', '.join(str(folder / name) for name in named)}")
-    for number, line in enumerate(commands):
-        print(f"{'' if number else 'next:':<6}{line}")
+    first, *others = commands
+    print(f"next: {first}")
+    for line in others:
+        print(f"      {line}")
 
 
 # The file to copy, or the text to write, by the path in the project; with the next commands.
@@ -164,7 +166,9 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
     command = command_of(script, folder)
     is_here = info_of(platform).is_this_machine
     if not is_here and command.is_outside:
-        top = Path(script).parent if Path(script).is_file() else Path()
+        top = Path()
+        if Path(script).is_file():
+            top = Path(script).parent
         raise UsageError(
             f"{script} is outside of {folder}: only that folder is sent with the job",
             where="--script",
@@ -172,7 +176,9 @@ def _of_script(script: str, folder: Path, *, platform: str, ci: CiHost) -> _Made
         )
     name = workload_of([f"{command.name}.py"], overrides=()).name
     file = Path(f"{name}.yaml")
-    processes = f", processes_per_host: {command.processes}" if command.processes else ""
+    processes = ""
+    if command.processes:
+        processes = f", processes_per_host: {command.processes}"
     project = _project_of(platform)
     text = (_WORKLOAD + project.workload).format(
         name=name,
@@ -271,14 +277,17 @@ def _of_example(name: str) -> _Made:
             fix=nearest(name, known),
         )
     text = (root / file).read_text()
-    platform = re.search(r"^platform: (\w+)", text, re.MULTILINE)
-    project = _project_of(platform[1] if platform else _DEFAULT_PLATFORM)
+    platform = _DEFAULT_PLATFORM
+    if match := re.search(r"^platform: (\w+)", text, re.MULTILINE):
+        platform = match[1]
+    project = _project_of(platform)
     folders = [*sorted(set(re.findall(r"examples/\w+", text))), *project.example_files]
     schema = Path("configs/workload.schema.json")
     files: _Files = {path: root / path for path in (file, schema)}
     for folder in folders:
         below = root / folder
-        for path in [below] if below.is_file() else sorted(below.rglob("*")):
+        # One may be a single file.
+        for path in (below, *sorted(below.rglob("*"))):
             # Pages of configs/ have links into the checkout.
             is_kept = not set(path.parts) & set(_LEFT_BEHIND)
             if path.is_file() and is_kept and (folder[:2] == "ex" or path.suffix != ".md"):
@@ -319,10 +328,10 @@ def write_project(folder: Path, files: _Files) -> None:
     in_the_way = [name for name, content in files.items() if _differs(folder / name, content)]
     if in_the_way:
         named = ", ".join(map(str, in_the_way[:_MAX_NAMED]))
-        more = len(in_the_way) - _MAX_NAMED
+        if len(in_the_way) > _MAX_NAMED:
+            named += f" and {len(in_the_way) - _MAX_NAMED} more"
         raise UsageError(
-            f"the folder already has different files of these names: {named}"
-            + (f" and {more} more" if more > 0 else ""),
+            f"the folder already has different files of these names: {named}",
             where=f"folder {folder}",
             fix="name an empty folder; nothing was written",
         )
@@ -348,5 +357,6 @@ def _differs(target: Path, content: Path | str) -> bool:
         return any(parent.is_file() for parent in target.parents)
     if not target.is_file():
         return True
-    wanted = content.encode() if isinstance(content, str) else content.read_bytes()
-    return target.read_bytes() != wanted
+    if isinstance(content, str):
+        return target.read_bytes() != content.encode()
+    return target.read_bytes() != content.read_bytes()

@@ -101,7 +101,9 @@ def run(arguments: list[str]) -> int:
         )
         # In the `try`: what is still buffered may meet a closed pipe.
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        if isinstance(code, int):
+            return code
+        return 0
     except _parser_error() as err:
         return _say_unparsed(err, arguments)
     except KeyboardInterrupt as err:
@@ -160,10 +162,10 @@ def with_step(arguments: list[str]) -> list[str]:
     only pipelines have.
     """
     if arguments[:1] == ["step"]:
-        name = " ".join(arguments[:2])
         # Alone, or with `--help`, it lists them.
-        is_list = len(arguments) == 1 or arguments[1] in ("--help", "-h")
-        return ["step"] if is_list else [name, *arguments[2:]]
+        if len(arguments) == 1 or arguments[1] in ("--help", "-h"):
+            return ["step"]
+        return [" ".join(arguments[:2]), *arguments[2:]]
     flags = {word.partition("=")[0] for word in _own(arguments)}
     for verb, named, step in _STEPS:
         if arguments[:1] == [verb] and flags & named:
@@ -173,7 +175,9 @@ def with_step(arguments: list[str]) -> list[str]:
 
 def _own(arguments: list[str]) -> list[str]:
     """Returns the words before the user's own command."""
-    return arguments[: arguments.index("--") + 1] if "--" in arguments else arguments
+    if "--" in arguments:
+        return arguments[: arguments.index("--") + 1]
+    return arguments
 
 
 def _command_at(err: "ParserError", arguments: list[str]) -> int | None:
@@ -181,25 +185,35 @@ def _command_at(err: "ParserError", arguments: list[str]) -> int | None:
     from stoker.cli.options import WORKLOAD_OR_COMMAND
 
     unknown = getattr(err, "option_name", None)
-    known = err.ctx.command.params if err.ctx else []
-    is_command = any(each.metavar == WORKLOAD_OR_COMMAND for each in known)
-    if not unknown or not is_command or "--" in arguments:
+    if not unknown or not err.ctx or "--" in arguments:
         return None
-    with_value = {
-        name for each in known if not getattr(each, "is_flag", False) for name in each.opts
-    }
+    parameters = err.ctx.command.params
+    if all(parameter.metavar != WORKLOAD_OR_COMMAND for parameter in parameters):
+        return None
+    with_value: set[str] = set()
+    for parameter in parameters:
+        if not getattr(parameter, "is_flag", False):
+            with_value.update(parameter.opts)
     at = 1
     while at < len(arguments) and arguments[at].startswith("-"):
         name, equals, _ = arguments[at].partition("=")
         if name == unknown:
             return None
-        at += 2 if name in with_value and not equals else 1
-    command = arguments[at:]
-    if not command or command[0].lower().endswith((".yaml", ".yml", ".json")):
-        return None
-    # Anything else may be a misspelt name of a workload.
-    is_script = any(word.endswith((".py", ".sh")) for word in command)
-    return at if is_script or shutil.which(command[0]) else None
+        at += 1
+        # Its value is the next word.
+        if not equals and name in with_value:
+            at += 1
+    if _is_command(arguments[at:]):
+        return at
+    return None
+
+
+def _is_command(words: list[str]) -> bool:
+    """Whether words are a command; anything else may be a misspelt name of a workload."""
+    if not words or words[0].lower().endswith((".yaml", ".yml", ".json")):
+        return False
+    is_script = any(word.endswith((".py", ".sh")) for word in words)
+    return is_script or shutil.which(words[0]) is not None
 
 
 def _refuse_bare_choice(arguments: list[str]) -> None:
@@ -233,7 +247,9 @@ def _parser_error() -> "type[ParserError]":
 
 
 def _launch(arguments: list[str]) -> int:
-    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    command = arguments
+    if arguments[:1] == ["--"]:
+        command = arguments[1:]
     if not command or command[0] in ("-h", "--help"):
         print(
             "Usage: stoker launch -- CMD\n       stoker launch train\n\n"

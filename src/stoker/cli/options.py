@@ -103,15 +103,21 @@ def _with_files(files: object, overrides: object) -> list[str] | None:
     """Returns the overrides of --values and --set; the files come first, wherever they stand."""
     from stoker.workload_file import VALUES_MARK
 
-    named = [f"{VALUES_MARK}{file}" for file in files] if isinstance(files, list) else []
-    typed = overrides if isinstance(overrides, list) else []
-    return [*named, *typed] or None
+    words = []
+    # None: the option is not there.
+    if isinstance(files, list):
+        words += [f"{VALUES_MARK}{file}" for file in files]
+    if isinstance(overrides, list):
+        words += overrides
+    return words or None
 
 
 def _described(documented: object) -> dict[str, tuple[str | None, str]]:
     """Returns metavar and help of each `name (METAVAR): help` in a docstring."""
     section = _SECTION.search(inspect.getdoc(documented) or "")
-    entries = re.split(r"^    (?=\w)", section[1], flags=re.MULTILINE) if section else []
+    if section is None:
+        return {}
+    entries = re.split(r"^    (?=\w)", section[1], flags=re.MULTILINE)
     found = (_ENTRY.fullmatch(" ".join(entry.split())) for entry in entries)
     return {entry[1]: (entry[2], entry[3]) for entry in found if entry}
 

@@ -23,7 +23,7 @@ from stoker.errors import (
     TerminatedError,
     UsageError,
 )
-from stoker.terminal import ask, say, working
+from stoker.terminal import ask, print_result, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import RunState
@@ -72,7 +72,9 @@ def start_verb(
     judged = with_params(of, params, target=target)
     check_run_decidable(of, judged, target=target, parameters=params)
     client = client_of(target, of, reach)
-    where = reach.words(workload if target == "kubeflow" else None)
+    # Only Kubeflow's client is reached by what the workload says.
+    of_reach = workload if target == "kubeflow" else None
+    where = reach.words(of_reach)
     confirm_run(judged, assume_yes=yes, quiet=as_json)
     run: RunState | None = None
     try:
@@ -81,7 +83,7 @@ def start_verb(
         # With --wait and --json only the end is printed.
         if not (as_json and flags.wait):
             # For scripts: run=$(stoker start ...).
-            print(_document(run) if as_json else run.run, flush=True)
+            print_result(asdict(run), run.run, as_json=as_json)
         if run.url:
             say(f"page:    {run.url}", quiet=as_json)
         say(f"next:    stoker status {target} {run.run}{where}", quiet=as_json)
@@ -90,26 +92,26 @@ def start_verb(
         with working(f"waiting until {run.run} has ended", quiet=as_json):
             run = client.wait(run.run, show=partial(say, quiet=as_json))
     except (KeyboardInterrupt, TerminatedError) as err:
-        _say_left(run, named=f"{target} {run.run if run else of.name}{where}")
-        return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
+        if run:
+            _say_left("stopped waiting; the run continues", named=f"{target} {run.run}{where}")
+        else:
+            _say_left("a run may have started", named=f"{target} {of.name}{where}")
+        if isinstance(err, TerminatedError):
+            return EXIT_TERMINATED
+        return EXIT_INTERRUPTED
     if as_json:
-        print(_document(run))
+        print(json.dumps(asdict(run), indent=2))
     say(ending_text(run), quiet=as_json)
     return run.exit_code or 0
 
 
-def _document(run: "RunState") -> str:
-    return json.dumps(asdict(run), indent=2)
-
-
-def _say_left(run: "RunState | None", *, named: str) -> None:
+def _say_left(words: str, *, named: str) -> None:
     """Says what may still run after Ctrl-C or SIGTERM, and how to see and to stop it.
 
     Args:
-        run: None: it is not known whether one has started.
+        words: What may still run.
         named: The run, or the pipeline, as arguments of a verb.
     """
-    words = "stopped waiting; the run continues" if run else "a run may have started"
     see = f"see:     stoker status {named}"
     say(f"{words}\n{see}\nstop:    stoker stop {named}", quiet=False)
 
@@ -164,18 +166,23 @@ def stop_verb(
 
 def ending_text(run: "RunState") -> str:
     """Returns how a run has ended, with the reason and the failed step's own last lines."""
-    reason = f": {run.reason}" if run.reason else ""
-    lines = [f"{run.run} has ended: {run.status}{reason}"]
+    lines = [f"{run.run} has ended: {_status_words(run)}"]
     for step in run.steps:
         lines += [f"    {line}" for line in step.lines]
     return "\n".join(filter(None, (*lines, run.note)))
 
 
+def _status_words(run: "RunState") -> str:
+    if run.reason:
+        return f"{run.status}: {run.reason}"
+    return run.status
+
+
 def _show(run: "RunState", *, as_json: bool) -> None:
     from stoker.pipelines.base import step_text
 
-    lines = [f"{run.run}  {run.status}" + (f": {run.reason}" if run.reason else "")]
+    lines = [f"{run.run}  {_status_words(run)}"]
     for step in run.steps:
         lines += [step_text(step), *(f"    {line}" for line in step.lines)]
     lines += filter(None, (run.url, run.note))
-    print(json.dumps(asdict(run), indent=2) if as_json else "\n".join(lines))
+    print_result(asdict(run), "\n".join(lines), as_json=as_json)

@@ -58,10 +58,10 @@ def prune_verb(
         refused = UsageError("nothing deleted", fix="use --yes to delete without asking")
         question = f"{_listing(folders, is_deleted=False)}\ndelete them"
         ask(question, assume_yes=yes or as_json, refused=refused)
-    for folder in folders if delete else ():
-        with working(f"deleting {folder.uri}", quiet=as_json):
-            delete_folder(aws, folder)
-        say(f"deleted: {folder.uri}", quiet=as_json)
+        for folder in folders:
+            with working(f"deleting {folder.uri}", quiet=as_json):
+                delete_folder(aws, folder)
+            say(f"deleted: {folder.uri}", quiet=as_json)
     if as_json:
         listed = [{**asdict(each), "changed": each.changed.isoformat()} for each in folders]
         print(json.dumps({"deleted": delete, "folders": listed}, indent=2))

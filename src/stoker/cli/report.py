@@ -53,7 +53,10 @@ def report_verb(
     files: list[Json] = [str(report_of_run(run)) for run in runs]
     for line in filter(None, map(bad_samples_line, runs)):
         print(line, file=sys.stderr)
-    print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
+    if as_json:
+        print(json.dumps({"reports": files}))
+    else:
+        print("\n".join(map(str, files)))
 
 
 def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
@@ -70,17 +73,24 @@ def report_scaling(runs: Sequence[Path], *, as_json: bool) -> None:
     if not records_of_runs:
         raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
     found = scaling_of_runs(records_of_runs)
-    print(json.dumps(asdict(found)) if as_json else "\n".join(found.table()))
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        print("\n".join(found.table()))
+
+
+def _record_file(run: Path) -> Path:
+    """Returns the file with a run's record: in its folder, or the named file itself."""
+    if run.is_dir():
+        return run / "training.json"
+    return run
 
 
 def compared(run: Path, other: Path, *, as_json: bool) -> str:
     """Returns what differs in the lineage of two runs (folders, or their training.json)."""
     from stoker.records import Training, read_json
 
-    one, two = (
-        read_json(each / "training.json" if each.is_dir() else each, Training)
-        for each in (run, other)
-    )
+    one, two = (read_json(_record_file(folder), Training) for folder in (run, other))
     found = one.lineage.differences(two.lineage)
     if as_json:
         return json.dumps({name: {"run": here, "other": there} for name, here, there in found})

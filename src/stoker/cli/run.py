@@ -23,7 +23,7 @@ from stoker.run import STEPS
 from stoker.terminal import program, relative, say
 
 if TYPE_CHECKING:
-    from stoker.records import Workload
+    from stoker.records import Group, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,9 @@ def run_verb(
 
     record = _checked(workload, flags, overrides, quiet=as_json)
     first = flags.first()
-    fallback = groups_of(record, flags.groups) if flags.groups else ()
+    fallback: tuple[Group, ...] = ()
+    if flags.groups:
+        fallback = groups_of(record, flags.groups)
     if record.skip_unchanged and not first and not flags.groups:
         since = since_last_run(record, runs=RUNS)
         say(since.words, quiet=as_json)
@@ -106,8 +108,10 @@ def run_verb(
     forget_later(run_dir, first)
     say(f"stoker run {workload}  →  {relative(run_dir)}", quiet=as_json)
     end = run_chain(chain)
-    if as_json:
-        print(to_json(end.evaluation) if end.evaluation else "null", end="")
+    if as_json and end.evaluation:
+        print(to_json(end.evaluation), end="")
+    elif as_json:
+        print("null", end="")
     # Not wrapped: a terminal opens an address that is in one piece.
     say(f"{'report':<11}{end.report.resolve().as_uri()}", quiet=as_json)
     say(next_step(record, workload, end.code), quiet=as_json)

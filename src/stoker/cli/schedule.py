@@ -1,6 +1,5 @@
 """`stoker schedule`, and the schedule that `stoker upload` makes of a workload."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.clients import client_of, workload_of
 from stoker.cli.options import AsJson, Overrides, Reach, RunParams, TargetName, WorkloadFile, Yes
 from stoker.errors import ServiceError, UsageError
-from stoker.terminal import ask, say, working
+from stoker.terminal import ask, print_result, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import Compiled, PipelineClient
@@ -109,7 +108,7 @@ def schedule_verb(
     if change.action != "unchanged":
         with working(f"scheduling {of.name}", quiet=as_json):
             client.put_schedule(of, change.wanted)
-    print(json.dumps(change.document, indent=2) if as_json else "\n".join(change.lines))
+    print_result(change.document, "\n".join(change.lines), as_json=as_json)
     if line := heartbeat_line(client, of):
         say(line, quiet=as_json)
     for line in early_schedules(client, of, workload=workload):
@@ -155,8 +154,7 @@ def heartbeat_line(client: "PipelineClient", of: "Workload") -> str:
     gap = longest_gap_hours(listed, now=datetime.now(UTC))
     if gap is None:
         return ""
-    region = of.sagemaker.region if of.sagemaker else None
-    return heartbeat_words(gap, has=alarm_hours(Aws(region=region), of.name))
+    return heartbeat_words(gap, has=alarm_hours(Aws(region=of.sagemaker_region), of.name))
 
 
 def early_schedules(client: "PipelineClient", of: "Workload", *, workload: str) -> list[str]:
@@ -204,20 +202,26 @@ class PlannedSchedule:
 
     @property
     def lines(self) -> list[str]:
-        carried = [
-            f"schedule {schedule.name}: its parameters get the pipeline's names: "
-            + ", ".join(schedule.parameters)
-            for schedule in self.carried
-        ]
-        return [*(self.change.lines if self.change else []), *carried]
+        """What people are shown of it."""
+        lines = []
+        if self.change:
+            lines += self.change.lines
+        for schedule in self.carried:
+            names = ", ".join(schedule.parameters)
+            lines.append(
+                f"schedule {schedule.name}: its parameters get the pipeline's names: {names}"
+            )
+        return lines
 
     def applied(self, client: "PipelineClient", workload: "Workload") -> "dict[str, Json]":
         """Makes or changes the schedules, and returns what an upload reports of its own one."""
         for schedule in self.carried:
             client.put_schedule(workload, schedule)
-        if self.asked is None:
-            return {"schedule": None, **({"schedule_left": self.warning} if self.warning else {})}
-        return {"schedule": client.schedule(workload, self.asked).document}
+        if self.asked:
+            return {"schedule": client.schedule(workload, self.asked).document}
+        if self.warning:
+            return {"schedule": None, "schedule_left": self.warning}
+        return {"schedule": None}
 
     @property
     def done_words(self) -> str:
@@ -265,7 +269,9 @@ def _other_schedules(
     except (ServiceError, UsageError):
         # Who uploads needs no right to see schedules.
         return [], []
-    declared = client.declared(workload, compiled) if listed else {}
+    if not listed:
+        return [], []
+    declared = client.declared(workload, compiled)
     carried = carried_over(listed, declared, workload=workload)
     then = {entry.name: entry for entry in listed}
     for schedule in carried:

@@ -86,9 +86,12 @@ class TrainingFlags:
         if self.decision:
             record = read_json(self.decision, Decision)
             decision = followed(record, workload.constraints.follow)
+            groups = decision.plan.groups
+        else:
+            groups = groups_of(workload, self.groups or ())
         return TrainingOrder(
             workload=workload,
-            groups=decision.plan.groups if decision else groups_of(workload, self.groups or ()),
+            groups=groups,
             decision=decision,
             name=self.name or given.run_name(workload),
             is_step=bool(given.run_id),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stoker.pipelines.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
 
+# Of a line of a diff, in letters.
+_MAX_DIFF_LINE = 160
 # States of upload --check.
 _CHECKED = MappingProxyType({0: "unchanged", EXIT_CHANGED: "changed", EXIT_NEW: "new"})
 
@@ -94,8 +96,13 @@ class PendingUpload:
         was, now = _lines_of(self.deployed), _lines_of(self.wanted)
         # Without the header.
         lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
-        # A line may be an embedded file.
-        return [line if len(line) <= 160 else f"{line[:160]}…" for line in lines]
+        shown = []
+        for line in lines:
+            # It may be an embedded file.
+            if len(line) > _MAX_DIFF_LINE:
+                line = f"{line[:_MAX_DIFF_LINE]}…"
+            shown.append(line)
+        return shown
 
 
 def upload_verb(
@@ -117,6 +124,7 @@ def upload_verb(
     """
     from stoker.cli.compile import again_words
     from stoker.pipelines.base import platform_of
+    from stoker.records.base import texts
     from stoker.run.billing import say_prices
 
     flags.refuse_misfits(target)
@@ -141,8 +149,7 @@ def upload_verb(
         shown = {"changes": upload.changes, "diff": upload.diff()}
         print(json.dumps({"name": of.name, **done, **shown}, indent=2))
         return 0
-    warnings = done.get("warnings")
-    for words in warnings if isinstance(warnings, list) else ():
+    for words in texts(done, "warnings"):
         print(f"warning: {words}", file=sys.stderr)
     print(done_text(done))
     show_schedules(client, of, upload.schedule, workload=workload)
@@ -164,6 +171,9 @@ def _pending(
     if deployed is not None and deployed != wanted:
         was, now = client.versions(compiled, deployed=deployed, wanted=wanted)
         changes = changed_lines(was, now)
+    missing: list[str] = []
+    if with_inputs:
+        missing = client.missing_inputs(compiled)
     return PendingUpload(
         workload=workload,
         client=client,
@@ -172,7 +182,7 @@ def _pending(
         wanted=wanted,
         changes=changes,
         schedule=planned_schedule(client, workload, compiled),
-        missing=client.missing_inputs(compiled) if with_inputs else (),
+        missing=missing,
     )
 
 

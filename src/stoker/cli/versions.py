@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from stoker.errors import ServiceError, UsageError
-from stoker.terminal import ask, say, working
+from stoker.terminal import ask, print_result, say, working
 
 if TYPE_CHECKING:
     from stoker.pipelines.base import PipelineClient
@@ -63,8 +63,8 @@ def show_versions(client: "PipelineClient", workload: "Workload", *, as_json: bo
     with working(f"reading the versions of {workload.name}", quiet=as_json):
         versions = client.history(workload).listed()
     lines = [version_text(version) for version in versions]
-    told = [asdict(version) for version in versions]
-    print(json.dumps(told, indent=2) if as_json else "\n".join(lines))
+    documents = [asdict(version) for version in versions]
+    print_result(documents, "\n".join(lines), as_json=as_json)
     return 0
 
 
@@ -107,7 +107,8 @@ def go_back(
         ask(f"go back to version {version.name}", assume_yes=yes or as_json, refused=refused)
     with working(f"going back to version {version.name}", quiet=as_json):
         done = history.set_again(version)
-        done |= history.move_alias(alias) if alias else {}
+        if alias:
+            done |= history.move_alias(alias)
     if as_json:
         print(json.dumps({"name": workload.name, **done, "changes": changes}, indent=2))
     else:
@@ -145,7 +146,9 @@ def _check_schedule(
     except (ServiceError, UsageError):
         # Who uploads needs no right to see schedules.
         return
-    declared = client.declared_of(workload, version) if listed else {}
+    if not listed:
+        return
+    declared = client.declared_of(workload, version)
     lacking = lacking_words(listed, declared, pipeline=f"version {version.name}")
     if lacking:
         fix = "stoker schedule --fresh, with the parameters that both versions have, for each"

@@ -23,7 +23,13 @@ from rich.text import Text
 
 from stoker.cli.options import AsJson
 from stoker.errors import PlatformError, UsageError
-from stoker.figures.feed_intervals import FeedInterval, HostRate, feed_limit_of, interval_in
+from stoker.figures.feed_intervals import (
+    FeedInterval,
+    HostRate,
+    RankRate,
+    feed_limit_of,
+    interval_in,
+)
 from stoker.figures.gpu_log import GpuNow, GpusNow, gpus_in
 from stoker.figures.memory_lines import HostMemoryNow, memories_in, nearest_words
 from stoker.figures.step_progress import StepProgress, progress_in
@@ -139,7 +145,9 @@ class RunView:
         elif event.event in _HAPPENINGS:
             host = event.values.get("about") or event.values.get("agent") or event.host
             reason = event.values.get("reason") or event.values.get("text", "")
-            words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
+            words = _HAPPENINGS[event.event]
+            if reason:
+                words += f": {reason}"
             # HH:MM:SS of ISO 8601.
             self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])
         else:
@@ -148,28 +156,36 @@ class RunView:
 
     def document(self) -> dict[str, object]:
         progress = self.progress or StepProgress(steps=0, step_seconds=0.0, wait_seconds=0.0)
-        limit = feed_limit_of(self.interval) if self.interval else None
-        return {
+        document: dict[str, object] = {
             "run": self.run,
             "status": self.status or "running",
             **dataclasses.asdict(progress),
-            "feed": dataclasses.asdict(self.interval) if self.interval else None,
-            "bottleneck": dataclasses.asdict(limit) if limit else None,
-            "gpus": dataclasses.asdict(self.gpus) if self.gpus else None,
+            "feed": None,
+            "bottleneck": None,
+            "gpus": None,
             "memory": [msgspec.structs.asdict(memory) for memory in self.memories],
             "happenings": list(self.happenings),
         }
+        if self.interval:
+            document["feed"] = dataclasses.asdict(self.interval)
+            document["bottleneck"] = dataclasses.asdict(feed_limit_of(self.interval))
+        if self.gpus:
+            document["gpus"] = dataclasses.asdict(self.gpus)
+        return document
 
     def head(self) -> str:
+        """Returns steps, waits, GPUs and cost in one line."""
         progress = self.progress
-        busy = f", {self.gpus.words}" if self.gpus and self.gpus.words else ""
+        parts = ["no step yet"]
+        if progress:
+            parts = [f"step {progress.steps}", progress.words]
+        if self.gpus and self.gpus.words:
+            parts.append(self.gpus.words)
         if short := nearest_words(self.memories):
-            busy += f", {_clean(short)}"
-        if progress is None:
-            return f"no step yet{busy}"
-        dollars = usd(progress.spent_usd, is_estimate=progress.is_estimate)
-        spent = "" if progress.spent_usd is None else f", {dollars} spent"
-        return f"step {progress.steps}, {progress.words}{busy}{spent}"
+            parts.append(_clean(short))
+        if progress and progress.spent_usd is not None:
+            parts.append(f"{usd(progress.spent_usd, is_estimate=progress.is_estimate)} spent")
+        return ", ".join(parts)
 
 
 def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:
@@ -206,11 +222,15 @@ def plain_line(view: RunView) -> str:
         if interval.queue_depth is not None:
             parts.append(f"{interval.queue_depth:.1f} batches ready")
         hosts = [_brief(host) for host in interval.hosts[:_HOSTS_IN_A_LINE]]
-        more = len(interval.hosts) - len(hosts)
-        parts.append(", ".join(hosts) + (f" and {more} more hosts" if more else ""))
+        words = ", ".join(hosts)
+        if more := len(interval.hosts) - len(hosts):
+            words += f" and {more} more hosts"
+        parts.append(words)
         parts.append(f"limit: {feed_limit_of(interval).limit}")
-    if view.status:
-        parts.append(f"the run has {view.status}" if view.status == "ended" else view.status)
+    if view.status == "ended":
+        parts.append("the run has ended")
+    else:
+        parts.append(view.status)
     return "; ".join(part for part in parts if part)
 
 
@@ -223,21 +243,15 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
     interval = view.interval
     if view.gpus:
         several = len({gpu.host for gpu in view.gpus.gpus}) > 1
-        shown = view.gpus.gpus[:_GPUS_SHOWN] if max_ranks else view.gpus.gpus
+        shown = view.gpus.gpus
+        if max_ranks:
+            shown = shown[:_GPUS_SHOWN]
         lines += [Text(gpu_line(gpu, names_host=several)) for gpu in shown]
         if more := view.gpus.count - len(shown):
             lines.append(Text(f"and {more} more GPUs"))
     lines += memory_lines(view.memories, max_hosts=_MEMORIES_SHOWN if max_ranks else None)
     if interval:
-        lines += [
-            Text(
-                f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
-                f"{_figure(rank.wait_share, '.0%')} waiting, {_figure(rank.queue_depth)} ready"
-                # The window is 0 between two epochs.
-                + (f" of a window of {rank.window}" if rank.window else "")
-            )
-            for rank in interval.ranks[:max_ranks]
-        ]
+        lines += [Text(_rank_line(rank)) for rank in interval.ranks[:max_ranks]]
         table = Table(box=None, pad_edge=False, expand=False)
         for column in _COLUMNS:
             table.add_column(column, justify="left" if column == "host" else "right", no_wrap=True)
@@ -252,6 +266,17 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
     return Group(*lines, *map(Text, view.happenings))
 
 
+def _rank_line(rank: RankRate) -> str:
+    line = (
+        f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
+        f"{_figure(rank.wait_share, '.0%')} waiting, {_figure(rank.queue_depth)} ready"
+    )
+    # It is 0 between two epochs.
+    if rank.window:
+        line += f" of a window of {rank.window}"
+    return line
+
+
 def gpu_line(gpu: GpuNow, *, names_host: bool) -> str:
     """Returns a GPU's load now, with the figures that are known."""
     parts = gpu_figures(
@@ -263,8 +288,10 @@ def gpu_line(gpu: GpuNow, *, names_host: bool) -> str:
     )
     if gpu.throttled:
         parts.append(f"clocks lowered ({_clean(gpu.throttled)[:40]})")
-    host = f" of {_clean(gpu.host)[:40]}" if names_host else ""
-    return f"GPU {_clean(gpu.gpu)[:10]}{host}: {', '.join(parts) or 'load not known'}"
+    name = f"GPU {_clean(gpu.gpu)[:10]}"
+    if names_host:
+        name += f" of {_clean(gpu.host)[:40]}"
+    return f"{name}: {', '.join(parts) or 'load not known'}"
 
 
 def memory_lines(memories: Sequence[HostMemoryNow], *, max_hosts: int | None) -> Iterator[Text]:
@@ -283,15 +310,21 @@ def memory_lines(memories: Sequence[HostMemoryNow], *, max_hosts: int | None) ->
 
 def _cells(host: HostRate) -> tuple[str, ...]:
     slow, fast = host.slowest_worker, host.fastest_worker
+    workers = "-"
+    if slow is not None and fast is not None:
+        workers = f"{slow:.1f} to {fast:.1f}"
+    # A host that was lost has no credits any more.
+    in_flight = "gone"
+    if host.credits:
+        in_flight = f"{host.in_flight} of {host.credits}"
     return (
         _name(host),
         f"{host.batches_per_second:.1f}",
         f"{host.bytes_per_second / 1e6:.1f}",
         str(host.workers),
-        "-" if slow is None or fast is None else f"{slow:.1f} to {fast:.1f}",
+        workers,
         _figure(host.busy_share, ".0%"),
-        # A host that was lost has no credits any more.
-        f"{host.in_flight} of {host.credits}" if host.credits else "gone",
+        in_flight,
         str(host.moved),
     )
 
@@ -303,11 +336,16 @@ def _brief(host: HostRate) -> str:
 
 
 def _name(host: HostRate) -> str:
-    return _clean(host.name)[:40] + (" (local)" if host.kind == "local" else "")
+    name = _clean(host.name)[:40]
+    if host.kind == "local":
+        return f"{name} (local)"
+    return name
 
 
 def _figure(value: float | None, form: str = ".1f") -> str:
-    return "-" if value is None else f"{value:{form}}"
+    if value is None:
+        return "-"
+    return f"{value:{form}}"
 
 
 def _clean(text: str) -> str:
@@ -323,9 +361,11 @@ class LogOfRun:
         self._tails: dict[Path, FileTail] = {}
 
     def read(self) -> Iterator[str]:
-        is_folder = self._path.is_dir()
-        # Each time: hosts of a data group may join later.
-        for path in sorted(self._path.glob("logs/*.log")) if is_folder else [self._path]:
+        paths = [self._path]
+        if self._path.is_dir():
+            # Each time: hosts of a data group may join later.
+            paths = sorted(self._path.glob("logs/*.log"))
+        for path in paths:
             self._tails.setdefault(path, FileTail(path))
         for tail in self._tails.values():
             yield from tail.read()
@@ -394,7 +434,9 @@ def _why_not_watched(path: Path) -> str:
         # A run may have just begun in an empty folder, or in a folder of runs.
         has_begun = bool(names) and path.absolute().parent.name != RUNS.name
         is_run = names & {"logs", "hosts", "workload.json", "training.json"}
-        return f"{path} is not a run: it has no logs" if has_begun and not is_run else ""
+        if has_begun and not is_run:
+            return f"{path} is not a run: it has no logs"
+        return ""
     with closing(FileTail(path)) as tail:
         is_empty = True
         # Other programs may write before the launcher's first line. Not all of it is read: any
@@ -403,7 +445,9 @@ def _why_not_watched(path: Path) -> str:
             is_empty = False
             if parse_line(line):
                 return ""
-    return "" if is_empty else f"{path} is not the log of a run: stoker wrote no line of it"
+    if is_empty:
+        return ""
+    return f"{path} is not the log of a run: stoker wrote no line of it"
 
 
 class ForeignLog:
@@ -441,14 +485,11 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
         is_heard, is_new = _read(source, view, show, once=once)
         if is_heard:
             heard_at = time.monotonic()
+        if is_stream and not view.run and (has_ended or is_enough):
+            raise UsageError("stdin contained no log line of a run", where="stdin", fix=_OF_A_HOST)
         if has_ended or is_enough:
-            if is_stream and not view.run:
-                raise UsageError(
-                    "stdin contained no log line of a run",
-                    where="stdin",
-                    fix=_OF_A_HOST,
-                )
-            view.status = view.status or ("ended" if has_ended else "")
+            end = "ended" if has_ended else ""
+            view.status = view.status or end
             show(view)
             return
         if is_new:
@@ -478,7 +519,9 @@ def _read(
     for line in source.read():
         is_heard = True
         # The script's own lines are most of a log, and need no parser.
-        event = parse_line(line) if "stoker " in line else None
+        if "stoker " not in line:
+            continue
+        event = parse_line(line)
         if event is None or not view.take(event) or once:
             continue
         # Between two reports only the last state is shown.

@@ -101,14 +101,12 @@ def resolve(
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
     if words[0].endswith(".py") and not os.path.dirname(words[0]) and Path(words[0]).is_file():
-        raise UsageError(
-            f"{words[0]} is a script, not a workload or a program",
-            where="command line",
-            # `run` takes workloads only.
-            fix=typed("--", "python", *words)
-            if verb
-            else f"stoker init --script {shlex.quote(words[0])}     makes a workload of it",
-        )
+        # `run` takes workloads only.
+        fix = f"stoker init --script {shlex.quote(words[0])}     makes a workload of it"
+        if verb:
+            fix = typed("--", "python", *words)
+        what = f"{words[0]} is a script, not a workload or a program"
+        raise UsageError(what, where="command line", fix=fix)
     check_command(words, where="command line")
     return workload_of(words, overrides=overrides, keys=_ranks_here(overrides))
 
@@ -160,8 +158,9 @@ def check_command(command: Sequence[str], *, where: str) -> None:
     if shutil.which(program) is None and program not in ("python", "python3"):
         what, fix = why_not_found(program)
         raise UsageError(what, where=where, fix=fix)
-    is_python = Path(program).name.startswith("python")
-    script = command[1] if is_python and len(command) > 1 else ""
+    if not Path(program).name.startswith("python"):
+        return
+    script = next(iter(command[1:]), "")
     if script.endswith(".py") and not Path(script).is_file():
         raise UsageError(
             f"no such script: {script}",

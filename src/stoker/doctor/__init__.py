@@ -64,26 +64,25 @@ class Finding:
 
 
 def torch_check(*, trains: bool) -> Finding:
+    """Checks PyTorch, which a data host need not have; `trains`: this host must."""
+    lacking: FindingState = "fail" if trains else "warn"
+    fix = f"{install_command('torch')}, or use the launcher image, if this host has to train"
     try:
         import torch
+    except ModuleNotFoundError:
+        return Finding("torch", lacking, "not installed", fix)
     except (ImportError, OSError) as err:
         # OSError: a library of PyTorch is missing.
-        missing = isinstance(err, ModuleNotFoundError)
-        return Finding(
-            "torch",
-            "fail" if trains or not missing else "warn",
-            "not installed" if missing else f"cannot be imported: {err}",
-            f"{install_command('torch')}, or use the launcher image, if this host has to train",
-        )
-    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    text = f"{torch.__version__}, {cuda}"
+        return Finding("torch", "fail", f"cannot be imported: {err}", fix)
+    text = f"{torch.__version__}, built without CUDA"
+    if torch.version.cuda:
+        text = f"{torch.__version__}, CUDA {torch.version.cuda}"
     numbers = tuple(map(int, re.findall(r"\d+", str(torch.__version__))[:2]))
     wanted = f"PyTorch {'.'.join(map(str, MIN_TORCH))} or newer"
     if len(numbers) < 2:
         return Finding("torch", "warn", text, f"check that it is {wanted}")
     if numbers < MIN_TORCH:
-        state: FindingState = "fail" if trains else "warn"
-        return Finding("torch", state, text, f"use {wanted}")
+        return Finding("torch", lacking, text, f"use {wanted}")
     return Finding("torch", "ok", text)
 
 
@@ -160,11 +159,14 @@ def gpu_load_checks(reader: Callable[[], GpuReader], *, has_gpus: bool) -> Itera
         look = load_reader.look()
         wall_ms = 1000 * (time.monotonic() - began)
         cpu_ms = 1000 * (time.thread_time() - cpu)
-    refused = f"; not known: {', '.join(look.refused)}" if look.refused else ""
-    cost = f"; a look takes {wall_ms:.0f} ms, {cpu_ms:.1f} ms of CPU" if look.states else ""
-    for number, state in enumerate(look.states):
-        more = "" if number else cost + refused
-        yield Finding("gpu load", "ok", f"GPU {state.gpu.number}: {_sample_words(state)}{more}")
+    # Said once, in the line of the first GPU.
+    look_words = f"; a look takes {wall_ms:.0f} ms, {cpu_ms:.1f} ms of CPU"
+    if look.refused:
+        look_words += f"; not known: {', '.join(look.refused)}"
+    for state in look.states:
+        words = f"GPU {state.gpu.number}: {_sample_words(state)}{look_words}"
+        yield Finding("gpu load", "ok", words)
+        look_words = ""
     for lost in look.lost:
         yield Finding("gpu load", "fail", lost, "reset it, or restart the host")
 
@@ -236,8 +238,10 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
     # 64 KiB: only the handshake is expected.
     connection = Connection(context, keys, now=time.monotonic(), max_message_bytes=1 << 16)
     try:
-        host = f"[{address}]" if ":" in address else address
-        connection.dial(f"tcp://{host}:{port}")
+        # An IPv6 address.
+        if ":" in address:
+            address = f"[{address}]"
+        connection.dial(f"tcp://{address}:{port}")
         poller = zmq.Poller()
         # Only the monitor: no messages are exchanged.
         for monitored in connection.filenos[1:]:
@@ -260,7 +264,9 @@ def _split(peer: str, port: int) -> tuple[str, int]:
 
 
 def _words(err: BaseException) -> str:
-    return (err.strerror if isinstance(err, OSError) else None) or str(err)
+    if isinstance(err, OSError) and err.strerror:
+        return err.strerror
+    return str(err)
 
 
 def role_check(topology: Topology) -> Finding:
@@ -269,8 +275,9 @@ def role_check(topology: Topology) -> Finding:
     text = f"{topology.host}: {group.role}, group {group.name}, host {place} of {len(group.hosts)}"
     if group.instance_type:
         text += f", {group.instance_type}"
-    text += ", leader" if topology.is_leader else f", led by {topology.leader}"
-    return Finding("role", "ok", text)
+    if topology.is_leader:
+        return Finding("role", "ok", f"{text}, leader")
+    return Finding("role", "ok", f"{text}, led by {topology.leader}")
 
 
 def folder_check(base_dir: Path) -> Finding:

@@ -14,8 +14,8 @@ from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.base import sagemaker_of
 from stoker.platforms.aws import Aws, split_uri
 from stoker.platforms.sagemaker.batch_queue import SERVICE_JOB_TYPE
-from stoker.records import Channel, Json, SageMakerSettings, Workload, bare_type
-from stoker.records.base import Document, item_at, mapping, mappings
+from stoker.records import Channel, SageMakerSettings, Workload, bare_type
+from stoker.records.base import Document, item_at, mapping, mappings, texts
 from stoker.records.platforms import QueueSettings, patch_document
 
 # "Private registry authentication", Amazon ECR: the account, region and name of an image.
@@ -73,8 +73,8 @@ def _checks(
             yield "data", partial(data_finding, aws, name, channel)
     yield "quota", partial(quota_finding, aws, workload, settings)
     if settings.queue:
-        count = workload.cluster.dnn.count if workload.cluster else 1
-        yield "queue", partial(queue_finding, aws, settings.queue, num_hosts=count)
+        num_hosts = workload.num_todays_hosts
+        yield "queue", partial(queue_finding, aws, settings.queue, num_hosts=num_hosts)
     if settings.vpc:
         yield "vpc", partial(vpc_finding, aws, settings)
 
@@ -87,8 +87,10 @@ def _checked(check: NamedCheck) -> Finding:
         if isinstance(err, ServiceError) and err.kind == "denied":
             fix = "ask an administrator for the right; what it checks may be in order"
             return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
-        where = f" ({err.where})" if err.where else ""
-        return Finding(name, "fail", f"{err.what}{where}", err.fix)
+        words = err.what
+        if err.where:
+            words += f" ({err.where})"
+        return Finding(name, "fail", words, err.fix)
 
 
 def _roles(settings: SageMakerSettings) -> Iterator[tuple[str, str, str]]:
@@ -122,9 +124,13 @@ def role_finding(aws: Aws, key: str, *, arn: str, service: str, account: str) ->
 
 
 def _lets_in(statement: Document, principal: str) -> bool:
+    if statement.get("Effect") != "Allow":
+        return False
+    # One service may stand without a list.
     services = item_at(statement, "Principal", "Service")
-    allowed = services if isinstance(services, list) else [services]
-    return statement.get("Effect") == "Allow" and principal in allowed
+    if isinstance(services, list):
+        return principal in services
+    return services == principal
 
 
 def image_finding(aws: Aws, key: str, image: str) -> Finding:
@@ -135,9 +141,9 @@ def image_finding(aws: Aws, key: str, image: str) -> Finding:
     if ecr["region"] != aws.region:
         words = f"{key}: {image} is in {ecr['region']}, the jobs in {aws.region}"
         return Finding("image", "fail", words, "push it to a repository in the jobs' region")
-    version = {"imageDigest": ecr["digest"]} if ecr["digest"] else {}
-    if not version:
-        version = {"imageTag": ecr["tag"] or "latest"}
+    version = {"imageTag": ecr["tag"] or "latest"}
+    if ecr["digest"]:
+        version = {"imageDigest": ecr["digest"]}
     answer = aws.find(
         "ecr",
         "DescribeImages",
@@ -277,7 +283,7 @@ def _allowed_types(workload: Workload) -> list[str]:
 
 def vpc_finding(aws: Aws, settings: SageMakerSettings) -> Finding:
     """Checks that the subnets are there, and reach AWS by a NAT gateway or by endpoints."""
-    subnet_ids = [str(each) for each in _list(settings.vpc.get("Subnets"))]
+    subnet_ids = texts(settings.vpc, "Subnets")
     subnets = mappings(aws.call("ec2", "DescribeSubnets", SubnetIds=subnet_ids), "Subnets")
     vpc = str(subnets[0]["VpcId"])
     free = sum(int(str(subnet["AvailableIpAddressCount"])) for subnet in subnets)
@@ -308,7 +314,3 @@ def _leads_out(table: Document, subnet_ids: list[str]) -> bool:
         route.get("DestinationCidrBlock") == "0.0.0.0/0" and any(map(route.get, ways))
         for route in routes
     )
-
-
-def _list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []

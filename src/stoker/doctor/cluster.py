@@ -12,15 +12,15 @@ from pathlib import Path
 
 import yaml
 
-from stoker.doctor import Finding, FindingState
+from stoker.doctor import Finding
 from stoker.errors import ServiceError, StokerError
 from stoker.pipelines.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
-from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
+from stoker.platforms.kubernetes.api import ClusterApi, name_of, text
 from stoker.platforms.kubernetes.pod_template import claim_of
 from stoker.platforms.kubernetes.rights import is_allowed, is_useful, needed_rights
-from stoker.records import Group, KubernetesSettings, Workload
-from stoker.records.base import mapping, mappings
+from stoker.records import Group, KubernetesSettings, PodSettings, Role, Workload
+from stoker.records.base import mapping, mappings, texts
 from stoker.train import prepare
 
 KUBEFLOW_NAMESPACE = "kubeflow"
@@ -46,7 +46,7 @@ _NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is 
 
 
 def examine_cluster(workload: Workload) -> Iterator[Finding]:
-    settings = workload.kubernetes or KubernetesSettings()
+    settings = workload.kubernetes_settings
     connected = partial(ClusterApi, context=settings.context, strict_tls=settings.strict_tls)
     cluster = connected(namespace=settings.namespace)
     try:
@@ -59,7 +59,10 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
         version = {}
     version_text = text(version, "gitVersion") or "of unknown version (no permission)"
     yield Finding("cluster", "ok", f"Kubernetes {version_text}, namespace {cluster.namespace}")
-    for resource in [api.TRAINJOBS, api.RUNTIMES] if settings.api == "trainer" else [api.JOBSETS]:
+    resources = [api.JOBSETS]
+    if settings.api == "trainer":
+        resources = [api.TRAINJOBS, api.RUNTIMES]
+    for resource in resources:
         yield _check("api", partial(api_finding, cluster, resource))
     yield _check("rights", partial(rights_finding, cluster, settings))
     yield _check("job", partial(job_finding, cluster, workload))
@@ -102,15 +105,17 @@ def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding
     named = ", ".join(action.right for action in missing)
     words = f"{len(missing)} of {len(needed)} are missing in {where}: {named}"
     fix = "kubectl apply -k configs/kubernetes, with your account in kustomization.yaml"
-    return Finding("rights", "warn" if all(map(is_useful, missing)) else "fail", words, fix)
+    if all(map(is_useful, missing)):
+        return Finding("rights", "warn", words, fix)
+    return Finding("rights", "fail", words, fix)
 
 
 def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     """Asks the cluster to check the job on today's nodes in a dry run: schema, webhooks, quotas."""
-    if workload.cluster is None or not workload.image:
-        missing = "image" if workload.cluster else "cluster"
-        words = f"the workload has no {missing}: no job can be sent as a dry run"
-        return Finding("job", "warn", words, f"name it under the key {missing}")
+    if workload.cluster is None:
+        return _incomplete("cluster")
+    if not workload.image:
+        return _incomplete("image")
     groups = [Group.of_today(workload.cluster.dnn)]
     job = prepare(workload=workload, groups=groups, run_dir=Path(f"{workload.name}-doctor"))
     request = KubernetesPlatform().plan(job)
@@ -132,6 +137,11 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     return Finding("job", "ok", f"the cluster would take its {text(shown, 'kind')} (dry run)")
 
 
+def _incomplete(key: str) -> Finding:
+    words = f"the workload has no {key}: no job can be sent as a dry run"
+    return Finding("job", "warn", words, f"name it under the key {key}")
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimUse:
     """How the pods of a workload mount a PersistentVolumeClaim, which the key `what` names.
@@ -147,27 +157,55 @@ class ClaimUse:
     is_written: bool
     may_be_more: bool = False
 
+    @property
+    def access_modes(self) -> set[str]:
+        """Modes of a claim that pods on several nodes can use like this."""
+        if self.is_written:
+            return {"ReadWriteMany"}
+        return {"ReadWriteMany", "ReadOnlyMany"}
+
 
 def claims_of(workload: Workload) -> Iterator[ClaimUse]:
-    settings = workload.kubernetes or KubernetesSettings()
-    hosts = workload.cluster.dnn.count if workload.cluster else 1
-    data = workload.constraints.max_data_hosts > 0
-    uris = {f"channels.{name}": channel.uri for name, channel in workload.channels.items()}
-    uris["kubernetes.output"] = settings.output or ""
-    uris["kubernetes.champion"] = settings.champion or ""
-    uris["kubernetes.memory"] = settings.memory or ""
-    for what, uri in uris.items():
-        if uri.startswith("pvc://"):
-            is_read, claim = what.startswith("channels."), claim_of(uri, where=f"key {what}")[0]
-            count = 1 if what.endswith((".champion", ".memory")) else hosts
-            yield ClaimUse(claim, what, count, not is_read, is_read and data)
-    for role, pods in (("dnn", settings.dnn), ("data", settings.data)):
-        count, more = (hosts, False) if role == "dnn" else (1, data)
-        what = f"kubernetes.{role}.pod.spec.volumes"
-        for volume in mappings(pods.pod.document, "spec", "volumes"):
-            if source := mapping(volume, "persistentVolumeClaim"):
-                name, is_written = str(source.get("claimName")), not source.get("readOnly")
-                yield ClaimUse(name, what, count, is_written, more)
+    """Yields the claims that channels, places and volumes of a workload name."""
+    settings = workload.kubernetes_settings
+    hosts = workload.num_todays_hosts
+    has_data_hosts = workload.constraints.max_data_hosts > 0
+    for name, channel in workload.channels.items():
+        yield from _claims_at(
+            channel.uri, f"channels.{name}", hosts, is_written=False, may_be_more=has_data_hosts
+        )
+    yield from _claims_at(settings.output, "kubernetes.output", hosts)
+    # Steps of a pipeline mount them, one at a time.
+    yield from _claims_at(settings.champion, "kubernetes.champion", 1)
+    yield from _claims_at(settings.memory, "kubernetes.memory", 1)
+    yield from _claims_of_pods(settings.dnn, "dnn", hosts)
+    yield from _claims_of_pods(settings.data, "data", 1, may_be_more=has_data_hosts)
+
+
+def _claims_at(
+    uri: str | None,
+    key: str,
+    num_hosts: int,
+    *,
+    is_written: bool = True,
+    may_be_more: bool = False,
+) -> Iterator[ClaimUse]:
+    """Yields the claim of an address, if it is on one; the others are as of `ClaimUse`."""
+    if uri is None or not uri.startswith("pvc://"):
+        return
+    claim, _ = claim_of(uri, where=f"key {key}")
+    yield ClaimUse(claim, key, num_hosts, is_written, may_be_more)
+
+
+def _claims_of_pods(
+    pods: PodSettings, role: Role, num_hosts: int, *, may_be_more: bool = False
+) -> Iterator[ClaimUse]:
+    """Yields the claims among the volumes of a role's pods."""
+    key = f"kubernetes.{role}.pod.spec.volumes"
+    for volume in mappings(pods.pod.document, "spec", "volumes"):
+        if source := mapping(volume, "persistentVolumeClaim"):
+            claim, is_written = str(source.get("claimName")), not source.get("readOnly")
+            yield ClaimUse(claim, key, num_hosts, is_written, may_be_more)
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
@@ -179,30 +217,35 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
     spec, phase = mapping(claim, "spec"), text(claim, "status", "phase")
     modes, storage = texts(spec, "accessModes"), text(spec, "storageClassName")
     line = f"{use.claim} ({use.what}): {', '.join(modes)}, {storage or 'no storage class'}, {phase}"
-    many = {"ReadWriteMany"} if use.is_written else {"ReadWriteMany", "ReadOnlyMany"}
-    if not many & set(modes) and (use.num_hosts > 1 or use.may_be_more):
-        is_today = use.num_hosts > 1
-        who = f"{use.num_hosts} hosts" if is_today else "a dnn host and data hosts"
-        fix = f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, NFS...)"
-        state: FindingState = "fail" if is_today else "warn"
-        return Finding("claim", state, f"{line}; {who} need to mount it", fix)
+    if use.access_modes.isdisjoint(modes):
+        modes_words = " or ".join(sorted(use.access_modes))
+        fix = f"a claim of a class that has {modes_words} (EFS, Filestore, NFS...)"
+        if use.num_hosts > 1:
+            words = f"{line}; {use.num_hosts} hosts need to mount it"
+            return Finding("claim", "fail", words, fix)
+        if use.may_be_more:
+            words = f"{line}; a dnn host and data hosts need to mount it"
+            return Finding("claim", "warn", words, fix)
     if phase == "Bound":
         return Finding("claim", "ok", line)
-    # Of most classes it waits for its first pod.
     fix = f"kubectl describe pvc {use.claim} -n {cluster.namespace} says what it waits for"
-    return Finding("claim", "fail" if phase == "Lost" else "warn", line, fix)
+    if phase == "Lost":
+        return Finding("claim", "fail", line, fix)
+    # Of most classes it waits for its first pod.
+    return Finding("claim", "warn", line, fix)
 
 
 def kubeflow_finding(workload: Workload) -> Finding:
     try:
         tag = KubeflowClient(workload).health.get("tag_name")
     except StokerError as err:
-        # A site without it trains all the same, unless the workload says that there is one.
-        is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
-        is_unasked = isinstance(err, ServiceError) and err.kind == "denied"
-        state: FindingState = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
-        return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)
+        words = f"Kubeflow Pipelines cannot be checked: {err.what}"
+        is_denied = isinstance(err, ServiceError) and err.kind == "denied"
+        # A site without it trains all the same, unless the workload says that there is one.
+        if workload.kubernetes_settings.kubeflow and not is_denied:
+            return Finding("kubeflow", "fail", words, fix)
+        return Finding("kubeflow", "warn", words, fix)
     least = "pipelines need 2.14 or later"
     # Custom builds have no version.
     match = re.match(r"v?(\d+)\.(\d+)", str(tag or ""))
@@ -213,8 +256,10 @@ def kubeflow_finding(workload: Workload) -> Finding:
     if version < LEAST_SERVER:
         return Finding("kubeflow", "fail", words, least)
     lacks = [why for since, why in _LATER.items() if version < since]
-    fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines" if lacks else ""
-    return Finding("kubeflow", "warn" if lacks else "ok", "; ".join([words, *lacks]), fix)
+    if lacks:
+        fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines"
+        return Finding("kubeflow", "warn", "; ".join([words, *lacks]), fix)
+    return Finding("kubeflow", "ok", words)
 
 
 def argo_finding(kubeflow: ClusterApi) -> Finding:
@@ -229,7 +274,9 @@ def argo_finding(kubeflow: ClusterApi) -> Finding:
     strategy = mapping({"of": defaults}, "of", "spec", "templateDefaults", "retryStrategy")
     expression = text(strategy, "expression")
     # As Argo has it: RetryPolicyActual in its workflow_types.go.
-    policy = text(strategy, "retryPolicy") or ("Always" if expression else "OnFailure")
+    policy = text(strategy, "retryPolicy")
+    if not policy:
+        policy = "Always" if expression else "OnFailure"
     if expression and policy == "Always":
         return Finding("argo", "ok", f"a lost follower is tried again if {expression}")
     means = LOST_FOLLOWER.get(policy, "is tried again only after errors that Argo calls transient")

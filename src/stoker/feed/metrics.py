@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from stoker import environment
-from stoker.errors import UsageError
+from stoker.errors import UsageError, what_of
 from stoker.logs import EventName, Log
 from stoker.records import Json, write_text
 from stoker.records.base import word_of
@@ -30,7 +30,7 @@ def log_metrics(**values: float) -> None:
     try:
         _merge(process.metrics, numbers, log)
     except (OSError, UsageError) as err:
-        reason = err.what if isinstance(err, UsageError) else str(err)
+        reason = what_of(err)
         log.event(EventName.METRICS_WRITE_FAILED, reason=reason)
 
 

@@ -89,8 +89,10 @@ def log_words(steps: Sequence[RunStep]) -> str:
 
 def step_text(step: RunStep) -> str:
     """Returns a step in one line: name, status, seconds, reason."""
-    seconds = "" if step.seconds is None else f"{step.seconds:.0f} s"
-    line = f"{step.name:<24} {step.status:<10} {seconds:>8}".rstrip()
+    line = f"{step.name:<24} {step.status:<10}".rstrip()
+    if step.seconds is not None:
+        seconds = f"{step.seconds:.0f} s"
+        line = f"{step.name:<24} {step.status:<10} {seconds:>8}"
     if step.reason:
         return f"{line}  {step.reason}"
     return line
@@ -158,10 +160,9 @@ class PipelineClient(ABC):
             try:
                 state = self.status(run)
             except PlatformError as err:
-                # A run that was just started may not be shown yet.
-                kind = err.kind if isinstance(err, ServiceError) else "refused"
-                is_away = kind in ("away", "stale", "missing")
-                if not is_away or self.clock() - heard > PATIENCE_SECONDS:
+                # Missing: a run that was just started may not be shown yet.
+                passes = isinstance(err, ServiceError) and err.kind in ("away", "stale", "missing")
+                if not passes or self.clock() - heard > PATIENCE_SECONDS:
                     raise
             else:
                 heard = self.clock()
@@ -306,7 +307,9 @@ def check_complete(workload: Workload, *, image: str, instance_type: str) -> Non
 
 def platform_of(target: str) -> PlatformName:
     """Returns the platform of the jobs that a target's pipelines start."""
-    return "kubernetes" if target == "kubeflow" else "sagemaker"
+    if target == "kubeflow":
+        return "kubernetes"
+    return "sagemaker"
 
 
 def check_decidable(workload: Workload, *, platform: PlatformName) -> Catalog:
@@ -366,24 +369,32 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     A relative `sagemaker.source` is in `folder`, by default the current one.
     """
     settings = sagemaker_of(workload)
-    package = None
-    if settings.source is not None and not settings.source.startswith("s3://"):
-        package = package_of((folder or Path.cwd()) / settings.source)
-        check_program(workload.command, package)
-        check_requirements(settings, package)
-    code = package.content if package else None
-    named = _with_source(workload, settings, CODE) if code is not None else workload
+    inputs_uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs"
+    if settings.source is None or settings.source.startswith("s3://"):
+        uri = f"{inputs_uri}/{_inputs_digest(workload, b'')}"
+        return Inputs(uri=uri, files={WORKLOAD: to_json(workload).encode()}, workload=workload)
+    package = package_of((folder or Path.cwd()) / settings.source)
+    check_program(workload.command, package)
+    check_requirements(settings, package)
     # With the code's bare name: its address contains the digest that is made here.
-    document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(document.encode())
-    if order := order_of(values_of(named.hyperparameters)):
-        digest.update(json.dumps(order).encode())
-    digest.update(hashlib.sha256(code or b"").digest())
-    # The address names the content: an upload never changes what a running pipeline reads.
-    uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"
-    placed = _with_source(workload, settings, f"{uri}/{CODE}") if code is not None else workload
-    files = {WORKLOAD: to_json(placed).encode(), **({} if code is None else {CODE: code})}
+    named = _with_source(workload, settings, CODE)
+    uri = f"{inputs_uri}/{_inputs_digest(named, package.content)}"
+    placed = _with_source(workload, settings, f"{uri}/{CODE}")
+    files = {WORKLOAD: to_json(placed).encode(), CODE: package.content}
     return Inputs(uri=uri, files=files, workload=placed, code=package)
+
+
+def _inputs_digest(workload: Workload, code: bytes) -> str:
+    """Returns the name of the inputs' folder, which changes with their content.
+
+    So an upload never changes what a running pipeline reads.
+    """
+    document = json.dumps(to_document(workload), sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(document.encode())
+    if order := order_of(values_of(workload.hyperparameters)):
+        digest.update(json.dumps(order).encode())
+    digest.update(hashlib.sha256(code).digest())
+    return digest.hexdigest()[:16]
 
 
 def sagemaker_of(workload: Workload) -> SageMakerSettings:

@@ -17,7 +17,7 @@ from stoker.errors import UsageError
 from stoker.logs import printable
 from stoker.platforms.packing import MAX_CODE_BYTES
 from stoker.records import Json, Place, Workload, convert, to_document
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping
 from stoker.units import count
 
 # A step's own name; deeper lists are compared as a whole.
@@ -73,8 +73,9 @@ def code_digests(package: bytes | None) -> Mapping[str, str] | None:
         for opened, member in archive.members(
             io.BytesIO(package), max_bytes=2 * MAX_CODE_BYTES, max_members=archive.MAX_CODE_FILES
         ):
-            content = opened.extractfile(member) if member.isfile() else None
-            text = content.read() if content else member.linkname.encode(errors="surrogateescape")
+            text = member.linkname.encode(errors="surrogateescape")
+            if member.isfile() and (content := opened.extractfile(member)):
+                text = content.read()
             digest = hashlib.sha256(text + f"{member.mode}".encode())
             digests[member.name] = digest.hexdigest()
     except (tarfile.TarError, OSError):
@@ -172,7 +173,7 @@ def _differences(was: Json, now: Json, path: str) -> Iterator[tuple[str, Json, J
     """Yields (path, old, new) of what differs; None: it is not there."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys((*was, *now)):
-            below = f"{path}.{key}" if path else str(key)
+            below = f"{path}.{key}".removeprefix(".")
             yield from _differences(was.get(key), now.get(key), below)
         return
     old, new = _by_name(was), _by_name(now)
@@ -188,13 +189,22 @@ def _differences(was: Json, now: Json, path: str) -> Iterator[tuple[str, Json, J
 
 def _by_name(items: Json) -> dict[str, Json] | None:
     """Returns a list of mappings that all have another name, by these; None for other values."""
-    listed = mappings(items) if isinstance(items, list) else []
-    if not listed or len(listed) != len(items if isinstance(items, Sequence) else ()):
+    if not isinstance(items, list) or not items:
         return None
-    names = [next((str(each[key]) for key in _NAMED if key in each), "") for each in listed]
-    if "" in names or len(set(names)) < len(names):
-        return None
-    return dict(zip(names, listed, strict=True))
+    by_name: dict[str, Json] = {}
+    for item in items:
+        name = _name_of(item)
+        if not name or name in by_name:
+            return None
+        by_name[name] = item
+    return by_name
+
+
+def _name_of(item: Json) -> str:
+    """Returns what an item of a list is called by; empty: it has no name, or is no mapping."""
+    if not isinstance(item, Mapping):
+        return ""
+    return next((str(item[key]) for key in _NAMED if key in item), "")
 
 
 def _text(value: Json) -> str:

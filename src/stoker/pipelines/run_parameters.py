@@ -68,16 +68,21 @@ def told_parameters(
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         own = parameter_named(typed, workload=workload)
-        name = spelt_as(own.name if own else typed.strip(), declared)
+        if own:
+            typed = own.name
+        name = spelt_as(typed.strip(), declared)
         if name not in declared:
             raise UsageError(
                 f"the uploaded pipeline has no parameter {name}",
                 fix=nearest(name, sorted(declared))
                 + f"; a new one: stoker upload {target} WORKLOAD",
             )
-        value = parse([text], workload=workload)[own.name] if own else value.strip()
+        value = value.strip()
+        checked_name = name
+        if own:
+            value, checked_name = parse([text], workload=workload)[own.name], own.name
         value = _of_kind(name, value, declared[name], own=own)
-        _check_value(own.name if own else name, value, target=target, shown=name)
+        _check_value(checked_name, value, target=target, shown=name)
         found.append(ToldParameter(name=name, value=value, own=own))
         spelt.append((name, text))
     refuse_doubles(spelt)
@@ -86,7 +91,9 @@ def told_parameters(
 
 def _of_kind(name: str, value: str, kind: Kind, *, own: Parameter | None) -> str:
     """Returns a value as the uploaded pipeline's kind has it."""
-    uploaded = "" if own is None or own.kind == kind else ", as the uploaded pipeline has it"
+    uploaded = ""
+    if own and own.kind != kind:
+        uploaded = ", as the uploaded pipeline has it"
     if kind == "integer":
         whole = whole_number(value)
         if whole is None:

@@ -47,6 +47,83 @@ _UTC = ("UTC", "Etc/UTC", "GMT", "Etc/GMT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """What a field of a cron expression counts.
+
+    Attributes:
+        name: For errors.
+        low: Its smallest number.
+        high: Its largest number.
+        names: Names of its numbers, from `low` on.
+    """
+
+    name: str
+    low: int
+    high: int
+    names: Sequence[str] = ()
+
+    def times(self, field: str) -> tuple[int, ...]:
+        """Returns the numbers of a field in their order; raises as `numbers`."""
+        return tuple(sorted(self.numbers(field)))
+
+    def numbers(self, field: str, *, may_wrap: bool = False) -> frozenset[int]:
+        """Returns the numbers of a field: *, 3, 1-5, MON-FRI, */15, 10/20, and lists of these.
+
+        Args:
+            field: Its text.
+            may_wrap: Whether FRI-MON is a range.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        chosen: set[int] = set()
+        for part in field.split(","):
+            span, slash, step = part.partition("/")
+            if slash and not (_NUMBER.fullmatch(step) and int(step)):
+                raise ValueError(f"{self.name} {part}: after / comes a whole number above 0")
+            first, last = self._ends(span, field=field, has_step=bool(slash))
+            numbers = [*range(first, last + 1)]
+            if first > last:
+                if not may_wrap:
+                    raise ValueError(f"{self.name} {span} ends before it begins")
+                numbers = [*range(first, self.high + 1), *range(self.low, last + 1)]
+            if slash:
+                numbers = numbers[:: int(step)]
+            chosen.update(numbers)
+        return frozenset(chosen)
+
+    def _ends(self, span: str, *, field: str, has_step: bool) -> tuple[int, int]:
+        """Returns the first and the last number of `*`, 3 or 1-5; with a step 3 has no end."""
+        if span in ("*", "?"):
+            return self.low, self.high
+        begin, dash, end = span.partition("-")
+        first = self._number(begin, field)
+        if dash:
+            return first, self._number(end, field)
+        if has_step:
+            return first, self.high
+        return first, first
+
+    def _number(self, text: str, field: str) -> int:
+        if text.upper() in self.names:
+            return self.low + self.names.index(text.upper())
+        if not _NUMBER.fullmatch(text) or not self.low <= int(text) <= self.high:
+            raise ValueError(f"{self.name} {text or field} is not in {self.low} to {self.high}")
+        return int(text)
+
+
+_YEAR = _Unit(name="year", low=1970, high=_LAST_YEAR)
+_MONTH = _Unit(name="month", low=1, high=12, names=_MONTHS)
+_DAY = _Unit(name="day", low=1, high=31)
+# EventBridge counts from 1, Kubeflow from 0; both begin with SUN.
+_WEEKDAY = _Unit(name="weekday", low=1, high=7, names=_WEEKDAYS)
+_WEEKDAY_FROM_0 = _Unit(name="weekday", low=0, high=6, names=_WEEKDAYS)
+_HOUR = _Unit(name="hour", low=0, high=23)
+_MINUTE = _Unit(name="minute", low=0, high=59)
+_SECOND = _Unit(name="second", low=0, high=59)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTimes:
     """When a schedule starts runs.
 
@@ -74,10 +151,10 @@ class ScheduleTimes:
         """Returns the first start after `now` in the schedule's zone; None: there is none."""
         zone = _zone(self.time_zone)
         if self.seconds is not None:
-            wait = 0.0 if self.starts_at_once else self.seconds
-            return (now + timedelta(seconds=wait)).astimezone(zone)
-        moments = [self.once] if self.once else self._moments(now.astimezone(zone).date())
-        for moment in moments:
+            if self.starts_at_once:
+                return now.astimezone(zone)
+            return (now + timedelta(seconds=self.seconds)).astimezone(zone)
+        for moment in self._moments(now.astimezone(zone).date()):
             start = moment.replace(tzinfo=zone)
             as_utc = start.astimezone(UTC)
             # An hour that the clock jumps over in spring has no starts.
@@ -87,6 +164,10 @@ class ScheduleTimes:
         return None
 
     def _moments(self, first: date) -> Iterator[datetime]:
+        """Yields its starts from a day on, by the clock of its zone."""
+        if self.once:
+            yield self.once
+            return
         last_year = self.last_year or first.year + _SEARCHED_YEARS
         day = first
         while day.year <= min(last_year, _LAST_YEAR):
@@ -106,10 +187,12 @@ class ScheduleTimes:
             return None
         moments = self._moments(now.date())
         first = next(moments, None)
+        if first is None:
+            return None
         # Longer than any gap that comes again; of many starts a day some thousands are enough.
-        until = (first or datetime.min) + timedelta(days=_WATCHED_DAYS)
+        until = first + timedelta(days=_WATCHED_DAYS)
         later = itertools.takewhile(lambda each: each < until, moments)
-        starts = [*([first] if first else []), *itertools.islice(later, _MAX_STARTS)]
+        starts = [first, *itertools.islice(later, _MAX_STARTS)]
         gaps = [after - before for before, after in itertools.pairwise(starts)]
         if gaps:
             return max(gaps).total_seconds() / 3600
@@ -117,7 +200,9 @@ class ScheduleTimes:
 
     def next_words(self, now: datetime) -> str:
         """Returns when it fires next, in its zone, and in UTC where that is another time."""
-        start = self.next_after(now) if has_zones() else None
+        if not has_zones():
+            return ""
+        start = self.next_after(now)
         if start is None:
             return ""
         shown = f"{start:%a %Y-%m-%d %H:%M} {self.time_zone}"
@@ -160,17 +245,16 @@ def checked_times(
         UsageError: If the service would refuse it, or it never fires.
     """
     _check_zone(time_zone, target=target, where=where)
-    read = _of_eventbridge if target == "sagemaker" else _of_kubeflow
     try:
-        times = read(cron, time_zone)
+        if target == "sagemaker":
+            times = _of_eventbridge(cron, time_zone)
+        else:
+            times = _of_kubeflow(cron, time_zone)
     except ValueError as err:
-        reason = f": {err}" if str(err) else ""
-        raise UsageError(
-            f"{where.rpartition(' ')[2]} '{cron}' is not an expression of "
-            f"{_SERVICES[target]}{reason}",
-            where=where,
-            fix=_FIXES[target],
-        ) from None
+        what = f"{where.rpartition(' ')[2]} '{cron}' is not an expression of {_SERVICES[target]}"
+        if str(err):
+            what += f": {err}"
+        raise UsageError(what, where=where, fix=_FIXES[target]) from None
     if has_zones() and times.next_after(now) is None:
         what = f"'{cron}' never fires: no such day lies ahead"
         if times.once:
@@ -214,15 +298,15 @@ def _of_eventbridge(text: str, zone: str) -> ScheduleTimes:
     if (day == "?") == (weekday == "?"):
         found = "both are ?" if day == "?" else "neither is ?"
         raise ValueError(f"one of day ({day}) and weekday ({weekday}) must be ?, and {found}")
-    years = _values(year, unit="year", low=1970, high=_LAST_YEAR)
-    months = _values(month, unit="month", low=1, high=12, names=_MONTHS, may_wrap=True)
+    years = _YEAR.numbers(year)
+    months = _MONTH.numbers(month, may_wrap=True)
     is_day = _days_of_month(day) if weekday == "?" else _weekdays(weekday)
     return ScheduleTimes(
         text=text,
         time_zone=zone,
         is_day=lambda each: each.month in months and each.year in years and is_day(each),
-        hours=_times(hour, unit="hour", high=23),
-        minutes=_times(minute, unit="minute", high=59),
+        hours=_HOUR.times(hour),
+        minutes=_MINUTE.times(minute),
         last_year=None if year == "*" else max(years),
     )
 
@@ -237,8 +321,9 @@ def _rate(text: str, zone: str) -> ScheduleTimes:
         raise ValueError(f"unknown unit {unit}: use minutes, hours or days")
     if not count:
         raise ValueError("a rate of 0 is not possible")
-    if (count == 1) != (unit == one):
-        raise ValueError(f"write rate({count} {one if count == 1 else one + 's'})")
+    right_unit = one if count == 1 else f"{one}s"
+    if unit != right_unit:
+        raise ValueError(f"write rate({count} {right_unit})")
     return ScheduleTimes(
         text=text, time_zone=zone, seconds=count * _UNITS[one], starts_at_once=True
     )
@@ -246,9 +331,10 @@ def _rate(text: str, zone: str) -> ScheduleTimes:
 
 def _of_kubeflow(text: str, zone: str) -> ScheduleTimes:
     if text.startswith("@every"):
-        found = _EVERY.fullmatch(text)
-        parts = re.findall(r"([0-9.]+)([hms])", found[1]) if found else []
-        seconds = sum(float(count) * _GO_UNITS[unit] for count, unit in parts)
+        seconds = 0.0
+        if match := _EVERY.fullmatch(text):
+            parts = re.findall(r"([0-9.]+)([hms])", match[1])
+            seconds = sum(float(count) * _GO_UNITS[unit] for count, unit in parts)
         if seconds < 1:
             raise ValueError("a rate is written @every 12h, or @every 1h30m")
         return ScheduleTimes(text=text, time_zone=zone, seconds=seconds)
@@ -258,78 +344,28 @@ def _of_kubeflow(text: str, zone: str) -> ScheduleTimes:
     if len(fields) != 6 or not all(fields):
         raise ValueError("")
     second, minute, hour, day, month, weekday = fields
-    months = _values(month, unit="month", low=1, high=12, names=_MONTHS)
-    days = _values(day, unit="day", low=1, high=31)
-    weekdays = _values(weekday, unit="weekday", low=0, high=6, names=_WEEKDAYS)
+    months = _MONTH.numbers(month)
+    days = _DAY.numbers(day)
+    weekdays = _WEEKDAY_FROM_0.numbers(weekday)
     # Of two days that are both named, either is enough; `*` and `?` name none.
     has_one = any(part[0] in "*?" for part in f"{day},{weekday}".split(","))
 
     def is_day(each: date) -> bool:
+        if each.month not in months:
+            return False
         of_month, of_week = each.day in days, each.isoweekday() % 7 in weekdays
-        is_one = of_month and of_week if has_one else of_month or of_week
-        return each.month in months and is_one
+        if has_one:
+            return of_month and of_week
+        return of_month or of_week
 
     return ScheduleTimes(
         text=text,
         time_zone=zone,
         is_day=is_day,
-        hours=_times(hour, unit="hour", high=23),
-        minutes=_times(minute, unit="minute", high=59),
-        second=_times(second, unit="second", high=59),
+        hours=_HOUR.times(hour),
+        minutes=_MINUTE.times(minute),
+        second=_SECOND.times(second),
     )
-
-
-def _times(field: str, *, unit: str, high: int) -> tuple[int, ...]:
-    return tuple(sorted(_values(field, unit=unit, low=0, high=high)))
-
-
-def _values(
-    field: str,
-    *,
-    unit: str,
-    low: int,
-    high: int,
-    names: Sequence[str] = (),
-    may_wrap: bool = False,
-) -> frozenset[int]:
-    """Returns the numbers of a field: *, 3, 1-5, MON-FRI, */15, 10/20, and lists of these.
-
-    Args:
-        field: Its text.
-        unit: What it counts, for errors.
-        low: Its smallest number.
-        high: Its largest number.
-        names: Names of its numbers, from `low` on.
-        may_wrap: Whether FRI-MON is a range.
-
-    Raises:
-        ValueError: If it is none.
-    """
-
-    def number(text: str) -> int:
-        if text.upper() in names:
-            return low + names.index(text.upper())
-        if not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
-            raise ValueError(f"{unit} {text or field} is not in {low} to {high}")
-        return int(text)
-
-    found: set[int] = set()
-    for part in field.split(","):
-        span, slash, step = part.partition("/")
-        if slash and not (_NUMBER.fullmatch(step) and int(step)):
-            raise ValueError(f"{unit} {part}: after / comes a whole number above 0")
-        begin, dash, end = span.partition("-")
-        first = low if span in ("*", "?") else number(begin)
-        last = number(end) if dash else first
-        if span in ("*", "?") or (slash and not dash):
-            last = high
-        if first > last and not may_wrap:
-            raise ValueError(f"{unit} {span} ends before it begins")
-        numbers = [*range(first, last + 1)]
-        if first > last:
-            numbers = [*range(first, high + 1), *range(low, last + 1)]
-        found.update(numbers[:: int(step) if slash else 1])
-    return frozenset(found)
 
 
 def _days_of_month(field: str) -> _IsDay:
@@ -346,7 +382,7 @@ def _days_of_month(field: str) -> _IsDay:
         elif part not in plain:
             raise ValueError(f"day {part} is not a day of a month")
     if plain:
-        days = _values(",".join(plain), unit="day", low=1, high=31)
+        days = _DAY.numbers(",".join(plain))
         rules.append(lambda day: day.day in days)
     return lambda day: any(rule(day) for rule in rules)
 
@@ -381,15 +417,13 @@ def _weekdays(field: str) -> _IsDay:
         else:
             plain.append("7" if part == "L" else part)
     if plain:
-        days = _values(
-            ",".join(plain), unit="weekday", low=1, high=7, names=_WEEKDAYS, may_wrap=True
-        )
+        days = _WEEKDAY.numbers(",".join(plain), may_wrap=True)
         rules.append(lambda day: day.isoweekday() % 7 + 1 in days)
     return lambda day: any(rule(day) for rule in rules)
 
 
 def _weekday(text: str) -> int:
-    (number,) = _values(text, unit="weekday", low=1, high=7, names=_WEEKDAYS)
+    (number,) = _WEEKDAY.numbers(text)
     return number
 
 

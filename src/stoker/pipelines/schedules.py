@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -51,6 +51,11 @@ class Schedule:
         values = {name: _shown(value) for name, value in sorted(self.parameters.items())}
         return {"cron": self.cron, "time zone": self.time_zone, **values, **self.facts}
 
+    def description(self, pipeline: str) -> str:
+        """Returns what both services store with it, by which `is_of_workload` is read again."""
+        made_by = OF_WORKLOAD if self.is_of_workload else "made by stoker"
+        return f"Starts the pipeline {pipeline}; {made_by}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSchedule:
@@ -89,7 +94,9 @@ class ScheduleChange:
     def action(self) -> str:
         if self.there is None:
             return "created"
-        return "changed" if self.changes else "unchanged"
+        if self.changes:
+            return "changed"
+        return "unchanged"
 
     @property
     def lines(self) -> list[str]:
@@ -99,8 +106,10 @@ class ScheduleChange:
         shown = [f"  {line}" for line in self.changes]
         shown += [f"  kept: {line}" for line in self.kept]
         if not wanted.is_on:
-            return [head, *shown, "  disabled, as before: enable it where it was disabled"]
-        return [head, *shown, *([f"  next: {self.next_words}"] if self.next_words else [])]
+            shown.append("  disabled, as before: enable it where it was disabled")
+        elif self.next_words:
+            shown.append(f"  next: {self.next_words}")
+        return [head, *shown]
 
     @property
     def document(self) -> dict[str, Json]:
@@ -129,7 +138,9 @@ def schedule_name(workload: Workload, name: str | None, *, end: str = "-") -> st
     base = f"stoker-{workload.name}"
     if name is None or name in (base, workload.name):
         return base
-    full = name if name.startswith(f"{base}-") else f"{base}{end}{name}"
+    full = name
+    if not name.startswith(f"{base}-"):
+        full = f"{base}{end}{name}"
     if not _NAME.fullmatch(full):
         raise UsageError(
             f"invalid name of a schedule: {full!r}",
@@ -151,7 +162,7 @@ def settings_of(workload: Workload, *, target: str) -> ScheduleSettings | None:
         if workload.sagemaker:
             return workload.sagemaker.schedule
         return None
-    kubeflow = workload.kubernetes.kubeflow if workload.kubernetes else None
+    kubeflow = workload.kubernetes_settings.kubeflow
     if kubeflow:
         return kubeflow.schedule
     return None
@@ -209,8 +220,11 @@ def planned(
     Raises:
         UsageError: If it has no expression, or one that the service would refuse.
     """
-    old = there if there and not asked.is_whole else None
-    cron, zone = asked.cron or (old.cron if old else ""), asked.time_zone
+    # What it has where nothing is said.
+    base = Schedule(name=asked.name, cron="")
+    if there and not asked.is_whole:
+        base = there
+    cron = asked.cron or base.cron
     if not cron:
         raise UsageError(
             f"there is no schedule {asked.name} yet: it needs an expression",
@@ -220,26 +234,37 @@ def planned(
     wanted = Schedule(
         name=asked.name,
         cron=cron,
-        time_zone=zone or (old.time_zone if old else "UTC"),
+        time_zone=asked.time_zone or base.time_zone,
         parameters={**before, **parameters},
         facts=facts,
-        is_on=there.is_on if there else True,
+        is_on=there is None or there.is_on,
         is_of_workload=asked.is_of_workload or bool(there and there.is_of_workload),
     )
-    where = f"key {KEYS[target]}.cron" if asked.is_of_workload else "--cron"
+    where = "--cron"
+    if asked.is_of_workload:
+        where = f"key {KEYS[target]}.cron"
     times = checked_times(cron, time_zone=wanted.time_zone, target=target, now=now, where=where)
-    kept = [f"{name}={_shown(value)}" for name, value in before.items() if name not in parameters]
-    if old and zone is None and old.time_zone != "UTC":
-        kept.append(f"time zone {old.time_zone}")
-    if old and asked.cron is None:
-        kept.append(f"cron {old.cron}")
+    kept_parameters = {name: before[name] for name in before if name not in parameters}
+    changes: list[str] = []
+    if there:
+        changes = _changes(there.compared, wanted.compared)
     return ScheduleChange(
         wanted=wanted,
         there=there,
-        changes=tuple(_changes(there.compared, wanted.compared)) if there else (),
-        kept=tuple(kept),
+        changes=tuple(changes),
+        kept=tuple(_kept_words(asked, base, kept_parameters)),
         next_words=times.next_words(now),
     )
+
+
+def _kept_words(asked: AskedSchedule, base: Schedule, parameters: Document) -> Iterator[str]:
+    """Yields what a schedule keeps of what it was, though nobody said so again."""
+    for name, value in parameters.items():
+        yield f"{name}={_shown(value)}"
+    if asked.time_zone is None and base.time_zone != "UTC":
+        yield f"time zone {base.time_zone}"
+    if asked.cron is None:
+        yield f"cron {base.cron}"
 
 
 def spelt_parameters(schedule: Schedule, declared: Collection[str]) -> dict[str, Json]:
@@ -296,8 +321,10 @@ def lacking_words(
     """
     lines = []
     for entry in listed:
-        values = entry.schedule.parameters if entry.schedule else {}
-        if lost := [name for name in values if name not in declared]:
+        if entry.schedule is None:
+            continue
+        lost = [name for name in entry.schedule.parameters if name not in declared]
+        if lost:
             lines.append(
                 f"the schedule {entry.name} sets {', '.join(lost)}, which {pipeline} does not have"
             )
@@ -324,14 +351,14 @@ def early_words(listed: Sequence[ListedSchedule], *, workload: Workload, file: s
 
 
 def _early_line(entry: ListedSchedule, *, extra: str, file: str) -> str:
-    schedule = entry.schedule
-    words = ["stoker", "schedule", "sagemaker", file, "--name", extra, "--cron"]
-    words.append(schedule.cron if schedule else "EXPRESSION")
-    if schedule and schedule.time_zone != "UTC":
+    # Of one that this caller may not read, the user has to say the expression.
+    schedule = entry.schedule or Schedule(name=entry.name, cron="EXPRESSION")
+    words = ["stoker", "schedule", "sagemaker", file, "--name", extra, "--cron", schedule.cron]
+    if schedule.time_zone != "UTC":
         words += ["--time-zone", schedule.time_zone]
-    for name, value in schedule.parameters.items() if schedule else ():
+    for name, value in schedule.parameters.items():
         words += ["--param", f"{name}={_shown(value)}"]
-    state = "still starts runs" if schedule is None or schedule.is_on else "is there, disabled"
+    state = "still starts runs" if schedule.is_on else "is there, disabled"
     delete = _REMOVE["sagemaker"].format(name=entry.name)
     return (
         f"schedule {entry.name} {state} under an earlier version's name: adopt it: "

@@ -73,9 +73,12 @@ class VersionHistory(ABC):
 
 def version_text(version: UploadedVersion) -> str:
     """Returns a version in one line: name, time, aliases, description."""
-    mark = "runs now" if version.is_latest else ""
-    words = ", ".join((*version.aliases, *filter(None, (mark, version.about))))
-    return f"{version.name}  {version.created_at}  {words}".rstrip()
+    words = [*version.aliases]
+    if version.is_latest:
+        words.append("runs now")
+    if version.about:
+        words.append(version.about)
+    return f"{version.name}  {version.created_at}  {', '.join(words)}".rstrip()
 
 
 def version_named(

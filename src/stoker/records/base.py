@@ -84,6 +84,14 @@ def mappings(document: Json, *keys: str) -> list[Document]:
     return []
 
 
+def texts(document: Json, *keys: str) -> list[str]:
+    """Returns the texts in the list at the path `keys`; empty if there is no list."""
+    items = item_at(document, *keys)
+    if isinstance(items, list | tuple):
+        return [item for item in items if isinstance(item, str)]
+    return []
+
+
 def text(document: Json, *keys: str) -> str:
     """Returns the value at the path `keys` as text; empty if there is none."""
     return str(item_at(document, *keys) or "")

@@ -659,6 +659,18 @@ class PlatformSettings(Record, frozen=True, kw_only=True):
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
 
+    @property
+    def kubernetes_settings(self) -> KubernetesSettings:
+        """Settings of jobs on Kubernetes: the defaults where nothing is said."""
+        return self.kubernetes or KubernetesSettings()
+
+    @property
+    def sagemaker_region(self) -> str | None:
+        """AWS region in the settings of SageMaker; None: that of this machine's login."""
+        if self.sagemaker is None:
+            return None
+        return self.sagemaker.region
+
 
 # Platforms whose settings are a section of the workload.
 PLATFORM_SECTIONS = tuple(

@@ -661,6 +661,20 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         return {name: source_of(each) for name, each in self.secrets.items()}
 
     @property
+    def todays_type(self) -> str:
+        """Instance type of today's trainer hosts; empty: this machine."""
+        if self.cluster is None:
+            return ""
+        return self.cluster.dnn.instance_type
+
+    @property
+    def num_todays_hosts(self) -> int:
+        """Today's trainer hosts; 1: this machine."""
+        if self.cluster is None:
+            return 1
+        return self.cluster.dnn.count
+
+    @property
     def max_run_seconds(self) -> int | None:
         """Time limit of a training run on its platform, if it has one."""
         section: object = getattr(self, self.platform, None)

@@ -76,9 +76,10 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
     A job of one host may name any type: on a machine of that type its record then names what it
     ran on. Elsewhere the user may expect that type. For more hosts the platform refuses it.
     """
+    if not workload.platform_info.is_this_machine or sum(group.count for group in groups) != 1:
+        return
     here = named_instance_type()
-    is_taken = workload.platform_info.is_this_machine and sum(g.count for g in groups) == 1
-    for group in groups if is_taken else ():
+    for group in groups:
         name = bare_type(group.instance_type)
         # STOKER_INSTANCE_TYPE says that this machine is of that type.
         if name.startswith("local.") or (here and name == bare_type(here)):
@@ -95,7 +96,7 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
     """Asks before a pipeline's run, which decides on its cluster later; raises DeclinedError."""
     catalog = catalog_of(workload)
-    today = [Group.of_today(workload.cluster.dnn)] if workload.cluster else []
+    today = _todays_groups(workload)
     price = catalog.usd_per_hour(today)
     if today:
         line = bill(workload, today, catalog=catalog, decision=None)[0]
@@ -121,8 +122,10 @@ def _limit_of_run(workload: Workload, price: float | None, *, is_estimate: bool)
         # Compiling, starting and the training refuse it; a bare command may come here all the same.
         return f"{limit}; max_usd cannot be kept without a price: the training would be refused"
     if of_run:
-        counted = ", counted by an estimated price" if is_estimate else ""
-        return f"{limit}; the run is ended at {usd(of_run)} (max_usd{counted})"
+        key = "max_usd"
+        if is_estimate:
+            key = "max_usd, counted by an estimated price"
+        return f"{limit}; the run is ended at {usd(of_run)} ({key})"
     words = limit_words(workload, (), decision=None)
     if words:
         return f"{limit}; {words}"
@@ -147,17 +150,25 @@ def price_words(
     words = warnings_of_prices(prices, platform=catalog.info)
     if prices.estimated:
         words.append(f"~ is by an estimated price: {estimates_in_words(prices.estimated)}")
-    # The decision has said so.
-    decision_warnings = decision.warnings if decision else ()
-    return [f"note: {text}" for text in words if text not in decision_warnings]
+    if decision:
+        # It has said these.
+        words = [text for text in words if text not in decision.warnings]
+    return [f"note: {text}" for text in words]
 
 
 def say_prices(workload: Workload, *, platform: PlatformName, quiet: bool) -> None:
     """Prints what is to be known of the prices that a pipeline will count by."""
     placed = msgspec.structs.replace(workload, platform=platform)
-    today = [Group.of_today(placed.cluster.dnn)] if placed.cluster else []
+    today = _todays_groups(placed)
     for words in price_words(today, catalog=catalog_of(placed), decision=None):
         say(words, quiet=quiet)
+
+
+def _todays_groups(workload: Workload) -> list[Group]:
+    """Returns today's hosts; none where the workload names no cluster."""
+    if workload.cluster is None:
+        return []
+    return [Group.of_today(workload.cluster.dnn)]
 
 
 def _is_known(group: Group, catalog: Catalog) -> bool:
@@ -180,19 +191,18 @@ def _at_most(workload: Workload, usd_per_hour: float, *, is_estimate: bool = Fal
 def limit_words(workload: Workload, groups: Sequence[Group], *, decision: Decision | None) -> str:
     """Returns at how many dollars a run is ended, or what to set where nothing ends it."""
     limit = workload.constraints.max_usd
+    if not limit and workload.max_run_seconds:
+        return ""
     if not limit:
         key = f"{workload.platform}.max_run_seconds"
-        words = f"the run has no limit: set {key} or constraints.max_usd"
-        return "" if workload.max_run_seconds else words
+        return f"the run has no limit: set {key} or constraints.max_usd"
     promise = predicted_of(groups, decision)
-    is_estimate = promise.is_estimate if promise else False
-    run_usd = promise.run_usd if promise else None
-    why = "the number of steps is not known (key training)" if promise else "without a decision"
-    prediction = (
-        f"not predicted: {why}"
-        if run_usd is None
-        else f"{usd(run_usd, is_estimate=is_estimate)} predicted"
-    )
+    if promise is None:
+        prediction = "not predicted: without a decision"
+    elif promise.run_usd is None:
+        prediction = "not predicted: the number of steps is not known (key training)"
+    else:
+        prediction = f"{usd(promise.run_usd, is_estimate=promise.is_estimate)} predicted"
     return (
         f"the run, with its start: {prediction}; retries are counted as they come; it is ended at "
         f"{usd(limit)} (max_usd)"
@@ -235,9 +245,10 @@ def _check_prediction(
     if catalog.usd_per_hour(groups) is None:
         raise UsageError("a price is unknown", where=where, fix=_PRICES_FIX)
     promise = predicted_of(groups, decision)
-    run_usd = promise.run_usd if promise else None
-    if run_usd is not None and run_usd > limit * (1 + 1e-9):
-        cost, allowed = apart(run_usd, limit)
+    if promise is None or promise.run_usd is None:
+        return
+    if promise.run_usd > limit * (1 + 1e-9):
+        cost, allowed = apart(promise.run_usd, limit)
         raise UsageError(
             f"the run is predicted to cost ${cost}, above ${allowed}",
             where=where,
@@ -263,28 +274,28 @@ def bill(
     """
     price = catalog.usd_per_hour(groups)
     is_estimate = bool(catalog.estimates(groups))
-    per_hour = usd(price, is_estimate=is_estimate)
-    costs = (
-        f"{per_hour} per hour in total{_at_most(workload, price, is_estimate=is_estimate)}"
-        if price is not None
-        else "price unknown"
-    )
-    lines = [f"{workload.platform}: {groups_in_words(groups)}, {costs}"]
-    promise = predicted_of(groups, decision)
-    plan = decision.plan if decision and promise else None
-    plans = decision.plans if decision else ()
-    keep = next((p.predicted for p in plans if p.action == "keep"), None)
-    if promise:
-        lines.append(_promise(promise))
-    if plan and decision and decision.kind == "probable" and plan.action != "keep":
-        lines.append("a gain is probable, not sure: it is within the error band")
+    costs, start_up = "price unknown", []
     if price is not None:
-        start = price * START_UP_SECONDS / 3600
-        lines.append(
+        per_hour = usd(price, is_estimate=is_estimate)
+        most = _at_most(workload, price, is_estimate=is_estimate)
+        costs = f"{per_hour} per hour in total{most}"
+        start_usd = usd(price * START_UP_SECONDS / 3600, is_estimate=is_estimate)
+        start_up.append(
             f"start-up: all hosts for about {START_UP_SECONDS / 60:.0f} min before the first step, "
-            f"{usd(start, is_estimate=is_estimate)} (an estimate)"
+            f"{start_usd} (an estimate)"
         )
-    if promise and keep and plan and plan.action != "keep":
+    line = f"{workload.platform}: {groups_in_words(groups)}, {costs}"
+    promise = predicted_of(groups, decision)
+    if decision is None or promise is None:
+        return [line, *start_up]
+    if decision.plan.action == "keep":
+        return [line, _promise(promise), *start_up]
+    lines = [line, _promise(promise)]
+    if decision.kind == "probable":
+        lines.append("a gain is probable, not sure: it is within the error band")
+    lines += start_up
+    keep = next((plan.predicted for plan in decision.plans if plan.action == "keep"), None)
+    if keep:
         lines.append(break_even_words(promise, keep))
     return lines
 

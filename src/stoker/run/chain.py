@@ -168,7 +168,9 @@ class ChainSteps:
         if memory.why_not:
             chain.say(f"warning: decided without the last run's plan: {memory.why_not}")
         # A cluster that was named on the command line is what the user wants.
-        return decision if chain.fallback else memory.applied(decision)
+        if chain.fallback:
+            return decision
+        return memory.applied(decision)
 
     def train(self, decision: Decision) -> Training:
         """Trains on the decision's cluster, and follows the job to its end."""
@@ -287,7 +289,9 @@ def _report_stopped(chain: Chain) -> None:
     if chain.doing != "train":
         done = STEPS[: STEPS.index(chain.doing)]
         kept = ", ".join(relative(chain.run_dir / f"{RECORD_OF[step]}.json") for step in done)
-        again = command_line(chain.arguments, from_step=chain.doing if done else None)
+        # In its first step nothing is kept, from which it could continue.
+        from_step = chain.doing if done else None
+        again = command_line(chain.arguments, from_step=from_step)
         chain.say(f"stopped in {chain.doing}\nkept:  {kept or 'nothing'}\nagain: {again}")
     report = report_of_chain(chain, failure=f"stopped in {chain.doing}")
     if chain.doing == "evaluate":
@@ -298,14 +302,18 @@ def _report_stopped(chain: Chain) -> None:
 def _tell_end(chain: Chain, end: ChainEnd, ending: RunEnding) -> None:
     """Notes for the webhook how a chain without an error ended, and writes it to MLflow."""
     ending.links["report"] = str(end.report)
-    ending.tells(end.evaluation.notices if end.evaluation else ())
+    if end.evaluation:
+        ending.tells(end.evaluation.notices)
     if page := track(chain, end.report):
         ending.links["mlflow"] = page
     if not end.code:
         return
-    # Without an evaluation, the training failed.
-    training = read_json(chain.run_dir / "training.json", Training)
-    reason = end.evaluation.reason if end.evaluation else outcome_of(training).words
+    if end.evaluation:
+        reason = end.evaluation.reason
+    else:
+        # The training run failed.
+        training = read_json(chain.run_dir / "training.json", Training)
+        reason = outcome_of(training).words
     ending.failed(reason, exit_code=end.code)
     if end.code == EXIT_TERMINATED:
         # A training run that was stopped has not failed.

@@ -46,7 +46,9 @@ def champion_metrics(
         )
     if named.startswith(_REGISTRY):
         return champion_quality(Aws(region=region), named.removeprefix(_REGISTRY))
-    files = _champions(Path(named)) if Path(named).is_dir() else [Path(named)]
+    files = [Path(named)]
+    if Path(named).is_dir():
+        files = _champions(Path(named))
     if files:
         return read_json(files[-1], Evaluation).metrics
     return None

@@ -80,12 +80,16 @@ def _parse(text: str, *, default_type: str | None) -> Group:
         hint = nearest(name, _ROLES) if equals else example
         raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=hint)
     parts = rest.split(":")
-    instance_type = default_type if _is_number(parts[0]) else parts.pop(0)
+    instance_type = default_type
+    if not _is_number(parts[0]):
+        instance_type = parts.pop(0)
     if not instance_type:
         raise UsageError(f"--group {text} names no instance type", fix=example)
     if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
         raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=example)
-    hosts, workers = int(parts[0]), int(parts[1]) if len(parts) == 2 else None
+    hosts, workers = int(parts[0]), None
+    if len(parts) == 2:
+        workers = int(parts[1])
     if hosts < 1:
         raise UsageError(
             f"--group {text}: a group has at least one host", fix="leave the group out"

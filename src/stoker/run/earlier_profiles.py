@@ -64,7 +64,9 @@ class KeptProfiles:
 
     def find(self) -> Profile | None:
         """Returns the profile of an earlier run; None without one that can be read."""
-        record = self.platform.kept_profile(self.workload, self.key) if self.platform else ""
+        if self.platform is None:
+            return None
+        record = self.platform.kept_profile(self.workload, self.key)
         try:
             if record:
                 return read_json(record, Profile)
@@ -113,7 +115,7 @@ class EarlierProfile:
 
 def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
     """Returns the profile of the parameter reuse_profile, a text or a file, if it is set."""
-    given = parse(params, workload=workload).get("reuse_profile", "") if params else ""
+    given = parse(params, workload=workload).get("reuse_profile", "")
     if not given:
         return None
     profile = read_json(given, Profile)
@@ -163,9 +165,9 @@ def _found_for(
     workload: Workload, *, run: str, package: Path | None, outputs: Outputs
 ) -> EarlierProfile:
     packed = code_package(package, workload)
-    region = workload.sagemaker.region if workload.sagemaker else None
     key = reuse_key(workload, code=packed.digest)
-    answer = find_profile(workload, aws=Aws(region=region), key=key, run=run)
+    aws = Aws(region=workload.sagemaker_region)
+    answer = find_profile(workload, aws=aws, key=key, run=run)
     out = outputs.out or Path("profile.json")
     write_text(out.parent / "found.json", found_document(answer))
     return EarlierProfile(

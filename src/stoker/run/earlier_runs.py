@@ -49,7 +49,9 @@ class Memory:
     def calibration(self, *, like: Profile, catalog: Catalog) -> Calibration | None:
         """Returns constants that fit the runs; None where they are too few to correct one."""
         calibration = calibrate(self.runs, like=like, catalog=catalog)
-        return calibration if calibration.runs else None
+        if calibration.runs:
+            return calibration
+        return None
 
     def applied(self, decision: Decision) -> Decision:
         """Returns the decision with the last run's plan where no other is clearly better."""
@@ -99,10 +101,10 @@ def memory_in(folder: Path, *, workload: Workload, branch: str = "") -> Memory:
     """
     if not is_memory(folder):
         memory = memory_of(workload, runs=folder, besides=Path())
-        is_volume = workload.platform == "kubernetes"
-        # Else nobody would see why no run is ever remembered there.
-        why_not = why_unwritable(folder) if is_volume and memory.last is None else ""
-        if why_not:
+        if memory.last or workload.platform != "kubernetes":
+            return memory
+        # Else nobody would see why no run is ever remembered on the volume.
+        if why_not := why_unwritable(folder):
             return Memory(why_not=why_not)
         return memory
     kept = remembered_runs(folder, workload=workload, branch=branch)

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 from stoker.environment import pipeline_run
-from stoker.errors import GateError, ServiceError, UsageError
+from stoker.errors import GateError, ServiceError, UsageError, what_of
 from stoker.evaluate import evaluate, lost_training, model_metadata, model_quality
 from stoker.platforms import platform_named
 from stoker.platforms.aws import Aws, region_of
@@ -96,7 +96,8 @@ def judge_run(judgement: Judgement) -> int:
     is_told = bool(run) and not judgement.outputs.executor
     with telling(workload, run=run, step="evaluate", quiet=quiet, is_told=is_told) as ending:
         training, record, page = judged(judgement)
-        ending.links |= {"mlflow": page} if page else {}
+        if page:
+            ending.links["mlflow"] = page
         if judgement.expires:
             _mark_model(training, record, workload=workload, quiet=quiet)
         if judgement.memory and record.passed:
@@ -109,7 +110,8 @@ def judge_run(judgement: Judgement) -> int:
                 quiet=quiet,
             )
         ending.run = run or training.job.name
-        ending.links |= {"job": training.job.url} if training.job.url else {}
+        if training.job.url:
+            ending.links["job"] = training.job.url
         outcome = outcome_of(training, record.gates)
         ending.tells(record.notices)
         if run and workload.platform_info.has_model_registry:
@@ -222,8 +224,7 @@ def _copies(
             write_json(folder / "training.json", training)
             files = sorted(folder.iterdir())
         except (OSError, UsageError) as err:
-            words = err.what if isinstance(err, UsageError) else str(err)
-            say(f"mlflow: files not kept: {words}", quiet=quiet)
+            say(f"mlflow: files not kept: {what_of(err)}", quiet=quiet)
         yield files
 
 
@@ -232,8 +233,10 @@ def pass_gate(evaluation_file: Path, *, champions: str | None) -> None:
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
-    promoted = [promote(evaluation_file, named=champions)] if champions else []
-    print("\n".join([outcome_of_gates(record.gates).words, *promoted]))
+    lines = [outcome_of_gates(record.gates).words]
+    if champions:
+        lines.append(promote(evaluation_file, named=champions))
+    print("\n".join(lines))
 
 
 def _fetched(training: Training, *, workload: Workload) -> Training:

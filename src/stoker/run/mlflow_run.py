@@ -50,14 +50,14 @@ def keep_tracked(
     """
     if not tracking.mlflow:
         return ""
-    training = records.training
-    tracked = kept(
-        tracking,
-        records,
-        tags=_tags(training.workload_sha256 if training else None),
-        environ=os.environ,
-        timeout=min(_STOPPED_SECONDS, tracking.timeout_seconds) if is_stopped else None,
-    )
+    workload_sha256 = None
+    if records.training:
+        workload_sha256 = records.training.workload_sha256
+    timeout = None
+    if is_stopped:
+        timeout = min(_STOPPED_SECONDS, tracking.timeout_seconds)
+    tags = _tags(workload_sha256)
+    tracked = kept(tracking, records, tags=tags, environ=os.environ, timeout=timeout)
     _say(tracked, without="nothing was kept there", quiet=quiet)
     return tracked.url
 
@@ -70,8 +70,9 @@ def _tags(workload_sha256: str | None) -> dict[str, str]:
 
 
 def _say(tracked: TrackedRun, *, without: str, quiet: bool) -> None:
-    if tracked.trouble:
-        part = "the run is there, but" if tracked.run_id else f"{without}:"
-        say(f"mlflow: {part} {tracked.trouble}", quiet=quiet)
+    if tracked.trouble and tracked.run_id:
+        say(f"mlflow: the run is there, but {tracked.trouble}", quiet=quiet)
+    elif tracked.trouble:
+        say(f"mlflow: {without}: {tracked.trouble}", quiet=quiet)
     else:
         say(f"mlflow: {tracked.url or f'run {tracked.run_id}'}", quiet=quiet)

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -42,7 +42,7 @@ from stoker.records import (
     write_json,
     write_text,
 )
-from stoker.records.base import Record, RecordT, item_at, mapping
+from stoker.records.base import Record, RecordT, item_at, mapping, mappings, text
 from stoker.records.gpu import busy_share
 from stoker.records.hyperparameters import argument
 from stoker.records.notices import notice_figures
@@ -98,10 +98,10 @@ class ExecutorInput:
         return next((uri for of_kind, uri in self.artifacts.values() if of_kind == kind), "")
 
 
-def read_executor_input(text: str) -> ExecutorInput:
+def read_executor_input(written: str) -> ExecutorInput:
     """Reads what Kubeflow puts in place of `{{$}}`; raises UsageError for another text."""
     try:
-        document: Json = json.loads(text)
+        document: Json = json.loads(written)
     except ValueError as err:
         raise _wrong(f"not JSON: {err}") from None
     outputs = mapping(item_at(document, "outputs"))
@@ -110,11 +110,9 @@ def read_executor_input(text: str) -> ExecutorInput:
         raise _wrong("it names no outputs.outputFile")
     artifacts = {}
     for name, described in mapping(outputs.get("artifacts")).items():
-        listed = item_at(described, "artifacts")
         # A list of one: our steps have no lists of artifacts.
-        first = mapping(listed[0]) if isinstance(listed, list) and listed else {}
-        kind = mapping(first.get("type")).get("schemaTitle")
-        artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
+        first = next(iter(mappings(described, "artifacts")), {})
+        artifacts[name] = (text(first, "type", "schemaTitle"), text(first, "uri"))
     values = mapping(document, "inputs", "parameterValues")
     return ExecutorInput(
         inputs={name: _text_of(value) for name, value in values.items() if value is not None},
@@ -311,15 +309,18 @@ def outputs_of(
         model: Folder to which the model is copied.
         parameters: Output parameters that the component has.
     """
-    executor = read_executor_input(files.executor_input) if files.executor_input else None
-    unknown = sorted(executor.parameters - parameters) if executor else []
+    outputs = Outputs(out=files.out, summary=files.summary, model=model)
+    if not files.executor_input:
+        return outputs
+    executor = read_executor_input(files.executor_input)
+    unknown = sorted(executor.parameters - parameters)
     if unknown:
-        raise UsageError(
-            f"this step has no output parameter {unknown[0]}",
-            where=_WHERE,
-            fix="known are: " + ", ".join(sorted(parameters)) if parameters else "leave it out",
-        )
-    return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
+        fix = "leave it out"
+        if parameters:
+            fix = "known are: " + ", ".join(sorted(parameters))
+        what = f"this step has no output parameter {unknown[0]}"
+        raise UsageError(what, where=_WHERE, fix=fix)
+    return replace(outputs, executor=executor)
 
 
 def deliver(
@@ -361,13 +362,15 @@ def deliver(
 
 def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
     """Copies a local model to `outputs.model`; returns its address, new or unchanged."""
-    source = Path(model_uri) if model_uri and "://" not in model_uri else None
-    if outputs.model is None or source is None or not source.is_dir():
+    if outputs.model is None or not model_uri or "://" in model_uri:
+        return model_uri
+    if not Path(model_uri).is_dir():
         return model_uri
     # Kubeflow makes the folder, and uploads it after the step.
-    shutil.copytree(source, outputs.model, dirs_exist_ok=True)
-    address = outputs.executor.address_of(MODEL) if outputs.executor else ""
-    return address or str(outputs.model)
+    shutil.copytree(model_uri, outputs.model, dirs_exist_ok=True)
+    if outputs.executor and (address := outputs.executor.address_of(MODEL)):
+        return address
+    return str(outputs.model)
 
 
 def told_of_profile(record: Profile) -> Told:
@@ -389,9 +392,10 @@ def told_of_comparison(record: Comparison) -> Told:
 
 def told_of_decision(record: Decision) -> Told:
     promise = record.plan.predicted
-    names = promise.__struct_fields__ if promise else ()
     parameters = {"action": record.action, "verdict": record.kind}
-    return Told(parameters=parameters, metrics=_values(promise, names))
+    if promise is None:
+        return Told(parameters=parameters)
+    return Told(parameters=parameters, metrics=_values(promise, promise.__struct_fields__))
 
 
 def told_of_training(record: Training) -> Told:
@@ -403,16 +407,16 @@ def told_of_training(record: Training) -> Told:
         "samples_per_second",
         "usd_per_1000_steps",
     )
+    metrics = {**record.metrics, **_values(record.measured, names)}
+    if record.measured:
+        metrics |= _epochs(record.measured.epochs)
+    metrics |= record.dollars
     busy = busy_share(record.gpus)
+    if busy is not None:
+        metrics["gpu_utilization"] = busy
     return Told(
         parameters={"status": record.status, "training": carried(record)},
-        metrics={
-            **record.metrics,
-            **_values(record.measured, names),
-            **_epochs(record.measured.epochs if record.measured else None),
-            **record.dollars,
-            **({} if busy is None else {"gpu_utilization": busy}),
-        },
+        metrics=metrics,
         origin=record.lineage.facts(),
     )
 
@@ -448,7 +452,9 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
 
     A parameter of Kubeflow, unlike a file, is shown on the run's page and can be a condition.
     """
-    failure = shortened(record.failure, most=_MAX_FAILURE) if record.failure else None
+    failure = record.failure
+    if failure:
+        failure = shortened(failure, most=_MAX_FAILURE)
     measured = record.measured
     if measured:
         # The file stays in the step that trained.

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from stoker.environment import own_pod
-from stoker.errors import StokerError, UsageError
+from stoker.errors import StokerError, UsageError, what_of
 from stoker.host.listing import listing_version
 from stoker.platforms.aws import Aws, region_of
 from stoker.platforms.kubernetes.own_image import own_image_digest
 from stoker.platforms.sagemaker.lineage import image_digest, objects_version
-from stoker.records import Channel, Comparison, KubernetesSettings, RememberedRun, Workload
+from stoker.records import Channel, Comparison, RememberedRun, Workload
 from stoker.records.memory import compared, trains, workload_facts
 from stoker.run.pipeline_memory import remembered_runs
 from stoker.run.unchanged import has_linked_folders
@@ -51,7 +51,7 @@ class PipelineFacts:
             try:
                 made_of[fact] = reader()
             except (StokerError, OSError) as err:
-                unknown[fact] = err.what if isinstance(err, StokerError) else str(err)
+                unknown[fact] = what_of(err)
         if not self.workload.channels:
             unknown["channels"] = "the workload names none, so that new data would not be seen"
         return made_of, unknown
@@ -60,11 +60,10 @@ class PipelineFacts:
         """Yields each fact with the function that reads it, and raises if it cannot."""
         yield "image", self._image
         settings = self.workload.sagemaker
-        source = settings.source if settings else None
         if self.code:
             yield "code", lambda: self.code
-        elif source:
-            yield "code", partial(self._objects, source)
+        elif settings and settings.source:
+            yield "code", partial(self._objects, settings.source)
         for name, channel in sorted(self.workload.channels.items()):
             yield f"channel.{name}", partial(self._channel, name, channel)
 
@@ -72,7 +71,7 @@ class PipelineFacts:
         image = self.workload.image or ""
         is_pinned = "@sha256:" in image
         if self.workload.platform == "kubernetes" and not (is_pinned or self.image_digest):
-            settings = self.workload.kubernetes or KubernetesSettings()
+            settings = self.workload.kubernetes_settings
             return own_image_digest(own_pod(), image=image, settings=settings)
         digest = self.image_digest or image_digest(self._aws, image)
         if not digest:
@@ -116,7 +115,7 @@ def compared_with(memory: Path, *, facts: PipelineFacts, branch: str) -> Compari
     workload = facts.workload
     made_of, unknown = facts.read()
     remembered = remembered_runs(memory, workload=workload, branch=branch)
-    last = remembered.runs[0] if remembered.runs else None
+    last = next(iter(remembered.runs), None)
     comparison = compared(made_of, unknown=unknown, last=last)
     if remembered.why_not:
         return trains(comparison, f"as {remembered.why_not}")

@@ -72,9 +72,10 @@ def remembered_runs(folder: Path, *, workload: Workload, branch: str = "") -> Re
             runs.append(run)
         if len(runs) == MOST_RUNS:
             break
-    is_foreign = bool(other) and not runs
-    why = f"{folder} is the memory of {other}, not of {workload.name}" if is_foreign else ""
-    return RememberedRuns(runs=tuple(runs), why_not=why)
+    if other and not runs:
+        why = f"{folder} is the memory of {other}, not of {workload.name}"
+        return RememberedRuns(why_not=why)
+    return RememberedRuns(runs=tuple(runs))
 
 
 def is_memory(folder: Path) -> bool:

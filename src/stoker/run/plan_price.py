@@ -38,7 +38,7 @@ def with_plan_price(
         say(f"prices: of the list, as the training plan cannot be read: {err.what}", quiet=quiet)
         return catalog
     types = {bare_type(name) for name in plan.types}
-    today = workload.cluster.dnn.instance_type if workload.cluster else ""
+    today = workload.todays_type
     if today and types and bare_type(today) not in types:
         what = f"the training plan {plan.name} has {', '.join(plan.types)}, and no {today}"
         fix = "set cluster.dnn.instance_type to the plan's type, or leave the plan out"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stoker.logs import EventName, parse_line
+from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.base import LogLine
 from stoker.records import Workload
 from stoker.run.progress import is_of_platform
@@ -20,7 +20,7 @@ from stoker.units import duration, ms, wait_words
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
-    from rich.progress import ProgressColumn
+    from rich.progress import ProgressColumn, TaskID
 
 
 # What is measured after an event.
@@ -39,8 +39,9 @@ class FollowedProfile:
 
     def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:
         self._bar = bar
-        words = "starts the command"
-        self._task = bar.add_task("profile", total=None, words=words) if bar else None
+        self._task: TaskID | None = None
+        if bar:
+            self._task = bar.add_task("profile", total=None, words="starts the command")
         self._quiet = quiet
         self._budget = budget
         self._said: set[str] = set()
@@ -53,13 +54,18 @@ class FollowedProfile:
         if is_of_platform(line):
             say(step_line("", line.text, None), quiet=self._quiet)
             return
-        event = parse_line(line.text) if line.text.startswith("stoker ") else None
-        # Of the first event's run, which the launcher writes before the script begins.
-        self._run = self._run or (event.run if event else "")
-        rank_text = event.values.get("rank", "0") if event else ""
-        if event is None or event.run != self._run or not rank_text.isdecimal():
+        if not line.text.startswith("stoker "):
             return
-        rank = int(rank_text)
+        event = parse_line(line.text)
+        if event is None:
+            return
+        # Of the first event's run, which the launcher writes before the script begins.
+        self._run = self._run or event.run
+        rank = event.values.get("rank", "0")
+        if event.run == self._run and rank.isdecimal():
+            self._take(event, rank=int(rank))
+
+    def _take(self, event: LogEvent, *, rank: int) -> None:
         if "wait_share" in event.values:
             waits = self._waits.setdefault(event.event, {})
             waits[rank] = event.values
@@ -118,12 +124,16 @@ def _took(values: Mapping[str, str]) -> str:
 
 
 def _so_far(values: Mapping[str, str]) -> str:
-    took = _took(values) if values.get("step_seconds") else "no step has ended yet"
+    took = "no step has ended yet"
+    if values.get("step_seconds"):
+        took = _took(values)
     return f"{_waits(values, 'of the time is spent waiting for data')}; {took}"
 
 
 def _loader(values: Mapping[str, str]) -> str:
-    who = "1 worker" if values["workers"] == "1" else f"{values['workers']} workers"
+    who = f"{values['workers']} workers"
+    if values["workers"] == "1":
+        who = "1 worker"
     return f"{who} alone: {ms(float(values['cpu_seconds']))} of CPU per batch"
 
 

@@ -179,7 +179,8 @@ def tell_earlier(
     say(f"profile of {workload.name}: {earlier.words}", quiet=as_json)
     if earlier.profile is not None:
         age = reused_words(earlier.profile, workload, package=earlier.package)
-        say(age.words if age else "", quiet=as_json or age is None)
+        if age:
+            say(age.words, quiet=as_json)
         deliver_profile(earlier.profile, outputs=outputs, as_json=as_json)
 
 
@@ -195,8 +196,7 @@ def profile_and_keep(
     """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured."""
     job = profiled_job(workload, group=cluster.dnn, run_dir=run_dir, records=records)
     request = platform.plan(job)
-    kept = platform.kept(request) if records else ""
-    if kept:
+    if records and (kept := platform.kept(request)):
         say(f"{job.name} has measured before: this is its record", quiet=quiet)
         return read_json(kept, Profile)
     try:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from stoker.failure_reasons import RANK_MARK
-from stoker.figures.step_progress import progress_in
+from stoker.figures.step_progress import StepProgress, progress_in
 from stoker.logs import EventName, LogEvent, parted, shown
 from stoker.platforms.base import LogLine
 from stoker.terminal import (
@@ -32,7 +32,7 @@ from stoker.units import duration, ms, percentage
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
-    from rich.progress import ProgressColumn
+    from rich.progress import ProgressColumn, TaskID
 
 
 # From a lost connection to the report with the reason.
@@ -138,7 +138,9 @@ class HostNews:
             case EventName.HOST_ENDED if host in self._hosts:
                 yield from self._loses(host, f"ended with {values.get('how', '')}")
             case EventName.HOST_LOST | EventName.HOST_LEFT if is_agent:
-                fate = "left" if event.event == EventName.HOST_LEFT else "was lost"
+                fate = "was lost"
+                if event.event == EventName.HOST_LEFT:
+                    fate = "left"
                 yield from self._loses(host, f"{fate}: {values.get('reason', '')}")
             case EventName.NO_DATA_HOST_LEFT if not self._is_alone:
                 self._is_alone = True
@@ -164,10 +166,9 @@ class HostNews:
         if host in self._gone or host not in self._hosts:
             return
         self._gone.add(host)
-        left = len(self._hosts - self._gone)
-        rest = (
-            f"{left} of {len(self._hosts)} data hosts left" if left else "no other data host left"
-        )
+        rest = "no other data host left"
+        if left := len(self._hosts - self._gone):
+            rest = f"{left} of {len(self._hosts)} data hosts left"
         yield f"data host {host} {fate}; {rest}"
 
     def _regains(self, host: str) -> Iterator[str]:
@@ -194,7 +195,9 @@ class Follow:
         self, *, bar: "Bar | None", quiet: bool, echo: bool, total_steps: int | None
     ) -> None:
         self._bar = bar
-        self._task = bar.add_task("train", total=None, words="starts the hosts") if bar else None
+        self._task: TaskID | None = None
+        if bar:
+            self._task = bar.add_task("train", total=None, words="starts the hosts")
         self._quiet = quiet
         self._echo = echo
         self._total_steps = total_steps
@@ -217,12 +220,14 @@ class Follow:
         try:
             print(question, end="", file=sys.stderr, flush=True)
             is_answered, _, _ = select.select([sys.stdin], [], [], ANSWER_SECONDS)
-            # Without its line end: the terminal was closed.
-            answer = sys.stdin.readline().lower() if is_answered else "n"
+            if not is_answered:
+                return False
+            answer = sys.stdin.readline().lower()
         except KeyboardInterrupt:
-            answer = "\n"
+            return True
         except OSError:
-            answer = "n"
+            return False
+        # Without its line end: the terminal was closed.
         return answer.endswith("\n") and answer.strip() in ("", "y", "yes")
 
     def line(self, line: LogLine) -> LogEvent | None:
@@ -248,13 +253,19 @@ class Follow:
             self._progress(event)
         for text in self._news.take(event):
             self._show(text)
-        # Once, however many ranks log it.
-        text = event.values.get("text", "")
-        if event.event in (*_WARNINGS, *_NOTES) and text not in self._warned:
-            self._warned.add(text)
-            is_note = event.event in _NOTES
-            self._show(f"note: {text}" if is_note else f"warning: {line.group}/{line.host}: {text}")
+        self._warn(event, line)
         return event
+
+    def _warn(self, event: LogEvent, line: LogLine) -> None:
+        """Shows what is doubtful or noteworthy: once, however many ranks log it."""
+        text = event.values.get("text", "")
+        if text in self._warned or event.event not in (*_WARNINGS, *_NOTES):
+            return
+        self._warned.add(text)
+        if event.event in _NOTES:
+            self._show(f"note: {text}")
+        else:
+            self._show(f"warning: {line.group}/{line.host}: {text}")
 
     def _show(self, text: str) -> None:
         if self._quiet:
@@ -270,30 +281,40 @@ class Follow:
         from stoker.figures.gpu_log import gpus_in
 
         if gpus := gpus_in(event):
-            self._busy = f", {gpus.words}" if gpus.words else ""
+            self._busy = gpus.words
         progress = progress_in(event)
         if progress is None:
             return
-        total, left = self._total_steps, ""
-        done = f"{progress.steps}/{total} steps" if total else f"{progress.steps} steps"
+        total = self._total_steps
         # A restarted run repeats some steps; or a hyperparameter asks for more.
         if total and progress.steps > total:
-            done, total = f"{progress.steps} steps ({total} were planned)", None
-        if total and progress.steps >= _ESTIMATE_STEPS:
-            seconds = max(0, total - progress.steps) * progress.counted_seconds
-            left = f", {duration(seconds)} left"
-        now = "between epochs, after steps of " if progress.is_between_epochs else ""
-        each = "" if progress.is_between_epochs else " each"
-        words = f"{done}, {now}{ms(progress.step_seconds)}{each}, "
-        words += progress.wait_words("waiting for data")
-        if progress.whole_wait_share is not None:
-            words += f", {percentage(progress.whole_wait_share)} of whole epochs"
-        words += f"{self._busy}{left}"
+            total = None
+        words = ", ".join(self._parts(progress, total=total))
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:
             self._said_at = time.monotonic()
             say(step_line("", words, None), quiet=False)
+
+    def _parts(self, progress: StepProgress, *, total: int | None) -> Iterator[str]:
+        """Yields what the line of progress says; `total`: steps of the whole, if still right."""
+        if total:
+            yield f"{progress.steps}/{total} steps"
+        elif self._total_steps:
+            yield f"{progress.steps} steps ({self._total_steps} were planned)"
+        else:
+            yield f"{progress.steps} steps"
+        if progress.is_between_epochs:
+            yield f"between epochs, after steps of {ms(progress.step_seconds)}"
+        else:
+            yield f"{ms(progress.step_seconds)} each"
+        yield progress.wait_words("waiting for data")
+        if progress.whole_wait_share is not None:
+            yield f"{percentage(progress.whole_wait_share)} of whole epochs"
+        if self._busy:
+            yield self._busy
+        if total and progress.steps >= _ESTIMATE_STEPS:
+            yield f"{duration((total - progress.steps) * progress.counted_seconds)} left"
 
 
 @contextmanager
@@ -307,6 +328,9 @@ def _training_columns(console: "Console") -> "Sequence[ProgressColumn]":
 
     # The bar gets what the words leave: nothing on a terminal of 80 columns.
     room = min(40, console.width - 85)
-    bar = [BarColumn(bar_width=room)] if room >= 8 else []
-    taken = INDENT + 8 + (room + 1 if bar else 0)
-    return (title_column("train"), TimeElapsedColumn(), *bar, words_column(console, taken=taken))
+    taken = INDENT + 8
+    if room < 8:
+        words = words_column(console, taken=taken)
+        return (title_column("train"), TimeElapsedColumn(), words)
+    bar, words = BarColumn(bar_width=room), words_column(console, taken=taken + room + 1)
+    return (title_column("train"), TimeElapsedColumn(), bar, words)

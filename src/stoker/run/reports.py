@@ -44,6 +44,9 @@ def report_of_run(
     if training and decision and training.decision_id is None:
         # The other records are of an earlier run of this name.
         profile = decision = evaluation = None
+    facts = environment()
+    if command:
+        facts["command"] = command
     file = run_dir / "report.html"
     write_report(
         file,
@@ -60,7 +63,7 @@ def report_of_run(
             before_gpus=existing(run_dir / "profile" / "baseline-gpu.csv"),
             after_gpus=existing(run_dir / "gpu.csv"),
             bad_samples_file=existing(run_dir / BAD_SAMPLES),
-            environment={**environment(), **({"command": command} if command else {})},
+            environment=facts,
             log_files=sorted((run_dir / "logs").glob("*.log")),
             failure=failure,
         ),
@@ -130,11 +133,12 @@ def found_in(file: Path, kind: type[RecordT]) -> RecordT | None:
 
 
 def existing(file: Path) -> Path | None:
-    return file if file.is_file() else None
+    if file.is_file():
+        return file
+    return None
 
 
 def timeline_of(training: Training | None, *, folder: Path) -> Path | None:
-    file = training.measured.timeline_file if training and training.measured else None
-    if file:
-        return existing(folder / file)
+    if training and training.measured and training.measured.timeline_file:
+        return existing(folder / training.measured.timeline_file)
     return None

@@ -24,7 +24,8 @@ def _made(name: str, *, may_exist: bool) -> Path:
     A pipeline's step may not run as the image's user.
     """
     runs = RUNS
-    if not os.access(RUNS if RUNS.exists() else Path(), os.W_OK):
+    existing = RUNS if RUNS.exists() else Path()
+    if not os.access(existing, os.W_OK):
         runs = Path(tempfile.gettempdir()) / RUNS
     try:
         (runs / name).mkdir(parents=True, exist_ok=may_exist)

@@ -95,7 +95,8 @@ def finish_run(
         document = {"run": run, "state": state, "reason": why, "ended": ended, "followed": followed}
         print(json.dumps(document))
         return
-    print(f"run {run}: {state}" + (f": {why}" if why else ""))
+    words = f"{state}: {why}" if why else state
+    print(f"run {run}: {words}")
     print("\n".join([ended or "no job of the run was left", *followed]))
 
 
@@ -155,7 +156,9 @@ class LostJobs:
         run = self.workload.run_name(self.run_id)
         for records in self.platform.lost(run, self.workload, run_id=self.run_id):
             step = records.get("step", "")
-            follow = self._follow_profile if step == "profile" else self._follow_training
+            follow = self._follow_training
+            if step == "profile":
+                follow = self._follow_profile
             kept = {name: text for name, text in records.items() if name != "run"}
             try:
                 yield follow(kept, run=records["run"]), False

@@ -53,8 +53,10 @@ class TrainingOrder:
         job = prepare(
             workload=self.workload, groups=self.groups, run_dir=folder, decision=self.decision
         )
-        # For a pipeline's last step, which follows the job where this step is lost.
-        return replace(job, records=self._records() if self.is_step else {})
+        if self.is_step:
+            # For a pipeline's last step, which follows the job where this step is lost.
+            return replace(job, records=self._records())
+        return job
 
     def request(self, *, as_json: bool) -> str:
         """Returns the request that the platform would get, as text; makes and sends nothing."""
@@ -119,7 +121,8 @@ class TrainingOrder:
             "workload.json": to_json(self.workload),
             "decision.json": to_json(self.decision),
         }
-        measured = to_json(self.profile) if self.profile else ""
-        if measured and len(measured.encode()) <= _MAX_PROFILE_BYTES:
-            records["profile.json"] = measured
+        if self.profile:
+            measured = to_json(self.profile)
+            if len(measured.encode()) <= _MAX_PROFILE_BYTES:
+                records["profile.json"] = measured
         return records

@@ -174,8 +174,9 @@ def _trained(run: FollowedTraining) -> tuple[Training, NoCapacityError | None]:
     except StokerError:
         # Ends the run in MLflow, which a further attempt continues. A refused training run leaves
         # it as it was, and one that left no record has failed.
-        record = None if run.has_submitted and after == earlier else after
-        run.track(record, is_refused=not run.has_submitted)
+        if run.has_submitted and after == earlier:
+            after = None
+        run.track(after, is_refused=not run.has_submitted)
         raise
 
 
@@ -204,8 +205,9 @@ def train_and_keep(run: FollowedTraining) -> Training:
     job, platform = run.job, run.platform
     is_step = bool(job.records)
     request = platform.plan(job)
-    kept = platform.kept(request) if is_step else ""
-    earlier = read_json(kept, Training) if kept else None
+    earlier = None
+    if is_step and (kept := platform.kept(request)):
+        earlier = read_json(kept, Training)
     # Data hosts that fed no trainer would not feed one now.
     if earlier and (earlier.status == "succeeded" or earlier.is_unfed):
         say(f"{job.name} has trained before: this is its record", quiet=run.quiet)
@@ -285,9 +287,10 @@ class _Follower(JobObserver):
     def stopped(self, record: Training) -> None:
         """Copies the record to the run's second file, and prints how to continue."""
         run, out = self._run, self._run.out
-        files = [run.record_file, *([out] if out else [])]
+        files = [run.record_file]
         if out:
             write_json(out, copied_to(out, record, run_dir=run.folder))
+            files.append(out)
         say(
             f"{training_words(record)}: all hosts have ended\n"
             f"kept:  {', '.join(map(relative, files))} (status: stopped), "

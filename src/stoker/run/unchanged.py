@@ -8,10 +8,11 @@ be read has changed.
 import hashlib
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import StokerError
+from stoker.errors import StokerError, what_of
 from stoker.host.listing import listing_version
 from stoker.host.packages import packages_here
 from stoker.platforms.local import channel_folder
@@ -59,7 +60,7 @@ def code_here(workload: Workload) -> Code:
     try:
         packed = pack(Path.cwd())
     except (StokerError, OSError) as err:
-        return Code(why=err.what if isinstance(err, StokerError) else str(err))
+        return Code(why=what_of(err))
     return Code(digest=f"sha256:{hashlib.sha256(packed).hexdigest()}")
 
 
@@ -75,8 +76,9 @@ def since_last_run(workload: Workload, *, runs: Path) -> Since:
     except StokerError as err:
         words = f"skip_unchanged: it trains, as {folder.name} cannot be read: {err.what}"
         return Since(is_unchanged=False, words=words)
-    events = training.events
-    name = f"{folder.name} of {events[0].when[:10]}" if events else folder.name
+    name = folder.name
+    if training.events:
+        name += f" of {training.events[0].when[:10]}"
     changed = _changed_keys(workload, before) or _changed(workload, training.lineage)
     if changed:
         words = f"skip_unchanged: it trains, as this changed since {name}: {changed}"
@@ -116,11 +118,11 @@ def _changed(workload: Workload, before: Lineage) -> str:
 def _of_channel(name: str, workload: Workload, before: Lineage) -> str:
     """Returns how the files of a channel differ, or that they are not known."""
     last = before.inputs.get(name)
-    try:
+    version = None
+    with suppress(StokerError, OSError):
         folder = channel_folder(name, workload.channels[name].uri)
-        version = None if has_linked_folders(folder) else listing_version(folder)
-    except (StokerError, OSError):
-        version = None
+        if not has_linked_folders(folder):
+            version = listing_version(folder)
     if version is None or last is None or last.version is None:
         return f"channel {name} could not be read whole"
     if version == last.version:

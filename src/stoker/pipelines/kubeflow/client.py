@@ -78,7 +78,9 @@ class KubeflowClient(PipelineClient):
     stop_seconds = 600.0
 
     def __init__(self, workload: Workload | None, **reach: object) -> None:
-        kubernetes = (workload.kubernetes if workload else None) or KubernetesSettings()
+        kubernetes = KubernetesSettings()
+        if workload:
+            kubernetes = workload.kubernetes_settings
         given = {key: value for key, value in reach.items() if value}
         settings = msgspec.structs.replace(kubernetes.kubeflow or KubeflowSettings(), **given)
         self._settings, self._context, of_host = (
@@ -117,9 +119,12 @@ class KubeflowClient(PipelineClient):
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the latest version, None if there is none, and the compiled one."""
+        wanted = spec_of_text(compiled.definition)
         pipeline = self._find(compiled.name)
-        spec = spec_of_answer(pipeline[1].get("pipeline_spec")) if pipeline else None
-        return spec, spec_of_text(compiled.definition)
+        if pipeline is None:
+            return None, wanted
+        _, version = pipeline
+        return spec_of_answer(version.get("pipeline_spec")), wanted
 
     def missing_inputs(self, compiled: Compiled) -> list[str]:
         """Returns nothing: the workload is in the definition, the code in the image."""
@@ -137,8 +142,9 @@ class KubeflowClient(PipelineClient):
         """Adds a version to the pipeline, which is created if necessary."""
         name, about = compiled.name, {"description": compiled.description[:_MAX_DESCRIPTION]}
         pipeline = self._find(name)
-        action = "updated" if pipeline else "created"
+        action = "updated"
         if pipeline is None:
+            action = "created"
             wanted = {"name": name, "display_name": name, "namespace": self.namespace, **about}
             created = self.call("pipelines", "create_pipeline", pipeline=wanted)
             pipeline = str(created.get("pipeline_id")), {}
@@ -266,8 +272,10 @@ class KubeflowClient(PipelineClient):
         """Returns the pipeline's id and its latest version."""
         id, version = self._find(workload.name) or ("", {})
         if not version:
-            namespace = f", namespace {self.namespace}" if self.namespace else ""
-            raise self._not_uploaded(workload, where=self._place + namespace)
+            where = self._place
+            if self.namespace:
+                where += f", namespace {self.namespace}"
+            raise self._not_uploaded(workload, where=where)
         return id, version
 
     def _request(self, workload: Workload) -> tuple[str, dict[str, Json]]:
@@ -315,11 +323,14 @@ class KubeflowClient(PipelineClient):
         if skipped := skipped_by(state, steps):
             lines = self._logs.lines_of(document, skipped)
             reasons += [*lines[-1:], _UNCHANGED]
+        exit_code = None
+        if has_ended:
+            exit_code = exit_code_of(state, steps)
         return RunState(
             run=id,
             status=state,
             has_ended=has_ended,
-            exit_code=exit_code_of(state, steps) if has_ended else None,
+            exit_code=exit_code,
             url=self._page(f"runs/details/{id}"),
             reason=next((text for text in reasons if text), ""),
             steps=steps,
@@ -392,19 +403,19 @@ class KubeflowClient(PipelineClient):
             document = json.loads(body or "{}")
         if status == 200 and isinstance(document, dict):
             return document
-        what = f"Kubeflow Pipelines answers {status}" if status else "Kubeflow Pipelines: no answer"
+        what = "Kubeflow Pipelines: no answer"
+        if status:
+            what = f"Kubeflow Pipelines answers {status}"
         words = str(item_at(document, "message") or item_at(document, "error") or body)
         if body.lstrip().startswith("<"):
             status, words = 401, "a web page in place of JSON, such as a login"
-        kind: ServiceErrorKind = "away" if status in (0, 429, 502, 503, 504) else "refused"
-        kind = "denied" if status in (401, 403) else "missing" if status == 404 else kind
         raise ServiceError(
             f"{what}: {' '.join(words.split())[:400]}",
             where=self._place,
-            fix=_LOGIN if kind == "denied" else _REACH if status in (0, 404) else "",
+            fix=_fix_of(status),
             code=str(status or ""),
             action=action,
-            kind=kind,
+            kind=_kind_of(status),
         )
 
     @property
@@ -426,18 +437,20 @@ class KubeflowClient(PipelineClient):
             except ModuleNotFoundError as err:
                 raise MissingExtraError.of(err, extra="kubeflow") from None
             credentials, settings = None, self._settings
+            token = self._token or None
             if settings.token_file:
                 file = Path(settings.token_file).expanduser()
                 if not file.is_file():
                     raise UsageError(f"no such file: {file}", where="token for Kubeflow Pipelines")
                 # It reads the file before each call, as the token may be renewed.
                 credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path=str(file))
+                token = None
             client = type("Client", (kfp.Client,), quiet)(
                 # People copy what the browser shows.
                 host=(settings.host or "").partition("#")[0] or None,
-                existing_token=None if credentials else self._token or None,
+                existing_token=token,
                 credentials=credentials,
-                ssl_ca_cert=str(settings.ca_file) if settings.ca_file else None,
+                ssl_ca_cert=settings.ca_file,
                 kube_context=self._context,
             )
         config = client._existing_config
@@ -448,8 +461,29 @@ class KubeflowClient(PipelineClient):
             renew(config)
             config.host, config.refresh_api_key_hook = address, renew_token
 
-        config.refresh_api_key_hook = renew_token if renew else None
+        if renew:
+            config.refresh_api_key_hook = renew_token
         return client
+
+
+def _kind_of(status: int) -> ServiceErrorKind:
+    """Returns what an answer's status means; 0: there was no answer."""
+    if status in (401, 403):
+        return "denied"
+    if status == 404:
+        return "missing"
+    if status in (0, 429, 502, 503, 504):
+        return "away"
+    return "refused"
+
+
+def _fix_of(status: int) -> str:
+    """Returns what a user can do about an answer's status; empty: nothing general."""
+    if status in (401, 403):
+        return _LOGIN
+    if status in (0, 404):
+        return _REACH
+    return ""
 
 
 def _without_none(value: object) -> object:

@@ -168,14 +168,13 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     check_own(workload, target="kubeflow")
     check_decidable(workload, platform="kubernetes")
     workload = with_short_prices(workload)
-    settings = workload.kubernetes or KubernetesSettings()
-    # The connections of the user who compiles are not for pods.
-    inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
+    settings = workload.kubernetes_settings
     # Profile and training are jobs on Kubeflow's cluster, whatever platform the file names.
-    pods = inside if workload.kubernetes else None
-    placed = msgspec.structs.replace(
-        workload, platform="kubernetes", sagemaker=None, kubernetes=pods
-    )
+    placed = msgspec.structs.replace(workload, platform="kubernetes", sagemaker=None)
+    if workload.kubernetes:
+        # The connections of the user who compiles are not for pods.
+        inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
+        placed = msgspec.structs.replace(placed, kubernetes=inside)
     assert placed.cluster
     today = Group.of_today(placed.cluster.dnn)
     # Which groups get a channel is known once a plan has them.
@@ -237,18 +236,19 @@ def _check_compares(definition: str, *, where: str) -> None:
 
 
 def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Parameter, ...]:
-    standard = [
-        dataclasses.replace(p, text=_REUSE) if p.name == "reuse_profile" else p
-        for p in parameters_of(workload)
-        if p.name not in _NOT_HERE
-    ]
+    standard = []
+    for parameter in parameters_of(workload):
+        if parameter.name == "reuse_profile":
+            parameter = dataclasses.replace(parameter, text=_REUSE)
+        if parameter.name not in _NOT_HERE:
+            standard.append(parameter)
     text = "Days for which Kubeflow may reuse a profile of the same inputs; 0: it may not."
     mine = [
         fixed("workload", "string", "The workload, as JSON.", workload_text(workload)),
         fixed("cache_days", "integer", text, cache_days),
         fixed(CHAMPION, "string", _CHAMPION, _champion(workload)),
     ]
-    control = (workload.kubernetes or KubernetesSettings()).control
+    control = workload.kubernetes_settings.control
     if control.image:
         text = "Image of the steps, which train nothing themselves."
         mine.append(fixed("control_image", "string", text, control.image))
@@ -257,10 +257,10 @@ def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Paramet
 
 def _champion(workload: Workload) -> str:
     """Returns where the champion's claim is mounted, or its name."""
-    named = workload.kubernetes.champion if workload.kubernetes else None
-    if named and named.startswith("pvc://"):
+    champion = workload.kubernetes_settings.champion or ""
+    if champion.startswith("pvc://"):
         return CHAMPIONS_FOLDER
-    return named or ""
+    return champion
 
 
 def workload_text(workload: Workload) -> str:
@@ -274,7 +274,9 @@ def spec_of_text(definition: str) -> Json:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     documents = list(yaml.load_all(definition, Loader=loader))
     # A second document has what only Kubernetes knows: tolerations, volumes, secrets.
-    return readable(documents[0], documents[1] if len(documents) > 1 else {})
+    if len(documents) > 1:
+        return readable(documents[0], documents[1])
+    return readable(documents[0], {})
 
 
 def spec_of_answer(answer: Json) -> Json:

@@ -6,6 +6,7 @@ and of a node's children their ids. Its own fields for errors are empty in 2.17.
 
 import base64
 import binascii
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from datetime import datetime
 from stoker.errors import GateError, PlatformError
 from stoker.pipelines.base import RunStep
 from stoker.records import Json
-from stoker.records.base import Document, item_at, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text, texts
 from stoker.records.outcome import exit_code_of_words
 
 _EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
@@ -79,12 +80,10 @@ def _ordered(tasks: Document) -> list[str]:
 
 
 def _waits_for(task: Document) -> set[str]:
-    named = task.get("dependentTasks")
-    producers = {str(name) for name in named} if isinstance(named, list) else set()
+    producers = set(texts(task, "dependentTasks"))
     for kind in ("Parameter", "Artifact"):
         for given in mapping(task, "inputs", f"{kind.lower()}s").values():
-            producer = item_at(given, f"taskOutput{kind}", "producerTask")
-            producers |= {str(producer)} if producer else set()
+            producers.add(text(given, f"taskOutput{kind}", "producerTask"))
     return producers
 
 
@@ -123,7 +122,9 @@ class _Nodes:
 
         Empty if a group around it has not begun, or if Argo names nodes in another way.
         """
-        places = ["root(0)"] if self.has("root(0)") else []
+        if not self.has("root(0)"):
+            return []
+        places = ["root(0)"]
         for group in task.groups:
             inner: list[str] = []
             for place in places:
@@ -135,9 +136,9 @@ class _Nodes:
         items: list[str] = []
         while self.has(item := f"{group}.iteration-iterations({len(items)}:{len(items)})(0)"):
             items.append(f"{item}.iteration-item(0)")
-        if items:
-            return items
-        return [group] if self.has(group) else []
+        if not items and self.has(group):
+            return [group]
+        return items
 
 
 def _nodes_of(run: Document) -> _Nodes:
@@ -147,8 +148,10 @@ def _nodes_of(run: Document) -> _Nodes:
         for child in _children(node):
             parents.setdefault(str(child.get("pod_name")), node)
     workflows = {child.rpartition("-")[0] for child in parents if "-" in child}
+    workflow = ""
     # Without one name of a Workflow no id can be computed.
-    workflow = workflows.pop() if len(workflows) == 1 else ""
+    if len(workflows) == 1:
+        workflow = workflows.pop()
     return _Nodes(tuple(details), workflow, parents)
 
 
@@ -183,20 +186,24 @@ def steps_of_run(run: Document, tasks: Sequence[SpecTask]) -> tuple[RunStep, ...
     cached = _cached(nodes, instances)
     steps: list[RunStep] = []
     for instance in instances:
-        label, node = instance.label, instance.node
-        if node is None:
-            steps.append(RunStep(name=label, status="not run" if is_over else "PENDING"))
-            continue
-        status = _status(node, is_over=is_over)
-        if status == "not run" and _has_failed_driver(nodes, instance):
-            failed = RunStep(name=label, status="FAILED", reason=DRIVER_FAILED, path=instance.path)
-            steps.append(failed)
-            continue
-        if label in cached:
-            status = "cached"
-        seconds = _seconds(node) if status not in ("not run", "cached") else None
-        steps.append(RunStep(name=label, status=status, seconds=seconds, path=instance.path))
+        step = _step_of(instance, nodes, is_over=is_over)
+        if step.name in cached:
+            step = dataclasses.replace(step, status="cached", seconds=None)
+        steps.append(step)
     return tuple(steps)
+
+
+def _step_of(instance: _Instance, nodes: _Nodes, *, is_over: bool) -> RunStep:
+    """Returns a task that was run once as a step, wherever its result came from."""
+    node = instance.node
+    if node is None:
+        return RunStep(name=instance.label, status=_status({}, is_over=is_over))
+    step = RunStep(name=instance.label, status=_status(node, is_over=is_over), path=instance.path)
+    if step.status != "not run":
+        return dataclasses.replace(step, seconds=_seconds(node))
+    if _has_failed_driver(nodes, instance):
+        return dataclasses.replace(step, status="FAILED", reason=DRIVER_FAILED)
+    return step
 
 
 def _instances(nodes: _Nodes, tasks: Sequence[SpecTask]) -> list[_Instance]:
@@ -221,7 +228,9 @@ def _instances(nodes: _Nodes, tasks: Sequence[SpecTask]) -> list[_Instance]:
         if names.count(name) > 1:
             name = "/".join((*task.groups, name))
         for item, (path, node) in enumerate(shown):
-            label = f"{name}[{item}]" if len(shown) > 1 else name
+            label = name
+            if len(shown) > 1:
+                label = f"{name}[{item}]"
             instances.append(_Instance(task=task, label=label, node=node, path=path))
     return instances
 
@@ -240,7 +249,9 @@ def _has_failed_driver(nodes: _Nodes, instance: _Instance) -> bool:
     Where its path is not known, whether the drivers of all tasks of its name failed.
     """
     driver = nodes.at(driver_of(instance.path))
-    drivers = [driver] if driver else nodes.named(driver_of(instance.task.name))
+    if driver:
+        return driver.get("state") == "FAILED"
+    drivers = nodes.named(driver_of(instance.task.name))
     return bool(drivers) and all(node.get("state") == "FAILED" for node in drivers)
 
 
@@ -252,15 +263,20 @@ def driver_of(task: str) -> str:
 def driver_error(log: str) -> str:
     """Returns the last error in the log of a driver; empty if there is none."""
     errors = _DRIVER_ERROR.findall(log)
-    return str(errors[-1]) if errors else ""
+    if errors:
+        return str(errors[-1])
+    return ""
 
 
 def _status(node: Document, *, is_over: bool) -> str:
+    """Returns a node's status; without a node it is that of a task that has not begun."""
     status = text(node, "state")
     if status and status not in ("PENDING", "RUNTIME_STATE_UNSPECIFIED", "SKIPPED"):
         return status
     # Argo's Omitted has no word in the API.
-    return "not run" if is_over or status == "SKIPPED" else "PENDING"
+    if is_over or status == "SKIPPED":
+        return "not run"
+    return "PENDING"
 
 
 def _seconds(node: Document) -> float | None:
@@ -270,8 +286,9 @@ def _seconds(node: Document) -> float | None:
     except ValueError:
         return None
     # The service has 0001-01-01 or 1970-01-01 for what has not begun or ended.
-    is_known = began.year > 1970 and ended.year > 1970
-    return max((ended - began).total_seconds(), 0.0) if is_known else None
+    if began.year <= 1970 or ended.year <= 1970:
+        return None
+    return max((ended - began).total_seconds(), 0.0)
 
 
 def _cached(nodes: _Nodes, instances: Sequence[_Instance]) -> set[str]:
@@ -294,7 +311,9 @@ def _cached(nodes: _Nodes, instances: Sequence[_Instance]) -> set[str]:
     skipped = [node for node in nodes.named("executor") if node.get("state") == "SKIPPED"]
     # Where all came from the cache no name can be compared, but each has an executor that is left.
     are_named_so = bool(ran) or len(skipped) == len(left)
-    return left if skipped and are_named_so else set()
+    if skipped and are_named_so:
+        return left
+    return set()
 
 
 def _fnv(text: str) -> int:
@@ -312,19 +331,24 @@ def node_of(run: Document, step: RunStep) -> str:
 
 def driver_node_of(run: Document, step: RunStep) -> str:
     """Returns the id of the node of its driver's last attempt; empty: none."""
-    path = driver_of(step.path) if step.path else ""
+    path = driver_of(step.path)
     return _last_attempt(run, name=driver_of(task_of(step.name)), path=path)
 
 
 def _last_attempt(run: Document, *, name: str, path: str) -> str:
     nodes = _nodes_of(run)
-    node = nodes.at(path) if path else None
+    # At a path that is not known there is no node.
+    node = nodes.at(path)
     if node is None:
         plain, _, number = name.removesuffix("]").partition("[")
         of_name = nodes.named(task_of(plain))[int(number or 0) :]
-        node = of_name[0] if of_name else None
-    children = _children(node) if node else []
-    return str(children[-1].get("pod_name") or "") if children else ""
+        if not of_name:
+            return ""
+        node = of_name[0]
+    attempts = _children(node)
+    if not attempts:
+        return ""
+    return text(attempts[-1], "pod_name")
 
 
 def task_of(step: str) -> str:
@@ -355,7 +379,10 @@ def has_error(lines: Sequence[str]) -> bool:
 def reason_in(lines: Sequence[str]) -> str:
     """Returns why a step failed: stoker's own error in its lines, or else the last line."""
     errors = _REASON.findall("\n".join(lines))
-    return errors[-1] if errors else lines[-1] if lines else ""
+    reasons = errors or lines
+    if reasons:
+        return str(reasons[-1])
+    return ""
 
 
 def skipped_by(state: str, steps: Sequence[RunStep]) -> RunStep | None:
@@ -372,7 +399,8 @@ def exit_code_of(state: str, steps: Sequence[RunStep]) -> int:
         return 0
     failed = [step for step in steps if step.status == "FAILED"]
     gates = [step for step in failed if _GATE.fullmatch(task_of(step.name))]
+    if not gates:
+        return PlatformError.exit_code
     # A gate also refuses a training run that crashed: only its words tell the two apart.
     words = " ".join(step.reason for step in gates)
-    default = GateError.exit_code if gates else PlatformError.exit_code
-    return exit_code_of_words(words, default=default)
+    return exit_code_of_words(words, default=GateError.exit_code)

@@ -55,12 +55,15 @@ def newest_first(
 def schedule_of(found: Document, *, has_account: bool) -> Schedule:
     """Returns a recurring run; `has_account`: whether the workload names a service account."""
     account = text(found, "service_account")
+    facts = {}
+    # Without one in the workload, the service fills in its own.
+    if account and has_account:
+        facts["service account"] = account
     return Schedule(
         name=str(found.get("display_name")),
         cron=_cron_of(mapping(found, "trigger")),
         parameters=mapping(found, "runtime_config", "parameters"),
-        # Without one in the workload, the service fills in its own.
-        facts={"service account": account} if account and has_account else {},
+        facts=facts,
         is_on=found.get("status") != "DISABLED",
         is_of_workload=OF_WORKLOAD in str(found.get("description")),
     )
@@ -74,10 +77,9 @@ def schedule_request(wanted: Schedule, *, pipeline: str, pipeline_id: str) -> di
         pipeline: Name of its pipeline.
         pipeline_id: Its id.
     """
-    made_by = OF_WORKLOAD if wanted.is_of_workload else "made by stoker"
     return {
         "display_name": wanted.name,
-        "description": f"Starts the pipeline {pipeline}; {made_by}",
+        "description": wanted.description(pipeline),
         # Without a version the service takes the latest; kfp's client insists on one.
         "pipeline_version_reference": {"pipeline_id": pipeline_id},
         "runtime_config": {"parameters": dict(wanted.parameters)},

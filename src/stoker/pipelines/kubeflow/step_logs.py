@@ -143,6 +143,8 @@ class StepLogs:
 
     def _archived(self, run_id: str, node: str) -> str:
         """Returns a node's log; empty: not kept, as of a killed pod, or where archiving is off."""
+        if not node:
+            return ""
         path = f"/apis/v2beta1/runs/{run_id}/nodes/{node}/artifacts/main-logs:read"
 
         def send(options: Mapping[str, object]) -> object:
@@ -151,7 +153,7 @@ class StepLogs:
 
         given: dict[str, object] = {"_return_http_data_only": True}
         try:
-            answer = self._sent(send, action="read_artifact", given=given) if node else {}
+            answer = self._sent(send, action="read_artifact", given=given)
         except ServiceError:
             return ""
         return text_of_artifact(answer)

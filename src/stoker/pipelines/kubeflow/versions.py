@@ -50,7 +50,9 @@ def told_version(version: Document) -> dict[str, Json]:
 def version_of(spec: Json) -> PipelineVersion:
     """Returns a spec with the workload that is in it."""
     told = mapping(mapping(inputs_of(spec).get("workload")).get("defaultValue"))
-    return PipelineVersion(document=spec, workload=workload_with_defaults(told) if told else {})
+    if not told:
+        return PipelineVersion(document=spec)
+    return PipelineVersion(document=spec, workload=workload_with_defaults(told))
 
 
 class KubeflowVersions(VersionHistory):
@@ -130,5 +132,7 @@ def _file_of(spec: Json) -> str:
     """Returns a version's spec as the file of an upload: JSON is YAML, too."""
     pipeline = mapping(spec, "pipeline_spec") or mapping(spec)
     platform = mapping(spec, "platform_spec")
-    documents = [pipeline, platform] if platform else [pipeline]
+    documents = [pipeline]
+    if platform:
+        documents.append(platform)
     return "\n---\n".join(json.dumps(document) for document in documents)

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from stoker.errors import ServiceError, UsageError
 from stoker.parameters import Kind
@@ -53,8 +54,13 @@ class SageMakerClient(PipelineClient):
     def __init__(
         self, settings: SageMakerSettings | None, *, run: str = "", aws: Aws | None = None
     ) -> None:
-        region = run.split(":")[3] if run.startswith("arn:") and run.count(":") > 4 else None
-        self._aws = aws or Aws(region=region or (settings.region if settings else None))
+        region = None
+        if settings:
+            region = settings.region
+        # An ARN names its own region.
+        if run.startswith("arn:") and run.count(":") > 4:
+            region = run.split(":")[3] or region
+        self._aws = aws or Aws(region=region)
         self._settings, self.clock, self.sleep = settings, self._aws.clock, self._aws.sleep
 
     def check_caller(self) -> None:
@@ -71,10 +77,11 @@ class SageMakerClient(PipelineClient):
         there = {key: described.get(key) for key in wanted}
         there["PipelineDefinition"] = json.loads(str(described["PipelineDefinition"]))
         arn, ours = described["PipelineArn"], mappings(wanted, "Tags")
-        pages = self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
-        listed = [*pages] if ours else []
-        # Other people's tags stay.
-        there["Tags"] = [tag for tag in ours if tag in listed]
+        there["Tags"] = []
+        if ours:
+            listed = [*self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)]
+            # Other people's tags stay.
+            there["Tags"] = [tag for tag in ours if tag in listed]
         return there, wanted
 
     def missing_inputs(self, compiled: Compiled) -> list[str]:
@@ -98,8 +105,9 @@ class SageMakerClient(PipelineClient):
         if settings.tags:
             tag_group(aws, settings.model.group or compiled.name, settings.tags)
         pipeline = self._find(compiled.name)
-        action, version = "unchanged" if pipeline else "created", ""
+        action, version = "unchanged", ""
         if pipeline is None:
+            action = "created"
             request["ClientRequestToken"] = secrets.token_hex(16)
             pipeline = aws.call("sagemaker", "CreatePipeline", **request)
         elif is_changed:
@@ -141,7 +149,9 @@ class SageMakerClient(PipelineClient):
         version: UploadedVersion | None = None,
     ) -> RunState:
         name = workload.name
-        chosen = {"PipelineVersionId": int(version.id)} if version else {}
+        chosen = {}
+        if version:
+            chosen["PipelineVersionId"] = int(version.id)
         given = self.run_values(workload, parameters, declared=self.declared_of(workload, version))
         values = [{"Name": key, "Value": value} for key, value in given.items()]
         answer = self._aws.call(
@@ -168,21 +178,21 @@ class SageMakerClient(PipelineClient):
 
     def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
         place = {"Name": wanted.name, "GroupName": SCHEDULE_GROUP}
-        is_there = self._aws.find("scheduler", "GetSchedule", **place) is not None
+        operation = "UpdateSchedule"
+        if self._aws.find("scheduler", "GetSchedule", **place) is None:
+            operation = "CreateSchedule"
         request = schedule_request(wanted, pipeline=workload.name)
         target = {"Arn": self._uploaded(workload)["PipelineArn"], **mapping(request, "Target")}
-        self._aws.call(
-            "scheduler",
-            "UpdateSchedule" if is_there else "CreateSchedule",
-            **{**request, **place, "Target": target, "ClientToken": secrets.token_hex(16)},
-        )
+        request |= {**place, "Target": target, "ClientToken": secrets.token_hex(16)}
+        self._aws.call("scheduler", operation, **request)
 
     def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a job."""
         if is_service_job(run):
             return queued_state(self._aws, run)
-        named = _RUN.fullmatch(run)
-        name, id = named.groups() if named else (run, None)
+        name, id = run, None
+        if named := _RUN.fullmatch(run):
+            name, id = named.groups()
         # A job may have the name of a pipeline: an ARN says which of the two is meant.
         pipeline = None
         if ":training-job/" not in run:
@@ -241,28 +251,8 @@ class SageMakerClient(PipelineClient):
     def stop(self, run: str) -> RunState:
         """Stops a run and the jobs of its steps, or a job; waits until they have ended."""
         state = self.status(run)
-        name, slash, id = state.run.partition("/")
-
-        def ask() -> None:
-            if is_service_job(state.run):
-                terminate(self._aws, state.run)
-            elif not slash:
-                stop_job(self._aws, name)
-            elif found := self._find(name):
-                arn, token = f"{found['PipelineArn']}/execution/{id}", secrets.token_hex(16)
-                asked = {"PipelineExecutionArn": arn, "ClientRequestToken": token}
-                self._aws.call("sagemaker", "StopPipelineExecution", **asked)
-
-        def look() -> RunState:
-            found = self.status(state.run)
-            left = [s for s in found.steps if s.name.startswith(_JOB) and s.status in ACTIVE]
-            # Only after the run: a step that is stopped stops its job, unless it is killed.
-            for step in left if found.has_ended else ():
-                if step.status != "Stopping":
-                    stop_job(self._aws, step.name.removeprefix(_JOB))
-            note = ", ".join([*([] if found.has_ended else [name]), *(s.name for s in left)])
-            return dataclasses.replace(found, has_ended=False, note=note) if note else found
-
+        ask = partial(self._ask_to_stop, state.run)
+        look = partial(self._look_at_stopped, state.run)
         try:
             if not state.has_ended:
                 self._aws.repeated(ask, seconds=STOP_SECONDS)
@@ -272,9 +262,39 @@ class SageMakerClient(PipelineClient):
             err.fix = "; ".join(filter(None, (err.fix, again)))
             raise
 
+    def _ask_to_stop(self, run: str) -> None:
+        """Asks for the end of a pipeline's run, or of a job."""
+        name, slash, id = run.partition("/")
+        if is_service_job(run):
+            terminate(self._aws, run)
+        elif not slash:
+            stop_job(self._aws, name)
+        elif pipeline := self._find(name):
+            arn, token = f"{pipeline['PipelineArn']}/execution/{id}", secrets.token_hex(16)
+            asked = {"PipelineExecutionArn": arn, "ClientRequestToken": token}
+            self._aws.call("sagemaker", "StopPipelineExecution", **asked)
+
+    def _look_at_stopped(self, run: str) -> RunState:
+        """Returns a run that was asked to stop; it has ended when its jobs have, too."""
+        state = self.status(run)
+        jobs = [step for step in state.steps if step.name.startswith(_JOB)]
+        active = [job for job in jobs if job.status in ACTIVE]
+        names = [job.name for job in active]
+        if not state.has_ended:
+            names.insert(0, run.partition("/")[0])
+            return dataclasses.replace(state, note=", ".join(names))
+        if not active:
+            return state
+        # Only after the run: a step that is stopped stops its job, unless it is killed.
+        for job in active:
+            if job.status != "Stopping":
+                stop_job(self._aws, job.name.removeprefix(_JOB))
+        return dataclasses.replace(state, has_ended=False, note=", ".join(names))
+
     def declared(self, workload: Workload, compiled: Compiled | None) -> dict[str, Kind]:
-        text = compiled.definition if compiled else self._uploaded(workload)["PipelineDefinition"]
-        return declared_in(str(text))
+        if compiled:
+            return declared_in(compiled.definition)
+        return declared_in(str(self._uploaded(workload)["PipelineDefinition"]))
 
     def run_values(
         self, workload: Workload, parameters: Sequence[str], *, declared: Mapping[str, Kind]
@@ -303,12 +323,19 @@ class SageMakerClient(PipelineClient):
 
 
 def _state(run: str, status: Json, reason: Json, *, steps: Sequence[Document] = ()) -> RunState:
-    has_ended = status not in ACTIVE
-    code = 0 if status in ("Succeeded", "Completed") else exit_code_of(steps)
     return RunState(
         run=run,
         status=str(status),
-        has_ended=has_ended,
-        exit_code=code if has_ended else None,
+        has_ended=status not in ACTIVE,
+        exit_code=_exit_code(status, steps),
         reason=str(reason or ""),
     )
+
+
+def _exit_code(status: Json, steps: Sequence[Document]) -> int | None:
+    """Returns the exit code of a run or job of this status; None: it has not ended."""
+    if status in ACTIVE:
+        return None
+    if status in ("Succeeded", "Completed"):
+        return 0
+    return exit_code_of(steps)

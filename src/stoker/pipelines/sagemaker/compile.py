@@ -169,8 +169,10 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         name=placed.name,
         profile=placed.profile,
     )
-    told = {"notify.secret_arn": workload.notify.secret_arn if workload.notify else None}
-    check_places(profiled, sagemaker_of(placed), others=told)
+    others = {}
+    if workload.notify:
+        others["notify.secret_arn"] = workload.notify.secret_arn
+    check_places(profiled, sagemaker_of(placed), others=others)
     if cached.has_values:
         more = dataclasses.replace(profiled.settings, more_hyperparameters=_VALUES_FILE)
         profiled = dataclasses.replace(profiled, settings=more)
@@ -286,9 +288,10 @@ def _cached_profile(inputs: Inputs) -> _CachedProfile:
     free = same_cost_names(workload)
     values = values_of(workload.hyperparameters)
     same = {**options, **{name: values[name] for name in free}}
-    uploads = {f"{folder}/values/{_VALUES_FILE.name}": json.dumps(same).encode()} if same else {}
+    uploads = {}
     channels = dict(workload.channels)
     if same:
+        uploads[f"{folder}/values/{_VALUES_FILE.name}"] = json.dumps(same).encode()
         channels[_VALUES] = Channel(uri=f"{folder}/values/")
     if packed is not None:
         # Another run's code may differ in what the script does not import: the first one's stays.
@@ -337,5 +340,8 @@ def no_profile(workload: Workload) -> str:
 
 def argument_of(parameter: Parameter, value: str | int | float) -> str:
     """Returns the word in which a step hands a parameter's value on to stoker."""
+    word = f"{parameter.name}={value}"
     # There may be many hyperparameters, and a step takes 100 words: theirs is one word, not two.
-    return f"{'--param=' if parameter.hyperparameter else ''}{parameter.name}={value}"
+    if parameter.hyperparameter:
+        return f"--param={word}"
+    return word

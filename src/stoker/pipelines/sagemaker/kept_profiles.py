@@ -105,7 +105,9 @@ def sizes_of(workload: Workload, *, aws: Aws) -> dict[str, DataSize]:
     """Returns the sizes of the channels in S3 that may be read."""
     sizes = {}
     for name, channel in workload.channels.items():
-        size = _size(channel.uri, aws=aws) if channel.uri.startswith("s3://") else None
+        if not channel.uri.startswith("s3://"):
+            continue
+        size = _size(channel.uri, aws=aws)
         if size is not None:
             sizes[name] = size
     return sizes
@@ -164,12 +166,12 @@ def _newest(
     oldest = now - timedelta(days=days)
     words = f"no profile of the last {days} days has this cost: it is measured"
     for note in _young_notes(workload, aws=aws, key=key, oldest=oldest):
-        change = data_change(note.data, sizes)
-        profile = None if change else _profile_at(note.profile, aws=aws)
+        if change := data_change(note.data, sizes):
+            words = f"it is measured again: {change}"
+            continue
+        profile = _profile_at(note.profile, aws=aws)
         if profile is not None:
             return FoundProfile(profile=profile, words=_measured_words(note, workload))
-        if change:
-            words = f"it is measured again: {change}"
     return FoundProfile(words=words)
 
 
@@ -181,8 +183,9 @@ def _measured_words(note: ProfileNote, workload: Workload) -> str:
     """Returns that a profile is used, and over which data it was measured if over others."""
     today = _addresses(workload)
     others = [uri for name, uri in sorted(note.channels.items()) if today.get(name) != uri]
-    over = f" over {', '.join(others)}" if others else ""
-    return f"measured before{over}, nothing is run"
+    if others:
+        return f"measured before over {', '.join(others)}, nothing is run"
+    return "measured before, nothing is run"
 
 
 def _young_notes(

@@ -1,5 +1,6 @@
 """The state of a job that went through a queue of AWS Batch, for `stoker status` and `stop`."""
 
+from stoker.errors import PlatformError
 from stoker.pipelines.base import RunState, RunStep
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.batch_queue import describe
@@ -18,19 +19,21 @@ def queued_state(aws: Aws, arn: str) -> RunState:
         ServiceError: If AWS does not tell it.
     """
     job = describe(aws, arn)
-    answer = find_job(aws, job.training_job) if job.training_job else None
-    training = job_state(answer) if answer else None
-    has_ended = job.is_final and (training is None or training.is_final)
-    code = 0 if job.status == "SUCCEEDED" else 4
+    has_ended = job.is_final
     steps = []
-    if training is not None:
+    if job.training_job and (answer := find_job(aws, job.training_job)):
+        training = job_state(answer)
+        has_ended = has_ended and training.is_final
         name = f"job {training.name}"
         steps.append(RunStep(name=name, status=training.status, reason=training.reason))
+    exit_code = None
+    if has_ended:
+        exit_code = 0 if job.status == "SUCCEEDED" else PlatformError.exit_code
     return RunState(
         run=arn,
         status=job.status,
         has_ended=has_ended,
-        exit_code=code if has_ended else None,
+        exit_code=exit_code,
         reason=job.reason,
         steps=tuple(steps),
     )

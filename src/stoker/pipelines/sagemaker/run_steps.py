@@ -43,10 +43,9 @@ def _code_of(step: Document) -> int:
     reason = _reason_of(step)
     if item_at(step, "Metadata", "Fail"):
         return exit_code_of_words(reason, default=GateError.exit_code)
-    found = _EXIT_CODE.search(reason)
-    code = int(found[1]) if found else 0
-    if code in _CODES:
-        return code
+    match = _EXIT_CODE.search(reason)
+    if match and int(match[1]) in _CODES:
+        return int(match[1])
     return PlatformError.exit_code
 
 
@@ -63,16 +62,19 @@ def run_step(step: Document, *, aws: Aws, is_over: bool) -> RunStep:
         aws: Where its log is.
         is_over: Whether the run has ended.
     """
-    status = text(step, "StepStatus")
-    is_cached = bool(item_at(step, "CacheHitResult", "SourcePipelineExecutionArn"))
-    return RunStep(
-        name=str(step.get("StepName")),
-        status="cached" if is_cached and status == "Succeeded" else status,
-        reason=_reason_of(step) if status == "Failed" else "",
-        seconds=None if is_cached else _seconds(step),
-        lines=last_lines(aws, step) if status == "Failed" and is_over else (),
-        log="" if is_cached else _log_of(step, region=aws.region),
-    )
+    shown = RunStep(name=str(step.get("StepName")), status=text(step, "StepStatus"))
+    if not item_at(step, "CacheHitResult", "SourcePipelineExecutionArn"):
+        log = _log_of(step, region=aws.region)
+        shown = dataclasses.replace(shown, seconds=_seconds(step), log=log)
+    elif shown.status == "Succeeded":
+        # Neither time nor log: they are those of another run.
+        return dataclasses.replace(shown, status="cached")
+    if shown.status != "Failed":
+        return shown
+    shown = dataclasses.replace(shown, reason=_reason_of(step))
+    if is_over:
+        return dataclasses.replace(shown, lines=last_lines(aws, step))
+    return shown
 
 
 def _seconds(step: Document) -> float | None:
@@ -97,11 +99,13 @@ def _log_of(step: Document, *, region: str | None) -> str:
     group, name = log_place(step)
     if not name:
         return ""
-    place = f" --region {region}" if region else ""
-    return (
+    command = (
         f"aws logs filter-log-events --log-group-name {group} --log-stream-name-prefix {name}/ "
-        f"--query 'events[].[message]' --output text{place}"
+        "--query 'events[].[message]' --output text"
     )
+    if region:
+        return f"{command} --region {region}"
+    return command
 
 
 def log_place(step: Document) -> tuple[str, str]:

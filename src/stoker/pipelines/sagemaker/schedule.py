@@ -35,7 +35,9 @@ def declared_in(definition: str) -> dict[str, Kind]:
 
 def as_sent(told: ToldParameter) -> str:
     """Returns a parameter's value as steps use it: they get what a run was given."""
-    name = told.own.name if told.own else ""
+    if told.own is None:
+        return told.value
+    name = told.own.name
     if name == "reuse_profile":
         # The steps read FOLDER/profile.json.
         return told.value.rstrip("/")
@@ -112,24 +114,26 @@ def facts_of_settings(settings: SageMakerSettings, *, pipeline: str) -> dict[str
 
 
 def schedule_facts(*, role: str, queue: str | None) -> dict[str, str]:
-    return {"role": role, **({_QUEUE: queue} if queue else {})}
+    if queue:
+        return {"role": role, _QUEUE: queue}
+    return {"role": role}
 
 
 def schedule_request(wanted: Schedule, *, pipeline: str) -> dict[str, Json]:
     """Returns CreateSchedule's request, without its name, the pipeline's ARN and the token."""
     values: list[Json] = [{"Name": key, "Value": value} for key, value in wanted.parameters.items()]
-    queue = wanted.facts.get(_QUEUE)
-    made_by = OF_WORKLOAD if wanted.is_of_workload else "made by stoker"
+    target: dict[str, Json] = {
+        "RoleArn": wanted.facts["role"],
+        "SageMakerPipelineParameters": {"PipelineParameterList": values},
+        "RetryPolicy": RETRY_POLICY,
+    }
+    if _QUEUE in wanted.facts:
+        target["DeadLetterConfig"] = {"Arn": wanted.facts[_QUEUE]}
     return {
-        "Description": f"Starts the pipeline {pipeline}; {made_by}",
+        "Description": wanted.description(pipeline),
         "ScheduleExpression": wanted.cron,
         "ScheduleExpressionTimezone": wanted.time_zone,
         "State": "ENABLED" if wanted.is_on else "DISABLED",
         "FlexibleTimeWindow": {"Mode": "OFF"},
-        "Target": {
-            "RoleArn": wanted.facts["role"],
-            "SageMakerPipelineParameters": {"PipelineParameterList": values},
-            "RetryPolicy": RETRY_POLICY,
-            **({"DeadLetterConfig": {"Arn": queue}} if queue else {}),
-        },
+        "Target": target,
     }

@@ -18,7 +18,7 @@ from stoker.pipelines.sagemaker.schedule import declared_in
 from stoker.pipelines.versions import UploadedVersion, VersionHistory
 from stoker.platforms.aws import Aws
 from stoker.records import Json
-from stoker.records.base import Document, text
+from stoker.records.base import Document, text, texts
 
 # Of the inputs of a deployed pipeline.
 _READ = (WORKLOAD, CODE)
@@ -70,8 +70,10 @@ class SageMakerVersions(VersionHistory):
             return
         # The workload names its code, which is packed beside it.
         workload = _read(self._aws, f"{folder}/{WORKLOAD}") or b""
-        has_code = f"{folder}/{CODE}" in json.dumps(document) + workload.decode(errors="replace")
-        for name in (WORKLOAD, CODE) if has_code else (WORKLOAD,):
+        needed = [WORKLOAD]
+        if f"{folder}/{CODE}" in json.dumps(document) + workload.decode(errors="replace"):
+            needed.append(CODE)
+        for name in needed:
             if not self._aws.has_object(f"{folder}/{name}"):
                 raise UsageError(
                     f"version {version.name} cannot run: {folder}/{name} is gone",
@@ -111,12 +113,12 @@ class SageMakerVersions(VersionHistory):
 
 
 def _uploaded(summary: Document, *, is_latest: bool) -> UploadedVersion:
-    number, aliases = str(summary["PipelineVersionId"]), summary.get("PipelineVersionAliases")
+    number = str(summary["PipelineVersionId"])
     return UploadedVersion(
         id=number,
         name=number,
         created_at=text(summary, "CreationTime"),
-        aliases=tuple(map(str, aliases)) if isinstance(aliases, list) else (),
+        aliases=tuple(texts(summary, "PipelineVersionAliases")),
         about=text(summary, "PipelineVersionDescription"),
         is_latest=is_latest,
     )
@@ -124,7 +126,9 @@ def _uploaded(summary: Document, *, is_latest: bool) -> UploadedVersion:
 
 def _deployed(aws: Aws, document: Json) -> PipelineVersion:
     folder = inputs_of_definition(document)
-    contents = {name: _read(aws, f"{folder}/{name}") if folder else None for name in _READ}
+    if folder is None:
+        return _version(document, None, None)
+    contents = {name: _read(aws, f"{folder}/{name}") for name in _READ}
     return _version(document, contents[WORKLOAD], contents[CODE])
 
 
@@ -142,8 +146,7 @@ def _version(document: Json, workload: bytes | None, code: bytes | None) -> Pipe
     read: Json = None
     with contextlib.suppress(ValueError):
         read = json.loads(workload or b"null")
-    return PipelineVersion(
-        document=document,
-        workload=workload_with_defaults(read) if isinstance(read, dict) else {},
-        code=code_digests(code),
-    )
+    version = PipelineVersion(document=document, code=code_digests(code))
+    if isinstance(read, dict):
+        return dataclasses.replace(version, workload=workload_with_defaults(read))
+    return version

@@ -60,10 +60,6 @@ def _patient(cluster: ClusterApi, log: Log) -> ClusterApi:
     )
 
 
-def _settings_in(settings: PlatformSettings) -> KubernetesSettings:
-    return settings.kubernetes or KubernetesSettings()
-
-
 def _unread(err: ServiceError, *, run: str) -> str:
     """Logs that a record may not be read, and returns "" in its place; raises another error."""
     if err.kind != "denied":
@@ -183,7 +179,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     def kept_profile(self, settings: PlatformSettings, key: str) -> str:
         workload = name_of_workload(settings)
         try:
-            cluster = self._cluster_of(_settings_in(settings))
+            cluster = self._cluster_of(settings.kubernetes_settings)
             return kept_profile(cluster, workload, key)
         except ServiceError as err:
             return _unread(err, run=workload)
@@ -192,7 +188,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         workload = name_of_workload(settings)
         log = Log(run=workload, host=SERVICE)
         try:
-            cluster = self._cluster_of(_settings_in(settings))
+            cluster = self._cluster_of(settings.kubernetes_settings)
             keep_profile(_patient(cluster, log), workload, key, record)
         except StokerError as err:
             log.event(EventName.RECORD_SAVE_FAILED, why=err.what)
@@ -213,7 +209,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     ) -> bool | None:
         """Asks the run's Workflow; `meaning` is logged if it does not answer."""
         log = Log(run=name_of_workload(settings), host=SERVICE)
-        with self._explained(_settings_in(settings)) as cluster:
+        with self._explained(settings.kubernetes_settings) as cluster:
             answer = ask(follower_of(cluster, own_pod(), log=log), cluster)
         if answer is None:
             log.event(EventName.WORKFLOW_READ_FAILED, meaning=meaning)
@@ -224,7 +220,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records of the run's jobs without a recorded end, the profile's first."""
         workload = name_of_workload(settings)
-        with self._explained(_settings_in(settings)) as cluster:
+        with self._explained(settings.kubernetes_settings) as cluster:
             try:
                 told = told_jobs(cluster, workload)
                 jobs = self._jobs_of(cluster, name, settings, run_id=run_id)
@@ -250,7 +246,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
             settings: The workload, whose name identifies its profile's job.
             run_id: Id of the pipeline's run, whose profile may be a job, too.
         """
-        known = _settings_in(settings)
+        known = settings.kubernetes_settings
         deleted = []
         kind = "TrainJob" if known.api == "trainer" else "JobSet"
         with self._explained(known) as asked:
@@ -267,7 +263,7 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
     def _jobs_of(
         self, cluster: ClusterApi, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Iterator[Document]:
-        resource = TRAINJOBS if _settings_in(settings).api == "trainer" else JOBSETS
+        resource = TRAINJOBS if settings.kubernetes_settings.api == "trainer" else JOBSETS
         return jobs_of_run(
             cluster, resource, name, run_id=run_id, workload=name_of_workload(settings)
         )

@@ -65,14 +65,11 @@ def text(document: Json, *keys: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def texts(document: Document, key: str) -> list[str]:
-    value = document.get(key)
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
 def number(document: Document, key: str, default: int = 0) -> int:
     value = document.get(key)
-    return value if isinstance(value, int) else default
+    if isinstance(value, int):
+        return value
+    return default
 
 
 def name_of(document: Document) -> str:

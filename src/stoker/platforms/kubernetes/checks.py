@@ -64,7 +64,7 @@ def checked_job(job: JobSpec) -> CheckedJob:
 
 def _settings_of(job: JobSpec) -> KubernetesSettings:
     """Returns the job's settings for Kubernetes; raises UsageError if they make no pods."""
-    settings = job.platform_settings.kubernetes or KubernetesSettings()
+    settings = job.platform_settings.kubernetes_settings
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
         raise UsageError(

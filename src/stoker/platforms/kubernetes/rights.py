@@ -14,11 +14,10 @@ from stoker.platforms.kubernetes.api import (
     WORKFLOWS,
     ApiAction,
     ClusterApi,
-    texts,
 )
 from stoker.platforms.kubernetes.manifest import manifest
 from stoker.records import Json, KubernetesSettings
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import Document, mapping, mappings, texts
 
 # A run works without them, but: fewer reasons in the log (events); a new attempt's Workflow does
 # not own its predecessor's job; no lease, no disruption budget; a cancelled run's job continues; a

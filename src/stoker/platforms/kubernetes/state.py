@@ -18,7 +18,6 @@ from stoker.platforms.kubernetes.api import (
     name_of,
     number,
     text,
-    texts,
 )
 from stoker.platforms.kubernetes.layout import (
     MANAGED_BY_LABEL,
@@ -31,7 +30,7 @@ from stoker.platforms.kubernetes.layout import (
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
 from stoker.records import Json, is_run_of
-from stoker.records.base import Document, item_at, mapping, mappings
+from stoker.records.base import Document, item_at, mapping, mappings, texts
 from stoker.repeat import Suppressed
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
