@@ -1,6 +1,5 @@
 """Without data hosts, a loader's own workers find samples that end or block them, if asked for."""
 
-import csv
 import faulthandler
 import os
 import random
@@ -16,13 +15,13 @@ from stoker import DataLoader
 from stoker.environment import ProcessSettings
 from stoker.errors import FeedLostError, UsageError
 from stoker.feed import placement
-from stoker.feed.bad_samples import FILE, join_files
 from stoker.feed.bookkeeping import TrainerProcess
-from stoker.feed.iterators import TorchIterator
+from stoker.feed.iterators import TorchIterator, torch_iterator
 from stoker.feed.loader_state import load, state_of
 from stoker.feed.timeline import Timeline
 from stoker.feed.watched_workers import WatchedIterator
 from stoker.records import FeedSettings
+from support.bad_sample_rows import rows_of as listed
 
 SIZE = 48
 SEGFAULT, EXIT, HANGING, RAISING = 7, 13, 22, 30
@@ -68,6 +67,14 @@ class ManyNumbers(Numbers):
         return [self[index] for index in indices]
 
 
+class Held(Numbers):
+    """What it has open is the trainer's, and no other process's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = open(__file__, "rb")  # noqa: SIM115
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(8))
@@ -99,16 +106,19 @@ def placed(loader: Any, process: TrainerProcess) -> Any:
     return placement.placed_iterator(loader, process)
 
 
-def epochs_of(loader: Any, process: TrainerProcess, count: int = 2) -> list[Any]:
-    return [[batch.tolist() for batch in placed(loader, process)] for _ in range(count)]
+def epochs_of(
+    loader: Any, process: TrainerProcess, count: int = 2, *, iterate: Any = placed
+) -> list[Any]:
+    return [[batch.tolist() for batch in iterate(loader, process)] for _ in range(count)]
+
+
+def made_here(loader: Any, process: TrainerProcess) -> list[Any]:
+    """Two epochs whose batches this process makes all by itself."""
+    return epochs_of(loader, process, iterate=torch_iterator)
 
 
 def rows_of(folder: Any) -> list[tuple[str, ...]]:
-    join_files(folder)
-    with (folder / FILE).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = ("epoch", "batch_number", "place", "index", "replaced_by")
-    return [tuple(row[name] for name in names) for row in rows]
+    return listed(folder, "epoch", "batch_number", "place", "index", "replaced_by")
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
@@ -131,7 +141,7 @@ def test_samples_that_end_their_process_are_bad_ones_as_if_they_had_raised(
     alone.mkdir()
     folder.mkdir()
     process = process_of(alone, on_error=on_error)
-    expected = epochs_of(loader_of(kind(ENDS_OR_RAISES), how, workers=0), process)
+    expected = made_here(loader_of(kind(ENDS_OR_RAISES), how, workers=0), process)
     dataset = kind(ENDS_OR_RAISES, is_deadly=plan is None or workers > 0)
     process = process_of(folder, on_error=on_error, workers=plan)
     assert epochs_of(loader_of(dataset, how, workers=workers), process) == expected
@@ -139,14 +149,15 @@ def test_samples_that_end_their_process_are_bad_ones_as_if_they_had_raised(
     assert process.num_bad == 2 * len(ENDS_OR_RAISES)
 
 
-def test_a_plans_workers_find_it_in_a_loader_without_workers_of_its_own(tmp_path):
+@pytest.mark.parametrize("plan", [2, None])
+def test_workers_find_it_in_a_loader_without_workers_of_its_own(tmp_path, plan):
     # The first batches are made in the trainer, so only a later one may end its process.
     class Late(Numbers):
         def strike(self, index: int) -> None:
             os._exit(4)
 
     loader = DataLoader(Late((RAISING,)), batch_size=5)
-    process = process_of(tmp_path, on_error="skip", workers=2)
+    process = process_of(tmp_path, on_error="skip", workers=plan)
     (batches,) = epochs_of(loader, process, 1)
     assert [len(batch) for batch in batches] == [5] * 6 + [4] + [5] * 2 + [3]
     assert [row[3] for row in rows_of(tmp_path)] == [str(RAISING)]
@@ -263,8 +274,7 @@ def test_a_loaders_timeout_is_torchs():
 @pytest.mark.parametrize(
     ("dataset", "workers", "feed", "why"),
     [
-        (Numbers(), 0, {"on_error": "skip"}, "num_workers=0 makes its samples in the script's own"),
-        (Numbers(), 0, {"sample_timeout_seconds": 9.0}, "num_workers=0 makes its samples in the"),
+        (Held(), 0, {"on_error": "skip"}, "num_workers=0 makes its samples in the script's own"),
         (Stream(), 2, {"sample_timeout_seconds": 9.0}, "its stream is made by PyTorch's own"),
         (Numbers(), 2, {"on_error": "skip", "seeding": "torch"}, "with feed.seeding: torch"),
     ],
@@ -307,7 +317,7 @@ def test_any_samples_any_workers_any_prefetch_give_what_raising_ones_give(seed):
     bad = tuple(rng.sample(ENDS_OR_RAISES, rng.randint(1, 3)))
     on_error, kind = rng.choice(["skip", "replace"]), rng.choice([Numbers, ManyNumbers])
     seeding = rng.choice(["batch", "sample"])
-    expected = epochs_of(
+    expected = made_here(
         loader_of(kind(bad), workers=0), process_of(on_error=on_error, seeding=seeding)
     )
     more: dict[str, Any] = {

@@ -1,18 +1,26 @@
 """Launchers run in the environment that a Kubernetes plan gives its pods; pods are processes."""
 
 import contextlib
+import csv
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
+from stoker.catalog import load_catalog
 from stoker.host.processes import free_ports
+from stoker.platforms.base import JobEnd
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.pod_outputs import OutputParts
-from support.kubernetes_jobs import job
+from stoker.records import Job
+from stoker.records.training import training_record
+from stoker.train import facts_of
+from support.kubernetes_jobs import DNN, job
 from support.local_job import WITHOUT_TORCH, marked_processes, until
 from support.processes import started
 from support.tokens import new_token
@@ -29,11 +37,13 @@ SAY = (
 class Pods:
     """Starts pods of a plan; loopback addresses stand for their names in the cluster's DNS."""
 
-    def __init__(self, tmp_path, *, script=SAY):
+    def __init__(self, tmp_path, *groups, script=SAY, has_torch=False, **feed):
         self.tmp_path = tmp_path
-        feed = {"port": free_ports(set()), "lease_seconds": 1.5}
-        spec = job(name="mnist-1", command=["python", "-c", script], feed=feed)
-        self.request = KubernetesPlatform().plan(spec)
+        feed = {"port": free_ports(set()), "lease_seconds": 1.5, **feed}
+        spec = job(*groups, name="mnist-1", command=["python", "-c", script], feed=feed)
+        self.spec = dataclasses.replace(spec, run_dir=tmp_path / "run")
+        self.environ = {} if has_torch else WITHOUT_TORCH
+        self.request = KubernetesPlatform().plan(self.spec)
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         (tmp_path / "token").write_text(new_token())
 
@@ -69,7 +79,7 @@ class Pods:
             # All pods share this machine's ports: each listens at its own address.
             "STOKER_ADVERTISE": own,
             "STOKER_FOLLOWER_LEASE": str(self.tmp_path / "follower"),
-            **WITHOUT_TORCH,
+            **self.environ,
         }
         words = [sys.executable, "-m", "stoker.launch", "--", *container["args"]]
         pod = f"{name}-{index}"
@@ -163,3 +173,43 @@ def test_pods_of_a_plan_play_their_roles_and_the_leaders_log_has_its_record(tmp_
     kept = base / "output" / "data" / "stoker" / "training.json"
     assert parts.files["stoker/training.json"] == kept.read_bytes()
     assert "output_part" not in pods.log("data-0") + pods.log("data-1")
+
+
+BAD_SAMPLES = """
+import os
+from stoker import DataLoader
+
+class Damaged:
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        if index == 5 or str(index) == os.environ["RANK"]:
+            raise ValueError("damaged")
+        return index
+
+assert sum(len(batch) for batch in DataLoader(Damaged(), 4)) == 10
+"""
+
+
+def test_the_bad_samples_of_all_trainer_pods_come_to_the_run(tmp_path):
+    dnn = msgspec.structs.replace(DNN, count=2)
+    feed = {"on_error": "skip", "max_errors": 9, "lease_seconds": 20}
+    with ended(Pods(tmp_path, dnn, script=BAD_SAMPLES, has_torch=True, **feed)) as pods:
+        pods.start("dnn", 0)
+        pods.start("dnn", 1)
+        codes = [pods.code(pod) for pod in pods.started]
+        assert codes == [0, 0], pods.log("dnn-0") + pods.log("dnn-1")
+    outputs = OutputParts()
+    for pod in pods.started:
+        for line in pods.log(pod).splitlines():
+            outputs.take(line)
+    # As a follower does with what the pods' logs bring.
+    outputs.write(tmp_path / "output")
+    pods.spec.run_dir.mkdir()
+    end = JobEnd(status="succeeded", exit_code=0, output_dir=tmp_path / "output")
+    ran = Job(platform="kubernetes", name="mnist-1")
+    facts = facts_of(pods.spec, end, ran=ran, catalog=load_catalog("kubernetes"))
+    assert training_record(facts).bad_samples == 4
+    with (pods.spec.run_dir / "bad_samples.csv").open(newline="") as file:
+        rows = [(row["rank"], row["index"]) for row in csv.DictReader(file)]
+    assert sorted(rows) == [("0", "0"), ("0", "5"), ("1", "1"), ("1", "5")]

@@ -22,6 +22,7 @@ from stoker.feed.bad_samples import (
     join_lists_of_hosts,
 )
 from stoker.feed.bookkeeping import TrainerProcess
+from stoker.feed.iterators import torch_iterator
 from stoker.feed.placement import placed_iterator
 from stoker.feed.timeline import Timeline
 from stoker.feed.tolerance import (
@@ -74,7 +75,8 @@ def batch_of(number: int) -> ListedBatch:
 
 
 def values_of(loader: DataLoader, process: TrainerProcess) -> list[list[float]]:
-    iterator = placed_iterator(loader, process)
+    # This process makes all of them.
+    iterator = torch_iterator(loader, process)
     return [cast("torch.Tensor", batch).tolist() for batch in iterator]
 
 
@@ -158,7 +160,7 @@ def test_where_all_samples_of_a_batch_are_bad_the_first_one_is_replaced(tmp_path
 def test_a_batch_of_one_sample_without_collation_is_replaced(tmp_path):
     process = process_of(tmp_path, "skip", max_errors=9)
     loader = DataLoader(Numbers((1,), count=3), batch_size=None)
-    values = [cast("torch.Tensor", sample).item() for sample in placed_iterator(loader, process)]
+    values = [cast("torch.Tensor", sample).item() for sample in torch_iterator(loader, process)]
     assert len(values) == 3
     assert values[0::2] == [0.0, 2.0]
 
@@ -241,7 +243,13 @@ def chained() -> Exception:
         (FileNotFoundError(errno.ENOENT, "No such file", "/data/7.jpg"), True),
         (PermissionError(errno.EACCES, "Permission denied", "/data/7.jpg"), True),
         (EOFError("Ran out of input"), True),
-        (MemoryError(), False),
+        # Where memory is not short, it is what the sample asks for.
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] can't allocate memory"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (StopIteration(), True),
+        (SystemExit(1), False),
+        (KeyboardInterrupt(), False),
         (ModuleNotFoundError("No module named 'cv2'"), False),
         (ShippingError("cannot be sent"), False),
         (OSError(errno.ENOSPC, "No space left on device", "/data/x"), False),
@@ -249,7 +257,6 @@ def chained() -> Exception:
         (OSError(errno.EIO, "Input/output error", "/data/x"), False),
         (OSError(errno.ESTALE, "Stale file handle", "/data/x"), False),
         (ConnectionResetError(errno.ECONNRESET, "reset"), False),
-        (RuntimeError("[enforce fail] can't allocate memory"), False),
         (chained(), False),
     ],
 )
@@ -332,7 +339,7 @@ def test_the_list_is_bounded_and_joined_in_order_each_sample_once(tmp_path):
 def test_samples_of_two_loaders_at_the_same_place_are_both_listed(tmp_path):
     process = process_of(tmp_path, "skip", max_errors=3)
     for _ in range(2):
-        list(placed_iterator(DataLoader(Numbers((1,)), batch_size=4), process))
+        list(torch_iterator(DataLoader(Numbers((1,)), batch_size=4), process))
     assert process.num_bad == join_files(tmp_path) == 2
 
 
@@ -345,17 +352,6 @@ def test_a_text_that_is_no_unicode_is_listed(tmp_path):
 
     process = process_of(tmp_path, "skip", max_errors=3)
     assert len(values_of(DataLoader(Named((1,)), batch_size=4), process)) == 5
-
-
-def test_stop_iteration_of_a_dataset_ends_the_epoch_as_without_on_error(tmp_path):
-    class Ending(Numbers):
-        def __getitem__(self, index: int) -> torch.Tensor:
-            if index in self.bad:
-                raise StopIteration
-            return super().__getitem__(index)
-
-    process = process_of(tmp_path, "skip", max_errors=3)
-    assert len(values_of(DataLoader(Ending((9,)), batch_size=4), process)) == 2
 
 
 def test_a_list_of_indices_is_never_replaced_by_one_sample(tmp_path):

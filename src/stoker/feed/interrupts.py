@@ -2,12 +2,18 @@
 
 import functools
 import signal
+from collections.abc import Collection
 from types import CodeType, TracebackType
 
 
-def is_of_signal_handler(error: BaseException) -> bool:
-    """Returns whether a handler that is installed raised an error, in whatever was running then."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+def is_of_signal_handler(error: BaseException, *, ignored: Collection[signal.Signals] = ()) -> bool:
+    """Returns whether a handler that is installed raised an error, in whatever was running then.
+
+    Args:
+        ignored: Signals whose handlers do not count.
+    """
+    numbers = signal.valid_signals() - {*ignored}
+    handlers = [signal.getsignal(number) for number in numbers]
     codes = {_code_of(handler) for handler in handlers if callable(handler)}
     return any(code in codes for code in _codes_of(error.__traceback__))
 

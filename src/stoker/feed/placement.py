@@ -160,14 +160,21 @@ def place_here(
         if reason == "unshippable":
             process.refused.append(why)
         say_made_here(process)
-    is_refused = reason == "unshippable"
-    help_of = "data hosts" if settings.has_data_group else "the plan's workers"
+    is_refused, helpers = reason == "unshippable", _helpers_of(settings)
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,
         rank=settings.rank,
         loader=books.number,
-        text=f"{why}; {_who(loader)} {does} the batches of that loader, without help of {help_of}",
+        text=f"{why}; {_who(loader)} {does} the batches of that loader, without help of {helpers}",
     )
+
+
+def _helpers_of(settings: ProcessSettings) -> str:
+    if settings.has_data_group:
+        return "data hosts"
+    if settings.workers.get("dnn"):
+        return "the plan's workers"
+    return "a watched worker"
 
 
 def _is_too_short(loader: AnyLoader, process: TrainerProcess) -> bool:
@@ -285,6 +292,10 @@ def _planned_iterator(
     if process.settings.feed.balance is not None and process.settings.world_size > 1:
         process.say_unbalanced(loader, why="there are no data hosts")
     count = _decided_workers(loader, process)
+    is_watching = not (count or loader.num_workers) and _wants_watching(loader, process)
+    if is_watching:
+        # Only another process survives a sample that ends the one that makes it.
+        count = 1
     is_stream = loader._dataset_kind == _DatasetKind.Iterable
     if not count or count == loader.num_workers or is_stream:
         return _iterator_here(loader, process, num_workers=count)
@@ -292,13 +303,25 @@ def _planned_iterator(
         return _iterator_here(loader, process)
     if loader.num_workers:
         return _iterator_here(loader, process, num_workers=count)
-    if is_unchanged(loader, process.settings) and not _may_fork(loader):
+    is_new = is_watching and not process.books(loader).num_tried
+    if (is_new or is_unchanged(loader, process.settings)) and not _may_fork(loader):
         return _iterator_here(loader, process)
     # Workers are asked ahead: they would wait for a loop that waits for them.
     if _waits(loader, process) or _is_shared(loader, process):
         return _iterator_here(loader, process)
     say = partial(_stay_here, loader, process)
     return PlannedIterator(loader, process, num_workers=count, say=say)
+
+
+def _wants_watching(loader: AnyLoader, process: TrainerProcess) -> bool:
+    """Returns whether samples of a loader that the trainer makes are to be watched."""
+    if not process.settings.feed.looks_for_deadly_samples:
+        return False
+    # First, as an import statement would begin a collection.
+    imported("stoker.feed.watched_workers")
+    from stoker.feed.watched_workers import is_watched
+
+    return is_watched(loader, process, num_workers=1)
 
 
 def _shares_a_file(loader: AnyLoader, process: TrainerProcess, *, num_workers: int) -> bool:
@@ -316,7 +339,10 @@ def _shares_a_file(loader: AnyLoader, process: TrainerProcess, *, num_workers: i
     line = process.line_of(loader)
     if open_file and not line.has_said:
         line.has_said = True
-        why = f"{open_file} is open, and {num_workers} workers of the plan would share it"
+        who = f"{num_workers} workers of the plan"
+        if not process.settings.workers.get("dnn"):
+            who = "a watched worker"
+        why = f"{open_file} is open, and {who} would share it"
         place_here(loader, process, reason="shared", why=why, path=open_file.partition(" ")[0])
     return bool(open_file)
 

@@ -7,6 +7,8 @@ its place, so a batch has the same bytes wherever it is made.
 
 import errno
 import hashlib
+import os
+import signal
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -19,12 +21,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from stoker.errors import StokerError, UsageError
 from stoker.feed import why_unfed
+from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.sample_index import shown_index
 from stoker.feed.seeding import Seeder, index_bytes
 from stoker.feed.why_unfed import Cause
-from stoker.feed.wire.host_errors import cause_on_host, errors_behind
+from stoker.feed.wire.host_errors import cause_on_host, errors_behind, words_of_error
 from stoker.feed.wire.protocol import BadSample
+from stoker.host.memory_usage import memory_use
 
 OnError = Literal["raise", "skip", "replace"]
 
@@ -38,13 +42,16 @@ _HOST_NUMBERS = frozenset(
         errno.EROFS,
         errno.EMFILE,
         errno.ENFILE,
-        errno.ENOMEM,
         errno.EAGAIN,
         errno.EIO,
         errno.ESTALE,
     )
 )
 _SAMPLE_CAUSES = (Cause.MISSING_FILE, Cause.NO_RIGHT)
+# Of a host's memory: from there on its end is near.
+_SHORT_SHARE = 0.9
+# A dataset may limit the time of its samples by these.
+_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 
 
 class SampleLostError(RuntimeError):
@@ -95,23 +102,34 @@ def check_on_error(dataset: object, on_error: OnError, *, is_map_style: bool) ->
         )
 
 
-def is_samples_fault(err: Exception) -> bool:
-    """Returns whether an error of a dataset is a sample's, not its host's or its code's."""
-    if isinstance(err, StopIteration):
-        # It ends the epoch, as with torch.
-        return False
+def is_samples_fault(err: BaseException) -> bool:
+    """Returns whether an error of a dataset is a sample's, not its host's, code's or script's."""
     if isinstance(err, SampleLostError):
         return True
+    # It ends the process, as with torch; from a handler it may be anything.
+    if isinstance(err, SystemExit) or is_of_signal_handler(err, ignored=_TIMERS):
+        return False
     side = why_unfed.of_worker("")
     for error in errors_behind(err):
-        if isinstance(error, MemoryError | StokerError | ImportError):
-            return False
-        if isinstance(error, OSError) and error.errno in _HOST_NUMBERS:
+        if isinstance(error, KeyboardInterrupt | StokerError | ImportError):
             return False
         why = cause_on_host(error, side, raised="")
+        if why is not None and why.cause == Cause.OUT_OF_MEMORY:
+            return not _is_short_of_memory()
+        if isinstance(error, OSError) and error.errno in _HOST_NUMBERS:
+            return False
         if why is not None and why.cause not in _SAMPLE_CAUSES:
             return False
     return True
+
+
+def _is_short_of_memory() -> bool:
+    """Returns whether memory is refused for want of it: not as a damaged head asks for terabytes.
+
+    Linux kills rather than refuse what is not absurd, unless it is told not to.
+    """
+    use = memory_use()
+    return use is not None and use.share > _SHORT_SHARE
 
 
 def replacement(index: object, attempt: int, *, length: int, seed: bytes = b"") -> int:
@@ -175,10 +193,13 @@ class TolerantDataset:
         raise AttributeError(name)
 
     def __getitem__(self, index: object) -> object:
+        pid = os.getpid()
         try:
             return self.sample(index, attempt=0)
-        except Exception as err:
-            if not is_samples_fault(err):
+        # Panics of Rust libraries, for one, are no Exception.
+        except BaseException as err:
+            # A child that the sample forked must not go on as if it were this process.
+            if os.getpid() != pid or not is_samples_fault(err):
                 raise
             if self._on_error == "skip":
                 return MarkedSample(_bad(index, err).at(self.place), index)
@@ -199,7 +220,7 @@ class TolerantDataset:
             samples.append(self[index])
         return samples
 
-    def replaced(self, index: object, err: Exception) -> MarkedSample:
+    def replaced(self, index: object, err: BaseException) -> MarkedSample:
         """Returns the mark of a bad sample with the one that replaces it.
 
         That one is drawn, and seeded, by the place of the bad one.
@@ -207,7 +228,7 @@ class TolerantDataset:
         Raises:
             UsageError: If the index is no integer.
             Exception: The last error, if eight others are bad, too; the first one, if the dataset
-                has no length to draw another one from.
+                has no length to draw another one from. RuntimeError for what is no usual error.
         """
         if not _is_integer(index):
             raise UsageError(
@@ -218,7 +239,7 @@ class TolerantDataset:
         try:
             length = len(cast("Sized", self._dataset))
         except TypeError:
-            raise err from None
+            raise _as_error(err) from None
         bad = _bad(index, err).at(self.place)
         seed = b""
         if self._seeder is not None:
@@ -229,12 +250,13 @@ class TolerantDataset:
                 self._seeder.place_again(other, self.place)
             try:
                 sample = self.sample(other, attempt=attempt + 1)
-            except Exception as error:
-                if not is_samples_fault(error) or attempt == _MAX_ATTEMPTS - 1:
+            except BaseException as error:
+                if not is_samples_fault(error):
                     raise
+                err = error
                 continue
             return MarkedSample(msgspec.structs.replace(bad, replaced_by=str(other)), index, sample)
-        raise err
+        raise _as_error(err)
 
     def alone(self, index: object, *, place: int, attempt: int) -> None:
         """Makes one sample of a batch, or one that would replace it, for nothing.
@@ -263,16 +285,18 @@ class TolerantDataset:
         self.note(self.place, attempt)
         return sample_of(self._dataset, index, makes_many=self._makes_many)
 
-    def _many(self, indices: Iterable[object]) -> object:
-        # It may be iterated over once.
-        listed = list(indices)
+    def _many(self, indices: object) -> object:
+        # As the sampler gave them.
+        given = _kept(indices)
         try:
             self.note(ALL_SAMPLES, 0)
-            return cast("ManySamples", self._dataset).__getitems__(listed)
-        except Exception as err:
-            if not is_samples_fault(err):
+            # A generator raises as it is iterated over, which is not the collate function's fault.
+            return _kept(cast("ManySamples", self._dataset).__getitems__(given))
+        except BaseException as err:
+            # Of a slice, for one, no samples are known.
+            if not (isinstance(given, Iterable) and is_samples_fault(err)):
                 raise
-            return self.one_by_one(listed)
+            return self.one_by_one(given)
 
 
 class TolerantCollate:
@@ -302,7 +326,10 @@ class TolerantCollate:
         self.bad = ()
         if not self._is_batched:
             return self._collate_fn(self._lone(samples))
-        listed = cast("list[object]", samples)
+        # What one call makes may be a batch already; with bad samples it is a list.
+        if not isinstance(samples, list):
+            return self._collate_fn(samples)
+        listed: list[object] = samples
         marks = [sample for sample in listed if isinstance(sample, MarkedSample)]
         if not marks:
             return self._collate_fn(samples)
@@ -383,6 +410,7 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None
     if on_error == "raise":
         return
     is_batched = fetcher.auto_collation
+    is_one_call = bool(getattr(fetcher.dataset, "__getitems__", None))
     fetcher.dataset = dataset = TolerantDataset(fetcher.dataset, on_error, seeder=seeder)
     collate = TolerantCollate(fetcher.collate_fn, dataset, is_batched=is_batched, seeder=seeder)
     fetcher.collate_fn = TorchCollate(collate)
@@ -390,9 +418,18 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None
 
     def placed_fetch(index: object) -> object:
         dataset.place = 0
-        return fetch(dataset.placed(cast("Iterable[object]", index)) if is_batched else index)
+        if is_batched and not is_one_call:
+            return fetch(dataset.placed(cast("Iterable[object]", index)))
+        return fetch(index)
 
     fetcher.fetch = placed_fetch
+
+
+def _kept(values: object) -> object:
+    """Returns values as they are, or as a list if they may be iterated over only once."""
+    if isinstance(values, Iterator):
+        return list(values)
+    return values
 
 
 def _is_integer(index: object) -> bool:
@@ -406,10 +443,23 @@ def _cut(text: str) -> str:
     return text[:_MAX_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def _bad(index: object, err: Exception) -> BadSample:
+def _as_error(err: BaseException) -> Exception:
+    """Returns an error that ends the training run, and neither its epoch nor its process."""
+    if isinstance(err, Exception) and not isinstance(err, StopIteration):
+        return err
+    error = RuntimeError(words_of_error(err))
+    error.__cause__ = err
+    return error
+
+
+def _bad(index: object, err: BaseException) -> BadSample:
     try:
         text = " ".join(str(err).split())
     except Exception:
         text = "its text cannot be shown"
+    try:
+        shown = repr(shown_index(index))
+    except Exception:
+        shown = f"a {type(index).__name__} that cannot be shown"
     error = err.error if isinstance(err, SampleLostError) else type(err).__name__
-    return BadSample(index=_cut(repr(shown_index(index))), error=_cut(error), text=_cut(text))
+    return BadSample(index=_cut(shown), error=_cut(error), text=_cut(text))

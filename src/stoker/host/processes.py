@@ -21,18 +21,24 @@ PORTS = range(20000, 30000)
 PORTS_PER_HOST = 3
 
 
-def descendant_pids() -> list[int]:
-    """Returns the pids of all processes below this one; one that starts or ends may be missing.
+def descendant_pids(pid: int | None = None) -> list[int]:
+    """Returns the pids of all processes below one, or below this one.
 
-    Reads only the files of these processes where the kernel lists children: in a process whose
-    threads contend for the GIL each file may take 5 ms.
+    One that starts or ends meanwhile may be missing. Reads only the files of these processes where
+    the kernel lists children: in a process whose threads contend for the GIL each file may take
+    5 ms.
+
+    Args:
+        pid: Of a process of this user; None: this one.
     """
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        return [child.pid for child in descendants()]
-    pids = _children("self")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        return []
+    pids = _children(str(pid or "self"))
     # The list grows as it is iterated: children of children are appended.
-    for pid in pids:
-        pids += _children(str(pid))
+    for child in pids:
+        pids += _children(str(child))
     return pids
 
 

@@ -250,12 +250,13 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         on_error: What happens with a sample whose `__getitem__` raises. raise: the training gets
             the error; skip: the batch is one sample shorter; replace: another sample is in its
             place, drawn from its seed and index. The same on any host. A sample that ends its
-            process counts, too, where workers make it: not with `num_workers=0` in the script's own
-            process. Errors of a host (a full disk, memory, a network) and of `collate_fn` are
-            raised in any case.
+            process counts, too, where workers make it: with `num_workers=0` from the third batch
+            on. Errors of a host (a full disk, a network) and of `collate_fn` are raised in any
+            case.
         max_errors: With `on_error`, how many bad samples of an epoch a rank accepts before the
-            training fails: a number, or below 1 a share of the epoch's samples, judged from 100
-            samples on. More than 1 in 100 is hardly ever a damaged file here and there.
+            training fails, of each loader: a number, or below 1 a share of the epoch's samples,
+            judged from 100 samples on, or at its end. More than 1 in 100 is hardly ever a damaged
+            file here and there.
         model_parallel_size: Ranks per replica of the model, which get the same batches.
         replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
@@ -266,8 +267,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         sample_timeout_seconds: Seconds that a rank waits for a batch since a worker that was ready
             began it, before the training fails and names its samples. With `on_error` other than
             raise: that one sample takes, before its worker is killed and it counts as bad. Not for
-            what the script's own process makes (`num_workers=0`), nor without data hosts for
-            iterable datasets. None: it waits, and says so after a minute.
+            what the script's own process makes (with `num_workers=0` the first two batches), nor
+            without data hosts for iterable datasets. None: it waits, and says so after a minute.
         max_dataset_bytes: Maximum size of a pickled dataset. For a larger one use `stoker.remote`.
         unshippable: If a dataset cannot be pickled: error fails the training, local makes its
             batches on the trainer's host. None: local with `num_workers=0` and for PyTorch's own

@@ -11,6 +11,7 @@ import errno
 import math
 import mmap
 import os
+import signal
 import socket
 import time
 from collections import deque
@@ -35,7 +36,7 @@ from stoker.feed.workers.progress import ProgressView, SamplePlace
 from stoker.feed.workers.splitting import SplitCosts, Splits, split_of
 from stoker.feed.workers.stacks import stacks_of
 from stoker.host import machine
-from stoker.host.processes import ended_words
+from stoker.host.processes import descendant_pids, ended_words
 
 # From the end of a worker's connection to its exit status; from kill to end. Both block the loop.
 REAP_SECONDS = 2.0
@@ -909,7 +910,17 @@ class WorkerPool:
             # It may have ended of that sample, and the end of its channel is not read yet.
             if worker.process.exitcode is None:
                 worker.hung_at = at
-                worker.process.kill()
+                self._kill_with_programs(worker)
+
+    def _kill_with_programs(self, worker: WorkerEnd) -> None:
+        """Kills a worker, and what its sample waits for: a program that would never end."""
+        below: list[int] = []
+        if worker.up is not None:
+            below = descendant_pids(worker.up.pid)
+        worker.process.kill()
+        for pid in below:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     def _replace(self, worker: WorkerEnd, death: WorkerDeath) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""

@@ -50,6 +50,7 @@ from stoker.feed.workers.pipe import (
     Reuse,
     Unsplittable,
     Up,
+    keep_from_children,
     pack,
     to_worker,
 )
@@ -89,6 +90,8 @@ def worker_main(
         is_remote: Whether it is a data host's, which may lack what the trainer has.
     """
     become_worker()
+    # A process that a sample forks may outlive this one, and would hide its end.
+    keep_from_children(sock)
     os.nice(0 if is_remote else _NICENESS)
     channel = Pipe(sock, blocking=True)
     side = why_unfed.of_worker(host) if is_remote else None
