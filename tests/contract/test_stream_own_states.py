@@ -1,8 +1,11 @@
 """An iterable dataset with a state_dict resumes from it, if that gives the same batches."""
 
+import atexit
 import random
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 COUNT = 48
+SOURCE = Path(__file__).open("rb")  # noqa: SIM115
+atexit.register(SOURCE.close)
 # How often workers have made each sample.
 READ = torch.zeros(COUNT, dtype=torch.int64).share_memory_()
 
@@ -97,6 +102,66 @@ class Buffered(Counting):
         return {"place": self.place, "buffer": bytes(5 << 20)}
 
 
+class Itself(Sticky):
+    """It is its own iterator, as LitData's."""
+
+    def __iter__(self) -> Any:
+        self.place = self.loaded
+        self.left = self.ids()
+        return self
+
+    def __next__(self) -> dict[str, object]:
+        if self.place >= len(self.left):
+            raise StopIteration
+        self.place += 1
+        return {"id": self.left[self.place - 1]}
+
+
+class Carrying(Counting):
+    """Each epoch begins with the order in which the last one ended, which its state has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = list(range(COUNT))
+
+    def ids(self) -> list[int]:
+        mine = set(super().ids())
+        self.order = [self.order[0], *reversed(self.order[1:])]
+        self.order = self.order[7:] + self.order[:7]
+        return [index for index in self.order if index in mine]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"place": self.place, "order": list(self.order)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.order = list(state["order"])
+
+
+class Drawing(Counting):
+    """Draws random numbers for its state."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"place": self.place, "name": random.random(), "noise": torch.rand(1).item()}
+
+
+class Locking(Counting):
+    """Holds a lock and an open file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.file = SOURCE
+
+
+class Unique(Counting):
+    """Holds what exists in one process alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = (number for number in range(3))
+
+
 class OfIterator(Counting):
     """Its iterator has the state, as Grain's has."""
 
@@ -136,7 +201,11 @@ KINDS: dict[str, type[Counting]] = {
     "forgetful": Forgetful,
     "refusing": Refusing,
     "wordy": Wordy,
+    "locking": Locking,
+    "unique": Unique,
 }
+# Their states lead to where they were taken.
+LEADING = ("counting", "locking")
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +249,7 @@ def test_a_dataset_with_a_state_resumes_exactly(kind, num_workers, persistent, c
     err = capfd.readouterr().err
     # A dataset that outlives the epoch is not asked: its iterator is.
     is_kept = persistent or not num_workers
-    if kind == "its iterator" or (kind == "counting" and not is_kept):
+    if kind == "its iterator" or (kind in LEADING and not is_kept):
         # Two workers made again one batch each, to compare it.
         assert num_read <= COUNT - (at - max(1, num_workers)) * 3 + 3
         assert "own state was loaded for" in err
@@ -191,16 +260,94 @@ def test_a_dataset_with_a_state_resumes_exactly(kind, num_workers, persistent, c
         assert f"{at} batches were made again" in err
         is_wordy = kind == "wordy" and not is_kept
         assert ("missing 2 required positional arguments" in err) == is_wordy
+        assert ("cannot be copied" in err) == (kind == "unique" and not is_kept)
 
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
-def test_the_epoch_after_a_resumed_one_is_whole(num_workers, persistent):
-    _, state = run(Sticky(), num_workers, persistent, at=9)
-    loader = loader_of(Sticky(), num_workers, persistent)
+@pytest.mark.parametrize("kind", [Sticky, Itself])
+def test_the_epoch_after_a_resumed_one_is_whole(kind, num_workers, persistent):
+    _, state = run(kind(), num_workers, persistent, at=9)
+    loader = loader_of(kind(), num_workers, persistent)
     loader.load_state_dict(state)
     list(loader)
     ids = [index for batch in loader for index in batch["id"].tolist()]
     assert sorted(ids) == list(range(COUNT))
+
+
+def test_persistent_workers_use_no_state_of_others_that_were_not(capfd):
+    _, state = run(Itself(), 2, False, at=9)
+    loader = loader_of(Itself(), 2, True)
+    loader.load_state_dict(state)
+    list(loader)
+    ids = [index for batch in loader for index in batch["id"].tolist()]
+    assert sorted(ids) == list(range(COUNT))
+    assert "persistent workers keep their dataset" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_random_numbers_that_a_state_draws_change_no_batch(num_workers, persistent):
+    asked, _ = run(Drawing(), num_workers, persistent, at=9)
+    never_asked, _ = run(Wordy(), num_workers, persistent, at=9)
+    assert asked == never_asked
+
+
+@pytest.mark.parametrize("at", [1, 9])
+@pytest.mark.parametrize("kind", [Itself, Carrying])
+def test_a_dataset_in_the_trainer_resumes_in_its_second_epoch(kind, at):
+    batches, state = run(kind(), 0, persistent=False, at=at)
+    loader = loader_of(kind(), 0, persistent=False)
+    loader.load_state_dict(state)
+    assert [repr(batch) for batch in loader] == batches[at:]
+
+
+class Awkward(Counting):
+    """Its state holds an object that the state of a loader cannot, or should not."""
+
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.held = held
+
+    def state_dict(self) -> dict[str, object]:
+        return {"place": self.place, "held": self.held}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "held",
+    [lambda: 1, Places, {"ids": np.arange(4)}, bytes(5 << 20), {1, 2}, np.float32(0.5)],
+    ids=["function", "class", "array", "buffer", "set", "numpy number"],
+)
+def test_whatever_a_datasets_state_holds_the_loaders_is_short_and_plain(
+    tmp_path, held, num_workers
+):
+    at = 9
+    batches, state = run(Awkward(held), num_workers, persistent=False, at=at)
+    path = tmp_path / "state.pt"
+    torch.save(state, path)
+    assert path.stat().st_size < 1 << 18
+    loader = loader_of(Awkward(held), num_workers, persistent=False)
+    loader.load_state_dict(torch.load(path, weights_only=True))
+    assert [repr(batch) for batch in loader] == batches[at:]
+
+
+def test_a_dataset_that_changes_what_its_state_holds_resumes_exactly():
+    at = 9
+    shared: dict[str, object] = {"place": 0}
+
+    class Sharing(Counting):
+        def state_dict(self) -> dict[str, object]:
+            shared["place"] = self.place
+            return shared
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            super().load_state_dict(state)
+            state["place"] = -1
+
+    batches, state = run(Sharing(), 0, persistent=False, at=at)
+    for _ in range(2):
+        loader = loader_of(Sharing(), 0, persistent=False)
+        loader.load_state_dict(state)
+        assert [repr(batch) for batch in loader] == batches[at:]
 
 
 def test_a_state_costs_little_of_the_time_that_batches_take(monkeypatch):

@@ -60,6 +60,27 @@ class Shuffled(Divided):
         yield from buffer
 
 
+class Counted(Divided):
+    """Shuffles by the number of its epochs, which it counts itself, in an object that it holds."""
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.order = Order()
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        samples = list(super().__iter__())
+        random.Random(self.order.epoch).shuffle(samples)
+        self.order.epoch += 1
+        yield from samples
+
+
+class Order:
+    epoch = 0
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+
 class Broken(Divided):
     """Its iterator goes on after an error."""
 
@@ -96,6 +117,7 @@ def chained() -> Dataset[object]:
 KINDS: dict[str, Callable[[], Dataset[object]]] = {
     "divided": Divided,
     "shuffled": Shuffled,
+    "counted": Counted,
     "an error": Broken,
     "data pipe": piped,
     "chain": chained,
@@ -178,7 +200,7 @@ def test_a_stream_resumes_exactly(kind, options):
 
 
 @pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("kind", ["divided", "shuffled", "an error", "chain"])
+@pytest.mark.parametrize("kind", ["divided", "shuffled", "counted", "an error", "chain"])
 def test_a_state_between_epochs_resumes_exactly(kind, options):
     expected = uninterrupted(kind, options, 4)
     seed()
@@ -236,6 +258,23 @@ def test_a_state_is_read_by_torch_without_pickles(tmp_path):
     _, state = interrupted("shuffled", {"num_workers": 2}, epoch=1, at=2)
     torch.save(state, tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True).keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    "err", [OverflowError, RuntimeError, AttributeError, ValueError], ids=lambda kind: kind.__name__
+)
+def test_a_stream_whose_length_is_an_error_resumes(err):
+    class Endless(Divided):
+        def __len__(self) -> int:
+            raise err("it has no end")
+
+    loader = stoker.DataLoader(Endless(), batch_size=4)
+    batches = taken(iter(loader), 2)
+    iterator = iter(loader)
+    assert len(taken(iterator, 2)) == len(batches)
+    again = stoker.DataLoader(Endless(), batch_size=4)
+    again.load_state_dict(loader.state_dict())
+    assert len(taken(iter(again), 1)) == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

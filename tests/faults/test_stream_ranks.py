@@ -110,6 +110,48 @@ def test_later_epochs_are_of_the_ranks_here(tmp_path, hosts):
     assert ids == [line["ids"] for line in alone if line.get("epoch") == 1]
 
 
+# Two ranks of two workers, whose shards have 1, 3, 3 and 5 batches.
+RAGGED: dict[str, object] = {"kind": "ragged"}
+
+
+def in_turn(lines_of_ranks: list[list[Line]]) -> list[list[object]]:
+    """Returns each rank's batches of epoch 0."""
+    return [[line["hash"] for line in lines if line.get("epoch") == 0] for lines in lines_of_ranks]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 7])
+def test_shards_that_end_before_others_are_dealt_and_no_batch_is_lost(tmp_path, hosts, at):
+    before: list[list[Line]] = []
+    runs = Runs(tmp_path, hosts)
+    for rank in range(2):
+        # The first rank's epoch is over after four batches.
+        has_ended = rank == 0 and at > 4
+        options = RAGGED | ({"save_before": 1, "epochs": 2} if has_ended else {"save_at": at})
+        before.append(runs.start_rank(rank, 2, options, saves="0").finish())
+    expected = sorted(map(str, uninterrupted(2, RAGGED)))
+    load = {"load": runs.files("0", 2)}
+    for ranks in (1, 2 if at > 4 else 4):
+        fed = in_turn([run.finish() for run in runs.start(ranks, RAGGED, **load)])
+        here = Runs(tmp_path).start(ranks, RAGGED, **load)
+        # The order does not depend on who makes them.
+        assert fed == in_turn([run.finish() for run in here])
+        batches = itertools.chain(*in_turn(before), *fed)
+        assert sorted(map(str, batches)) == expected
+
+
+def test_what_is_not_in_order_is_dealt_again(tmp_path, hosts):
+    runs, expected = Runs(tmp_path, hosts), sorted(map(str, uninterrupted(2, RAGGED)))
+    lines = [run.finish() for run in runs.start(2, RAGGED, saves="0", save_at=3)]
+    load = {"load": runs.files("0", 2)}
+    lines += [run.finish() for run in runs.start(1, RAGGED, saves="1", save_at=8, **load)]
+    last = runs.start(4, RAGGED, load=runs.files("1", 1))
+    rest = [run.finish() for run in last]
+    assert sorted(map(str, itertools.chain(*in_turn(lines + rest)))) == expected
+    for run, batches in zip(last, in_turn(rest), strict=True):
+        # A rank whose shard has ended has nothing to say.
+        assert ("so their batches have another order" in run.errors) == bool(batches)
+
+
 @pytest.mark.parametrize("victim", ["worker", "host", "trainer"])
 def test_what_is_killed_while_other_ranks_continue_changes_nothing(tmp_path, victim):
     expected = uninterrupted(2, {})

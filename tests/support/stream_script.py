@@ -61,6 +61,8 @@ class Stream(IterableDataset):
         assert info.dataset is self
         if given["kind"] == "unequal":
             return mine[: 5 * (info.id + 1)]
+        if given["kind"] == "ragged":
+            return mine[: 4 * (1 + 2 * ((given["rank"] + info.id) % 3))]
         if given["kind"] == "first empty" and info.id == 0:
             return []
         if given["kind"] == "initialised":

@@ -1,5 +1,6 @@
 """States of iterable datasets for another number of ranks: how they are dealt, what is refused."""
 
+import itertools
 from typing import Any, cast
 
 import pytest
@@ -43,6 +44,11 @@ def state(rank: int, made: list[int], *, world: int = 2, **changes: Any) -> Any:
         "now": f"of rank {rank}",
     }
     return given | changes
+
+
+def ended(rank: int, *, world: int = 2, epoch: int = 2) -> Any:
+    """Returns the state of a rank whose epoch 1 is over."""
+    return state(rank, [0], world=world, epoch=epoch, begun=None)
 
 
 def dealt(states: list[Any], rank: int, world: int) -> Any:
@@ -105,13 +111,44 @@ def test_a_shard_that_has_ended_stays_so():
     assert ended == [True, False, False, False]
 
 
+def test_shards_that_are_behind_others_are_dealt_to_all_ranks():
+    # Rank 0's second and third shard have ended: its first one gave a batch at each step since.
+    first = state(0, [5, 1, 1, 1], stream={"next_number": 17})
+    states = [first, state(1, [2, 2, 2, 2])]
+    of_two = [dealt(states, rank, 4) for rank in range(4)]
+    streams = [one["begun"]["stream"] for one in of_two]
+    assert not any(stream["keeps_order"] for stream in streams)
+    taken = [places(one) for one in of_two]
+    of_all = itertools.chain.from_iterable(taken)
+    assert sorted(of_all) == [(rank, shard) for rank in range(2) for shard in range(4)]
+    num_live = [sum(shard["num_made"] > 1 for shard in stream["shards"]) for stream in streams]
+    assert max(num_live) - min(num_live) <= 1
+    for stream in streams:
+        numbers = [shard["num_made"] * 2 + at for at, shard in enumerate(stream["shards"])]
+        # Nothing that is to come is behind the next one.
+        live = [number for number in numbers if number >= stream["next_number"]]
+        assert min(live) == stream["next_number"]
+        assert len(live) == sum(shard["num_made"] > 1 for shard in stream["shards"])
+
+
+def test_the_shards_of_ranks_that_are_not_at_their_end_are_dealt():
+    states = [ended(0, world=3), state(1, [2, 1], world=3), state(2, [2, 1], world=3)]
+    of_two = [dealt(states, rank, 2) for rank in range(2)]
+    assert [one["epoch"] for one in of_two] == [1, 1]
+    taken = [places(one) for one in of_two]
+    assert sorted(itertools.chain.from_iterable(taken)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    # Rank 0 here had ended the epoch there: it draws as the script has set it.
+    assert [one["now"] for one in of_two] == ["of the script", "of rank 1"]
+
+
 REFUSED: dict[str, tuple[list[Any], int, str]] = {
     "one is missing": ([state(1, [2, 1])], 4, "one state of each: rank 1 is here"),
     "twice the same": ([state(0, [2]), state(0, [2])], 4, "rank 0, 0 is here"),
     "not a divisor": ([state(0, [2, 1]), state(1, [2, 1])], 3, "dealt to 1, 2, 4 ranks only"),
     "other numbers of shards": ([state(0, [2, 1]), state(1, [2])], 1, "as many shards each"),
-    "between epochs": ([state(0, [2]), state(1, [2], epoch=2, begun=None)], 1, "in epochs 1, 2"),
-    "at other steps": ([state(0, [4]), state(1, [2])], 1, "not at the same place"),
+    "two epochs apart": ([state(0, [2]), ended(1, epoch=3)], 1, "in epochs 1, 3"),
+    "two of them in mid-epoch": ([state(0, [2]), state(1, [2], epoch=2)], 1, "in epochs 1, 2"),
+    "at other steps": ([state(0, [4]), state(1, [2])], 1, "at different steps"),
     "inline": (
         [state(rank, [2], stream={"is_inline": True}) for rank in range(2)],
         1,

@@ -13,9 +13,9 @@ import time
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, NotRequired, TypedDict, cast
 
 from stoker.environment import ProcessSettings, from_environment
 from stoker.errors import UsageError
@@ -27,6 +27,7 @@ from stoker.feed.bad_samples import (
     BadSamplesState,
     ListedBatch,
 )
+from stoker.feed.counts import Counts, counts_of
 from stoker.feed.data_worker import is_worker
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
@@ -267,6 +268,7 @@ class LoaderBooks:
         seeding: Of the run whose state was loaded; None: none was.
         said_own_refused: The script knows that a dataset's own states are not used.
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
+        counts: The numbers of a stream's dataset before its first epoch here; see `counts`.
         said_unwatched: It knows that samples which hang are not found.
     """
 
@@ -285,6 +287,7 @@ class LoaderBooks:
     seeding: str | None = None
     said_own_refused: bool = False
     rank_datasets: object = None
+    counts: Counts | None = None
     said_unwatched: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)
 
@@ -301,6 +304,12 @@ class LoaderBooks:
         state = self.pending_state()
         begun = state and state["begun"]
         return begun.get("stream") if begun else None
+
+    def counts_before(self, dataset: object) -> Counts:
+        """Returns the numbers that a dataset had when it was first asked for."""
+        if self.counts is None:
+            self.counts = counts_of(dataset)
+        return self.counts
 
     def next_epoch(self) -> int:
         self.epochs += 1
@@ -437,11 +446,15 @@ class FormerLoader:
 def _kind_of(loader: "DataLoader[object]") -> tuple[type, int | None, int | None]:
     """Returns the type and the length of a loader's dataset, and the size of its batches."""
     dataset = loader.dataset
-    try:
-        length: int | None = len(dataset)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        length = None
-    return type(dataset), length, loader.batch_size
+    return type(dataset), length_of(dataset), loader.batch_size
+
+
+def length_of(dataset: object) -> int | None:
+    """Returns the length of a dataset; None: it has none, or says so by any error of its own."""
+    # The user's code; torch asks for a stream's length only if the script does.
+    with contextlib.suppress(Exception):
+        return len(cast("Sized", dataset))
+    return None
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,6 @@ epoch, n). Without workers the trainer's own random state is restored after each
 """
 
 import contextlib
-import copy
 import functools
 import itertools
 import multiprocessing
@@ -25,12 +24,14 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from stoker.errors import FeedError
 from stoker.feed.bad_samples import BadSamples, ListedBatch
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
+from stoker.feed.counts import Counts
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
-from stoker.feed.loader_state import Stateful, own_state_of, seeding_of
+from stoker.feed.loader_state import seeding_of
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import (
@@ -121,6 +122,10 @@ class Epoch:
         position = self.order.position
         return None if position.resumed is None else position.stream
 
+    def counts_at_first(self, dataset: object) -> Counts:
+        """Returns the dataset's numbers before its first epoch in this process."""
+        return self._books.counts_before(dataset)
+
     def say_resumed(self, stream: StreamProgress) -> None:
         """Says how long it took to make a stream's batches again, once its first one is there."""
         settings = self._process.settings
@@ -138,8 +143,12 @@ class Epoch:
         if origin is not None:
             words += (
                 f"; until the end of the epoch it is dealt from the shards of the "
-                f"{origin.world_size} ranks of its state, in their order"
+                f"{origin.world_size} ranks of its state"
             )
+            if stream.keeps_order:
+                words += ", in their order"
+            else:
+                words += "; some of them ended before others, so their batches have another order"
         elif len(stream.shards) != self._num_shards:
             words += (
                 f"; until the end of the epoch it keeps the {len(stream.shards)} shards of its "
@@ -563,13 +572,17 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
     def _begin_stream(
         self, loader: "DataLoader[object] | LoaderView", progress: StreamProgress
     ) -> None:
-        order, dataset = self._epoch.order, loader.dataset
+        order = self._epoch.order
         is_resumed = order.position.resumed is not None
-        inline = InlineStream(cast("DataLoader[object]", loader), progress)
+        inline = InlineStream(
+            cast("DataLoader[object]", loader),
+            progress,
+            counts_at_first=self._epoch.counts_at_first(loader.dataset),
+        )
         shard = progress.shards[0]
         before = shard.own_before(shard.num_made)
         if not is_resumed:
-            progress.own_state = own_state_of(dataset)
+            inline.note_own()
         # Seeds are drawn again, too, as when the epoch began; an earlier version did not keep that.
         order.keeps_draws = is_resumed and not progress.own_made
         with inline.begin(is_resumed=order.keeps_draws), _making_here():
@@ -597,14 +610,23 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         self, loader: "DataLoader[object] | LoaderView", inline: InlineStream, *, is_resumed: bool
     ) -> None:
         """Begins a stream, and makes again what an earlier process made."""
-        progress, dataset = inline.progress, loader.dataset
-        if is_resumed and progress.own_state is not None and isinstance(dataset, Stateful):
-            # The user's code: what the stream gives is compared.
-            with contextlib.suppress(Exception):
-                dataset.load_state_dict(copy.deepcopy(progress.own_state))
+        if is_resumed and inline.progress.own_made:
+            # Of an earlier version: nothing before it is made again.
+            inline.load_own_of_beginning()
         super().__init__(loader)
         inline.fetcher = self._dataset_fetcher
-        if is_resumed:
+        if not is_resumed:
+            return
+        try:
+            inline.make_again(next(self._sampler_iter))
+        except FeedError:
+            # Something may be left of the epochs before, which the dataset's state then has. At
+            # first without it: behind an epoch's end it may say that there is nothing more.
+            inline.set_states()
+            if inline.progress.own_made or not inline.load_own_of_beginning():
+                raise
+            super().__init__(loader)
+            inline.fetcher = self._dataset_fetcher
             inline.make_again(next(self._sampler_iter))
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
@@ -636,11 +658,9 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         epoch.track(num_workers=count, num_shards=count)
         # Batches that each worker was asked for in this epoch, or makes again.
         self._num_asked = [0] * count
-        self._first_turn = 0
         resumed = epoch.resumed_stream
         if resumed is not None:
             self._num_asked = [shard.num_made for shard in resumed.shards]
-            self._first_turn = resumed.next_number % len(resumed.shards)
         with self._undrawn(loader):
             super().__init__(loader)
         if resumed is not None:
@@ -648,17 +668,25 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             self._timeout = 0
         weakref.finalize(self, epoch.end_in_finalizer)
 
-    # In the order of the shards: torch begins with the first one.
+    # torch begins with the first worker, and then they take turns.
     @property
     def _worker_queue_idx_cycle(self) -> "itertools.cycle[int]":
-        return self._turns
+        return cast("itertools.cycle[int]", self._turns)
 
     @_worker_queue_idx_cycle.setter
-    def _worker_queue_idx_cycle(self, turns: "itertools.cycle[int]") -> None:
-        self._turns = turns
-        for _ in range(self._first_turn):
-            next(turns)
-        self._first_turn = 0
+    def _worker_queue_idx_cycle(self, turns: Iterator[int]) -> None:
+        resumed = self._epoch.resumed_stream
+        self._turns: Iterator[int] = turns if resumed is None else self._turns_of(resumed)
+
+    def _turns_of(self, resumed: StreamProgress) -> Iterator[int]:
+        """Yields the worker that has the next batch, by the numbers of a resumed stream."""
+        numbers = resumed.next_numbers()
+        while True:
+            # All of them, once every worker has ended: torch asks no more.
+            live = [who for who, is_live in enumerate(self._workers_status) if is_live]
+            worker = min(live or range(len(numbers)), key=lambda who: numbers[who])
+            numbers[worker] += len(numbers)
+            yield worker
 
     # torch stores the loader's function here, and passes this attribute to its workers.
     @property

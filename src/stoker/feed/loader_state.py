@@ -11,14 +11,13 @@ The feed draws from a sampler further ahead than torch's loader does. So that th
 same order, generators of the script are restored when an epoch ends early (`Rewind`).
 """
 
-import contextlib
 import copy
 import hashlib
 import random
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -35,7 +34,9 @@ from stoker.feed.bookkeeping import (
     Rewind,
     SamplerSnapshot,
     TrainerProcess,
+    length_of,
 )
+from stoker.feed.counts import changed_counts, set_counts
 from stoker.feed.generators import any_kind_of
 from stoker.feed.rank_streams import (
     OTHER_RANKS_FIX,
@@ -45,7 +46,14 @@ from stoker.feed.rank_streams import (
     has_other_ranks,
     state_of_rank,
 )
-from stoker.feed.seeding import Occurrences, Seeding, index_bytes, set_states, states_here
+from stoker.feed.seeding import (
+    Occurrences,
+    Seeding,
+    counts_in,
+    index_bytes,
+    set_states,
+    states_here,
+)
 from stoker.feed.stream_progress import (
     ShardProgress,
     StreamProgress,
@@ -254,7 +262,8 @@ def state_of(
     elif position is not None and position.next_stream is not None:
         state["begun"] = _next_begun(position.next_stream)
     elif position is not None and position.stream is not None and position.is_inline:
-        state["inline_random"] = tensor_of(states_here(_roots_of(loader)))
+        counts = changed_counts(loader.dataset, since=books.counts_before(loader.dataset))
+        state["inline_random"] = tensor_of(states_here(_roots_of(loader), counts=counts))
     return state
 
 
@@ -300,7 +309,10 @@ def load(
     _resume_seeding(loader, process, given)
     if "inline_random" in given:
         here = take(parts, with_own=False)
-        set_states(given["inline_random"].numpy().tobytes(), _roots_of(loader))
+        books.counts_before(loader.dataset)
+        states = given["inline_random"].numpy().tobytes()
+        set_states(states, _roots_of(loader))
+        set_counts(loader.dataset, counts_in(states))
         set_globals(here)
     if sets_globals:
         set_globals(given["now"])
@@ -471,7 +483,6 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
         if progress is None or not progress.is_known:
             raise stream_error(loader.dataset)
         begun["stream"] = progress.state(begun["num_yielded"] - position.first)
-        begun["stream"]["own_state"] = copy.deepcopy(progress.own_state)
     return begun
 
 
@@ -503,16 +514,6 @@ def stream_error(dataset: object) -> UsageError:
     )
 
 
-def own_state_of(dataset: object) -> object:
-    """Returns the state of an iterable dataset that has one; None: it has not."""
-    if not isinstance(dataset, Stateful):
-        return None
-    # The user's code, which may also want arguments: an error must not end the training.
-    with contextlib.suppress(Exception):
-        return copy.deepcopy(dataset.state_dict())
-    return None
-
-
 def progress_of(begun: EpochBeginning, dataset: object, *, is_inline: bool) -> StreamProgress:
     """Returns the progress of an iterable dataset; earlier versions saved only the dataset's own.
 
@@ -541,13 +542,9 @@ def progress_of(begun: EpochBeginning, dataset: object, *, is_inline: bool) -> S
 def _facts(
     loader: "DataLoader[object]", process: TrainerProcess, parts: SamplerParts
 ) -> dict[str, object]:
-    try:
-        length = len(cast("Sized", loader.dataset))
-    except (TypeError, NotImplementedError):
-        length = None
     batch_sampler = parts.samplers.get("batch_sampler")
     return {
-        "dataset_length": length,
+        "dataset_length": length_of(loader.dataset),
         "samplers": {
             name: f"{type(sampler).__module__}.{type(sampler).__qualname__}"
             for name, sampler in parts.samplers.items()

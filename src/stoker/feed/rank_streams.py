@@ -5,6 +5,9 @@ batch, whatever the number of ranks: with R of them each step takes the next R b
 So where R' ranks continue, each takes every R'-th shard, and the run's order goes on. No shard is
 divided, so R' has to be a divisor of the number of shards. No batch is lost or comes twice.
 
+Where shards have ended before others, some ranks' turns came sooner, and no order on R' ranks is
+the run's: then those that have not ended are dealt one by one, the ones behind first.
+
 A shard stays what it was: the dataset of its earlier rank, which the script builds, with that
 rank's seeds and worker number. The checksum of a shard's batches shows a dataset of another rank.
 """
@@ -61,9 +64,9 @@ class Here(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A shard of the run: its number there, and its state, which holds its origin."""
+    """A shard of the run: its place there, and its state, which holds its origin."""
 
-    number: int
+    place: int
     state: ShardState
     is_exhausted: bool
 
@@ -105,14 +108,19 @@ def state_of_rank(states: list[LoaderState], here: Here, *, is_stream: bool) -> 
     """
     num_ranks = ranks_in(states)
     by_rank = sorted(states, key=_rank_of)
-    state = copy.deepcopy(by_rank[here.rank % num_ranks])
+    own_state = by_rank[here.rank % num_ranks]
     if num_ranks == here.world_size or not is_stream:
-        return state
-    _check_epochs(by_rank)
+        return copy.deepcopy(own_state)
+    # The streams of some ranks may have ended before those of others.
+    by_rank = _in_the_epoch(by_rank)
+    is_new = here.rank >= num_ranks or not any(own_state is state for state in by_rank)
+    if is_new:
+        own_state = by_rank[here.rank % len(by_rank)]
+    state = copy.deepcopy(own_state)
     # A dataset's length may be that of its rank's part.
     kept = ("dataset_length", "world_size", "rank")
     state["loader"] |= {name: here.facts[name] for name in kept}
-    if here.rank >= num_ranks:
+    if is_new:
         state["now"], state["base_seed"] = here.now, None
         state.pop("inline_random", None)
     begun = state["begun"]
@@ -148,30 +156,47 @@ def datasets_of(stream: StreamState, dataset_of: DatasetOfRank | None) -> RankDa
     return RankDatasets({rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)})
 
 
-def _check_epochs(states: list[LoaderState]) -> None:
-    epochs = {(state["epoch"], state["num_yielded"] > 0) for state in states}
-    if len(epochs) == 1:
-        return
+def _in_the_epoch(states: list[LoaderState]) -> list[LoaderState]:
+    """Returns the states of the ranks that are in the run's epoch; others have ended it."""
+    epoch = min(state["epoch"] for state in states)
+    within = [state for state in states if state["epoch"] == epoch]
+    have_begun = {state["num_yielded"] > 0 for state in within}
+    have_ended = all(
+        state["epoch"] == epoch + 1 and not state["num_yielded"]
+        for state in states
+        if state["epoch"] > epoch
+    )
+    if len(have_begun) == 1 and have_ended and (have_begun == {True} or len(within) == len(states)):
+        return within
     numbers = ", ".join(str(state["epoch"]) for state in states)
     raise _refused(f"the ranks are in epochs {numbers}, some between two of them")
 
 
 def _shards_in(states: list[LoaderState]) -> list[_Shard]:
-    """Returns the shards of all ranks, in the run's order."""
+    """Returns the shards of ranks, in the run's order."""
     shards: list[_Shard] = []
+    counts: set[int] = set()
     for state in states:
-        begun = state["begun"]
-        assert begun is not None
-        if "stream" not in begun:
-            raise _refused("an earlier version saved it, without the shards' places")
-        shards += _shards_of(state, begun["stream"])
-    shards.sort(key=lambda shard: shard.number)
+        stream = _stream_in(state)
+        shards += _shards_of(state, stream)
+        counts.add(len(stream["shards"]))
+    shards.sort(key=lambda shard: shard.place)
     origins = [origin for shard in shards if (origin := origin_in(shard.state))]
     divisions = {(origin.world_size, origin.num_workers) for origin in origins}
-    numbers = [shard.number for shard in shards]
-    if len(divisions) > 1 or numbers != list(range(len(shards))):
+    if len(divisions) > 1 or len(counts) > 1:
         raise _refused("the ranks do not have as many shards each")
+    steps = {state["num_yielded"] for state in states}
+    if len(steps) > 1 and not any(has_other_ranks(_stream_in(state)) for state in states):
+        raise _refused("the ranks are at different steps")
     return shards
+
+
+def _stream_in(state: LoaderState) -> StreamState:
+    begun = state["begun"]
+    assert begun is not None
+    if "stream" not in begun:
+        raise _refused("an earlier version saved it, without the shards' places")
+    return begun["stream"]
 
 
 def _shards_of(state: LoaderState, stream: StreamState) -> Iterator[_Shard]:
@@ -204,13 +229,10 @@ def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamSta
     if count % world_size:
         divisors = [str(number) for number in range(1, count + 1) if not count % number]
         raise _refused(f"its {count} shards are dealt to {', '.join(divisors)} ranks only")
-    places = [s.state["num_made"] * count + s.number for s in shards if not s.is_exhausted]
-    first = min(places, default=0)
-    if places and max(places) >= first + count:
-        raise _refused("its shards are not at the same place: some ended before others")
-    # The rank that would take the next batch of the run is the first one here.
-    turn = (first + here.rank) % world_size
-    mine = shards[turn::world_size]
+    keeps_order = _take_turns(shards)
+    mine = _one_by_one(shards)[here.rank :: world_size]
+    if keeps_order:
+        mine = _in_turn(shards, here)
     numbers = [shard.state["num_made"] * len(mine) + at for at, shard in enumerate(mine)]
     waiting = [
         number for number, shard in zip(numbers, mine, strict=True) if not shard.is_exhausted
@@ -223,9 +245,34 @@ def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamSta
         shared_seed=stream["shared_seed"],
         epochs_before=stream["epochs_before"],
         shards=[copy.deepcopy(shard.state) for shard in mine],
+        keeps_order=keeps_order,
         own_state=None,
         own_made=0,
     )
+
+
+def _take_turns(shards: list[_Shard]) -> bool:
+    """Returns whether all shards of a run give their next batch within one turn of each."""
+    numbers = _numbers_of(shards)
+    has_ended = any(shard.is_exhausted for shard in shards)
+    return not has_ended and max(numbers) < min(numbers) + len(shards)
+
+
+def _numbers_of(shards: list[_Shard]) -> list[int]:
+    """Returns the number in the run of each shard's next batch."""
+    return [shard.state["num_made"] * len(shards) + at for at, shard in enumerate(shards)]
+
+
+def _in_turn(shards: list[_Shard], here: Here) -> list[_Shard]:
+    """Returns the shards of a rank where each step takes the next batches of the run."""
+    # The rank that would take the next batch of the run is the first one here.
+    turn = (min(_numbers_of(shards)) + here.rank) % here.world_size
+    return shards[turn :: here.world_size]
+
+
+def _one_by_one(shards: list[_Shard]) -> list[_Shard]:
+    """Returns shards in the order in which they are dealt, so that ranks have as many to make."""
+    return sorted(shards, key=lambda shard: (not shard.is_exhausted, shard.state["num_made"]))
 
 
 def _num_made(stream: StreamState) -> int:

@@ -27,6 +27,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.environment import from_environment
 from stoker.errors import ShippingError
+from stoker.feed.counts import Counts
 from stoker.feed.drawn_generators import DrawnGenerators
 from stoker.feed.generators import (
     GeneratorKind,
@@ -53,6 +54,8 @@ _PLACE = struct.Struct("<Q")
 Seeding = Literal["batch", "place", "sample", "torch"]
 # In place of a sample's place: for the collate function.
 _COLLATE = _MASK
+# Beside the paths of generators, which are names.
+_COUNTS = "counts of the dataset"
 # How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
@@ -371,9 +374,16 @@ class Seeder:
         torch_worker._worker_info = info
 
 
-def states_here(roots: Mapping[str, object]) -> bytes:
-    """Returns the random states of this process, for `set_states`; empty: they cannot be packed."""
+def states_here(roots: Mapping[str, object], *, counts: Counts | None = None) -> bytes:
+    """Returns the random states of this process, for `set_states`; empty: they cannot be packed.
+
+    Args:
+        roots: What may hold random generators.
+        counts: Numbers that the dataset keeps from epoch to epoch, for `counts_in`.
+    """
     states = {path: kind.read(value) for path, value, kind in _all(roots)}
+    if counts:
+        states[_COUNTS] = dict(counts)
     try:
         return pack_value(states, allow_pickle=False)
     except ShippingError:
@@ -384,11 +394,22 @@ def states_here(roots: Mapping[str, object]) -> bytes:
 def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
     given = unpack_value(states, allow_pickle=False)
     assert isinstance(given, dict)
+    given.pop(_COUNTS, None)
     here = {path: (value, kind) for path, value, kind in _all(roots)}
     for path in given.keys() & here.keys():
         value, kind = here[path]
         kind.write(value, given[path])
     return given.keys() - here.keys()
+
+
+def counts_in(states: bytes) -> Counts:
+    """Returns the numbers that a dataset kept, from what `states_here` returned."""
+    if not states:
+        return {}
+    given = unpack_value(states, allow_pickle=False)
+    assert isinstance(given, dict)
+    counts: Counts = given.get(_COUNTS, {})
+    return counts
 
 
 def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, GeneratorKind]]:

@@ -55,10 +55,12 @@ class StreamState(TypedDict):
         num_workers: What `get_worker_info()` says in the dataset; 0: it is None.
         is_inline: The trainer's own process makes the batches, from its random states.
         next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
+        keeps_order: Of shards of another number of ranks: they continue in the order of that run.
         shared_seed: torch's, for data pipes.
         epochs_before: Epochs of the same workers before this one.
-        own_state: Of a dataset with a `state_dict` that the trainer's process reads: its state when
-            the epoch began. In what an earlier version saved: after `own_made` batches.
+        own_at_begin: State of a dataset that the trainer's process reads, when the epoch began.
+        own_state: The same in what an earlier version saved, not packed; in what the version before
+            that saved: after `own_made` batches.
     """
 
     num_workers: int
@@ -67,6 +69,8 @@ class StreamState(TypedDict):
     shared_seed: int | None
     epochs_before: int
     shards: list[ShardState]
+    keeps_order: NotRequired[bool]
+    own_at_begin: NotRequired["torch.Tensor"]
     own_state: object
     own_made: int
 
@@ -140,6 +144,7 @@ class StreamProgress:
     next_number: int = 0
     shared_seed: int | None = None
     epochs_before: int = 0
+    own_at_begin: bytes = b""
     own_state: object = None
     own_made: int = 0
     num_here: int = 0
@@ -147,6 +152,7 @@ class StreamProgress:
     num_again: int = 0
     own_trouble: str = ""
     is_known: bool = True
+    keeps_order: bool = True
     # The last batches: their shards, and what their delivery changed.
     _last: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_HELD))
 
@@ -176,6 +182,17 @@ class StreamProgress:
         next_of_shard = self.shards[shard_number].num_made * len(self.shards) + shard_number
         return next_of_shard < self.next_number
 
+    def next_numbers(self) -> list[int]:
+        """Returns the number of each shard's next batch, or one where it is found to have ended."""
+        count = len(self.shards)
+        numbers: list[int] = []
+        for which, shard in enumerate(self.shards):
+            position = shard.num_made
+            if self.is_exhausted(which):
+                position = -(-(self.next_number - which) // count)
+            numbers.append(position * count + which)
+        return numbers
+
     def state(self, num_here: int) -> StreamState:
         """Returns the state when the script had that many batches, of the last ones.
 
@@ -195,6 +212,8 @@ class StreamProgress:
             shared_seed=self.shared_seed,
             epochs_before=self.epochs_before,
             shards=[_shard_state(shard) for shard in shards],
+            keeps_order=self.keeps_order,
+            own_at_begin=tensor_of(self.own_at_begin),
             own_state=self.own_state,
             own_made=self.own_made,
         )
@@ -214,9 +233,12 @@ def progress_from(state: StreamState) -> StreamProgress:
         )
         for shard in state["shards"]
     ]
+    own_at_begin = state.get("own_at_begin")
     return StreamProgress(
         num_workers=state["num_workers"],
         shards=shards,
+        keeps_order=state.get("keeps_order", True),
+        own_at_begin=b"" if own_at_begin is None else own_at_begin.numpy().tobytes(),
         is_inline=state["is_inline"],
         next_number=state["next_number"],
         shared_seed=state["shared_seed"],

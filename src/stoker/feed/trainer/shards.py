@@ -506,5 +506,13 @@ class ShardScheduler(Scheduler):
     def _skip(self) -> None:
         if self.is_over():
             return
-        while self._shard_of(self.head).is_exhausted():
+        while self._is_passed(self.head):
             self.head += 1
+
+    def _is_passed(self, batch_number: int) -> bool:
+        """Returns whether a number is none to take: behind a shard's end, or taken before.
+
+        Shards of an earlier run's ranks may be ahead of others.
+        """
+        shard = self._shard_of(batch_number)
+        return shard.is_exhausted() or batch_number // len(self._shards) < shard.taken

@@ -6,7 +6,9 @@ follows: a state that does not lead to the same, as of a dataset that forgets it
 noticed there, and the stream is made again from its first batch.
 """
 
+import contextlib
 import copy
+import io
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
@@ -18,6 +20,7 @@ from stoker.errors import ProtocolError
 from stoker.feed.reachable import reachable
 from stoker.feed.seeding import set_states, states_here
 from stoker.feed.wire.codec import pack_value, unpack_value
+from stoker.feed.wire.pickling import SpecPickler, SpecUnpickler
 from stoker.feed.wire.protocol import MAX_OWN_BYTES, OwnState
 
 # A run that resumes makes again what this time made: below it a state gains nothing.
@@ -38,6 +41,11 @@ _LONG = (
     "offset, counters), and not the samples of a buffer"
 )
 _FAILED = "{}: {}; state_dict() without arguments has to return plain values, tensors and arrays"
+UNCOPIED = (
+    "the dataset cannot be copied, from which the stream would be made again if its state led "
+    "elsewhere (it holds a generator, or an object of this process alone)"
+)
+KEPT = "persistent workers keep their dataset, which would begin later epochs there, too"
 
 StateTaker = Callable[[], object]
 StateLoader = Callable[[object], object]
@@ -110,11 +118,11 @@ class OwnStates:
         try:
             packed = self._packed(dataset, iterator, roots)
         except Exception as err:
-            self._leave_unused(_FAILED.format(type(err).__name__, str(err)[:300]))
+            self.leave_unused(_FAILED.format(type(err).__name__, str(err)[:300]))
         self._cost_seconds, self._making_seconds = self._clock() - began, 0.0
         if len(packed) > MAX_OWN_BYTES:
             mib = 1 << 20
-            self._leave_unused(_LONG.format(len(packed) / mib, MAX_OWN_BYTES // mib))
+            self.leave_unused(_LONG.format(len(packed) / mib, MAX_OWN_BYTES // mib))
             return b""
         self._is_off |= not packed
         return packed
@@ -124,23 +132,70 @@ class OwnStates:
         why, self._why_unused = self._why_unused, ""
         return OwnState(why_unused=why) if why else None
 
-    def _leave_unused(self, why: str) -> None:
+    def leave_unused(self, why: str) -> None:
+        """Takes no more states, and has it said why."""
         self._is_off, self._why_unused = True, _UNUSED.format(why)
 
     def _packed(self, dataset: object, iterator: object, roots: Mapping[str, object]) -> bytes:
-        parts = {"dataset": dataset, "iterator": iterator}
-        if iterator is dataset or self.keeps_dataset:
-            # Where it is both, its __iter__ begins again: the state is loaded after it.
-            del parts["dataset"]
         states: dict[str, object] = {}
-        for name, part in parts.items():
+        random = states_here(roots)
+        for name, part in self._parts_of(dataset, iterator).items():
             methods = _methods_of(part)
             if methods is not None:
-                states[name] = methods.take()
+                states[name] = taken(methods.take, random=random, roots=roots)
         if not states:
             return b""
-        states["random"] = states_here(roots)
+        states["random"] = random
         return pack_value(states, allow_pickle=False)
+
+    def _parts_of(self, dataset: object, iterator: object) -> dict[str, object]:
+        # Where it is both, its __iter__ begins again: the state is loaded after it.
+        is_both = iterator is dataset
+        parts = {"dataset": dataset, "iterator": iterator}
+        if is_both or self.keeps_dataset:
+            del parts["dataset"]
+        if is_both and self.keeps_dataset:
+            del parts["iterator"]
+        return parts
+
+
+def packed_own(dataset: object, roots: Mapping[str, object]) -> bytes:
+    """Returns a dataset's own state; empty: it has none, or none that a state of a loader may have.
+
+    That is read without pickles, and copied with each checkpoint.
+    """
+    methods = _methods_of(dataset)
+    if methods is None:
+        return b""
+    # The user's code, which may also want arguments: an error must not end the training.
+    with contextlib.suppress(Exception):
+        state = taken(methods.take, random=states_here(roots), roots=roots)
+        packed = pack_value(state, allow_pickle=False)
+        if len(packed) <= MAX_OWN_BYTES:
+            return packed
+    return b""
+
+
+def set_own_state(dataset: object, state: object) -> None:
+    """Loads what `packed_own` packed, if the dataset takes one."""
+    methods = _methods_of(dataset)
+    if methods is not None:
+        methods.load(state)
+
+
+def taken(take: StateTaker, *, random: bytes, roots: Mapping[str, object]) -> object:
+    """Returns a dataset's state; random numbers that it draws for it do not change its batches.
+
+    Args:
+        take: Its method.
+        random: The random states now.
+        roots: What may hold random generators.
+    """
+    try:
+        return take()
+    finally:
+        if random and states_here(roots) != random:
+            set_states(random, roots)
 
 
 class LoadedState:
@@ -191,9 +246,47 @@ def spare_of(parts: tuple[object, object]) -> tuple[object, object] | None:
         if _is_large(one.value):
             shared[id(one.value)] = one.value
     try:
-        return copy.deepcopy(parts, shared)
+        # It notes other objects in what it is given.
+        return copy.deepcopy(parts, dict(shared))
+    except Exception:
+        return _made_again(parts, shared)
+
+
+def _made_again(
+    parts: tuple[object, object], shared: dict[int, object]
+) -> tuple[object, object] | None:
+    """Returns a copy as a data host would get it, with open files and locks of its own."""
+    file = io.BytesIO()
+    try:
+        _SparePickler(file, shared).dump(parts)
+        file.seek(0)
+        return cast("tuple[object, object]", _SpareUnpickler(file, shared).load())
     except Exception:
         return None
+
+
+class _SparePickler(SpecPickler):
+    """Pickler of a copy for this process, which leaves out what is shared with it."""
+
+    def __init__(self, file: io.BytesIO, shared: dict[int, object]) -> None:
+        super().__init__(file)
+        self._left_out = shared
+
+    def persistent_id(self, obj: object) -> object:
+        if id(obj) in self._left_out:
+            return id(obj)
+        return super().persistent_id(obj)
+
+
+class _SpareUnpickler(SpecUnpickler):
+    def __init__(self, file: io.BytesIO, shared: dict[int, object]) -> None:
+        super().__init__(file)
+        self._left_out = shared
+
+    def persistent_load(self, pid: object) -> object:
+        if isinstance(pid, int):
+            return self._left_out[pid]
+        return super().persistent_load(pid)
 
 
 def _is_large(value: object) -> bool:

@@ -12,16 +12,24 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
+from stoker.feed.counts import Counts, changed_counts, counts_of, set_counts
 from stoker.feed.data_worker import hide_worker
 from stoker.feed.rank_streams import RankDatasets
-from stoker.feed.seeding import set_states, states_here
+from stoker.feed.seeding import counts_in, set_states, states_here
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
 from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes, ShardOrigin, Stream
 from stoker.feed.workers.fetching import WorkerFetcher, fetcher_of, seed_as_torch
-from stoker.feed.workers.own_states import LoadedState, OwnStates, iterator_in, spare_of
+from stoker.feed.workers.own_states import (
+    KEPT,
+    UNCOPIED,
+    LoadedState,
+    OwnStates,
+    iterator_in,
+    spare_of,
+)
 from stoker.feed.workers.pipe import End, Error, MakeAgain, MakeAlone, MakePart, Unsplittable
 from stoker.feed.workers.slots import Slots
 
@@ -56,6 +64,7 @@ class ShardStream:
         # Dataset, collate function and random states from before a state was loaded.
         self._spare: tuple[object, object] | None = None
         self._spare_states = b""
+        self._counts_at_start: Counts = {}
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
         """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
@@ -82,6 +91,7 @@ class ShardStream:
                     self.spec.worker_init_fn(self._shard)
                 if self._hides_worker:
                     hide_worker()
+                self._counts_at_start = counts_of(self._dataset)
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
@@ -127,14 +137,21 @@ class ShardStream:
         """Begins the epoch where that state was taken; False: as if there were none."""
         spare = spare_of((self._dataset, self.spec.collate_fn))
         if spare is None:
+            self._own_states.leave_unused(UNCOPIED)
             return False
         self._spare_states = states_here({})
         try:
             loaded = LoadedState(own.state)
             if resumed.persists and loaded.is_of_dataset:
+                self._own_states.leave_unused(KEPT)
                 return False
+            set_counts(self._dataset, counts_in(resumed.state))
             loaded.load_dataset(self._dataset)
             self._iterate(resumed)
+            if resumed.persists and iterator_in(self._fetcher) is self._dataset:
+                self._restore(spare)
+                self._own_states.leave_unused(KEPT)
+                return False
             loaded.load_iterator(iterator_in(self._fetcher), self._roots())
         except Exception:
             self._restore(spare)
@@ -182,14 +199,18 @@ class ShardStream:
         self._iterate(resumed)
 
     def states(self) -> bytes:
-        return states_here(self._roots())
+        counts = changed_counts(self._dataset, since=self._counts_at_start)
+        return states_here(self._roots(), counts=counts)
 
     def _set_states(self, resumed: Stream, index: object) -> None:
-        if resumed.state and set_states(resumed.state, self._roots()):
+        if not resumed.state:
+            return
+        if set_states(resumed.state, self._roots()):
             # The dataset makes some generators at their first use: in one batch.
             self._iterate(resumed)
             self._make_up_to(1, index)
             set_states(resumed.state, self._roots())
+        set_counts(self._dataset, counts_in(resumed.state))
 
     def _make_up_to(self, count: int, index: object) -> None:
         """Makes an epoch's batches up to that position, for the random numbers they draw."""

@@ -5,6 +5,7 @@ the same batches again. Each batch leaves with the checksum of all that the work
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,13 +15,20 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
-from stoker.feed.seeding import set_states, states_here
+from stoker.feed.counts import Counts, changed_counts, set_counts
+from stoker.feed.seeding import counts_in, set_states, states_here
 from stoker.feed.stream_progress import StreamProgress, own_trouble_of
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import OwnState, Stream
 from stoker.feed.workers.fetching import WorkerFetcher
-from stoker.feed.workers.own_states import LoadedState, OwnStates, iterator_in
+from stoker.feed.workers.own_states import (
+    LoadedState,
+    OwnStates,
+    iterator_in,
+    packed_own,
+    set_own_state,
+)
 from stoker.feed.workers.shards import ShardReplay, ShardStream, StreamReplay
 
 HOST = "this host"
@@ -171,7 +179,11 @@ class InlineStream:
         position: Batches that it gave in this epoch.
     """
 
-    def __init__(self, loader: "DataLoader[object]", progress: StreamProgress) -> None:
+    def __init__(
+        self, loader: "DataLoader[object]", progress: StreamProgress, *, counts_at_first: Counts
+    ) -> None:
+        """Args: counts_at_first: The dataset's numbers before its first epoch in this process."""
+        self._counts_at_first = counts_at_first
         self.fetcher: WorkerFetcher | None = None
         self.progress = progress
         self.position = 0
@@ -194,7 +206,8 @@ class InlineStream:
         if not is_resumed:
             if not self.progress.own_made:
                 roots = self._roots | self._drawn_from
-                self.progress.shards[0].random = states_here(roots)
+                counts = changed_counts(self._dataset, since=self._counts_at_first)
+                self.progress.shards[0].random = states_here(roots, counts=counts)
             yield
             return
         here = states_here(self._drawn_from)
@@ -205,8 +218,27 @@ class InlineStream:
             set_states(here, self._drawn_from)
 
     def set_states(self) -> None:
-        """Sets the random states as they were when the epoch began."""
-        set_states(self.progress.shards[0].random, self._roots | self._drawn_from)
+        """Sets the random states, and what the dataset counts, as when the epoch began."""
+        states = self.progress.shards[0].random
+        set_states(states, self._roots | self._drawn_from)
+        set_counts(self._dataset, counts_in(states))
+
+    def note_own(self) -> None:
+        """Keeps the dataset's state, if it has one, for runs that begin this epoch again."""
+        self.progress.own_at_begin = packed_own(self._dataset, self._roots)
+
+    def load_own_of_beginning(self) -> bool:
+        """Sets the dataset's state as it was when the epoch began; False: there is none."""
+        progress = self.progress
+        state = progress.own_state
+        if progress.own_at_begin:
+            state = codec.unpack_value(progress.own_at_begin, allow_pickle=False)
+        if state is None:
+            return False
+        # The user's code: what the stream gives is compared.
+        with contextlib.suppress(Exception):
+            set_own_state(self._dataset, copy.deepcopy(state))
+        return True
 
     def load_own(self, own: OwnState) -> LoadedState | None:
         """Unpacks the state of an iterator that is made next; None: it is another one's."""
