@@ -5,6 +5,7 @@ A page's figures have spaces that do not break and one unit of time; see `stoker
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from stoker.logs import shown
 from stoker.records import (
@@ -365,19 +366,26 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
     return " and ".join(f"{count(g.count, f'{g.role} host')} ({g.instance_type})" for g in groups)
 
 
-def memory_cause(training: Training, profile: Profile | None = None) -> str:
+def memory_cause(
+    training: Training,
+    profile: Profile | None = None,
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Returns which host's memory was short, what was felt of it, and why; empty: none was.
 
     Args:
         training: The run's record.
         profile: What a profile saw of the same script, which names what takes the memory.
+        names: Shown names of hosts; others have their own.
     """
     short = [host for host in training.memory if host.is_short]
     if not short:
         return ""
     host = max(short, key=lambda host: (host.kills, host.share))
     whose = "its limit" if host.limited_by == "cgroup" else "the machine's memory"
-    words = f"{size(host.peak_bytes)} of {size(host.limit_bytes)}, {whose}, in use on {host.host}"
+    name = names.get(host.host, host.host)
+    words = f"{size(host.peak_bytes)} of {size(host.limit_bytes)}, {whose}, in use on {name}"
     others = _others_bytes(training, host)
     if others > _MOST_OF_IT * host.peak_bytes:
         return f"{words}, {size(others)} of them by other programs{_felt(host)}"

@@ -2,13 +2,18 @@
 
 import json
 import os
+import random
 import shlex
 import sys
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from support.limited_script import Samples
 from support.memory_limit import MemoryGroup, memory_limit
 from support.processes import ran
 
@@ -18,7 +23,9 @@ SCRIPT = Path(__file__).parents[1] / "support" / "limited_script.py"
 MB = 1 << 20
 BATCH_MB = 10
 BATCHES = 100
-GROUPS = ("--group", "dnn=local.c1:1", "--group", "data=local.c1:1:2")
+DATA_WORKERS = 2
+OFTEN = 1
+SEEDS = 100
 # More than the group has, as where a person sets it too high.
 MAX_BYTES = 2000 * MB
 
@@ -26,9 +33,12 @@ MAX_BYTES = 2000 * MB
 class LimitedRun:
     """A run of `stoker train` whose hosts are all in one group."""
 
-    def __init__(self, folder: Path, group: MemoryGroup, *script: object) -> None:
+    def __init__(
+        self, folder: Path, group: MemoryGroup, *script: object, data_workers: int = DATA_WORKERS
+    ) -> None:
         folder.mkdir()
-        command = [*(sys.executable, "-m", "stoker.cli", "train"), *GROUPS]
+        command = [sys.executable, "-m", "stoker.cli", "train", "--group", "dnn=local.c1:1"]
+        command += ["--group", f"data=local.c1:1:{data_workers}"]
         command += ["--set", f"feed.max_bytes={MAX_BYTES}"]
         command += ["--", "python", str(SCRIPT), *map(str, script)]
         joined = f"echo $$ > {shlex.quote(str(group.folder / 'cgroup.procs'))} && exec "
@@ -75,3 +85,59 @@ def test_a_worker_that_the_kernel_kills_is_named_and_counted(tmp_path, usual_byt
     # Both hosts of this run are in the group.
     assert [host["kills"] for host in run.memory] == [1, 1]
     assert "the kernel killed one process for memory" in run.output
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A run under a limit.
+
+    Attributes:
+        room_mb: What the limit has room for beside a run in which next to nothing waits.
+        is_killed: Whether a sample takes more than there is, so that the kernel kills its worker.
+    """
+
+    batches: int
+    batch_mb: int
+    step_seconds: float
+    data_workers: int
+    room_mb: int
+    is_killed: bool
+
+    @classmethod
+    def of(cls, seed: int) -> "Shape":
+        drawn = random.Random(seed)
+        return cls(
+            batches=drawn.randint(40, 80),
+            batch_mb=drawn.randint(8, 14),
+            step_seconds=drawn.choice([0.02, 0.05, 0.1]),
+            data_workers=drawn.randint(1, 3),
+            room_mb=drawn.randint(250, 400),
+            is_killed=drawn.random() < 0.3,
+        )
+
+    @property
+    def digest(self) -> int:
+        """Returns the digest of all batches, as the script's dataset makes them here."""
+        samples = Samples(self.batches, self.batch_mb << 20, None)
+        digest = 0
+        for index in range(len(samples)):
+            row = np.full(samples.width, index, dtype=np.float32)
+            digest = zlib.crc32(row.tobytes(), digest)
+        return digest
+
+
+def seeds() -> list:
+    often = list(range(OFTEN))
+    return often + [pytest.param(seed, marks=pytest.mark.soak) for seed in range(OFTEN, SEEDS)]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_a_run_under_a_limit_has_exact_bytes_whatever_is_killed(tmp_path, usual_bytes, seed):
+    shape = Shape.of(seed)
+    script: list[object] = [shape.batches, shape.batch_mb, shape.step_seconds]
+    if shape.is_killed:
+        script.append(tmp_path / "greedy")
+    with memory_limit(usual_bytes + shape.room_mb * MB) as group:
+        run = LimitedRun(tmp_path / "run", group, *script, data_workers=shape.data_workers)
+        assert (group.num_kills() > 0) == shape.is_killed, shape
+    assert f"seen {4 * shape.batches} digest {shape.digest}" in run.output, shape

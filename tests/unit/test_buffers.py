@@ -232,3 +232,16 @@ def test_at_most_a_quarter_of_a_block_is_unused():
         pool = BufferPool()
         pool.take(size)
         assert size <= pool.idle_bytes() <= size * 1.25 + 4096
+
+
+def test_blocks_that_wait_for_use_are_given_back_where_memory_is_short():
+    pool = BufferPool()
+    arrays = [pool.take(SIZE) for _ in range(4)]
+    del arrays
+    assert pool.idle_bytes() == 4 * SIZE
+    pool.keep_at_most(2 * SIZE)
+    assert pool.idle_bytes() == 2 * SIZE
+    # Also what is given back later.
+    arrays = [pool.take(SIZE) for _ in range(4)]
+    del arrays
+    assert pool.idle_bytes() == 2 * SIZE

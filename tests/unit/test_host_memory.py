@@ -9,6 +9,7 @@ from stoker.host.memory_usage import MemoryUse
 from stoker.launch.host_memory import HostMemoryWatch, MemoryLog, MemorySources
 from stoker.record_words import memory_cause, training_words
 from stoker.records import Fix, HostMemory, Job
+from stoker.report.memory_rows import memory_story
 from support import sample_records
 
 replace = msgspec.structs.replace
@@ -171,12 +172,22 @@ def test_other_programs_are_named_where_they_hold_most():
     assert "other programs" not in memory_cause(with_memory(*hosts, platform="local"))
 
 
+def test_the_report_names_a_host_in_its_sentence_as_in_its_table():
+    story = memory_story(
+        with_memory(memory_of(peak_bytes=15 * GB)), profile=None, names={"algo-2": "data host 1"}
+    )
+    assert story is not None
+    assert story.rows[0].host == "data host 1"
+    assert "in use on data host 1" in story.line
+
+
 def test_the_report_shows_each_host_and_the_cause(tmp_path):
     training = with_memory(memory_of(host="algo-1"), memory_of(peak_bytes=15 * GB, least_share=0.5))
     page = sample_records.write_page(tmp_path, training=training)
     assert "<h3>Memory</h3>" in page
-    assert "Memory was short: 15.0 GB of 16.0 GB, its limit, in use on algo-2" in page
+    assert "Memory was short: 15.0 GB of 16.0 GB, its limit, in use on data host" in page
     assert "lowered to 50" in page
+    assert "stoker profile, with the same command, names what takes it" in page
     room = sample_records.write_page(tmp_path, training=with_memory(memory_of()))
     assert "No host came near its limit" in room
     assert "<h3>Memory</h3>" not in sample_records.write_page(tmp_path)

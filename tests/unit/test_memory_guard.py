@@ -49,6 +49,25 @@ def test_use_that_grows_is_lowered_before_it_is_at_the_limit():
     assert guard.share == 1 / 8
 
 
+def test_use_that_still_grows_is_lowered_again_before_what_waits_is_taken():
+    # 1 GB a second, of 10: half a second after the first step it grows as before.
+    guard = guard_of(0.70, 0.75, 0.775, 0.80, 0.825, 0.85)
+    shares = []
+    for step in range(6):
+        guard.tick(100.0 + step / 4, waiting_bytes=MAX_BYTES)
+        shares.append(guard.share)
+    assert shares == [1.0, 1 / 2, 1 / 2, 1 / 4, 1 / 4, 1 / 8]
+
+
+def test_use_that_no_longer_grows_is_given_time():
+    guard = guard_of(0.70, 0.75, 0.93, 0.93, 0.93)
+    shares = []
+    for step in range(5):
+        guard.tick(100.0 + step / 4, waiting_bytes=MAX_BYTES)
+        shares.append(guard.share)
+    assert shares == [1.0, 1 / 2, 1 / 2, 1 / 2, 1 / 2]
+
+
 def test_growth_far_from_the_limit_lowers_nothing():
     guard = guard_of(0.1, 0.5)
     for now in (100.0, 101.0):

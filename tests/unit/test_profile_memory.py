@@ -306,6 +306,29 @@ def test_elements_that_keep_what_they_read_are_said_with_what_helps():
     assert "open or load it in __getitem__" in text
 
 
+def without_workers(**asked: Any) -> dict[str, str]:
+    """Findings of a loader without workers, whose dataset's objects are the trainer's."""
+    assert RANK.loader is not None
+    facts = msgspec.structs.replace(RANK.loader, num_workers=0)
+    memory = memory_with(workers=0, **asked, **BELOW)
+    rank = msgspec.structs.replace(RANK, loader=facts, loop=LoopGrowth(grown_bytes_per_step=8e6))
+    _, fixes = memory_findings(memory, [rank], read_bytes=None)
+    return {fix.id: fix.text for fix in fixes}
+
+
+def test_a_cache_in_the_trainer_is_the_datasets_and_not_what_the_loop_keeps():
+    # The trainer's own entries are Python objects that it holds.
+    held = msgspec.structs.replace(NAMES, name="A.cache", container="dict", element="Tensor")
+    kept = KeptObjects(name="A.cache", container="dict", element="Tensor", count_per_step=8.0)
+    fixes = without_workers(
+        growing=(CACHE,), objects=(held,), kept=(kept,), trainer_grown_bytes_per_step=8e6
+    )
+    assert list(fixes) == ["growing_cache"]
+    assert fixes["growing_cache"].startswith("A.cache (dict) grows by 1.00 MB for each sample, 800")
+    assert "bound it" in fixes["growing_cache"]
+    assert "each has one for itself" not in fixes["growing_cache"]
+
+
 def test_swapping_is_a_limit():
     text, fixes = findings_of(swapped_bytes=80 * MB, swapped_bytes_per_second=5e6, **BELOW)
     assert "80.0 MB of trainers and workers are swapped out, and 5.00 MB a second go in" in text

@@ -137,7 +137,7 @@ def memory_findings(
         return None, []
     findings = [
         *_copied_objects(memory, facts),
-        *_growth(memory, facts),
+        *_growth(memory, facts, ranks),
         *_trainer_growth(memory, facts, ranks),
         *_waiting(memory, facts, ranks[0]),
         *_many_workers(memory, facts),
@@ -203,11 +203,10 @@ def _one_array(held: HeldObjects) -> str:
     return "put their fields into one NumPy array, tensor or table of pyarrow each"
 
 
-def _growth(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
-    per_sample, samples = memory.grown_bytes_per_sample, memory.epoch_samples
-    if memory.growing and not memory.objects:
-        # Small entries fill gaps in the pages that a worker inherited, which it copies by that.
-        per_sample += memory.copied_bytes_per_sample
+def _growth(
+    memory: ProfiledMemory, facts: LoaderFacts, ranks: Sequence[RankResult]
+) -> Iterator[_Finding]:
+    per_sample, samples = _grown_per_sample(memory, facts, ranks), memory.epoch_samples
     if per_sample < _LEAST_GROWN or not samples:
         return
     # Workers that end with their epoch give back what they took; the trainer does not.
@@ -226,10 +225,33 @@ def _growth(memory: ProfiledMemory, facts: LoaderFacts) -> Iterator[_Finding]:
     yield _Finding(
         id="growing_cache" if growing else "growing_worker",
         cause=f"{_growing_words(growing, per_sample)}, {size(per_epoch)} in an epoch{ends}",
-        fix=_bounded(growing, is_kept=is_kept),
+        fix=_bounded(growing, facts, is_kept=is_kept),
         num_bytes=min(most, max(room, per_epoch)),
         is_limit=min(most, per_epoch) > room,
     )
+
+
+def _grown_per_sample(
+    memory: ProfiledMemory, facts: LoaderFacts, ranks: Sequence[RankResult]
+) -> float:
+    """Returns the bytes that the process which makes samples grows by for each of them."""
+    per_sample = memory.grown_bytes_per_sample
+    growing = {grown.name for grown in memory.growing}
+    if growing and growing.issuperset(held.name for held in memory.objects):
+        # Small entries fill gaps in the pages that a worker inherited, which it copies by that.
+        per_sample += memory.copied_bytes_per_sample
+    if not facts.num_workers and growing.intersection(kept.name for kept in memory.kept):
+        # What the trainer's own dataset keeps is seen over all its steps.
+        per_sample = max(per_sample, _trainer_grown_per_sample(memory, ranks))
+    return per_sample
+
+
+def _trainer_grown_per_sample(memory: ProfiledMemory, ranks: Sequence[RankResult]) -> float:
+    batch = ranks[0].batch
+    if batch is None or not batch.samples:
+        return 0.0
+    on_host = sum(rank.host == ranks[0].host for rank in ranks)
+    return memory.trainer_grown_bytes_per_step / (batch.samples * on_host)
 
 
 def _most_bytes(growing: GrowingObjects | None, memory: ProfiledMemory, per_sample: float) -> float:
@@ -259,7 +281,7 @@ def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
     return f"{growing.name} ({growing.container}) grows by {size(per_sample)} for each sample"
 
 
-def _bounded(growing: GrowingObjects | None, *, is_kept: bool) -> str:
+def _bounded(growing: GrowingObjects | None, facts: LoaderFacts, *, is_kept: bool) -> str:
     if growing is None:
         look = "look at the libraries written in C that its samples are made with"
         if is_kept:
@@ -271,7 +293,12 @@ def _bounded(growing: GrowingObjects | None, *, is_kept: bool) -> str:
             "elements have read"
         )
     if growing.container == "lru_cache":
-        return "give the cache a maxsize, or drop it: each worker has a cache for itself"
+        fix = "give the cache a maxsize, or drop it"
+        if facts.num_workers:
+            fix += ": each worker has a cache for itself"
+        return fix
+    if not facts.num_workers:
+        return "bound it, or keep it in a file"
     return "bound it, or keep it in a file that all workers share: each has one for itself"
 
 
@@ -279,17 +306,16 @@ def _trainer_growth(
     memory: ProfiledMemory, facts: LoaderFacts, ranks: Sequence[RankResult]
 ) -> Iterator[_Finding]:
     """Yields what a loop keeps of each step, as it does in each epoch anew."""
-    batch = ranks[0].batch
     per_step = memory.trainer_grown_bytes_per_step
-    if batch is None or not batch.samples or not memory.epoch_samples:
-        return
+    per_epoch = _trainer_grown_per_sample(memory, ranks) * (memory.epoch_samples or 0)
     kept = next(iter(memory.kept), None)
+    if kept is not None and kept.name in {grown.name for grown in memory.growing}:
+        # The dataset's own, which is said of its samples.
+        return
     seen = (ranks[0].loop or _NO_GROWTH).seen_bytes
     if kept is None and (not facts.num_workers or seen < _LEAST_UNNAMED_BYTES):
         # Without workers the dataset's own caches are the trainer's.
         return
-    on_host = sum(rank.host == ranks[0].host for rank in ranks)
-    per_epoch = per_step * memory.epoch_samples / (batch.samples * on_host)
     least_share = _WORTH_A_LINE if kept else _MUCH_UNNAMED
     if per_epoch < least_share * memory.limit_bytes:
         return

@@ -53,10 +53,12 @@ def memory_story(
         return None
     nearest = sorted(training.memory, key=lambda host: -host.share)
     rows = [_row(host, names.get(host.host, host.host)) for host in nearest[:_MAX_ROWS]]
-    cause = memory_cause(training, profile)
+    cause = memory_cause(training, profile, names=names)
     line = f"No host came near its limit ({percent(NEAR_LIMIT)} of it)."
     if cause:
         line = f"Memory was short: {cause}."
+        if profile is None or not profile.memory_fixes:
+            line += " stoker profile, with the same command, names what takes it."
     return MemoryStory(rows=tuple(rows), num_left_out=len(nearest) - len(rows), line=line)
 
 
@@ -64,7 +66,7 @@ def _row(host: HostMemory, name: str) -> MemoryRow:
     whose = "its own limit" if host.limited_by == "cgroup" else "the machine"
     waiting = "as many as set"
     if host.least_share < 1:
-        waiting = f"lowered to {percent(host.least_share)}"
+        waiting = f"lowered to {percent(host.least_share)} of feed.max_bytes"
     killed = "none"
     if host.kills:
         killed = count(host.kills, "process", "processes")

@@ -35,7 +35,7 @@ from stoker.feed.trainer.shards import idle_words
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
-from stoker.feed.wire.stream import BufferPool
+from stoker.feed.wire.stream import MAX_IDLE_BYTES, BufferPool
 from stoker.feed.workers.jobs import Result
 from stoker.logs import EventName, Log
 
@@ -328,7 +328,7 @@ class IoThread:
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[SessionState] = []
         self._has_begun = False
-        pool = BufferPool()
+        self._pool = pool = BufferPool()
         self._answers = Answers(
             shared, self._observer, pool, settings.feed, on_lost=self._mark_lost
         )
@@ -530,7 +530,9 @@ class IoThread:
             schedules = [session.schedule for session in self._shared.sessions.values()]
             waiting_bytes = sum(schedule.committed_bytes for schedule in schedules)
         words = self._guard.tick(now, waiting_bytes=waiting_bytes)
-        self._shared.memory_share = self._guard.share
+        if self._shared.memory_share != self._guard.share:
+            self._shared.memory_share = self._guard.share
+            self._pool.keep_at_most(int(MAX_IDLE_BYTES * self._guard.share))
         is_first = self._settings.rank % max(1, self._settings.local_world_size) == 0
         if words and is_first:
             self._shared.log.event(EventName.MEMORY_SHORT, text=words)

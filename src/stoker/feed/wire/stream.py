@@ -7,6 +7,7 @@ Fresh memory for each batch costs page faults (0.02 to 0.08 CPU-s/GB), so blocks
 their last view is gone.
 """
 
+import contextlib
 import mmap
 import socket
 import struct
@@ -45,6 +46,10 @@ _TCP_OPTIONS = {
 }
 
 
+# Of blocks that wait to be used again, in a process.
+MAX_IDLE_BYTES = 256 << 20
+
+
 class _Lent(weakref.ref["Bytes"]):
     """A lent block and its exporting array (three times cheaper than `weakref.finalize`)."""
 
@@ -56,7 +61,7 @@ class _Lent(weakref.ref["Bytes"]):
 class BufferPool:
     """Pool of writable byte arrays, with up to `max_idle_bytes` of unused blocks; thread-safe."""
 
-    def __init__(self, *, max_idle_bytes: int = 256 << 20) -> None:
+    def __init__(self, *, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
         self._max_idle_bytes = max_idle_bytes
         # By size class. Only atomic operations: a finalizer may run even within these methods.
         self._free: dict[int, deque[mmap.mmap]] = {}
@@ -81,6 +86,15 @@ class BufferPool:
         lent.free, lent.block = free, block
         self._lent[id(lent)] = lent
         return array
+
+    def keep_at_most(self, max_idle_bytes: int) -> None:
+        """Sets how many bytes of unused blocks are kept, and gives the others back."""
+        self._max_idle_bytes = max_idle_bytes
+        for free in list(self._free.values()):
+            while free and self.idle_bytes() > max_idle_bytes:
+                # Another thread may have taken the last one.
+                with contextlib.suppress(IndexError):
+                    free.pop()
 
     def idle_bytes(self) -> int:
         return sum(size * len(free) for size, free in list(self._free.items()))
