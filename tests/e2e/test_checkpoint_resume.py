@@ -51,22 +51,29 @@ def whole(tmp_path_factory, digits):
     return folder
 
 
+def children_of_launcher(job: LocalJob) -> list[int]:
+    """Returns the leader's processes that a launcher has started: its script, once it is there."""
+    started = []
+    for pid in marked_processes(job.base_dir(job.leader)):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.environ().get("STOKER_LAUNCHER_PID") == str(process.ppid()):
+                started.append(pid)
+    return started
+
+
 def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
-    found: list[int] = []
+    trainers: list[int] = []
 
     def has_begun() -> bool:
-        found.clear()
-        for pid in marked_processes(job.base_dir(job.leader)):
-            with contextlib.suppress(psutil.Error):
-                if psutil.Process(pid).cmdline()[1:2] == [str(SCRIPT)]:
-                    found.append(pid)
-        return bool(found)
+        trainers[:] = children_of_launcher(job)
+        return bool(trainers)
 
     # Looked for before: its steps are short.
     until(has_begun, what="the trainer")
     until(lambda: steps_saved(folder) >= after, what=f"a checkpoint of {after} steps")
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
+    (trainer,) = trainers
+    os.kill(trainer, signal.SIGKILL)
 
 
 def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
@@ -77,8 +84,7 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "1"))
-    # The trainer is found by its command line.
-    with LocalJob(tmp_path / "first", command, data=1, is_cold=True) as job:
+    with LocalJob(tmp_path / "first", command, data=1) as job:
         kill_in_an_epoch(job, tmp_path, after=3)
         assert job.end().status == "failed"
     saved = steps_saved(tmp_path)
