@@ -49,6 +49,8 @@ sys.path.insert(1, {str(_TESTS)!r})
 # Not stoker.feed.remote_iterators: a process that has it is taken for one that has loaders.
 _OF_FEED = ("agent.agent", "loader", "trainer.client", "trainer.local_workers", "unfed")
 _AHEAD = (
+    # Comes with the first optimizer.
+    "torch._dynamo",
     *("cloudpickle", "psutil", "yaml", "stoker.feed.workers.worker"),
     *(f"stoker.feed.{name}" for name in _OF_FEED),
     "stoker.launch.leader_connection",
