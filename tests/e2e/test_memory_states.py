@@ -210,11 +210,13 @@ def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
 @pytest.mark.root
 @pytest.mark.alone
 def test_workers_that_wait_for_swap_are_named(begin, tmp_path):
+    is_limited = tmp_path / "is_limited"
     with swap_file(tmp_path, 600_000_000), memory_limit() as group:
-        asked = {"ballast_mb": BALLAST_MB, "group": group.folder}
-        profiled = begin("reads ballast", budget=3 * BUDGET_SECONDS, **asked)
+        asked = {"ballast_mb": BALLAST_MB, "group": group.folder, "waits_for": is_limited}
+        profiled = begin("reads ballast", **asked)
         until(lambda: group.held_bytes() > 2 * BALLAST_MB * 1e6, what="both workers hold theirs")
         group.limit(int(0.75 * group.held_bytes()))
+        is_limited.touch()
         until(profiled.has_looked, what="the steps as they are have ended")
         group.limit(UNLIMITED)
         profile = profiled.profile()

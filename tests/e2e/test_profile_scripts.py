@@ -83,6 +83,7 @@ def test_a_script_below_a_shell_script_is_cut_off_with_all_that_would_follow(tmp
     assert found.record.host.vcpus == len(os.sched_getaffinity(0))
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "processes", [1, pytest.param(2, marks=pytest.mark.soak)], ids=["alone", "ddp"]
 )
@@ -93,6 +94,7 @@ def test_a_lightning_fit_ends_without_its_hooks(tmp_path, processes):
     assert found.files <= {"lightning_logs", "checkpoints"}
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_ranks_that_a_script_starts_are_told_apart(tmp_path, how):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "200", "1000", how)
@@ -104,6 +106,7 @@ def test_ranks_that_a_script_starts_are_told_apart(tmp_path, how):
     assert first.steps == second.steps
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_script_that_ends_too_soon_says_what_it_had_and_what_was_observed(tmp_path):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "3", "2")
     assert found.code == 2
@@ -162,12 +165,13 @@ for one, other in zip(fast, slow):
 """
 
 STREAM = """
-import torch
+import time, torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 class Stream(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         while info is None or info.num_workers:
+            time.sleep(0.002)
             yield torch.rand(64, 64).sort().values
 if __name__ == "__main__":
     weight = torch.zeros(1, requires_grad=True)
@@ -185,6 +189,7 @@ for batch in DataLoader(torch.zeros(1000, 4), batch_size=4):
 """
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(tmp_path, how):
     (tmp_path / "train.py").write_text(STREAM.replace("HOW", how))
@@ -249,6 +254,7 @@ def saved(folder: Path, name: str) -> list[int]:
     return seen
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("every", "name"),
     # The replay begins after the script has saved, and has all steps until it saves again.
@@ -273,6 +279,7 @@ def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path):
     assert saved(tmp_path, "epoch.pt")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path):
     found = run_profile(tmp_path, *with_checkpoints(tmp_path, "1"))
     assert found.code == 2
@@ -281,6 +288,7 @@ def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path):
     assert saved(tmp_path, "last.pt")
 
 
+@pytest.mark.usefixtures("forked")
 def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path):
     found = run_profile(tmp_path, *with_checkpoints(tmp_path, "1"), copy=True)
     assert_measured(found)
@@ -337,6 +345,7 @@ for epoch in range(100):
 """
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("loop", ["changing", "frozen"])
 def test_no_hosts_or_workers_are_advised_where_the_loop_changes_its_dataset(tmp_path, loop):
     (tmp_path / "train.py").write_text(REPLAY)

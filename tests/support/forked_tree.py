@@ -277,6 +277,8 @@ def _zygote() -> socket.socket:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
+            # No test's own folder, in which that test may look for processes that are left.
+            cwd="/",
             env=_clean_environ() | {_ROOM: "x" * _ROOM_BYTES},
         )
 

@@ -3,12 +3,14 @@
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
 epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
 ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
-keeps: what the loop keeps of each step: losses, total, attribute or numbers; collate (keeps).
+keeps: what the loop keeps of each step: losses, total, attribute or numbers; collate (keeps);
+waits_for: a file, for which the loop waits once, when all workers hold what they hold.
 """
 
 import collections
 import ctypes
 import functools
+import itertools
 import os
 import sys
 import time
@@ -25,6 +27,8 @@ LIBC.malloc.restype = ctypes.c_void_p
 LIBC.malloc.argtypes = [ctypes.c_size_t]
 LIBC.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 LEAKED_BYTES = 20_000
+# Early: a profile counts later steps.
+WAITING_STEP = 5
 
 
 def name_of(number: int) -> str:
@@ -235,6 +239,11 @@ def main() -> None:
     train(loader, asked)
 
 
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.02)
+
+
 class History:
     """What a trainer class keeps, as of a validation."""
 
@@ -248,8 +257,11 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
     keeps, history = asked.get("keeps"), History()
     losses: list[torch.Tensor | float] = []
     total = torch.zeros(())
+    steps = itertools.count(1)
     for _ in range(int(asked["epochs"])):
         for batch in loader:
+            if next(steps) == WAITING_STEP and "waits_for" in asked:
+                wait_for(Path(asked["waits_for"]))
             time.sleep(float(asked["model_ms"]) / 1000)
             optimizer.zero_grad()
             outputs = (weight * batch).exp()
