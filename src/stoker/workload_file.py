@@ -5,7 +5,7 @@ Keys and defaults are declared in `stoker.records.workload`. An error names file
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -36,6 +36,8 @@ PLACEHOLDERS = {
 }
 # In the path of a prices file.
 _REGION = "{region}"
+# Whether a scalar is written without quotes.
+_IsPlain = Callable[[yaml.Node], bool]
 _PLACEHOLDER = re.compile(rf"(?<![\w ])(?:{'|'.join(PLACEHOLDERS)})(?![\w ])")
 # Keys with addresses, in which placeholders are refused; `*` is a user's name.
 ADDRESS_KEYS = (
@@ -464,14 +466,14 @@ def _parsed(text: str, source: str, *, below: str = "") -> tuple[yaml.Node | Non
     if text.lstrip().startswith("{"):
         # JSON may contain it in quotes; YAML must not.
         text = text.replace("\x7f", r"\x7f")
-    loader = _Loader(text)
+    loader, is_plain = _loader_of(text)
     try:
         node = loader.get_single_node()
         # On nodes: no alias is expanded in them yet.
         _check_size(node, source)
         if node is None:
             return None, None
-        meant = _as_written(node, loader.plain) if below else _with_hyperparameters(node, loader)
+        meant = _as_written(node, is_plain) if below else _with_hyperparameters(node, is_plain)
         document: Json = loader.construct_document(meant)
         return node, document
     except RecursionError:
@@ -487,22 +489,51 @@ def _parsed(text: str, source: str, *, below: str = "") -> tuple[yaml.Node | Non
         loader.dispose()
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's loader, also of JSON's surrogate pairs.
+def _loader_of(text: str) -> "tuple[yaml.CSafeLoader | _Loader, _IsPlain]":
+    """Returns what parses a text, and what says of its scalars whether they are plain."""
+    if _is_for_libyaml(text):
+        return yaml.CSafeLoader(text), _is_without_quotes
+    loader = _Loader(text)
+    return loader, loader.is_plain
 
-    Attributes:
-        plain: Identities of the scalars without quotes and tag.
+
+def _is_for_libyaml(text: str) -> bool:
+    """Whether a text is JSON of which libyaml makes the same as PyYAML, ten times as fast.
+
+    Of other YAML it may make something else, and its errors have other words.
     """
+    # It knows no surrogate pairs.
+    if not yaml.__with_libyaml__ or not text.isascii() or "\\ud" in text.lower():
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_without_quotes(node: yaml.Node) -> bool:
+    """Whether a scalar of JSON that libyaml has read is no text."""
+    return isinstance(node, yaml.ScalarNode) and node.style == ""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's loader, also of JSON's surrogate pairs."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.plain: set[int] = set()
+        # Identities of the scalars without quotes and tag.
+        self._plain: set[int] = set()
+
+    def is_plain(self, node: yaml.Node) -> bool:
+        """Whether a scalar has neither quotes nor a tag."""
+        return id(node) in self._plain
 
     def compose_scalar_node(self, anchor: dict[str, yaml.Node]) -> yaml.ScalarNode:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         node = super().compose_scalar_node(anchor)
         if event.implicit[0]:
-            self.plain.add(id(node))
+            self._plain.add(id(node))
         if any("\ud800" <= character <= "\udbff" for character in node.value):
             node.value = _joined(node.value)
         return node
@@ -514,31 +545,31 @@ def _joined(text: str) -> str:
     return halves.decode("utf-16-le", "surrogatepass")
 
 
-def _with_hyperparameters(node: yaml.Node, loader: _Loader) -> yaml.Node:
+def _with_hyperparameters(node: yaml.Node, is_plain: _IsPlain) -> yaml.Node:
     """Returns a workload's node, with its hyperparameters as they are written."""
     if not isinstance(node, yaml.MappingNode):
         return node
     pairs = [
-        (key, _as_written(value, loader.plain) if key.value == "hyperparameters" else value)
+        (key, _as_written(value, is_plain) if key.value == "hyperparameters" else value)
         for key, value in node.value
     ]
     return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark)
 
 
-def _as_written(node: yaml.Node, plain: Collection[int]) -> yaml.Node:
+def _as_written(node: yaml.Node, is_plain: _IsPlain) -> yaml.Node:
     """Returns a copy in which unquoted yes, 012, 1:30 and 2026-11-26 are texts, and 1e-4 is not.
 
     A script expects what was typed. PyYAML reads YAML 1.1: true, 10, 90, a date, and a text.
     """
     marks = node.start_mark, node.end_mark
     if isinstance(node, yaml.MappingNode):
-        pairs = [(_as_name(key), _as_written(value, plain)) for key, value in node.value]
+        pairs = [(_as_name(key), _as_written(value, is_plain)) for key, value in node.value]
         return yaml.MappingNode(node.tag, pairs, *marks)
     if isinstance(node, yaml.SequenceNode):
         return yaml.SequenceNode(
-            node.tag, [_as_written(item, plain) for item in node.value], *marks
+            node.tag, [_as_written(item, is_plain) for item in node.value], *marks
         )
-    tag = _scalar_tag(node.value) if id(node) in plain else node.tag
+    tag = _scalar_tag(node.value) if is_plain(node) else node.tag
     return yaml.ScalarNode(tag, node.value, *marks)
 
 
