@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_job import WITHOUT_TORCH
+from support.forked_tree import COLD
 from support.namespaces import Hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.fault]
@@ -33,7 +33,7 @@ POD = {"STOKER_COMES_BACK": "1"}
 
 def start(hosts, host, code, *, launcher=("-m", "stoker.launch"), **environ):
     command = (sys.executable, *launcher, "--", "python", "-c", code)
-    hosts.start(host, *command, **{"STOKER_STRATEGY": "none", **WITHOUT_TORCH, **environ})
+    hosts.start(host, *command, **{"STOKER_STRATEGY": "none", **environ})
 
 
 def test_the_leader_waits_for_followers_that_have_more_to_do(tmp_path):
@@ -115,7 +115,8 @@ def test_a_kill_for_memory_is_named_with_the_limit(tmp_path, small_memory):
         f"import os, runpy, sys; {into}; runpy.run_module('stoker.launch', run_name='__main__')"
     )
     with Hosts(tmp_path, {"gpu": ["algo-3"]}) as hosts:
-        start(hosts, "algo-3", code, launcher=(str(moved),))
+        # What a fork has of its parent's memory is not counted.
+        start(hosts, "algo-3", code, launcher=(str(moved),), **COLD)
         assert hosts.code("algo-3") == 137
         failure = (hosts.ml("algo-3") / "output" / "failure").read_text()
     assert "out of memory" in failure

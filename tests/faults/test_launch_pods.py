@@ -20,9 +20,9 @@ from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.records import Job
 from stoker.records.training import training_record
 from stoker.train import facts_of
+from support.forked_tree import started
 from support.kubernetes_jobs import DNN, job
-from support.local_job import WITHOUT_TORCH, marked_processes, until
-from support.processes import started
+from support.local_job import marked_processes, until
 from support.tokens import new_token
 
 pytestmark = pytest.mark.fault
@@ -37,12 +37,11 @@ SAY = (
 class Pods:
     """Starts pods of a plan; loopback addresses stand for their names in the cluster's DNS."""
 
-    def __init__(self, tmp_path, *groups, script=SAY, has_torch=False, **feed):
+    def __init__(self, tmp_path, *groups, script=SAY, **feed):
         self.tmp_path = tmp_path
         feed = {"port": free_ports(set()), "lease_seconds": 1.5, **feed}
         spec = job(*groups, name="mnist-1", command=["python", "-c", script], feed=feed)
         self.spec = dataclasses.replace(spec, run_dir=tmp_path / "run")
-        self.environ = {} if has_torch else WITHOUT_TORCH
         self.request = KubernetesPlatform().plan(self.spec)
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         (tmp_path / "token").write_text(new_token())
@@ -79,7 +78,6 @@ class Pods:
             # All pods share this machine's ports: each listens at its own address.
             "STOKER_ADVERTISE": own,
             "STOKER_FOLLOWER_LEASE": str(self.tmp_path / "follower"),
-            **self.environ,
         }
         words = [sys.executable, "-m", "stoker.launch", "--", *container["args"]]
         pod = f"{name}-{index}"
@@ -194,7 +192,7 @@ assert sum(len(batch) for batch in DataLoader(Damaged(), 4)) == 10
 def test_the_bad_samples_of_all_trainer_pods_come_to_the_run(tmp_path):
     dnn = msgspec.structs.replace(DNN, count=2)
     feed = {"on_error": "skip", "max_errors": 9, "lease_seconds": 20}
-    with ended(Pods(tmp_path, dnn, script=BAD_SAMPLES, has_torch=True, **feed)) as pods:
+    with ended(Pods(tmp_path, dnn, script=BAD_SAMPLES, **feed)) as pods:
         pods.start("dnn", 0)
         pods.start("dnn", 1)
         codes = [pods.code(pod) for pod in pods.started]

@@ -13,7 +13,8 @@ import pytest
 from stoker.logs import parse_line
 from stoker.platforms.packing import pack
 from stoker.records import Profile, read_json
-from support.local_job import WITHOUT_TORCH, until
+from support.forked_tree import COLD
+from support.local_job import until
 from support.namespaces import Hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.fault]
@@ -256,9 +257,7 @@ def test_a_word_that_stands_for_no_command_ends_with_three_lines(tmp_path, word,
 
 def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path):
     with Hosts(tmp_path, GROUPS) as hosts:
-        start_all(
-            hosts, *CLI, "--", "python", "-c", "pass", STOKER_STRATEGY="none", **WITHOUT_TORCH
-        )
+        start_all(hosts, *CLI, "--", "python", "-c", "pass", STOKER_STRATEGY="none")
         assert set(hosts.codes().values()) == {0}
         # The service merges these folders of all hosts.
         for folder in ("model", "output/data"):
@@ -292,7 +291,7 @@ print(f"rank {os.environ['RANK']} of {of} reaches the store, {gpus} GPUs", flush
 def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path):
     with Hosts(tmp_path, GROUPS, are_named=False) as hosts:
         words = ("--", "python", "-c", "print('has begun')")
-        start_all(hosts, *CLI, *words, STOKER_STRATEGY="none", **WITHOUT_TORCH)
+        start_all(hosts, *CLI, *words, STOKER_STRATEGY="none")
         hosts.wait_for_log("algo-3", "command_started")
         hosts.wait_for_log("algo-1", "agent_listening")
         hosts.wait_for_log("algo-2", "host_role")
@@ -330,7 +329,7 @@ time.sleep(300)
 def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(tmp_path):
     with Hosts(tmp_path, GROUPS) as hosts:
         words = ("--", "python", "-c", SAVING)
-        start_all(hosts, *CLI, *words, STOKER_STRATEGY="none", **WITHOUT_TORCH)
+        start_all(hosts, *CLI, *words, STOKER_STRATEGY="none")
         for host in GROUPS["gpu"]:
             hosts.wait_for_log(host, "ready to save")
         hosts.wait_for_log("algo-1", "run_joined")
@@ -387,7 +386,8 @@ def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path):
 )
 def test_a_profile_job_without_a_profile_fails_with_the_words(tmp_path, code, exit_code, words):
     with Hosts(tmp_path, ALONE) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", code, **PROFILE)
+        # What is forked has imported torch.
+        start_all(hosts, *CLI, "--", "python", "-c", code, **PROFILE, **COLD)
         assert hosts.codes() == {"algo-1": exit_code}
         assert words in (failure(hosts, "algo-1") or "")
         assert not (hosts.ml("algo-1") / "checkpoints").exists()

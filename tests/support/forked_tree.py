@@ -3,7 +3,8 @@
 Importing torch takes 1.7 CPU-seconds, in each rank and data host; what a test claims begins after.
 `Popen` here is subprocess's, but a Python of a run that it starts is forked: the new process is
 this one's child, with the streams, session, environment and command line that it was given, and
-where it is to start others, the same class replaces subprocess's in it.
+where it is to start others, the same class replaces subprocess's in it. A container's first process
+(container_words.py) is forked, too, and so is what it starts in there.
 
 The process that forks is a *zygote*: it has imported torch and packages, has executed stoker's
 modules (see executed_ahead.py), and has no threads. Each process that starts others has one, forked
@@ -20,6 +21,7 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import dataclasses
 import fcntl
 import functools
 import gc
@@ -45,6 +47,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+# As a script it finds modules of its own folder.
+_HERE = "" if __name__ == "__main__" else "support."
+container_words = importlib.import_module(f"{_HERE}container_words")
 _REAL = subprocess.Popen
 _spawn_really = multiprocessing.util.spawnv_passfds
 _execute_really = vars(_REAL)["_execute_child"]
@@ -60,10 +65,14 @@ _GIVEN = ("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TOR
 _OPTIONS = ("-P", "-u")
 # Their processes start others.
 _TORCHRUN = "torch.distributed.run"
-_STARTERS = ("stoker.cli", "stoker.launch", "stoker.launch.strategies.torchrun", _TORCHRUN)
+_CLI = "stoker.cli"
+_STARTERS = (_CLI, "stoker.launch", "stoker.launch.strategies.torchrun", _TORCHRUN)
 _MODULES = (*_STARTERS, "stoker.feed.agent.forkserver")
-# What pip installs of torch, whose one line calls that module.
-_TORCHRUN_PROGRAM = str(Path(sys.executable).with_name("torchrun"))
+# What pip installs, whose one line calls the module.
+_PROGRAMS = {
+    str(Path(sys.executable).with_name("torchrun")): _TORCHRUN,
+    str(Path(sys.executable).with_name("stoker")): _CLI,
+}
 # Imported ahead, it has subprocess's class already.
 _OF_TORCHRUN = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 # What stoker's processes and most scripts import.
@@ -174,6 +183,7 @@ def _order_of(asked: Mapping) -> dict | None:
     bound = None
     if words[1:4] == ["-I", "-S", spawn.__file__]:
         bound, words = words[4:7], words[8:]
+    container, words = container_words.read_words(words)
     program = _program_of(words, path=env.get("PATH"))
     if program is None:
         return None
@@ -181,11 +191,13 @@ def _order_of(asked: Mapping) -> dict | None:
     # How many threads torch has: of processes that use it.
     given = (*_GIVEN, "OMP_") if name in _STARTERS else _GIVEN
     folder = os.path.abspath(os.fspath(asked["cwd"] or "."))
-    if not _may_be_forked(env, given=given) or _hides_imported(env, kind, name, folder):
+    begins_in = folder if container is None else container.folder
+    if not _may_be_forked(env, given=given) or _hides_imported(env, kind, name, begins_in):
         return None
     return {
         "words": words,
         "bound": bound,
+        "container": container and dataclasses.asdict(container),
         "kind": kind,
         "name": name,
         "arguments": arguments,
@@ -206,8 +218,9 @@ def _program_of(
     """Returns kind, name and arguments of what Python runs, and whether its path is safe (-P)."""
     if not words:
         return None
-    if shutil.which(words[0], path=path) == _TORCHRUN_PROGRAM:
-        return "module", _TORCHRUN, [*words[1:]], True
+    program = shutil.which(words[0], path=path)
+    if program in _PROGRAMS:
+        return "module", _PROGRAMS[program], [*words[1:]], True
     if words[0] != sys.executable:
         return None
     rest = [*words[1:]]
@@ -237,8 +250,10 @@ def _hides_imported(env: Mapping[str, str], kind: str, name: str, folder: str) -
     folders = [each for each in env.get("PYTHONPATH", "").split(os.pathsep) if each]
     if kind != "module":
         folders.append(os.path.dirname(name) if kind == "script" else "")
+    # Nothing hides those that are built in, as `sys` in the machine's uppermost folder.
+    names = sys.stdlib_module_names - {*sys.builtin_module_names}
     # Torch imports the last one, if it is there.
-    names = {each.partition(".")[0] for each in _AHEAD} | sys.stdlib_module_names | {"pynvml"}
+    names |= {each.partition(".")[0] for each in _AHEAD} | {"pynvml"}
     for each in folders:
         with contextlib.suppress(OSError):
             files = os.listdir(Path(folder, each))
@@ -493,6 +508,8 @@ def _main(channel: socket.socket) -> NoReturn:
     while True:
         order, descriptors = _serve(channel)
         _become(order, descriptors)
+        if order["container"]:
+            container_words.enter(container_words.Container(**order["container"]))
         if not order["has_zygote"]:
             break
         ours, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -14,15 +14,12 @@ import psutil
 import pytest
 
 from stoker.host.processes import free_ports
+from support.container_words import Container, bound
+from support.forked_tree import started
 from support.local_job import lay_out_ml, resource_config, until
-from support.processes import RUNTIME, started
 from support.tokens import new_token
 
 WAIT_SECONDS = 150
-_ENTER = (
-    'mount -t tmpfs none /opt && mkdir /opt/ml && mount --bind "$1" /opt/ml'
-    ' && mount --bind "$2" /etc/hosts && shift 2 && cd / && exec "$@"'
-)
 
 
 class Hosts:
@@ -82,8 +79,10 @@ class Hosts:
             "STOKER_PORT": str(self._ports[host]),
             "STOKER_COORDINATOR": f"{self.leader}:{self._ports[self.leader]}",
         }
-        enter = ["sh", "-c", _ENTER, "sh", str(self.ml(host)), str(self._hosts_file)]
-        words, log = [*RUNTIME, *enter, *command], self.folder / f"{host}.log"
+        mounts = "mount -t tmpfs none /opt\nmkdir /opt/ml\n" + bound(self.ml(host), "/opt/ml")
+        mounts += bound(self._hosts_file, "/etc/hosts")
+        words = Container(mounts=mounts, folder="/").words(command)
+        log = self.folder / f"{host}.log"
         self.started[host] = started(words, log, env=variables | environ)
 
     def code(self, host: str) -> int:

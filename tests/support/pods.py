@@ -4,8 +4,10 @@ Each finds what the plan gives its container: entry point, command, variables, t
 What the cluster would do (starting, restarting, moving pods, naming them) is the test's to say.
 """
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,10 +24,11 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.layout import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
 from stoker.records import Group, Training, read_json
 from support.cluster import SUPPORT, Line
+from support.container_words import Container
+from support.forked_tree import started
 from support.kubernetes_jobs import CPU, GPU, job
-from support.local_job import WITHOUT_TORCH, until
+from support.local_job import until
 from support.pod_network import NAMESERVER, PodNetwork, Sandbox
-from support.processes import RUNTIME, named_by_commands, started
 from support.tokens import new_token
 
 RUN = "mnist-1"
@@ -35,11 +38,11 @@ RESOLV_CONF = (
     f"search {NAMESPACE} svc.cluster.local cluster.local\n"
     f"nameserver {NAMESERVER}\noptions ndots:5\n"
 )
-_ENTER = f"""
-folder=$1; shift
-real=$(readlink -f /etc/resolv.conf)
+# `folder` is a pod's on this machine.
+_MOUNTS = f"""
 mount --bind "$folder/nsswitch.conf" /etc/nsswitch.conf
 mount --bind "$folder/hosts" /etc/hosts
+real=$(readlink -f /etc/resolv.conf)
 mount -t tmpfs none /run
 mkdir -p "${{real%/*}}" {TOKEN_FOLDER}
 [ -e "$real" ] || touch "$real"
@@ -49,8 +52,6 @@ mount -t tmpfs none /dev/shm
 mount -t tmpfs none /opt
 mkdir {JOB_FOLDER}
 mount --bind "$folder/ml" {JOB_FOLDER}
-cd /
-exec "$@"
 """
 WAIT_SECONDS = 150.0
 
@@ -105,6 +106,12 @@ class Pod:
         (ended,) = self.events("agent_ended")
         return int(ended.values["batches"])
 
+    def container(self) -> str | None:
+        """Returns the name of the container's process numbers; None: it has ended."""
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{self.process.pid}/ns/pid_for_children")
+        return None
+
     def code(self) -> int:
         """Waits for its container's exit code, negative for a signal that it did not catch."""
         return self.process.wait(WAIT_SECONDS)
@@ -127,7 +134,6 @@ class Pods:
         self.gates.mkdir()
         script = json.dumps({**(given or {}), "gates": str(self.gates)})
         words = ["-c", code, str(self.gates)] if code else [str(SUPPORT / "feed_script.py"), script]
-        self._has_torch = not code
         groups = [
             Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=0),
             Group(name="data", role="data", instance_type=CPU, count=data, workers_per_host=1),
@@ -146,11 +152,12 @@ class Pods:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        containers = {pod.container() for pod in self.pods} - {None}
         for pod in self.pods:
             pod.process.kill()
             pod.process.wait(WAIT_SECONDS)
         self._network.__exit__()
-        until(lambda: not self._left(), what="no process of the pods is left")
+        until(lambda: not containers & _all_containers(), what="no process of the pods is left")
         if kind is not None:
             for pod in self.pods:
                 print(f"--- {pod.folder.name}\n{pod.log[-4000:]}")
@@ -162,9 +169,10 @@ class Pods:
         container = self._container(group)
         self._write(folder, group, sandbox, hostname)
         command = [_kubelets(word) for word in (*container["command"], *container["args"])]
-        words = [*sandbox.enter, *RUNTIME, "sh", "-ec", _ENTER, "sh", str(folder), *command]
-        words = spawn.wrapped(words, signal_number=signal.SIGKILL)
-        process = started(words, folder / "log", env=self._environ(container, group, index))
+        mounts = f"folder={shlex.quote(str(folder))}{_MOUNTS}"
+        inside = Container(network=sandbox.enter, mounts=mounts, folder="/")
+        words = spawn.wrapped(inside.words(command), signal_number=signal.SIGKILL)
+        process = started(words, folder / "log", env=self._environ(container, index))
         pod = Pod(f"{hostname}.{RUN}", folder, sandbox, process)
         self.pods.append(pod)
         if named_after_seconds is not None:
@@ -187,10 +195,6 @@ class Pods:
     def output(self, dnn: Pod) -> Path:
         return dnn.folder / "ml" / "output" / "data" / "stoker"
 
-    def _left(self) -> list[int]:
-        """Finds processes of any pod: the command of each names the gates' folder."""
-        return [*named_by_commands(self.folder)]
-
     def _container(self, group: str) -> dict[str, Any]:
         main: Any = self._request.main
         (found,) = [
@@ -200,7 +204,7 @@ class Pods:
         ]
         return found[0]
 
-    def _environ(self, container: Mapping[str, Any], group: str, index: int) -> dict[str, str]:
+    def _environ(self, container: Mapping[str, Any], index: int) -> dict[str, str]:
         variables = {
             v["name"]: _kubelets(v["value"]) if "value" in v else RUN for v in container["env"]
         }
@@ -210,7 +214,6 @@ class Pods:
             "OMP_NUM_THREADS": "1",
             "JOB_COMPLETION_INDEX": str(index),
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-            **(WITHOUT_TORCH if group == "data" and not self._has_torch else {}),
         }
 
     def _write(self, folder: Path, group: str, sandbox: Sandbox, hostname: str) -> None:
@@ -227,6 +230,15 @@ class Pods:
         (folder / "hosts").write_text(
             f"127.0.0.1\tlocalhost\n{sandbox.address}\t{full}\t{hostname}\n"
         )
+
+
+def _all_containers() -> set[str]:
+    """Returns the names of the process numbers that any process of this machine has."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/ns/pid"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(path))
+    return found - {os.readlink("/proc/self/ns/pid")}
 
 
 def _kubelets(text: str) -> str:

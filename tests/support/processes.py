@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 DEADLINE_SECONDS = 150.0
-# A container's runtime: with it the first process ends, and with that all others do.
-RUNTIME = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def until(

@@ -21,10 +21,11 @@ import psutil
 from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Json
 from support.cloudwatch import put_lines
+from support.container_words import Container, bound
+from support.forked_tree import started
 from support.local_job import lay_out_ml, resource_config
 from support.moto_server import ACCOUNT, REGION, AwsServer
 from support.pod_network import PodNetwork, Sandbox
-from support.processes import RUNTIME, started
 
 # Of one job, its image's start included: what hangs is a failure of the test.
 JOB_SECONDS = 100.0
@@ -33,10 +34,6 @@ GRACE_SECONDS = 20.0
 PROCESSING = PurePosixPath("/opt/ml/processing")
 # A training's script may wait for it, see `Containers.lets_go`.
 GO = "/opt/ml/go"
-_ENTER = (
-    'mount -t tmpfs none /opt && mkdir /opt/ml /opt/work && mount --bind "$1" /opt/ml'
-    ' && { [ "$2" = - ] || mount --bind "$2" /etc/hosts; } && shift 2 && cd /opt/work && exec "$@"'
-)
 
 Body = Mapping[str, Json]
 
@@ -65,7 +62,6 @@ class Containers:
         self.environ: Mapping[str, str] = {}
         self.read: dict[str, dict[str, list[str]]] = {}
         self.lets_go: Callable[[], bool] = lambda: True
-        self.training_environ: Mapping[str, str] = {}
 
     def log(self, job: str) -> str:
         """Returns what the hosts of a job wrote, or of all jobs whose names match a pattern."""
@@ -172,7 +168,6 @@ class Containers:
         command = [*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())]
         environ = {
             **self.environ,
-            **self.training_environ,
             "TRAINING_JOB_NAME": name,
             "TRAINING_JOB_ARN": job_arn(name),
             **{k: str(v) for k, v in (request.get("Environment") or {}).items()},
@@ -206,7 +201,10 @@ class Containers:
         return Ended(status="Stopped" if was_stopped else "Completed", model_uri=model)
 
     def _start(self, ml, command, *, log, environ, head, etc_hosts=None):
-        enter = ["sh", "-c", _ENTER, "sh", str(ml), str(etc_hosts or "-")]
+        mounts = "mount -t tmpfs none /opt\nmkdir /opt/ml /opt/work\n" + bound(ml, "/opt/ml")
+        if etc_hosts is not None:
+            mounts += bound(etc_hosts, "/etc/hosts")
+        container = Container(network=head, mounts=mounts, folder="/opt/work")
         variables = {
             # The image's: its programs, and a home that can be written.
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -214,7 +212,7 @@ class Containers:
             "OMP_NUM_THREADS": "1",
             "AWS_REGION": REGION,
         }
-        return started([*head, *RUNTIME, *enter, *command], log, env={**variables, **environ})
+        return started(container.words(command), log, env={**variables, **environ})
 
     def _download(self, uri: str, folder: Path) -> list[str]:
         """Copies what a prefix matches: an object to its name, a folder to what is below it."""

@@ -12,7 +12,6 @@ from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from support import sample_records
 from support.command import stoker
-from support.local_job import WITHOUT_TORCH
 from support.moto_server import ACCOUNT, REGION, ROLE
 from support.sagemaker_containers import GO
 from support.sagemaker_execution import Account, Execution
@@ -56,7 +55,7 @@ for epoch in range(first, epochs):
 Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
 (Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text(f"{{first}} to {{epochs}}")
 """
-# Its script leaves what the steps around a training need, and reads no batch: without torch.
+# Its script leaves what the steps around a training need, and reads no batch.
 LIGHT = """
 import json
 import os
@@ -112,7 +111,6 @@ class Project:
     def upload(self, *words: str, script: str = LIGHT, **changes: Json) -> None:
         """Runs `stoker upload sagemaker` on the workload with other keys, or SageMaker settings."""
         (self.folder / "code" / "train.py").write_text(script)
-        self.account.containers.training_environ = WITHOUT_TORCH if script == LIGHT else {}
         self.write(**changes)
         self.stoker("upload", "sagemaker", "workload.yaml", *words, "--yes")
 
