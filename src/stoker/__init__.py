@@ -2,6 +2,12 @@
 
 A training script needs none of these names: `stoker train` feeds PyTorch's own loaders. They are
 imported on first use, so that `import stoker` is cheap.
+
+Where to find what in the source: a command begins in `cli/main.py`, a run's life is in `run`;
+`profile` measures a step, `decide` chooses the hosts, `platforms` submits and follows jobs,
+`launch` is the program on each host of a job, `feed` makes batches and brings them to trainers,
+`report` draws. What they pass to each other is in `records`, what a command exits with in
+`errors.py`.
 """
 
 from typing import TYPE_CHECKING

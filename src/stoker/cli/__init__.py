@@ -1,7 +1,8 @@
 """The command line: thin verbs over the bodies of the components.
 
 A verb's flags are the parameters of its function in the module of its name; flags that several
-verbs share are in `options`.
+verbs share are in `options`. `main` runs the verb that is typed and turns errors and signals into
+exit codes, which `stoker.errors` lists; `app` makes the parser.
 """
 
 import signal

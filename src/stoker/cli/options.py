@@ -71,7 +71,9 @@ def with_options(verb: Verb) -> Verb:
         if isinstance(kind, type) and is_dataclass(kind):
             # Typer knows no dataclasses: `called` puts their fields together again.
             groups[parameter.name] = kind
-            texts = {name: text for each in kind.__mro__ for name, text in _described(each).items()}
+            texts: dict[str, tuple[str | None, str]] = {}
+            for documented in kind.__mro__:
+                texts |= _described(documented)
             fields_ = inspect.signature(kind).parameters.values()
             options += [_option_of(each, texts) for each in fields_]
         else:
@@ -276,9 +278,11 @@ class Reach:
 
     def words(self, file: str | None) -> str:
         """Returns these flags as typed, after a blank, for another command line."""
-        given = {"workload": file, **asdict(self)}
-        words = (w for k, v in given.items() if v for w in (f"--{k.replace('_', '-')}", str(v)))
-        return "".join(f" {shlex.quote(word)}" for word in words)
+        words = ""
+        for name, value in {"workload": file, **asdict(self)}.items():
+            if value:
+                words += f" --{name.replace('_', '-')} {shlex.quote(str(value))}"
+        return words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,10 @@
 """Choice of the cluster that pays, from a profile, a catalog and constraints.
 
-`candidates` has the clusters that are tried (a larger instance: `scale_up`; data hosts:
-`heterogeneous`), `pricing` their steps and prices. The function `choose.choose` takes the one that
-pays: a larger instance, data hosts, or today's cluster, in the order of `ranking`.
+`decide.decide` goes five steps: prepare, baseline, search, pick, explain. `step_work` has what a
+step needs, by the profile; `candidates` the clusters that are tried (a larger instance: `scale_up`;
+data hosts: `heterogeneous`); `model` and `pricing` their steps and prices. The function
+`choose.choose` takes the one that pays: a larger instance, data hosts, or today's cluster, in the
+order of `ranking`.
 """
 
 from stoker.decide.calibrate import EarlierRun, calibrate

@@ -1,4 +1,7 @@
-"""Checks of this host for `stoker doctor`: libraries, resources, network, its part in a run."""
+"""Checks of this host for `stoker doctor`: libraries, resources, network, its part in a run.
+
+`examine` lists them. Those of a cluster are in `cluster`, those of an AWS account in `account`.
+"""
 
 import contextlib
 import os

@@ -461,8 +461,11 @@ def _module(name: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _is_foreign_generator(kind: type) -> bool:
     """Returns whether a class of another language has a method that seeds."""
-    members = [vars(base)[name] for name in _SEEDERS for base in kind.__mro__ if name in vars(base)]
-    return any(callable(member) and not isinstance(member, _PYTHONS) for member in members)
+    for base in kind.__mro__:
+        members = [vars(base).get(name) for name in _SEEDERS]
+        if any(callable(member) and not isinstance(member, _PYTHONS) for member in members):
+            return True
+    return False
 
 
 def _name(kind: type) -> str:

@@ -262,8 +262,12 @@ def _normal_place() -> int | None:
         pointers = {at: int.from_bytes(memory[at : at + 8], sys.byteorder) for at in places}
         inside = range(start, start + kind.__basicsize__)
         places = {at for at, pointer in pointers.items() if pointer in inside}
-    normals = [at + 8 for at in places if all(_is_normal(sample, at + 8) for sample in samples)]
-    return normals[0] if len(normals) == 1 else None
+    normals = {at + 8 for at in places}
+    for sample in samples:
+        normals = {at for at in normals if _is_normal(sample, at)}
+    if len(normals) == 1:
+        return normals.pop()
+    return None
 
 
 def _is_normal(sample: np.random.RandomState, place: int) -> bool:

@@ -209,12 +209,13 @@ def _numbered(path: str, items: Iterable[object]) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=4096)
 def slots_of(kind: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    return tuple(
-        (name, member)
-        for base in kind.__mro__[:-1]
-        for name, member in sorted(vars(base).items())
-        if type(member) is MemberDescriptorType
-    )
+    """Returns what a class keeps in slots, by their names: its own and those of its bases."""
+    slots = []
+    for base in kind.__mro__[:-1]:
+        for name, member in sorted(vars(base).items()):
+            if type(member) is MemberDescriptorType:
+                slots.append((name, member))
+    return tuple(slots)
 
 
 def read_slot(member: MemberDescriptorType, value: object) -> object:

@@ -12,7 +12,7 @@ from stoker.platforms.sagemaker.checks import channels_of, s3_source
 from stoker.platforms.sagemaker.request import RESERVED
 from stoker.platforms.sagemaker.submit import find_job
 from stoker.records import Json
-from stoker.records.base import Document, item_at, mapping, mappings, text
+from stoker.records.base import Document, item_at, mapping, mappings, text, texts
 from stoker.records.hyperparameters import decoded, driver_decoded
 from stoker.workload_file import FLOAT_TAG, SCALARS
 
@@ -142,8 +142,7 @@ def _at(document: Json, path: str) -> Json:
 def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str], str | None, Json]:
     """Returns the command, the package of its code, and its processes on each host."""
     algorithm = mapping(job, "AlgorithmSpecification")
-    parts = (algorithm.get("ContainerEntrypoint"), algorithm.get("ContainerArguments"))
-    words = [str(word) for part in parts if isinstance(part, list) for word in part]
+    words = [*texts(algorithm, "ContainerEntrypoint"), *texts(algorithm, "ContainerArguments")]
     if words[:2] == ["stoker", "launch"]:
         raise UsageError(
             f"training job {text(job, 'TrainingJobName')} was started by stoker",

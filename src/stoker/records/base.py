@@ -546,18 +546,20 @@ def _value_at(document: Json, path: str) -> object:
 
 
 def _known_keys(kind: type[Record], path: str) -> list[str]:
-    return [
-        name
-        for leaf in _types_at(kind, path)
-        if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct)
-        for name in leaf.__struct_encode_fields__
-    ]
+    names: list[str] = []
+    for leaf in _types_at(kind, path):
+        if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct):
+            names += leaf.__struct_encode_fields__
+    return names
 
 
 def _types_at(kind: type[Record], path: str) -> list[object]:
     types: list[object] = [kind]
     for step in _steps(path):
-        types = [child for parent in types for child in _children(parent, step)]
+        children: list[object] = []
+        for parent in types:
+            children += _children(parent, step)
+        types = children
     return types
 
 

@@ -172,7 +172,9 @@ def parts_to_hide(values: Iterable[str]) -> list[str]:
 
     Lines count alone, as logs are copied line by line.
     """
-    parts = {part.strip() for value in values for part in _parts(value)}
+    parts: set[str] = set()
+    for value in values:
+        parts.update(part.strip() for part in _parts(value))
     return sorted((part for part in parts if len(part) >= _MIN_HIDDEN), key=len, reverse=True)
 
 

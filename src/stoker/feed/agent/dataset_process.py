@@ -474,8 +474,11 @@ class Specs:
             spec.arrival.close()
 
     def sockets(self) -> dict[int, bool]:
-        sockets = (spec.sockets() for spec in self._specs.values())
-        return {fileno: wants_write for each in sockets for fileno, wants_write in each.items()}
+        """Returns the descriptors to wait for, and whether also until they can be written."""
+        sockets: dict[int, bool] = {}
+        for spec in self._specs.values():
+            sockets |= spec.sockets()
+        return sockets
 
     def handle(self, ready: Iterable[int]) -> list[HostedSpec]:
         """Handles input on those descriptors; returns the specs that changed.
@@ -548,8 +551,12 @@ class Specs:
     def makers(self, digest: str, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
         """Returns the workers that make that job, with the stacks of the first one."""
         spec = self._specs.get(digest)
-        pools = [] if spec is None else spec.pools.values()
-        return [maker for pool in pools for maker in pool.makers(is_it)]
+        if spec is None:
+            return []
+        makers: list[Maker] = []
+        for pool in spec.pools.values():
+            makers += pool.makers(is_it)
+        return makers
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
         jobs = list[WorkerJob]()

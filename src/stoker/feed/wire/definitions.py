@@ -258,8 +258,8 @@ def _nbytes(array: object) -> int:
 
 
 def _is_pickled_as_usual(kind: type) -> bool:
-    names = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
-    return not any(name in vars(base) for base in kind.__mro__[:-1] for name in names)
+    names = {"__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__"}
+    return all(names.isdisjoint(vars(base)) for base in kind.__mro__[:-1])
 
 
 class _DefinitionPickler(SpecPickler):

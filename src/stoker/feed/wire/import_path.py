@@ -137,8 +137,8 @@ def _found(name: str) -> ModuleSpec | None:
 
 
 def _is_within(name: str, folders: Sequence[str]) -> bool:
-    places = list(_places_of(name))
-    return any(place.startswith(folder + os.sep) for place in places for folder in folders)
+    below = tuple(folder + os.sep for folder in folders)
+    return any(place.startswith(below) for place in _places_of(name))
 
 
 def _places_of(name: str) -> Iterator[str]:

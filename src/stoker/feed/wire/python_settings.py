@@ -81,11 +81,11 @@ def _stack_size() -> object:
 
 def _csv_dialects() -> object:
     names = sorted(set(csv.list_dialects()) - {*_CSV_DIALECTS})
-    dialects = {name: csv.get_dialect(name) for name in names}
-    return {
-        name: {option: getattr(dialect, option) for option in _CSV_OPTIONS}
-        for name, dialect in dialects.items()
-    }
+    dialects: dict[str, dict[str, object]] = {}
+    for name in names:
+        dialect = csv.get_dialect(name)
+        dialects[name] = {option: getattr(dialect, option) for option in _CSV_OPTIONS}
+    return dialects
 
 
 def _set_csv_dialects(dialects: dict[str, dict[str, object]]) -> None:

@@ -846,7 +846,11 @@ class WorkerPool:
         return self._known_load
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
-        return any(other.key == job.key for w in self._load.workers for other in w.jobs)
+        """Whether a worker in time makes the job, or a part of it."""
+        for worker in self._load.workers:
+            if any(other.key == job.key for other in worker.jobs):
+                return True
+        return False
 
     def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
         # By any thread, without a lock: added first, so of this and `close` the later one clears.

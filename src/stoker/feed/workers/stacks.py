@@ -88,8 +88,10 @@ def words_of(stacks: str) -> str:
 def _of_worker(stacks: str) -> str:
     """Returns the part of the thread that makes batches: faulthandler writes one a thread."""
     parts = stacks.split("\n\n")
-    ours = [part for part in parts if any(f'{file}"' in part for file in _OUTERMOST)]
-    return ours[0] if ours else parts[-1]
+    for part in parts:
+        if any(f'{file}"' in part for file in _OUTERMOST):
+            return part
+    return parts[-1]
 
 
 def _is_below_worker(frame: re.Match[str]) -> bool:

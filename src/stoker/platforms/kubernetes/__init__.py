@@ -1,4 +1,9 @@
-"""Kubernetes platform: a job is a JobSet, or a TrainJob with its TrainingRuntime."""
+"""Kubernetes platform: a job is a JobSet, or a TrainJob with its TrainingRuntime.
+
+A plan is made by `checks`, `layout`, `pod_template`, `jobset` and `request`, in this order; none of
+them asks the cluster. `submit` sends it; `job` follows it to its end, reading `streams`, and
+`troubles` decides for how long a host that does not run is waited for.
+"""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""The SageMaker platform: a job with a data group is a training job with instance groups."""
+"""The SageMaker platform: a job with a data group is a training job with instance groups.
+
+A plan is made by `job_checks`, `training_job`, `request` and `checks`; none of them asks AWS.
+`submit` sends it, or `queued_submit` to a queue of AWS Batch; `job` or `queued_job` follow it.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
