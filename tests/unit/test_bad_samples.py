@@ -1,5 +1,6 @@
 """Bad samples are skipped or replaced, the same ones wherever a batch is made."""
 
+import contextlib
 import csv
 import errno
 from typing import Any, cast
@@ -183,23 +184,43 @@ def test_too_many_are_an_error_that_names_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_bad", "samples", "most", "is_over", "is_too_many"),
+    ("num_bad", "samples", "most", "whole", "is_too_many"),
     [
-        (1, 4, 0.01, False, False),
-        (1, 4, 0.01, True, True),
-        (1, 100, 0.01, False, False),
-        (2, 100, 0.01, False, True),
-        (2, 300, 0.01, True, False),
-        (1, 4, 1, False, False),
-        (2, 4, 1, False, True),
+        (1, 4, 0.01, None, False),
+        (1, 4, 0.01, 4, True),
+        (1, 100, 0.01, None, False),
+        (2, 100, 0.01, None, True),
+        # Three of 500, two of them among the first hundred.
+        (2, 100, 0.01, 500, False),
+        (6, 100, 0.01, 500, True),
+        (2, 300, 0.01, 300, False),
+        (1, 4, 1, None, False),
+        (2, 4, 1, 500, True),
     ],
 )
-def test_a_share_is_judged_from_a_hundred_samples_or_an_epoch_on(
-    num_bad, samples, most, is_over, is_too_many
+def test_a_share_is_judged_by_the_whole_epoch_or_from_a_hundred_samples_on(
+    num_bad, samples, most, whole, is_too_many
 ):
     counts = BadSamples()
     counts.count([BadSample(index="7", error="E", text="t")] * num_bad, samples=samples)
-    assert (counts.error(most, where="here", is_over=is_over) is not None) is is_too_many
+    assert (counts.error(most, where="here", whole=whole) is not None) is is_too_many
+
+
+class Unsized:
+    def __iter__(self) -> Any:
+        return iter(range(400))
+
+
+@pytest.mark.parametrize(("sampler", "is_too_early"), [(range(400), False), (Unsized(), True)])
+def test_bad_samples_at_the_begin_of_an_epoch_are_judged_by_all_of_it(
+    tmp_path, sampler, is_too_early
+):
+    process = process_of(tmp_path, "skip", max_errors=0.01)
+    loader = DataLoader(Numbers((0, 1, 2), 400), batch_size=10, sampler=sampler)
+    with pytest.raises(FeedError) if is_too_early else contextlib.nullcontext():
+        assert sum(map(len, values_of(loader, process))) == 397
+    with pytest.raises(FeedError, match=r"5 of \d+ samples .* feed.max_errors is 0.01 of 400"):
+        values_of(DataLoader(Numbers((0, 1, 2, 3, 4), 400), batch_size=10), process)
 
 
 def test_counts_go_on_from_a_state_and_begin_anew_with_an_epoch():
@@ -223,7 +244,7 @@ def test_after_a_resume_the_error_names_the_first_bad_samples_of_the_epoch():
     later = BadSamples()
     later.load(counts.state(is_held=True))
     later.count([BadSample(index="9", error="E", text="t")], samples=4)
-    error = later.error(2, where="here", is_over=False)
+    error = later.error(2, where="here", whole=None)
     assert error is not None
     assert error.what.endswith(": 0 (E: t); 1 (E: t); 9 (E: t)")
 

@@ -32,7 +32,7 @@ COLUMNS = (
 )
 # Further ones are only counted.
 MAX_ROWS = 10_000
-# A share of fewer samples says nothing.
+# A share of fewer samples says nothing of an epoch whose length is not known.
 _MIN_SAMPLES = 100
 _MAX_NAMED = 5
 
@@ -95,24 +95,33 @@ class BadSamples:
         self._num_first_before = len(self._first)
         self._first += [_words_of(one) for one in bad[: _MAX_NAMED - len(self._first)]]
 
-    def error(self, most: float, *, where: str, is_over: bool) -> FeedError | None:
+    def are_many(self, most: float) -> bool:
+        """Returns whether there are more than `feed.max_errors` among the samples so far."""
+        if most >= 1:
+            return self.of_epoch > most
+        return self.of_epoch > most * self.samples
+
+    def error(self, most: float, *, where: str, whole: int | None) -> FeedError | None:
         """Returns the error of too many bad samples; None: there are not too many.
 
         Args:
             most: `feed.max_errors`: a number, or below 1 a share of the epoch's samples.
             where: The rank, and where the list of bad samples is.
-            is_over: The epoch has ended: a share counts, however few samples there were.
+            whole: Samples of the whole epoch, by which a share is judged: the first hundred may
+                have more than theirs. None: not known.
         """
-        if most >= 1:
-            is_too_many = self.of_epoch > most
-        else:
-            is_enough = self.samples >= _MIN_SAMPLES or is_over
-            is_too_many = is_enough and self.of_epoch > most * self.samples
-        if not is_too_many:
+        if not self.are_many(most):
             return None
+        limit = f"{most:g}"
+        if most < 1:
+            is_enough = whole is not None or self.samples >= _MIN_SAMPLES
+            judged = max(self.samples, whole or 0)
+            if not is_enough or self.of_epoch <= most * judged:
+                return None
+            limit += f" of {judged}"
         return FeedError(
             f"{self.of_epoch} of {self.samples} samples of this epoch are bad, feed.max_errors is "
-            f"{most:g}: {'; '.join(self._first)}",
+            f"{limit}: {'; '.join(self._first)}",
             where=where,
             fix="mend these samples or take them out of the dataset, or raise feed.max_errors",
         )

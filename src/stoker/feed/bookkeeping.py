@@ -562,14 +562,20 @@ class TrainerProcess:
         except OSError as err:
             log.event(EventName.FEED_WRITE_FAILED, text=f"bad samples cannot be listed: {err}")
 
-    def check_bad(self, counts: BadSamples, *, epoch: int, is_over: bool) -> None:
-        """Raises FeedError if a loader has more bad samples than `feed.max_errors` allows."""
+    def check_bad(self, counts: BadSamples, *, epoch: int, whole: int | None) -> None:
+        """Raises FeedError if a loader has more bad samples than `feed.max_errors` allows.
+
+        Args:
+            counts: Of the loader.
+            epoch: Its number.
+            whole: As for `BadSamples.error`.
+        """
         settings = self.settings
         file = "" if settings.output is None else f", listed in {BAD_SAMPLES_FILE}"
         error = counts.error(
             settings.feed.max_errors,
             where=f"rank {settings.rank}, epoch {epoch}{file}",
-            is_over=is_over,
+            whole=whole,
         )
         if error is not None:
             raise error

@@ -262,8 +262,22 @@ class Epoch:
             self._check_bad()
 
     def _check_bad(self, *, is_over: bool = False) -> None:
-        if self._books.bad is not None:
-            self._process.check_bad(self._books.bad, epoch=self.number, is_over=is_over)
+        counts = self._books.bad
+        if counts is None or not counts.are_many(self._process.settings.feed.max_errors):
+            return
+        whole: int | None = counts.samples
+        if not is_over:
+            whole = self._num_samples(counts)
+        self._process.check_bad(counts, epoch=self.number, whole=whole)
+
+    def _num_samples(self, counts: BadSamples) -> int | None:
+        """Returns how many samples the epoch has, if its batches go on as they were."""
+        try:
+            num_batches = len(self.order)
+        except Exception:
+            # Of a sampler of the script, which need not have one.
+            return None
+        return round(num_batches * counts.samples / self._num_taken)
 
     def _next_size(self) -> int:
         self._num_taken += 1

@@ -254,9 +254,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             on. Errors of a host (a full disk, a network) and of `collate_fn` are raised in any
             case.
         max_errors: With `on_error`, how many bad samples of an epoch a rank accepts before the
-            training fails, of each loader: a number, or below 1 a share of the epoch's samples,
-            judged from 100 samples on, or at its end. More than 1 in 100 is hardly ever a damaged
-            file here and there.
+            training fails, of each loader: a number, or below 1 a share of the epoch's samples.
+            It fails as soon as it has more, or where the sampler has no length from 100 samples on.
+            More than 1 in 100 is hardly ever a damaged file here and there.
         model_parallel_size: Ranks per replica of the model, which get the same batches.
         replicas: Ranks of each replica, if `model_parallel_size` cannot express them.
         lease_seconds: Seconds without a message after which a launcher counts as lost. A process
