@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
-from stoker.feed.wire.protocol import Make
+from stoker.feed.wire.protocol import BatchPart, Make
 from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import Result, WorkerJob
@@ -696,3 +696,195 @@ def test_memory_of_parts_is_known_until_they_are_collated():
         assert most >= whole.payload.nbytes / 2
         assert pool.part_bytes == 0
         whole.discard()
+
+
+TIMES = {"cpu_seconds": 0.0, "wall_seconds": 0.0, "send_seconds": 0.0}
+
+
+def shared_orders(number, indices, *, part_samples, first_elsewhere):
+    """The orders for a batch of which another host makes the samples from a place on."""
+    indices = list(indices)
+    order = msgspec.structs.replace(job(number, indices).order, part_samples=part_samples)
+    places = first_elsewhere, len(indices)
+    here = msgspec.structs.replace(order, elsewhere=(places,))
+    there = msgspec.structs.replace(order, only=places)
+    return WorkerJob((0, number), here), WorkerJob((0, number), there)
+
+
+def passed_on(result):
+    """A lent part as it comes to the other host."""
+    content = result.part.content
+    memory = result.part.read()
+    part = BatchPart(
+        session="s",
+        epoch_id=0,
+        batch_number=result.job.order.batch_number,
+        first=result.job.first,
+        num_samples=content.num_samples,
+        tree=content.tree,
+        cpu_seconds=content.cpu_seconds,
+        wall_seconds=content.wall_seconds,
+        send_seconds=content.send_seconds,
+        bad=content.bad,
+        payload=b"" if memory is None else memory.tobytes(),
+    )
+    result.discard()
+    return part
+
+
+def made_by_two(here, there, orders, *, comes=lambda part: True):
+    """The batch's value, and how many parts came from `there` of those that may come."""
+    mine, theirs = orders
+    here.assign(mine)
+    there.lend(theirs)
+    came = 0
+    while True:
+        files = [*here.sockets(), *there.sockets()]
+        ready, _, _ = select.select(files, [], [], SECONDS)
+        assert ready, "the workers are silent"
+        results: list[Result] = []
+        for fileno in ready:
+            results += here.handle(fileno)
+            for lent in there.handle(fileno):
+                part = passed_on(lent)
+                if comes(part):
+                    came += 1
+                    results += here.add_part(lambda job: job.key == mine.key, part)
+        here.flush()
+        there.flush()
+        if results:
+            (whole,) = results
+            assert whole.job is mine
+            return value_of(whole), came
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_of_two_hosts_is_the_batch_that_one_worker_makes(seed):
+    chosen = random.Random(seed)
+    dataset = Slow(chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=0.003)
+    collate = chosen.choice([plain, drawing, padded])
+    indices = [chosen.randrange(1000) for _ in range(24)]
+    if seed % 4 == 3:
+        for place in chosen.sample(range(24), 2):
+            indices[place] = chosen.randrange(1000, 1400)
+    lost = chosen.choice([0.0, 0.3, 1.0])
+    orders = shared_orders(0, indices, part_samples=3, first_elsewhere=chosen.choice([3, 12, 21]))
+    with pool_of(dataset, collate, num_workers=1, splits=False) as alone:
+        expected = made(alone, [job(0, indices)])[0]
+    workers = chosen.choice([1, 2]), chosen.choice([1, 2, 3])
+    with (
+        pool_of(dataset, collate, num_workers=workers[0]) as here,
+        pool_of(dataset, collate, num_workers=workers[1]) as there,
+    ):
+        value, _ = made_by_two(here, there, orders, comes=lambda part: chosen.random() >= lost)
+        if isinstance(expected, Raised):
+            assert value.lines == expected.lines
+        else:
+            same(value, expected)
+        assert not here._open
+        assert not here._splits
+        there.drop_parts(lambda job: True)
+        assert not there._splits
+        assert not there._open
+        assert not descriptors_of_parts()
+        # Both go on.
+        for pool in (here, there):
+            assert not isinstance(made(pool, [job(1, [1, 2, 3])])[1], Raised)
+
+
+def test_a_host_makes_the_samples_of_another_one_that_do_not_come(tmp_path):
+    orders = shared_orders(0, range(100, 112), part_samples=3, first_elsewhere=6)
+    dataset = Heavy(parts_folder(tmp_path), {})
+    with pool_of(dataset, default_collate, num_workers=2) as here:
+        value = made(here, [orders[0]])[0]
+    same(value[0][:, 0], torch.arange(100, 112))
+    assert [len(dataset.makers(index)) for index in range(100, 112)] == [1] * 12
+
+
+def test_what_another_host_has_sent_is_not_made_here(tmp_path):
+    orders = shared_orders(0, range(100, 112), part_samples=3, first_elsewhere=6)
+    # The own samples end once those of the other host are there.
+    dataset = Heavy(parts_folder(tmp_path), {100: ["came"], 103: ["came"]})
+    parts: list[BatchPart] = []
+    with (
+        pool_of(Heavy(dataset.folder, {}), default_collate, num_workers=2) as there,
+        pool_of(dataset, default_collate, num_workers=2) as here,
+    ):
+        there.lend(orders[1])
+        while len(parts) < 2:
+            for fileno in ready_of(there):
+                parts += [passed_on(lent) for lent in there.handle(fileno)]
+        here.assign(orders[0])
+        for part in parts:
+            assert not here.add_part(lambda job: True, part)
+        (dataset.folder / "came").touch()
+        value = made(here, [], until=1)[0]
+    same(value[0][:, 0], torch.arange(100, 112))
+    assert [len(dataset.makers(index)) for index in range(100, 112)] == [1] * 12
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"first": 0}, {"first": 7}, {"first": 9, "num_samples": 2}, {"first": 12}]
+)
+def test_parts_that_nobody_expects_are_dropped(wrong, tmp_path):
+    orders = shared_orders(0, range(100, 112), part_samples=3, first_elsewhere=6)
+    dataset = Heavy(parts_folder(tmp_path), {100: ["came"]})
+    part = BatchPart(
+        session="s",
+        epoch_id=0,
+        batch_number=0,
+        tree=b"",
+        payload=b"x",
+        **TIMES,
+        **{"num_samples": 3} | wrong,
+    )
+    with pool_of(dataset, default_collate, num_workers=2) as here:
+        here.assign(orders[0])
+        assert not here.add_part(lambda job: True, part)
+        (dataset.folder / "came").touch()
+        same(made(here, [], until=1)[0][0][:, 0], torch.arange(100, 112))
+        assert not descriptors_of_parts()
+
+
+def test_samples_of_another_host_count_as_memory():
+    orders = shared_orders(0, range(12), part_samples=3, first_elsewhere=6)
+    part = BatchPart(
+        session="s",
+        epoch_id=0,
+        batch_number=0,
+        first=6,
+        num_samples=3,
+        tree=b"",
+        payload=bytes(5000),
+        **TIMES,
+    )
+    with pool_of(Equal(seconds=0.2), default_collate, num_workers=1) as here:
+        here.assign(orders[0])
+        here.add_part(lambda job: True, part)
+        assert here.part_bytes == 5000
+
+
+def test_a_part_with_other_samples_than_it_says_is_an_error():
+    orders = shared_orders(0, range(12), part_samples=6, first_elsewhere=6)
+    tree = codec.encode([1, 2], allow_pickle=False).tree
+    part = BatchPart(
+        session="s", epoch_id=0, batch_number=0, first=6, num_samples=6, tree=tree, **TIMES
+    )
+    with pool_of(Equal(seconds=0.01), default_collate, num_workers=1) as here:
+        here.assign(orders[0])
+        here.add_part(lambda job: True, part)
+        assert "a part of 6 samples has 2" in made(here, [], until=1)[0].text
+
+
+def test_a_worker_that_dies_of_a_lent_part_leaves_nothing():
+    orders = shared_orders(0, [*range(8), 1500, *range(3)], part_samples=3, first_elsewhere=6)
+    with pool_of(Equal(seconds=0.01), default_collate, num_workers=2) as there:
+        there.lend(orders[1])
+        while there._splits:
+            for fileno in ready_of(there):
+                for lent in there.handle(fileno):
+                    lent.discard()
+            there.flush()
+        assert not there._open
+        assert not descriptors_of_parts()
+        same(made(there, [job(1, range(8))])[1][0][:, 0], torch.arange(8))

@@ -26,7 +26,7 @@ from stoker.feed.wire.codec import Tag
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 9,
-    "messages": "82bf79ddcb01f7c7",
+    "messages": "024e1a49845354b5",
     "trees": "068c33ab6c255c3a",
     "pickles": "5d4d7669f102c5f8",
 }
@@ -36,7 +36,7 @@ UNIONS = {
     "from coordinator": protocol.FromCoordinator,
     "to agent": protocol.ToAgent,
     "from agent": protocol.FromAgent,
-    "batches": protocol.Made,
+    "batches": protocol.ToTrainer,
 }
 
 

@@ -238,11 +238,12 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         seeding: What seeds the random state of a batch. `batch`: epoch and batch number, so that
             any worker makes the same bytes; `sample`: epoch and sample, also with another batch
             size or number of ranks; `torch`: the worker.
-        split_batches: Whether several workers of a host may make one batch. auto: the first and
-            last batches of an epoch, if they take long enough, a batch with a heavy sample, and a
-            late one; with `batch` seeding the random numbers of a sample then do not depend on
-            other samples of its batch. true: the same, of any length.
-            false: one worker makes a batch, with the random numbers of stoker's earlier versions.
+        split_batches: Whether several workers may make one batch. auto: the first and last batches
+            of an epoch, if they take long enough, a batch with a heavy sample, and a late one, each
+            on one host; the first one also on several data hosts, where that is worth it. With
+            `batch` seeding the random numbers of a sample then do not depend on other samples of
+            its batch. true: the same, of any length. false: one worker makes a batch, with the
+            random numbers of stoker's earlier versions.
         balance: Which rank gets which samples of a global batch. cost: as many as before, dealt so
             that all ranks have about the same bytes to train on, where samples differ in length;
             for loaders with workers and a sampler that all ranks can see. None: as the script's

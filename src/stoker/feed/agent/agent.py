@@ -125,6 +125,8 @@ class Service:
                 self._ship(identity, message, frame)
             case protocol.Make():
                 self._make(identity, message)
+            case protocol.BatchPart():
+                self._take_part(message)
             case protocol.Inquire():
                 self._tell_makers(identity, message)
             case protocol.Cancel(session=name, before_epoch_id=before_epoch_id):
@@ -317,7 +319,11 @@ class Service:
 
     def _make(self, identity: bytes, message: protocol.Make) -> None:
         session = self._sessions.get(message.session)
-        if session is None:
+        if message.only is not None:
+            # Never refused: the host that collates makes what does not come.
+            if session is not None and session.is_ready and not self._is_draining:
+                self.dispatch.lend(session, message)
+        elif session is None:
             self.outbox.refuse(identity, message, "unknown session")
         elif self._is_draining:
             self.outbox.refuse(identity, message, "the agent drains")
@@ -326,6 +332,11 @@ class Service:
         else:
             session.identity, session.unreachable_since = identity, None
             self.dispatch.ask(identity, session, message)
+
+    def _take_part(self, message: protocol.BatchPart) -> None:
+        session = self._sessions.get(message.session)
+        if session is not None:
+            self.dispatch.take_part(session, message)
 
     def _tell_makers(self, identity: bytes, message: protocol.Inquire) -> None:
         session = self._sessions.get(message.session)

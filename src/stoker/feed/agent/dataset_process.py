@@ -20,6 +20,7 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import why_unfed
 from stoker.feed.wire.dataset import Arrival
+from stoker.feed.wire.protocol import BatchPart
 from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
@@ -519,6 +520,17 @@ class Specs:
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed_words), 0))
         self._results.extend(pool.assign(job))
+
+    def lend(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
+        """Has workers make samples of a batch that another host collates, if there are any."""
+        spec = self._specs.get(digest)
+        if spec is not None and key in spec.pools:
+            spec.pools[key].lend(job)
+
+    def add_part(self, is_it: Callable[[WorkerJob], bool], part: BatchPart) -> None:
+        """Adds samples that another host made to the batch that `is_it`."""
+        for pool in self._pools():
+            self._results.extend(pool.add_part(is_it, part))
 
     def starting_stacks(self, digest: str) -> str:
         spec = self._specs.get(digest)

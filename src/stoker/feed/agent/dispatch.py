@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
@@ -23,7 +23,8 @@ from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
 from stoker.feed.memory_guard import MemoryGuard, MemoryShares
 from stoker.feed.wire import protocol
-from stoker.feed.workers.jobs import Result, WorkerJob
+from stoker.feed.wire.codec import Bytes1D
+from stoker.feed.workers.jobs import FinishedPart, Result, WorkerJob
 from stoker.feed.workers.pool import Maker
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
@@ -282,28 +283,61 @@ class Outbox:
             )
             self._send_batch(request, batch, result)
 
+    def part(self, request: BatchRequest, result: Result, part: FinishedPart) -> None:
+        """Sends samples of a batch that another host collates."""
+        content = part.content
+        message = protocol.BatchPart(
+            session=request.session.name,
+            epoch_id=request.epoch_id,
+            batch_number=request.batch_number,
+            first=result.job.first,
+            num_samples=content.num_samples,
+            tree=content.tree,
+            cpu_seconds=content.cpu_seconds,
+            wall_seconds=content.wall_seconds,
+            send_seconds=content.send_seconds,
+            bad=content.bad,
+        )
+        batch = self._outgoing(message, part.read(), release=part.close)
+        self._sends(request, batch)
+
     def _send_batch(self, request: BatchRequest, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
-        # The batch has the only view: after `done` the worker writes to that memory again.
+        # The batch has the only view: after its release the worker writes to that memory again.
         payload, result.payload = result.payload, None
-        nbytes = 0 if payload is None else payload.nbytes
         if payload is not None:
-            self.batch_bytes = nbytes
+            self.batch_bytes = payload.nbytes
+        batch = self._outgoing(made, payload, release=result.release)
+        del payload
+        if not self._sends(request, batch):
+            self.decline(request, "no connection for batches")
+
+    def _outgoing(
+        self,
+        message: protocol.Made | protocol.BatchPart,
+        payload: Bytes1D | None,
+        *,
+        release: Callable[[], None],
+    ) -> OutgoingBatch:
+        nbytes = 0 if payload is None else payload.nbytes
         self.sent_bytes += nbytes
 
         def done() -> None:
-            result.release()
+            release()
             self._sent.append(nbytes)
             self._transport.wake()
 
-        batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.epoch_id), done)
-        del payload
+        of = message.session, message.epoch_id
+        return OutgoingBatch(protocol.pack(message), payload, of, done)
+
+    def _sends(self, request: BatchRequest, batch: OutgoingBatch) -> bool:
+        """Sends a batch, or frees its memory and returns False if there is no connection."""
         if self._transport.send_batch(request.session.identity, batch):
             self._mark(request.session, is_sent=True)
-            return
+            return True
         batch.payload = None
-        done()
-        self.decline(request, "no connection for batches")
+        batch.done()
+        return False
 
     def _mark(self, session: AgentSession, *, is_sent: bool) -> None:
         if is_sent:
@@ -377,8 +411,7 @@ class Dispatch:
         self._guard_memory()
         self._outbox.settle()
         results = list(self._specs.results())
-        # Without shards, which have separate workers.
-        self.num_begun -= sum(result.job.order.stream is None for result in results)
+        self.num_begun -= sum(_is_counted(result.job) for result in results)
         # Before sending, which takes longer: the workers may be idle.
         self._give()
         is_dry = self._specs.num_busy() < self._workers
@@ -435,6 +468,23 @@ class Dispatch:
             self._specs.assign(session.spec, ("session", session.name), job)
         if not was_active:
             self.share_credits()
+
+    def lend(self, session: AgentSession, message: protocol.Make) -> None:
+        """Has idle workers make samples that another host collates, if there is memory for them."""
+        if message.epoch_id < session.before_epoch_id or not self._has_memory():
+            return
+        session.asked_at = time.monotonic()
+        request = BatchRequest(session, session.spec, session.seeding, message)
+        key: PoolKey = ("seeding", request.seeding)
+        self._specs.lend(request.spec, key, WorkerJob((request,), message))
+
+    def take_part(self, session: AgentSession, part: protocol.BatchPart) -> None:
+        """Adds samples that another host made to their batch, if there is memory for them."""
+        request = session.requests.get((part.epoch_id, part.batch_number))
+        most = self._max_bytes * self._guard.share
+        waiting = self._waiting_bytes(self.num_begun) + len(part.payload)
+        if request is not None and waiting <= most:
+            self._specs.add_part(lambda job: job.key == (request,), part)
 
     def tell_makers(
         self, identity: bytes, session: AgentSession, message: protocol.Inquire
@@ -521,8 +571,12 @@ class Dispatch:
         return self._outbox.sent_bytes + num_begun * batch_bytes + self._specs.part_bytes
 
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
-        (request,) = result.job.key
+        (request,) = result.job.whole.key
         assert isinstance(request, BatchRequest)
+        if request.make.only is not None:
+            if result.part is not None:
+                self._outbox.part(request, result, result.part)
+            return
         if not request.generation:
             # Credits do not apply to shards, whose worker makes one batch after the other.
             self._credits.count(is_dry=is_dry)
@@ -542,3 +596,8 @@ class Dispatch:
                 EventName.BATCH_LOST, number=request.batch_number, reason=result.summary
             )
         self._outbox.result(request, result)
+
+
+def _is_counted(job: WorkerJob) -> bool:
+    """Whether it counts as a batch under way: no shard's, and none of another host's samples."""
+    return job.order.stream is None and job.order.only is None

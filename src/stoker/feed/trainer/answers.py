@@ -73,8 +73,10 @@ class Answers:
         feed: FeedSettings,
         *,
         on_lost: Callable[[AgentLink], None],
+        pass_on: Callable[[AgentLink, protocol.BatchPart, Bytes], None],
     ) -> None:
         self._on_lost = on_lost
+        self._pass_on = pass_on
         self._shared = shared
         self._observer = observer
         self._pool = pool
@@ -82,7 +84,7 @@ class Answers:
         self._accepts_pickles = feed.accept_pickles
         self._unpack_agent = protocol.Unpacker(protocol.FromAgent)
         self._warned: set[tuple[str, str]] = set()
-        self._unpack_batch = protocol.Unpacker(protocol.Made)
+        self._unpack_sealed = protocol.Unpacker(protocol.ToTrainer)
 
     def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
         """Handles a message on the encrypted connection; a malformed one costs the connection."""
@@ -111,9 +113,9 @@ class Answers:
     def _take_batch(
         self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
     ) -> None:
-        """Receives a batch whose header has arrived; in the receiver's thread."""
-        batch = self._unpack_batch(packed)
-        assert isinstance(batch, protocol.Made)
+        """Receives a batch, or a part of one, whose header is there; in the receiver's thread."""
+        batch = self._unpack_sealed(packed)
+        assert isinstance(batch, protocol.Made | protocol.BatchPart)
         # Without the lock: if the session ends during this, `_take_made` drops the batch.
         session = self._shared.sessions.get(batch.session)
         if nbytes > self._max_bytes:
@@ -127,13 +129,20 @@ class Answers:
                     session.mark_failed(error)
             raise ProtocolError(error.what)
         payload = _NOTHING
+        is_part = isinstance(batch, protocol.BatchPart)
+        began = time.monotonic()
         # Also for a session that is gone: the next header comes after this payload.
         if nbytes:
-            pins_on = None if session is None else session.pins_on
+            pins_on = None if session is None or is_part else session.pins_on
             payload = receiver.buffers.room(nbytes, pins_on)
             receiver.reader.read(payload.data)
-        if session is not None:
-            self._take_made(link, receiver, session, batch, payload)
+        if session is None:
+            return
+        if isinstance(batch, protocol.BatchPart):
+            self._shared.post(partial(self._pass_on, link, batch, payload))
+            return
+        read_seconds = time.monotonic() - began
+        self._take_made(link, receiver, session, batch, payload, read_seconds=read_seconds)
 
     def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
         """Handles the end of the connection for batches; in the I/O thread."""
@@ -225,8 +234,14 @@ class Answers:
         session: FeedSession,
         made: protocol.Made,
         payload: Bytes,
+        *,
+        read_seconds: float,
     ) -> None:
-        """Delivers a batch; in the receiver's thread."""
+        """Delivers a batch; in the receiver's thread.
+
+        Args:
+            read_seconds: In which its payload was received.
+        """
         # To make views costs less than to ask first whether the batch is wanted.
         outcome = receiver.buffers.decoded(
             made.tree,
@@ -240,6 +255,7 @@ class Answers:
         with self._shared.lock:
             if session.epoch_id != made.epoch_id or not session.is_busy:
                 return
+            session.sharing.add_batch(made.wall_seconds, nbytes=nbytes, read_seconds=read_seconds)
             is_wanted = session.schedule.arrived(
                 host,
                 made.batch_number,
@@ -252,6 +268,7 @@ class Answers:
             )
             if is_wanted:
                 session.deliver(made.batch_number, outcome)
+                self._tell_of_shares(session, made.batch_number, host)
             self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
             if session.is_due:
                 session.ring()
@@ -259,6 +276,15 @@ class Answers:
         # After the lock is released: the I/O thread takes it at once.
         if has_work:
             self._shared.wake()
+
+    def _tell_of_shares(self, session: FeedSession, batch_number: int, host: str) -> None:
+        """Logs which hosts' samples a batch had for which several were asked; under the lock."""
+        passed_on = session.sharing.passed_on
+        if passed_on and batch_number == 0:
+            samples = ", ".join(f"{number} of {other}" for other, number in passed_on.items())
+            self._shared.log.event(
+                EventName.BATCH_SHARED, agent=host, epoch=session.epoch, samples=samples
+            )
 
     def _take_answer(
         self,

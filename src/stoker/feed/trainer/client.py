@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
+import msgspec
 import zmq
 
 from stoker.environment import ProcessSettings
@@ -32,11 +33,13 @@ from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.trainer.shards import idle_words
+from stoker.feed.trainer.shared_batch import BatchShares, shares_of
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
-from stoker.feed.wire.stream import MAX_IDLE_BYTES, BufferPool
+from stoker.feed.wire.stream import MAX_IDLE_BYTES, BufferPool, Bytes
 from stoker.feed.workers.jobs import Result
+from stoker.feed.workers.splitting import num_samples, splits_of
 from stoker.logs import EventName, Log
 
 # Beyond the lease: the coordinator's message and the reconnect take a moment.
@@ -147,10 +150,79 @@ class Requester:
             if peer == LOCAL and session.local is not None:
                 lost += session.local.ask(order)
             elif isinstance(peer, str) and peer in self._links:
-                self._links[peer].has_asked = True
-                self._links[peer].send(order)
+                self._send_order(peer, self._shared_order(session, order, peer))
         for result in lost:
             reassign_local(session, result, host=self._settings.host)
+
+    def _send_order(self, host: str, order: protocol.Make) -> None:
+        self._links[host].has_asked = True
+        self._links[host].send(order)
+
+    def _shared_order(
+        self, session: FeedSession, order: protocol.Make, collator: str
+    ) -> protocol.Make:
+        """Has other hosts make samples of an epoch's first batch as well, where that pays.
+
+        Returns:
+            The order for the host that has the batch.
+        """
+        schedule = session.schedule
+        splits = splits_of(self._feed.split_batches, session.seeding)
+        # Only the first host that is asked for it: of another one it is expected that it is late.
+        is_first = order.batch_number == schedule.head == 0 and len(schedule.makers(0)) == 1
+        if splits is False or not is_first or order.stream is not None:
+            return order
+        shares = self._shares(session, order, collator)
+        if shares is None:
+            return order
+        session.sharing.begin(collator)
+        shared = msgspec.structs.replace(order, part_samples=shares.part_samples)
+        for host, places in shares.places.items():
+            self._send_order(host, msgspec.structs.replace(shared, only=places))
+        return msgspec.structs.replace(shared, elsewhere=tuple(shares.places.values()))
+
+    def _shares(
+        self, session: FeedSession, order: protocol.Make, collator: str
+    ) -> BatchShares | None:
+        """Returns which other hosts make which samples of a batch; None: that does not pay."""
+        size = num_samples(order)
+        workers: dict[str, int] = {}
+        for host, link in self._links.items():
+            state = session.schedule.peers.get(host)
+            is_able = state is not None and state.credits > 0 and not state.is_draining
+            if is_able and link.is_up and session.name in link.ready:
+                workers[host] = link.member.workers
+        if size < 2 or len(workers) < 2 or collator not in workers:
+            return None
+        shares = shares_of(size, collator=collator, workers=workers)
+        if shares is None or self._feed.split_batches is True:
+            return shares
+        # Where each rank has a first batch, all hosts have something to do anyway.
+        together = min(1.0, self._settings.world_size / sum(workers.values()))
+        fewer = 1 / workers[collator] - together
+        if session.sharing.pays(fewer=fewer, share=shares.num_elsewhere / size):
+            return shares
+        return None
+
+    def pass_on(self, link: AgentLink, part: protocol.BatchPart, payload: Bytes) -> None:
+        """Sends samples to the host that makes their batch, if it still does; takes the lock.
+
+        Args:
+            link: To the host that has made them.
+        """
+        with self._shared.lock:
+            session = self._shared.sessions.get(part.session)
+            if session is None or session.epoch_id != part.epoch_id or not session.is_busy:
+                return
+            sharing = session.sharing
+            sharing.add_part(part, nbytes=payload.nbytes)
+            collator = self._links.get(sharing.collator)
+            is_awaited = sharing.collator in session.schedule.makers(part.batch_number)
+            if collator is None or not is_awaited or payload.nbytes > self._feed.max_dataset_bytes:
+                return
+            sharing.passed_on[link.member.host] += part.num_samples
+        # In pieces, as the agent's frames are short.
+        collator.send(msgspec.structs.replace(part, payload=payload.tobytes()))
 
     def _warn_of_few_shards(self, session: FeedSession) -> None:
         self._warned_of.add(session.name)
@@ -329,13 +401,18 @@ class IoThread:
         self._ended: list[SessionState] = []
         self._has_begun = False
         self._pool = pool = BufferPool()
+        self._asking = Requester(shared, settings, self._links)
         self._answers = Answers(
-            shared, self._observer, pool, settings.feed, on_lost=self._mark_lost
+            shared,
+            self._observer,
+            pool,
+            settings.feed,
+            on_lost=self._mark_lost,
+            pass_on=self._asking.pass_on,
         )
         self._local_answers = LocalAnswers(
             shared, self._observer, BatchBuffers(pool, shared.pinned), host=settings.host
         )
-        self._asking = Requester(shared, settings, self._links)
         self._late = LateBatches(shared, settings, self._links)
         host, _, port = (settings.coordinator or "").rpartition(":")
         self._coordinator = Link(

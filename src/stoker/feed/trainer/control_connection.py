@@ -151,10 +151,11 @@ class Connection:
             elif len(packed) <= PIECE_BYTES:
                 self._socket.send(packed, _NOBLOCK)
             else:
-                # The indices of a batch of 100,000 samples, say.
-                for start in range(0, len(packed), PIECE_BYTES):
+                # The indices of a batch of 100,000 samples, or samples of another host, say.
+                whole = memoryview(packed)
+                for start in range(0, len(whole), PIECE_BYTES):
                     end = start + PIECE_BYTES
-                    self.send(Piece(is_last=end >= len(packed)), packed[start:end])
+                    self.send(Piece(is_last=end >= len(whole)), whole[start:end])
         except zmq.Again:
             return
 

@@ -28,6 +28,7 @@ from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer, Scheduler
+from stoker.feed.trainer.shared_batch import BatchSharing
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import Make
@@ -98,6 +99,7 @@ class FeedSession:
         makers: What peers are known to make of that batch.
         inquiries: Questions about it to hosts that have not answered.
         unreturned: The batch that `next` has returned; who gives it to the script removes it here.
+        sharing: The epoch's first batch, where several data hosts make it, and what that costs.
     """
 
     def __init__(
@@ -113,34 +115,31 @@ class FeedSession:
         self.rank = rank
         self.max_bytes = schedule.max_bytes
         self.schedule = schedule
-        self.epoch = self.epoch_id = -1
+        self.epoch = self.epoch_id = self.cancelled_epoch_id = -1
         self.base_seed: int | None = None
         self.is_busy = self.is_waiting = self.is_due = self.has_news = self.had_peers = False
+        self.has_timed_out = self.keeps_blocks = self._is_drawing = False
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
         self.local: LocalWorkers | None = None
         self.closing_locals: list[LocalWorkers] = []
         self.failure: BaseException | None = None
-        self.cancelled_epoch_id = -1
         self.pins_on: int | None = None
-        self.keeps_blocks = False
         self.alone_since = time.monotonic()
         self.waits_since: float | None = None
         self.called_at = self.timeout_seconds = 0.0
         self.check_at = math.inf
-        self.has_timed_out = False
         self.makers: dict[Peer, HeadMaker] = {}
         self.inquiries: dict[Peer, Inquiry] = {}
-        self.num_hangs_told = self.num_starts_told = 0
+        self.sharing = BatchSharing()
         self._asked: dict[int, AskedBatch] = {}
         self._asked_each: AskedBatch | None = None
         self.outcomes: dict[int, BatchOutcome] = {}
         self.unreturned: BatchOutcome | None = None
-        self._last_taken = self._num_before = 0
-        self._is_drawing = False
+        self.num_hangs_told = self.num_starts_told = 0
+        self._last_taken = self._num_before = self._num_waiting = 0
         self._lock = lock
         self._arrival = threading.Condition(lock)
-        self._num_waiting = 0
         self._wake = wake
         self._indices: Iterator[Numbered] = iter(())
         self._sampler_error: BaseException | None = None
@@ -364,6 +363,7 @@ class FeedSession:
         self.unreturned = None
         self._asked.clear()
         self.outcomes.clear()
+        self.sharing.begin("")
         self._end_wait()
 
     def _look(self, epoch_id: int) -> tuple[int, bool]:

@@ -14,6 +14,7 @@ agent (on a data host)
     trainers   Attach → Ticket | WrongHost
                Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
                Make → Made + payload, sealed | Raised + frame | Ended | Declined
+               Make (only) → any number of BatchPart + payload, sealed;  BatchPart
                Inquire → Makers;  Cancel;  Close;  Piece;  unasked, to trainers: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
@@ -74,6 +75,8 @@ MAX_OWN_BYTES = 4 << 20
 Sizes = Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
+# Of samples in their batch: the first one, and the one behind the last.
+Places = tuple[Count, Count]
 
 
 # An engine's commands on one host: `ready`: they accept work; `done`: the training there has ended,
@@ -508,12 +511,20 @@ class Make(OfBatch, frozen=True, kw_only=True):
             often each index of the batch has occurred in the epoch before, if any has. Of a stream:
             the base seed.
         is_among_last: The epoch has no more batches than workers, and the trainer waits.
+        part_samples: Samples of a part, where several hosts make the batch; 0: one host does.
+        elsewhere: Places of samples that other hosts make as well; they come as `BatchPart`, or
+            never: this host makes them where they are late.
+        only: Nothing but the samples of these places is wanted; another host collates them. Not
+            answered where they cannot be made.
     """
 
     index: bytes
     seed_words: Words = msgspec.field(name="seed")
     stream: Stream | None = None
     is_among_last: bool = False
+    part_samples: Count = 0
+    elsewhere: Annotated[tuple[Places, ...], msgspec.Meta(max_length=1 << 10)] = ()
+    only: Places | None = None
 
 
 class BadSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -568,6 +579,28 @@ class Made(OfBatch, frozen=True, kw_only=True):
     state: States = b""
     own_state: OwnState | None = None
     samples: SampleNotes = NO_NOTES
+
+
+class BatchPart(OfBatch, frozen=True, kw_only=True):
+    """Samples of a batch from place `first` on, without pickles, for the host that collates them.
+
+    From the host that made them to the trainer on a connection for batches only, with the payload
+    behind it; from there to the other host, with the payload in it. The trainer does not open it.
+
+    Attributes:
+        tree: Describes the payload, a list of samples (see codec).
+        wall_seconds: It took to make them, and `send_seconds` to write them.
+        bad: Those that were skipped or replaced.
+    """
+
+    first: Count
+    num_samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    tree: bytes
+    cpu_seconds: float
+    wall_seconds: float
+    send_seconds: float
+    bad: Annotated[tuple[BadSample, ...], msgspec.Meta(max_length=1 << 20)] = ()
+    payload: bytes = b""
 
 
 class Ended(OfBatch, frozen=True, kw_only=True):
@@ -642,7 +675,9 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 ToCoordinator = Join | Heartbeat | Leave | Attend | Progress | GpuReport
 FromCoordinator = Welcome | Refused | State | Roster | Start
-ToAgent = Attach | Open | Ship | Make | Inquire | Cancel | Close | Piece
+ToAgent = Attach | Open | Ship | Make | BatchPart | Inquire | Cancel | Close | Piece
+# Sealed, on a connection for batches.
+ToTrainer = Made | BatchPart
 FromAgent = (
     Ticket
     | Need

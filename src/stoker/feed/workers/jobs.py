@@ -1,15 +1,17 @@
 """What workers are asked for, a batch or a part of one, and what comes of it."""
 
 import contextlib
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.wire.protocol import NO_NOTES, Make, OwnState, SampleNotes
+from stoker.feed.wire.protocol import NO_NOTES, BatchPart, Make, OwnState, Places, SampleNotes
 from stoker.feed.workers import pipe
 
 
@@ -60,11 +62,46 @@ class FinishedPart:
     content: pipe.PartMade
     descriptor: int = -1
 
+    def read(self) -> Bytes1D | None:
+        """Returns a view of its memory, which lives as long as the view; None: it has none."""
+        if self.descriptor < 0:
+            return None
+        memory = mmap.mmap(self.descriptor, self.content.nbytes)
+        return np.frombuffer(memory, dtype=np.uint8)
+
     def close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+
+def received_part(part: BatchPart) -> FinishedPart:
+    """Returns a part that came from another host, in memory as if it had been made here.
+
+    Raises OSError if there is no memory, or no descriptor.
+    """
+    content = pipe.PartMade(
+        part.num_samples,
+        part.tree,
+        len(part.payload),
+        cpu_seconds=part.cpu_seconds,
+        wall_seconds=part.wall_seconds,
+        send_seconds=part.send_seconds,
+        bad=part.bad,
+    )
+    if not part.payload:
+        return FinishedPart(content)
+    descriptor = os.memfd_create(f"stoker-part-{os.getpid()}", os.MFD_CLOEXEC)
+    finished = FinishedPart(content, descriptor)
+    try:
+        os.ftruncate(descriptor, content.nbytes)
+        with mmap.mmap(descriptor, content.nbytes) as memory:
+            memory[:] = part.payload
+    except BaseException:
+        finished.close()
+        raise
+    return finished
 
 
 @dataclass(eq=False)
@@ -133,6 +170,8 @@ class SplitBatch:
         size: Number of its samples.
         step: Samples of a part.
         begin: Of the samples before that place, a worker that began the batch alone makes a part.
+        elsewhere: Places of samples that other hosts make as well.
+        only: Places of the only samples that are wanted, which another host collates; None: all.
         parts: By the place of their first sample. They overlap where that worker was beyond `begin`
             before it knew.
         num_covered: Samples from the batch's begin that are there without a gap.
@@ -144,22 +183,39 @@ class SplitBatch:
     size: int
     step: int
     begin: int = 0
+    elsewhere: tuple[Places, ...] = ()
+    only: Places | None = None
     parts: dict[int, FinishedPart] = field(default_factory=dict)
     num_covered: int = 0
     error: tuple[int, Result] | None = None
     keys: list[tuple[object, ...]] = field(default_factory=list)
+    num_answered: int = 0
     is_collating: bool = False
     is_over: bool = False
     # Places that no worker has been asked for: from the first of each pair to before the second.
-    _left: deque[tuple[int, int]] = field(default_factory=deque)
+    _left: deque[Places] = field(default_factory=deque)
+    # And those that other hosts have not sent either.
+    _awaited: deque[Places] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._left.append((self.begin, self.size))
+        self._awaited.extend(self.elsewhere)
+        begin, end = self.only or (self.begin, self.size)
+        for first, last in self.elsewhere:
+            if begin < first:
+                self._left.append((begin, first))
+            begin = max(begin, last)
+        if begin < end:
+            self._left.append((begin, end))
 
     @property
     def has_left(self) -> bool:
-        """Whether there are samples that no worker has been asked for."""
-        return bool(self._left)
+        """Whether there are samples that no worker has been asked for, and that are not there."""
+        return bool(self._left or self._awaited)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether workers have answered for all samples of `only`."""
+        return not self._left and self.num_answered == len(self.keys)
 
     @property
     def waits_for_first(self) -> bool:
@@ -182,12 +238,19 @@ class SplitBatch:
         place, result = self.error
         return result if self.num_covered >= place else None
 
-    def next_job(self) -> WorkerJob | None:
-        """Returns the order for the next part, or for the collation of all; None: neither now."""
+    def next_job(self, *, helps: bool = True) -> WorkerJob | None:
+        """Returns the order for the next part, or for the collation of all; None: neither now.
+
+        Args:
+            helps: Also for what other hosts make, once nothing else is left.
+        """
         if self.is_made and not self.is_collating:
             self.is_collating = True
             self._left.clear()
+            self._awaited.clear()
             return self._job(0, 0)
+        if not self._left and self._awaited and helps:
+            return self._awaited_job()
         if not self._left:
             return None
         first, end = self._left.popleft()
@@ -198,7 +261,8 @@ class SplitBatch:
 
     def add(self, first: int, part: FinishedPart) -> None:
         former = self.parts.get(first)
-        if former is not None and former.content.num_samples >= part.content.num_samples:
+        is_known = former is not None and former.content.num_samples >= part.content.num_samples
+        if is_known or self.is_collating:
             part.close()
             return
         if former is not None:
@@ -206,6 +270,29 @@ class SplitBatch:
         self.parts[first] = part
         news = [part.content.num_samples - skipped for part, skipped in self.in_order()]
         self.num_covered = sum(news)
+
+    def add_foreign(self, first: int, part: FinishedPart) -> None:
+        """Adds a part that another host made, unless none is expected there.
+
+        Others would not be as long as those that are made here: of parts that overlap there might
+        be more than a message has descriptors for.
+        """
+        last = first + part.content.num_samples
+        most = self.job.order.part_samples
+        is_expected = any(begin <= first and last <= end for begin, end in self.elsewhere)
+        if (
+            not is_expected
+            or first % most
+            or part.content.num_samples != min(most, self.size - first)
+        ):
+            part.close()
+            return
+        awaited: deque[Places] = deque()
+        for begin, end in self._awaited:
+            rest = (begin, min(end, first)), (max(begin, last), end)
+            awaited.extend(places for places in rest if places[0] < places[1])
+        self._awaited = awaited
+        self.add(first, part)
 
     def add_first(self, part: FinishedPart) -> None:
         """Adds what the worker made that began the batch alone."""
@@ -226,6 +313,7 @@ class SplitBatch:
         if self.error is None or first < self.error[0]:
             self.error = first, error
             self._left = deque(places for places in self._left if places[0] < first)
+            self._awaited = deque(places for places in self._awaited if places[0] < first)
 
     def in_order(self) -> list[tuple[FinishedPart, int]]:
         """Returns the parts without a gap, each with how many samples those before it have."""
@@ -252,6 +340,14 @@ class SplitBatch:
         self.is_over = True
         for part in self.parts.values():
             part.close()
+
+    def _awaited_job(self) -> WorkerJob:
+        # The last ones first: the other host begins with the first ones.
+        first, last = self._awaited.pop()
+        begin = max(first, (last - 1) // self.step * self.step)
+        if first < begin:
+            self._awaited.append((first, begin))
+        return self._job(begin, last)
 
     def _job(self, first: int, last: int) -> WorkerJob:
         key = ("part", *self.job.key, first, last)

@@ -14,6 +14,7 @@ from typing import Self, cast
 
 import numpy as np
 
+from stoker.errors import ProtocolError
 from stoker.feed.tolerance import MarkedSample
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Bytes1D
@@ -104,6 +105,8 @@ class PartsAsSamples:
                 memory = mmap.mmap(next(descriptors), part.nbytes, flags=private)
                 payload = np.frombuffer(memory, dtype=np.uint8)
             of_part = cast("list[object]", codec.decode(part.tree, payload, allow_pickle=False))
+            if len(of_part) != part.num_samples:
+                raise ProtocolError(f"a part of {part.num_samples} samples has {len(of_part)}")
             samples += of_part[part.skipped :]
         self._mark(samples)
         return samples

@@ -27,13 +27,13 @@ from stoker.feed.lost_samples import SampleInWork
 from stoker.feed.memory_guard import killed_words
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import Stream
+from stoker.feed.wire.protocol import BatchPart, Stream
 from stoker.feed.workers import pipe
 from stoker.feed.workers.crashes import RAISING, LossRules, LossSearch, WorkerDeath
-from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob
+from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob, received_part
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
 from stoker.feed.workers.progress import ProgressView, SamplePlace
-from stoker.feed.workers.splitting import SplitCosts, Splits, split_of
+from stoker.feed.workers.splitting import SplitCosts, Splits, shared_split_of, split_of
 from stoker.feed.workers.stacks import stacks_of
 from stoker.host import machine
 from stoker.host.processes import descendant_pids, ended_words
@@ -450,6 +450,31 @@ class WorkerPool:
         self._give(job, worker)
         return []
 
+    def lend(self, job: WorkerJob) -> None:
+        """Has idle workers make the samples that its order wants, which another host collates.
+
+        Each part is a result. What cannot be made is none: the other host makes it as well.
+        """
+        if not (self._can_split and self.is_ready):
+            return
+        split = shared_split_of(job)
+        if split is not None:
+            self._begin_split(split)
+            self._deal()
+
+    def add_part(self, is_it: Callable[[WorkerJob], bool], part: BatchPart) -> list[Result]:
+        """Adds samples that another host made to the batch that `is_it`, if it wants them."""
+        split = next((split for split in self._splits if is_it(split.job)), None)
+        if split is None:
+            return []
+        # Without memory, or a descriptor, this host makes them.
+        with contextlib.suppress(OSError):
+            split.add_foreign(part.first, received_part(part))
+        error = split.first_error()
+        results = [] if error is None else self._whole(split, error)
+        self._deal()
+        return results
+
     def handle(self, fileno: int) -> list[Result]:
         worker = self._workers.get(fileno) or next(
             (worker for worker in self._of_shard.values() if worker.channel.fileno() == fileno),
@@ -665,7 +690,8 @@ class WorkerPool:
 
         The trainer waits for the first batch then. As many as there are workers are made in parts:
         the trainer has the first of them sooner, and the last one as soon as if each worker had
-        made one. Of the last ones there is not one for each worker: some would idle.
+        made one. Of the last ones there is not one for each worker: some would idle. Whether other
+        hosts make parts as well, the trainer has decided.
         """
         order = job.order
         epoch_id, num_begun = self._begun.get(order.session, (-1, 0))
@@ -674,15 +700,21 @@ class WorkerPool:
             self._begun.clear()
         self._begun[order.session] = order.epoch_id, num_begun + 1
         is_in_middle = num_begun >= self.num_alive and not order.is_among_last
-        if is_in_middle or self.num_alive < 2 or not self._split_costs.pays():
+        if order.elsewhere:
+            split = shared_split_of(job)
+        elif is_in_middle or self.num_alive < 2 or not self._split_costs.pays():
             return False
-        split = split_of(job, num_workers=self.num_alive)
+        else:
+            split = split_of(job, num_workers=self.num_alive)
         if split is None:
             return False
-        self._open[job.key] = 0
+        self._begin_split(split)
+        return True
+
+    def _begin_split(self, split: SplitBatch) -> None:
+        self._open.setdefault(split.job.key, 0)
         self._splits.append(split)
         self._known_load = None
-        return True
 
     def _splits_late(self, job: WorkerJob) -> bool:
         """Has several idle workers make a batch that is late with another one: the first counts."""
@@ -692,8 +724,7 @@ class WorkerPool:
         split = split_of(job, num_workers=self._load.num_idle)
         if split is None:
             return False
-        self._splits.append(split)
-        self._known_load = None
+        self._begin_split(split)
         self._deal()
         return True
 
@@ -728,8 +759,7 @@ class WorkerPool:
         if not self._split_costs.pays(seconds):
             return
         worker.stop(job, place)
-        self._splits.append(split)
-        self._known_load = None
+        self._begin_split(split)
         self._deal()
 
     def _end_of_job(self, result: Result, worker: WorkerEnd) -> list[Result]:
@@ -768,13 +798,27 @@ class WorkerPool:
     def _deal(self) -> None:
         """Gives parts of split batches to idle workers."""
         while self._splits:
-            idle = next((worker for worker in self._load.workers if not worker.jobs), None)
-            if idle is None:
+            idle = [worker for worker in self._load.workers if not worker.jobs]
+            if not idle:
                 return
-            job = next(filter(None, (split.next_job() for split in self._splits)), None)
+            # The last one waits for the parts of other hosts, to collate: a sample that it made as
+            # well would come first. The others make them all, if they do not come.
+            job = self._next_part(helps=len(idle) > 1 or len(self._load.workers) == 1)
             if job is None:
                 return
-            self._give(job, idle)
+            self._give(job, idle[0])
+
+    def _next_part(self, *, helps: bool) -> WorkerJob | None:
+        """Returns what is next of the split batches; None: nothing now.
+
+        Args:
+            helps: Whether parts that are expected from other hosts are made here as well.
+        """
+        for split in self._splits:
+            job = split.next_job(helps=helps)
+            if job is not None or split.has_left:
+                return job
+        return None
 
     def _end_of_batch(self, result: Result) -> list[Result]:
         """Returns the result of a whole batch, if this one ends it."""
@@ -791,12 +835,10 @@ class WorkerPool:
             result.discard()
             return []
         if result.is_unsplittable:
-            # Nor are the loader's other batches.
-            self._can_split = False
-            for waiting in list(self._splits):
-                self._close_split(waiting)
-                self._retries.append(waiting.job)
+            self._end_splitting()
             return []
+        if split.only is not None:
+            return self._end_of_lent(split, result)
         if result.part is not None:
             split.add(job.first, result.part)
             if len(split.parts) == 1:
@@ -807,6 +849,24 @@ class WorkerPool:
             return self._whole(split, result)
         error = split.first_error()
         return [] if error is None else self._whole(split, error)
+
+    def _end_splitting(self) -> None:
+        # Nor are the loader's other batches made in parts.
+        self._can_split = False
+        for waiting in list(self._splits):
+            self._close_split(waiting)
+            if waiting.only is None:
+                self._retries.append(waiting.job)
+
+    def _end_of_lent(self, split: SplitBatch, result: Result) -> list[Result]:
+        """Returns samples that another host collates; after an error no more of them are made."""
+        split.num_answered += 1
+        if result.part is None:
+            self._close_split(split)
+            return []
+        if split.is_answered:
+            self._close_split(split)
+        return [result]
 
     def _look_at_first_part(self, split: SplitBatch, part: FinishedPart) -> None:
         """Has one worker make the rest of a batch that turns out to be short."""
@@ -834,6 +894,8 @@ class WorkerPool:
         # Its parts that are under way are of no use.
         for key in split.keys:
             self._open.pop(key, None)
+        if split.only is not None:
+            self._open.pop(split.job.key, None)
         self._known_load = None
 
     @property
@@ -959,7 +1021,8 @@ class WorkerPool:
         if split is None or split.is_over:
             return job
         self._close_split(split)
-        return split.job
+        # In samples that another host collates it is for that host to search.
+        return split.job if split.only is None else job
 
     def _search_of(self, job: WorkerJob) -> LossSearch:
         search = self._searches.get(job.key)

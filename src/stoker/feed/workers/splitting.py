@@ -8,6 +8,9 @@ collates: that one sees the samples as if it had made them, without a copy.
 A batch that one worker began alone is shared out if it takes long and others idle: that worker
 stops behind the sample that it is at, and what it has made is the first part.
 
+Where hosts share a batch (`protocol.Make`), one of them collates, and adds the parts that come from
+the others. It makes those that are late as well, so it never depends on another host.
+
 A worker that dies loses one part, which is made again. The error of the first sample counts, as if
 one worker had made the batch.
 """
@@ -105,6 +108,12 @@ def num_samples(order: Make) -> int:
     return len(index) if isinstance(index, list | tuple) else 0
 
 
+def part_samples(size: int, *, num_workers: int) -> int:
+    """Returns how many of `size` samples a part has."""
+    num_parts = min(_MAX_PARTS, _PARTS_PER_WORKER * num_workers)
+    return -(-size // num_parts)
+
+
 def split_of(job: WorkerJob, *, num_workers: int, begin: int = 0) -> SplitBatch | None:
     """Returns the job in parts; None: it has no samples that can be made one by one.
 
@@ -115,5 +124,22 @@ def split_of(job: WorkerJob, *, num_workers: int, begin: int = 0) -> SplitBatch 
     size = num_samples(job.order)
     if size < 2 or begin >= size:
         return None
-    num_parts = min(_MAX_PARTS, _PARTS_PER_WORKER * num_workers)
-    return SplitBatch(job, size, step=-(-(size - begin) // num_parts), begin=begin)
+    step = part_samples(size - begin, num_workers=num_workers)
+    return SplitBatch(job, size, step=step, begin=begin)
+
+
+def shared_split_of(job: WorkerJob) -> SplitBatch | None:
+    """Returns the job in the parts that its order asks for, where several hosts make the batch.
+
+    None: it has no samples that can be made one by one.
+    """
+    order = job.order
+    size = num_samples(order)
+    if size < 2 or not order.part_samples:
+        return None
+    places = [(first, min(last, size)) for first, last in order.elsewhere]
+    elsewhere = tuple((first, last) for first, last in places if first < last)
+    only = order.only
+    if only is not None:
+        only = min(only[0], size), min(only[1], size)
+    return SplitBatch(job, size, step=order.part_samples, elsewhere=elsewhere, only=only)

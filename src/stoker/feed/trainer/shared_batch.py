@@ -1,0 +1,128 @@
+"""The first batch of an epoch, made by several data hosts: who makes which samples, and the costs.
+
+One host has the batch, and collates it. Others make samples of it as well, which this process
+passes on to that host unopened. It makes itself whatever does not come in time, so nobody waits for
+a host that is lost, slow, or cannot make samples one by one.
+"""
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stoker.feed.wire.protocol import BatchPart, Places
+from stoker.feed.workers.splitting import part_samples
+from stoker.records.workload import MIN_SPLIT_SECONDS
+
+# Last batches that the costs follow.
+_MEMORY = 32
+# As within a host (splitting): of what the samples cost more on their way.
+_MIN_GAIN = 4.0
+# Parts are encrypted for the host that collates with CURVE's cipher, on both sides (see sealing).
+_PASSING_SECONDS_PER_BYTE = 0.8e-9
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShares:
+    """Which samples of a batch are made where; the rest is of the host that collates.
+
+    Attributes:
+        part_samples: Samples of a part.
+        places: By host.
+    """
+
+    part_samples: int
+    places: Mapping[str, Places]
+
+    @property
+    def num_elsewhere(self) -> int:
+        return sum(last - first for first, last in self.places.values())
+
+
+def shares_of(size: int, *, collator: str, workers: Mapping[str, int]) -> BatchShares | None:
+    """Returns the shares of a batch, whole parts in proportion to workers; None: only one has any.
+
+    Args:
+        size: Samples of the batch.
+        workers: By host, all that may make samples.
+    """
+    total = sum(workers.values())
+    step = part_samples(size, num_workers=total)
+    num_parts = -(-size // step)
+    others = [host for host in workers if host != collator]
+    places: dict[str, Places] = {}
+    num_workers = first = 0
+    for host in (collator, *others):
+        num_workers += workers[host]
+        last = min(size, step * round(num_parts * num_workers / total))
+        if first < last:
+            places[host] = first, last
+        first = last
+    places.pop(collator, None)
+    if not places:
+        return None
+    return BatchShares(step, places)
+
+
+class _Receipt(NamedTuple):
+    """The bytes of a batch, and the seconds in which this process received them."""
+
+    nbytes: int
+    read_seconds: float
+
+
+class BatchSharing:
+    """A loader's shared batches: what one costs a worker, and its samples' way from host to host.
+
+    Attributes:
+        collator: The host that collates the epoch's first batch, where several make it.
+        passed_on: Samples that went to it, by the host that made them.
+    """
+
+    def __init__(self) -> None:
+        self.collator = ""
+        self.passed_on: Counter[str] = Counter()
+        self._batches: deque[float] = deque(maxlen=_MEMORY)
+        self._receipts: deque[_Receipt] = deque(maxlen=_MEMORY)
+        self._writing: deque[float] = deque(maxlen=_MEMORY)
+
+    def begin(self, collator: str) -> None:
+        self.collator = collator
+        self.passed_on.clear()
+
+    def add_batch(self, seconds: float, *, nbytes: int, read_seconds: float) -> None:
+        """Adds a batch.
+
+        Args:
+            seconds: That one worker would take.
+            read_seconds: In which its bytes were received, once the first of them was there.
+        """
+        self._batches.append(seconds)
+        self._receipts.append(_Receipt(nbytes, read_seconds))
+
+    def add_part(self, part: BatchPart, *, nbytes: int) -> None:
+        if nbytes:
+            self._writing.append(part.send_seconds / nbytes)
+
+    def pays(self, *, fewer: float, share: float) -> bool:
+        """Returns whether several hosts should make a batch; not as long as nothing is known.
+
+        Args:
+            fewer: By what part of its time in one worker the batch is there sooner.
+            share: Of its samples, those that are made elsewhere.
+        """
+        if not self._batches:
+            return False
+        seconds = statistics.median(self._batches)
+        return seconds >= MIN_SPLIT_SECONDS and fewer * seconds >= _MIN_GAIN * self._way(share)
+
+    def _way(self, share: float) -> float:
+        """Returns the seconds that a share of a batch takes to the host that collates."""
+        received = sum(receipt.nbytes for receipt in self._receipts)
+        if not received:
+            return 0.0
+        network = sum(receipt.read_seconds for receipt in self._receipts) / received
+        writing = statistics.median(self._writing) if self._writing else 0.0
+        of_byte = 2 * network + 2 * writing + _PASSING_SECONDS_PER_BYTE
+        return share * received / len(self._receipts) * of_byte

@@ -1,0 +1,142 @@
+"""Several data hosts make the first batch of an epoch: the bytes of one, whatever happens."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, reference, wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+SCRIPT = "shared_batch_script.py"
+ALWAYS = {"split_batches": True, "lease_seconds": 30.0}
+# With two hosts of one worker each: the first sample of each host in batches of 24.
+FIRST, FIRST_OF_OTHER = 0, 12
+
+
+def env_of(cluster, **feed):
+    return {"STOKER_FEED": json.dumps(cluster.settings | feed)}
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two hosts", "three hosts"])
+def sharing(request):
+    with Cluster(agents=request.param, workers=2, feed=ALWAYS) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+@pytest.fixture
+def pair():
+    with Cluster(agents=2, workers=1, feed=ALWAYS) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+def started(cluster, **given):
+    """A trainer at its second epoch, for which all hosts are ready."""
+    trainer = cluster.paused(script=SCRIPT, pause_at=1, **given)
+    wait_until(lambda: trainer.errors.count(" agent_ready ") >= cluster.agents, "all are ready")
+    trainer.go_on()
+    return trainer
+
+
+def shared_samples(trainer):
+    """Samples of other hosts in each batch for which several were asked."""
+    lines = [line for line in trainer.errors.splitlines() if " batch_shared " in line]
+    return [sum(map(int, re.findall(r"(\d+) of algo", line))) for line in lines]
+
+
+def makers(folder, index):
+    file = Path(folder) / str(index)
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def host_of(cluster, folder, index):
+    """The data host that was the first to begin that sample, while its worker lives."""
+    wait_until(lambda: makers(folder, index), f"somebody makes sample {index}")
+    pid = makers(folder, index)[0]
+    hosts = range(cluster.agents)
+    (host,) = [host for host in hosts if pid in {each.pid for each in cluster.workers_of(host)}]
+    return host
+
+
+def test_batches_that_several_hosts_make_are_the_same_bytes(sharing):
+    options = {"epochs": 3, "sample_seconds": 0.01}
+    trainer = started(sharing, **options)
+    assert trainer.finish() == reference(script=SCRIPT, epochs=3)
+    # The first epoch may have begun before all hosts were ready.
+    assert len(shared_samples(trainer)) >= 2
+    assert min(shared_samples(trainer)) > 0
+
+
+def test_samples_of_megabytes_come_whole(sharing):
+    options = {"size": 300_000, "epochs": 3}
+    trainer = started(sharing, sample_seconds=0.02, **options)
+    assert trainer.finish() == reference(script=SCRIPT, **options)
+    assert shared_samples(trainer)
+
+
+def test_hosts_make_samples_of_one_batch_at_the_same_time(pair, tmp_path):
+    holds = [FIRST, FIRST_OF_OTHER]
+    trainer = started(pair, folder=str(tmp_path), holds=holds)
+    # Neither ends before the other one has begun.
+    hosts = {host_of(pair, tmp_path, index) for index in holds}
+    assert hosts == {0, 1}
+    (tmp_path / "go").touch()
+    assert trainer.finish() == reference(script=SCRIPT)
+
+
+@pytest.mark.parametrize("killed", [FIRST, FIRST_OF_OTHER], ids=["that collates", "that helps"])
+def test_a_host_killed_while_it_makes_samples_changes_nothing(pair, tmp_path, killed):
+    holds = [FIRST, FIRST_OF_OTHER]
+    trainer = started(pair, folder=str(tmp_path), holds=holds)
+    hosts = {index: host_of(pair, tmp_path, index) for index in holds}
+    pair.kill(hosts[killed])
+    (tmp_path / "go").touch()
+    assert trainer.finish() == reference(script=SCRIPT)
+    assert len(makers(tmp_path, killed)) > 1
+
+
+def test_a_host_that_says_nothing_is_not_waited_for(pair, tmp_path):
+    holds = [FIRST, FIRST_OF_OTHER]
+    trainer = started(pair, folder=str(tmp_path), holds=holds)
+    hosts = {index: host_of(pair, tmp_path, index) for index in holds}
+    pair.stop(hosts[FIRST_OF_OTHER])
+    (tmp_path / "go").touch()
+    facts = {"epoch": 1, "batch": 0}
+    wait_until(
+        lambda: any(line.items() >= facts.items() for line in read(trainer)), "the first batch"
+    )
+    pair.cont(hosts[FIRST_OF_OTHER])
+    assert trainer.finish() == reference(script=SCRIPT)
+
+
+def read(trainer):
+    """The lines that a trainer has printed so far."""
+    while not trainer._queue.empty():
+        trainer._next()
+    return trainer.lines
+
+
+@pytest.mark.parametrize("bad", [[13], [2, 13], [13, 20], [11, 12]])
+def test_the_error_of_the_first_sample_in_order_counts(sharing, bad):
+    options = {"bad": bad, "epochs": 3}
+    trainer = started(sharing, sample_seconds=0.01, **options)
+    expected = reference(script=SCRIPT, **options)
+    assert trainer.finish() == expected
+    assert {"epoch": 2, "batch": 0, "error": f"sample {bad[0]} is broken"} in expected
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_bad_samples_of_another_host_are_the_same_ones(sharing, on_error):
+    options = {"bad": [5, 13, 14, 40], "sample_seconds": 0.01, "epochs": 3}
+    feed = {"on_error": on_error, "max_errors": 100}
+    alone = sharing.train(
+        script=SCRIPT, env=env_of(sharing, split_batches="auto", **feed), **options | {"epochs": 1}
+    )
+    trainer = started(sharing, env=env_of(sharing, **feed), **options)
+    lines = trainer.finish()
+    assert alone.finish() == lines[:4]
+    assert shared_samples(trainer)
