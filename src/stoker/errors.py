@@ -134,7 +134,6 @@ class ServiceError(PlatformError):
         where: str = "",
         fix: str = "",
         code: str = "",
-        status: int = 0,
         action: str = "",
         kind: ServiceErrorKind = "refused",
         user: str = "",
@@ -142,7 +141,6 @@ class ServiceError(PlatformError):
     ) -> None:
         super().__init__(what, where=where, fix=fix)
         self.code = code
-        self.status = status
         self.action = action
         self.kind = kind
         self.user = user

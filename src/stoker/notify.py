@@ -135,7 +135,6 @@ def _attempt(url: str, content: bytes, *, timeout: float) -> None:
         raise ServiceError(
             f"the webhook answered with {err.code}",
             kind=kind,
-            status=err.code,
             retry_after_seconds=pause,
         ) from None
     except TimeoutError:

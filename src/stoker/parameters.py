@@ -142,22 +142,29 @@ def _camel(name: str) -> str:
 
 def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     """Returns the parameters of `workload`'s runs; input data only with one channel or more."""
-    channel = main_channel(workload)
-    data = (_input_data(channel),) if channel else ()
-    pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
-    made_of_workload = {"epochs": _epochs_of, "gate": _gate_of}
-    fixed = [
-        made_of_workload[p.name](workload) if p.name in made_of_workload else p for p in _PARAMETERS
-    ]
-    skip = (_SKIP,) if workload.skip_unchanged else ()
-    return (*data, *fixed, *skip, *pools, *_hyperparameters(workload))
+    parameters: list[Parameter] = []
+    if channel := main_channel(workload):
+        parameters.append(_input_data(channel))
+    for parameter in _PARAMETERS:
+        if parameter.name == "epochs":
+            parameter = _epochs_of(workload)
+        elif parameter.name == "gate":
+            parameter = _gate_of(workload)
+        parameters.append(parameter)
+    if workload.skip_unchanged:
+        parameters.append(_SKIP)
+    if workload.platform_info.has_node_pools:
+        parameters.append(_POOLS)
+    return (*parameters, *_hyperparameters(workload))
 
 
 def main_channel(workload: Workload) -> str | None:
     """Returns the channel that `input_data` replaces: `train`, `training`, else the first."""
-    names = sorted(workload.channels)
     # The two names that AWS's examples use.
-    return next((n for n in ("train", "training") if n in names), names[0] if names else None)
+    for name in ("train", "training"):
+        if name in workload.channels:
+            return name
+    return min(workload.channels, default=None)
 
 
 def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
@@ -356,12 +363,15 @@ def _hyperparameter(
     choices: tuple[str, ...] = ("true", "false") if "boolean" in (kind, meant) else ()
     if option and option.choices is not None:
         choices = tuple(argument(choice) for choice in option.choices)
-    helped = " ".join(option.help.split()) if option else ""
-    text = helped or f"Hyperparameter {hyperparameter}, passed to the command."
+    text = f"Hyperparameter {hyperparameter}, passed to the command."
+    if option and (words := option.help.split()):
+        text = " ".join(words)
+    if meant:
+        text = f"{text.rstrip('.;')}; empty: not passed."
     return Parameter(
         name=name,
         kind=kind,
-        text=f"{text.rstrip('.;')}; empty: not passed." if meant else text,
+        text=text,
         default=lambda workload: default,
         overrides=lambda told: _override_of(hyperparameter, meant or kind, told, meant is not None),
         choices=choices,
@@ -430,7 +440,9 @@ def _number(key: str) -> Overrides:
 
 def _types(value: str) -> tuple[str, ...]:
     names = ", ".join(map(_quoted, value.replace(",", " ").split()))
-    return (f"constraints.allowed_instance_types={f'[{names}]' if names else 'null'}",)
+    if names:
+        return (f"constraints.allowed_instance_types=[{names}]",)
+    return ("constraints.allowed_instance_types=null",)
 
 
 def _epochs(value: str) -> tuple[str, ...]:
@@ -487,9 +499,10 @@ def _gate(value: str, *, patterns: Mapping[str, str] = MappingProxyType({})) -> 
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
                 fix="for example accuracy>=0.94, or accuracy>=champion-0.005",
             )
-        name = metric.strip()
-        pattern = {"regex": patterns[name]} if name in patterns else {}
-        gates.append({"metric": name, key: number, **pattern})
+        gate: dict[str, Json] = {"metric": metric.strip(), key: number}
+        if metric.strip() in patterns:
+            gate["regex"] = patterns[metric.strip()]
+        gates.append(gate)
     # One line: an override is one word of a command line.
     return (f"gate={yaml.safe_dump(gates, default_flow_style=True, width=4096).strip()}",)
 
@@ -517,18 +530,24 @@ def _replaced(workload: Workload) -> str:
     return "false"
 
 
+def _limit_text(usd: float | None) -> str:
+    if usd is None:
+        return ""
+    return f"{usd:g}"
+
+
 _PARAMETERS = (
     Parameter(
         name="instance_type",
         text="Instance type that trains today; the profile runs on it.",
-        default=lambda w: w.cluster.dnn.instance_type if w.cluster else "",
+        default=lambda workload: workload.todays_type,
         overrides=_set_unless("", "cluster.dnn.instance_type"),
     ),
     Parameter(
         name="instance_count",
         kind="integer",
         text="Hosts that train today.",
-        default=lambda w: w.cluster.dnn.count if w.cluster else 1,
+        default=lambda workload: workload.num_todays_hosts,
         overrides=lambda value: () if value in ("", "0") else (f"cluster.dnn.count={value}",),
     ),
     Parameter(
@@ -541,13 +560,13 @@ _PARAMETERS = (
     Parameter(
         name="max_usd_per_hour",
         text="Limit for the cost of all hosts together, in dollars an hour; empty: no limit.",
-        default=lambda w: "" if (usd := w.constraints.max_usd_per_hour) is None else f"{usd:g}",
+        default=lambda workload: _limit_text(workload.constraints.max_usd_per_hour),
         overrides=_number("constraints.max_usd_per_hour"),
     ),
     Parameter(
         name="max_usd",
         text="Limit for the cost of the run, in dollars, at which it is ended; empty: no limit.",
-        default=lambda w: "" if (usd := w.constraints.max_usd) is None else f"{usd:g}",
+        default=lambda workload: _limit_text(workload.constraints.max_usd),
         overrides=_number("constraints.max_usd"),
     ),
     Parameter(

@@ -172,8 +172,10 @@ def handed(
     """
     if not tracked.run_id or (settings.is_local and not is_this_machine):
         return {}
-    files = {MLFLOW_FILES: "true"} if (settings.mlflow or "").startswith("file:") else {}
-    return {MLFLOW_URI: _address(settings), MLFLOW_RUN: tracked.run_id, **files}
+    variables = {MLFLOW_URI: _address(settings), MLFLOW_RUN: tracked.run_id}
+    if (settings.mlflow or "").startswith("file:"):
+        variables[MLFLOW_FILES] = "true"
+    return variables
 
 
 def parameters_of(training: Training) -> dict[str, str]:
@@ -191,20 +193,9 @@ def parameters_of(training: Training) -> dict[str, str]:
 
 
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
-    metrics: dict[str, float | None] = {**(training.metrics if training else {})}
-    metrics |= {
-        f"stoker_{name}": value for name, value in (training.dollars if training else {}).items()
-    }
-    measured = training.measured if training else None
-    if measured and measured.steps:
-        steps = (
-            *("step_seconds", "wait_seconds", "whole_step_seconds"),
-            *("samples_per_second", "usd_per_1000_steps"),
-        )
-        metrics |= {f"stoker_{name}": getattr(measured, name) for name in steps}
-        epochs = measured.epochs.figures if measured.epochs else {}
-        metrics |= {f"stoker_{name}": value for name, value in epochs.items()}
-    metrics["stoker_gpu_utilization"] = busy_share(training.gpus) if training else None
+    metrics: dict[str, float | None] = {}
+    if training:
+        metrics |= _metrics_of_training(training)
     if evaluation:
         metrics["stoker_passed"] = float(evaluation.passed)
         metrics |= {f"stoker_{name}": v for name, v in notice_figures(evaluation.notices).items()}
@@ -215,6 +206,24 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
     return {name: value for name, value in metrics.items() if value is not None}
 
 
+def _metrics_of_training(training: Training) -> dict[str, float | None]:
+    """Returns the script's metrics and the measured ones; None: not known."""
+    metrics: dict[str, float | None] = {**training.metrics}
+    metrics |= {f"stoker_{name}": value for name, value in training.dollars.items()}
+    metrics["stoker_gpu_utilization"] = busy_share(training.gpus)
+    measured = training.measured
+    if not measured or not measured.steps:
+        return metrics
+    steps = (
+        *("step_seconds", "wait_seconds", "whole_step_seconds"),
+        *("samples_per_second", "usd_per_1000_steps"),
+    )
+    metrics |= {f"stoker_{name}": getattr(measured, name) for name in steps}
+    if measured.epochs:
+        metrics |= {f"stoker_{name}": value for name, value in measured.epochs.figures.items()}
+    return metrics
+
+
 def _told(value: float) -> float | str:
     if math.isfinite(value):
         return value
@@ -222,7 +231,9 @@ def _told(value: float) -> float | str:
 
 
 def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
-    outcome = outcome_of(training, evaluation.gates if evaluation else ())
+    outcome = outcome_of(training)
+    if evaluation:
+        outcome = outcome_of(training, evaluation.gates)
     tags = {
         _STATUS_TAG: training.status,
         "stoker_job": training.job.name,
@@ -272,12 +283,13 @@ def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) 
     except OSError as err:
         return TrackedRun(trouble=f"cannot run Python: {err}")
     # MLflow prints as well: the answer is the last line.
-    lines = ended.stdout.splitlines()
+    lines = ended.stdout.splitlines() or [b""]
     try:
-        return msgspec.json.decode(lines[-1] if lines else b"", type=TrackedRun)
+        return msgspec.json.decode(lines[-1], type=TrackedRun)
     except msgspec.DecodeError:
-        words = ended.stderr.decode(errors="replace").strip().splitlines()
-        return TrackedRun(trouble=_short(words[-1] if words else f"code {ended.returncode}"))
+        errors = ended.stderr.decode(errors="replace").strip().splitlines()
+        reasons = errors or [f"code {ended.returncode}"]
+        return TrackedRun(trouble=_short(reasons[-1]))
 
 
 def _short(words: str) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stoker.environment import cloud_region
 from stoker.errors import UsageError
 from stoker.records import FeedSettings, Json, Place, Workload, convert, read_text
-from stoker.records.base import Document
+from stoker.records.base import Document, path_below
 from stoker.records.engine import check_engine
 from stoker.records.hyperparameters import (
     check_hyperparameters,
@@ -191,7 +191,7 @@ def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
     elif isinstance(value, Mapping):
         for key, below in value.items():
-            yield from _texts(below, f"{path}.{key}" if path else str(key))
+            yield from _texts(below, path_below(path, key))
     elif isinstance(value, list):
         for index, below in enumerate(value):
             yield from _texts(below, f"{path}[{index}]")
@@ -625,7 +625,7 @@ def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) ->
         seen: set[str] = set()
         for key, value in node.value:
             name = str(key.value)
-            child = f"{path}.{name}" if path else name
+            child = path_below(path, name)
             # YAML's parser silently keeps the last of two equal keys.
             if name in seen:
                 raise UsageError(

@@ -136,9 +136,7 @@ def refusal(
         fix = "try again in a minute"
     elif code == "NoSuchBucket":
         fix = "check the bucket's name, or create it"
-    return ServiceError(
-        what, where=where or action, fix=fix, code=code, status=status, action=action, kind=kind
-    )
+    return ServiceError(what, where=where or action, fix=fix, code=code, action=action, kind=kind)
 
 
 def tag_list(tags: Mapping[str, str]) -> list[Json]:

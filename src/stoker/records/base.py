@@ -11,6 +11,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar, cast, get_args
 
@@ -256,13 +257,17 @@ def finite(value: Json, words: dict[str, str], path: str = "") -> Json:
         words[path] = word_of(value)
         return None
     if isinstance(value, Mapping):
-        return {
-            key: finite(item, words, f"{path}.{key}" if path else key)
-            for key, item in value.items()
-        }
+        return {key: finite(item, words, path_below(path, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item, words, f"{path}[{index}]") for index, item in enumerate(value)]
     return value
+
+
+def path_below(path: str, key: object) -> str:
+    """Returns the key path of a part; `path` is empty for the whole document."""
+    if path:
+        return f"{path}.{key}"
+    return str(key)
 
 
 def word_of(value: float) -> str:
@@ -368,7 +373,7 @@ def _refuse_not_finite(
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key not in allowed:
-                _refuse_not_finite(item, place, f"{path}.{key}" if path else str(key))
+                _refuse_not_finite(item, place, path_below(path, key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _refuse_not_finite(item, place, f"{path}[{index}]")
@@ -424,7 +429,7 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
     what = message[: match.start()] if match else message
     if named := _NAMED_KEY.search(what):
         key = named["key"]
-        where = place.at(f"{path}.{key}" if path else key)
+        where = place.at(path_below(path, key))
         if named["problem"] == "missing required":
             return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
         fix = nearest(key, _known_keys(kind, path))
@@ -568,7 +573,7 @@ def _children(parent: object, step: str) -> list[object]:
         hints = {f.encode_name: f.type for f in msgspec.structs.fields(parent)}
         return _leaves(hints.get(step))
     # Of a mapping the values, of a sequence the items: the last argument that is a type.
-    return [leaf for argument in get_args(parent)[-2:] for leaf in _leaves(argument)]
+    return [*chain.from_iterable(map(_leaves, get_args(parent)[-2:]))]
 
 
 def _leaves(hint: object) -> list[object]:
@@ -576,4 +581,4 @@ def _leaves(hint: object) -> list[object]:
     is_container = hasattr(hint, "__origin__") and hint.__origin__ in (dict, tuple, list)
     if not arguments or is_container:
         return [hint]
-    return [leaf for argument in arguments for leaf in _leaves(argument)]
+    return [*chain.from_iterable(map(_leaves, arguments))]

@@ -60,9 +60,11 @@ def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
     """Judges a run by how its training ended, then by its gates. Pure."""
     code = training_exit_code(training)
     if training.status == "stopped":
-        after = f" after {training.num_steps} steps" if training.num_steps else ""
-        why = f": {training.cause}" if training.failure else ""
-        words = f"the training was stopped{_in_brackets(training)}{after}{why}"
+        words = f"the training was stopped{_in_brackets(training)}"
+        if training.num_steps:
+            words += f" after {training.num_steps} steps"
+        if training.failure:
+            words += f": {training.cause}"
         return Outcome(state="stopped", words=words, exit_code=code)
     if training.is_unfed and training.status == "failed":
         cost = "".join(f"; {each.made_words}" for each in training.useless_groups)

@@ -211,10 +211,13 @@ class Gate(Record, frozen=True, kw_only=True):
         """Returns the gate with its bounds relative to a champion's value made absolute."""
         if champion is None:
             return Gate(metric=self.metric, min=self.min, max=self.max)
-        low = [self.min] if self.min is not None else []
+        low, high = [], []
+        if self.min is not None:
+            low.append(self.min)
         if self.min_champion is not None:
             low.append(champion + self.min_champion)
-        high = [self.max] if self.max is not None else []
+        if self.max is not None:
+            high.append(self.max)
         if self.max_champion is not None:
             high.append(champion + self.max_champion)
         return Gate(metric=self.metric, min=max(low, default=None), max=min(high, default=None))
@@ -735,8 +738,9 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         """
         short = _short_id(run_id)
         room = _MAX_RUN_NAME - len(f"{self.name}--{short}-profile")
-        middle = [branch_name(branch, most=min(room, _MAX_BRANCH))] if branch else []
-        return "-".join([self.name, *middle, short])
+        if not branch:
+            return f"{self.name}-{short}"
+        return f"{self.name}-{branch_name(branch, most=min(room, _MAX_BRANCH))}-{short}"
 
     def digest(self) -> str:
         """Returns the digest of command, strategy and engine: 64 hexadecimal digits.

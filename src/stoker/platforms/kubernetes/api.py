@@ -114,7 +114,6 @@ def refusal(code: int, body: str, action: ApiAction) -> ServiceError:
     kind, what, fix = _meaning(code, message, action, reason=text(status, "reason"))
     error = failed(what, action, kind=kind, fix=fix)
     error.code = str(code)
-    error.status = code
     if kind == "denied" and (denied := _DENIED.search(message)):
         error.user = denied["user"]
     return error
