@@ -269,6 +269,32 @@ def test_a_child_that_a_sample_forks_makes_no_batch(tmp_path):
     assert process.num_bad == 0
 
 
+class Moving(Odd):
+    """A bad sample does not come back from the folder that it went to."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        Path("data").read_text()
+        if index in self.bad:
+            os.chdir("/")
+        return super().__getitem__(index)
+
+
+class MovingMany(Moving):
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Moving, MovingMany])
+def test_a_bad_sample_takes_no_other_one_to_its_folder(tmp_path, monkeypatch, kind, workers):
+    monkeypatch.chdir(tmp_path)
+    Path("data").touch()
+    process = process_of(tmp_path, on_error="skip")
+    batches_of(DataLoader(kind("locked"), 3, num_workers=workers), process)
+    assert rows_of(tmp_path, "index") == [(str(index),) for index in BAD]
+    assert os.getcwd() == str(tmp_path)
+
+
 class Lazy(Odd):
     def __getitems__(self, indices: list[int]) -> Any:
         return (self[index] for index in indices)

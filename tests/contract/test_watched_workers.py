@@ -227,14 +227,20 @@ def test_a_spawned_worker_finds_it_as_well(tmp_path):
     assert sum(map(len, epochs_of(loader, process, 1)[0])) == SIZE - 1
 
 
-def test_an_epoch_resumes_where_it_was_left():
-    whole = epochs_of(loader_of(Numbers((EXIT,), is_deadly=True)), process_of(on_error="skip"), 1)
-    first, process = loader_of(Numbers((EXIT,), is_deadly=True)), process_of(on_error="skip")
+@pytest.mark.parametrize("workers", [2, 0])
+def test_an_epoch_resumes_where_it_was_left(workers):
+    def new_loader() -> Any:
+        # Of a loader without workers the first batches are made in this process.
+        dataset = Numbers((EXIT, RAISING), is_deadly=workers > 0)
+        return loader_of(dataset, workers=workers)
+
+    whole = epochs_of(new_loader(), process_of(on_error="skip"), 1)
+    first, process = new_loader(), process_of(on_error="skip")
     iterator = placed(first, process)
     begun = [next(iterator).tolist() for _ in range(4)]
     state = state_of(first, process)
     iterator._shutdown_workers()
-    later, process = loader_of(Numbers((EXIT,), is_deadly=True)), process_of(on_error="skip")
+    later, process = new_loader(), process_of(on_error="skip")
     load(later, process, dict(state))
     assert [begun + epochs_of(later, process, 1)[0]] == whole
 

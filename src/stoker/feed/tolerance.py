@@ -5,6 +5,7 @@ the bad ones out. What is done with a sample follows from the batch's seed, the 
 its place, so a batch has the same bytes wherever it is made.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -283,7 +284,8 @@ class TolerantDataset:
         if lost is not None:
             raise SampleLostError(lost)
         self.note(self.place, attempt)
-        return sample_of(self._dataset, index, makes_many=self._makes_many)
+        with _same_folder():
+            return sample_of(self._dataset, index, makes_many=self._makes_many)
 
     def _many(self, indices: object) -> object:
         # As the sampler gave them.
@@ -291,7 +293,8 @@ class TolerantDataset:
         try:
             self.note(ALL_SAMPLES, 0)
             # A generator raises as it is iterated over, which is not the collate function's fault.
-            return _kept(cast("ManySamples", self._dataset).__getitems__(given))
+            with _same_folder():
+                return _kept(cast("ManySamples", self._dataset).__getitems__(given))
         except BaseException as err:
             # Of a slice, for one, no samples are known.
             if not (isinstance(given, Iterable) and is_samples_fault(err)):
@@ -423,6 +426,27 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None
         return fetch(index)
 
     fetcher.fetch = placed_fetch
+
+
+@contextlib.contextmanager
+def _same_folder() -> Iterator[None]:
+    """Goes back to the working folder after an error: the next samples may have relative paths."""
+    before = _working_folder()
+    try:
+        yield
+    except BaseException:
+        if before and _working_folder() != before:
+            with contextlib.suppress(OSError):
+                os.chdir(before)
+        raise
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        # It is deleted.
+        return ""
 
 
 def _kept(values: object) -> object:
