@@ -1,8 +1,9 @@
 """What `feed.on_error` does where a dataset raises: a sample is skipped, or replaced.
 
-Both wrap what makes a batch: a dataset whose samples may be bad, and a collate function that takes
-the bad ones out. What is done with a sample follows from the batch's seed, the sample's index and
-its place, so a batch has the same bytes wherever it is made.
+Without it the script gets the error, and nothing is tried again (`trainer.answers`). Both wrap what
+makes a batch: a dataset whose samples may be bad, and a collate function that takes them out. What
+is done with a sample follows from the batch's seed, the sample's index and its place, so a batch
+has the same bytes wherever it is made.
 """
 
 import contextlib

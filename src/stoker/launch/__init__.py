@@ -1,4 +1,4 @@
-"""The launcher, a program on every host of a run.
+"""The launcher, a program on every host of a run; `roster` finds lost (silent) hosts.
 
 `launcher.launch` finds out which host it is on, and serves batches (`feed_host`), runs an engine
 (`engines`) or trains (`trainer_host`). What it returns is the host's exit code.

@@ -1,4 +1,4 @@
-"""A data host of the feed makes batches until the run ends."""
+"""A data host of the feed: a worker for each vCPU, or as many as set, until the run ends."""
 
 import os
 import resource

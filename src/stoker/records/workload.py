@@ -1,8 +1,8 @@
 """The workload, read by `stoker.workload_file`: a command, its inputs, gate and today's cluster.
 
 To add a key: a field in `Workload`, the last class, or in the class of its section, with its text
-under Attributes; a check that needs more than its type belongs into `workload_file`; then `make
-docs`.
+under Attributes; a check that needs more than its type belongs into `workload_file`; whether a
+profile is measured again if it changes stands in `profile_key`; then `make docs`.
 """
 
 import hashlib

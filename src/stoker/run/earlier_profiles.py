@@ -1,4 +1,4 @@
-"""Profiles that were measured earlier: found again, and what a run says of them."""
+"""Profiles that were measured earlier: found again by `records.profile_key`, and shown."""
 
 import tarfile
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A job's groups as pods, by the workload's settings; names of its objects, labels, folders."""
+"""A job's groups as pods: what they request (memory, CPUs, GPUs), names, labels, folders."""
 
 import hashlib
 import re
