@@ -132,6 +132,24 @@ def test_a_cache_that_grows_is_named_with_what_an_epoch_takes(begin, case, name,
     assert fix in text
 
 
+def test_a_cache_without_workers_is_the_datasets(begin):
+    profile = begin("own cache", samples=MANY, width=1000, workers=0).profile()
+    assert set(memory_fixes(profile)) == {"growing_cache"}
+    text = memory_fixes(profile)["growing_cache"]
+    assert text.startswith("OwnCache.cache (dict) grows by")
+    assert text.endswith("bound it, or keep it in a file")
+
+
+@pytest.mark.soak
+def test_elements_that_keep_what_was_read_of_them_are_named(begin):
+    profile = begin("lazy episodes", samples=MANY // 2, width=5000, persistent="yes").profile()
+    # The objects themselves are copied as they are read, too.
+    assert set(memory_fixes(profile)) <= {"growing_cache", "copied_objects"}
+    text = memory_fixes(profile)["growing_cache"]
+    assert text.startswith("the elements of LazyEpisodes.episodes (list) keep ")
+    assert "open or load it in __getitem__" in text
+
+
 def test_what_a_collate_function_keeps_of_each_batch_is_named(begin):
     asked = {"width": 1000, "collate": "keeps", "persistent": "yes"}
     profile = begin("plain", samples=MANY, **asked).profile()
@@ -155,6 +173,10 @@ def test_a_leak_in_c_is_named_with_the_epoch_that_it_ends_in(begin):
         ("losses", "losses in train() (list) keeps a Tensor with its graph", "loss.item()"),
         ("total", "total in train() is a sum of tensors, each with its graph", "loss.item()"),
         ("attribute", "History.outputs['train'] (list) keeps a Tensor of each", "(.item())"),
+        pytest.param(
+            *("joined", "joined in train() (Tensor) becomes longer with each step", "its mean"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_what_the_loop_keeps_of_each_step_is_named(begin, keeps, cause, fix):

@@ -3,8 +3,8 @@
 Arguments: name=value pairs. case: what the dataset holds or leaks, one of CASES; samples: of an
 epoch; workers; batch; prefetch; persistent (yes); group: a control group to join first; epochs;
 ballast_mb: what each worker holds; file: what is read, once at the start with read_first (yes);
-keeps: what the loop keeps of each step: losses, total, attribute or numbers; collate (keeps);
-waits_for: a file, for which the loop waits once, when all workers hold what they hold.
+keeps: what the loop keeps of each step: losses, total, attribute, joined or numbers; collate
+(keeps); waits_for: a file, for which the loop waits once, when all workers hold what they hold.
 """
 
 import collections
@@ -136,6 +136,28 @@ class GlobalCache(Samples):
         return KEPT_BY_ALL.setdefault(index, torch.full((self.width,), float(index)))
 
 
+class Episode:
+    """A recording that is read at its first use, and then kept."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.frames: torch.Tensor | None = None
+
+    def read(self, width: int) -> torch.Tensor:
+        if self.frames is None:
+            self.frames = torch.full((width,), float(self.number))
+        return self.frames
+
+
+class LazyEpisodes(Samples):
+    def __init__(self, asked: dict[str, str]) -> None:
+        super().__init__(asked)
+        self.episodes = [Episode(number) for number in range(self.length)]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.episodes[index].read(self.width).clone()
+
+
 class KeepingCollate:
     """Keeps each batch that it has made, as of a debugging session."""
 
@@ -210,6 +232,7 @@ CASES = {
     "own cache": OwnCache,
     "growing list": GrowingList,
     "global cache": GlobalCache,
+    "lazy episodes": LazyEpisodes,
     "reads ballast": ReadsBallast,
     "leak in C": LeakInC,
     "more than the page cache": ReadsFiles,
@@ -256,7 +279,7 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     keeps, history = asked.get("keeps"), History()
     losses: list[torch.Tensor | float] = []
-    total = torch.zeros(())
+    total, joined = torch.zeros(()), torch.zeros(0)
     steps = itertools.count(1)
     for _ in range(int(asked["epochs"])):
         for batch in loader:
@@ -275,6 +298,8 @@ def train(loader: DataLoader[torch.Tensor], asked: dict[str, str]) -> None:
                 total = total + loss
             if keeps == "attribute":
                 history.outputs["train"].append(outputs.detach())
+            if keeps == "joined":
+                joined = torch.cat([joined, outputs.detach().reshape(-1)[:10_000]])
             if keeps == "numbers":
                 losses.append(loss.item())
 

@@ -16,8 +16,10 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from stoker.feed.balance import (
@@ -185,6 +187,11 @@ def test_a_state_goes_on_with_the_table_and_what_was_measured_since():
 NINE = TensorDataset(torch.arange(9))
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(9))
+
+
 class Own(DistributedSampler):
     def __iter__(self):
         return iter(range(self.rank, 9, self.num_replicas))
@@ -204,11 +211,22 @@ def loader_of(sampler: Any = None, **options: Any) -> DataLoader:
     ("loader", "words"),
     [
         (loader_of(RandomSampler(NINE)), "its RandomSampler is no DistributedSampler"),
+        (DataLoader(Stream(), 3, num_workers=1), r"it reads a stream \(IterableDataset\), and .*"),
+        (DataLoader(Stream(), None, num_workers=1), "it reads a stream"),
+        (DataLoader(NINE, 3, shuffle=True, num_workers=1), "sampler=DistributedSampler"),
+        (
+            loader_of(WeightedRandomSampler([1.0] * 9, 9)),
+            "its WeightedRandomSampler is no DistributedSampler, .*: give it sampler=Distributed",
+        ),
+        (
+            DataLoader(NINE, batch_sampler=[[0, 1], [2, 3]], num_workers=1),
+            "its batch_sampler, a list, is not torch's BatchSampler, .*: give it sampler=Distri",
+        ),
         (loader_of(Own(NINE, num_replicas=4, rank=1)), "its Own is no Distributed"),
         (loader_of(batch_size=None), r"no batches of its own \(batch_size=None\)"),
         (
             DataLoader(NINE, batch_sampler=OwnBatches(range(9), 3, False), num_workers=1),
-            "its OwnBatches is not torch's BatchSampler",
+            "its batch_sampler, a OwnBatches, is not torch's BatchSampler",
         ),
         (
             loader_of(DistributedSampler(NINE, num_replicas=2, rank=0)),

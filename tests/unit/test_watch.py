@@ -146,7 +146,7 @@ def test_the_memory_of_each_host_is_in_the_table_the_nearest_to_its_limit_first(
         "lowered to 12% of feed.max_bytes; the kernel killed one process for memory"
     )
     assert lines[3] == "memory of algo-1: 8.00 GB of 16.0 GB (50%), at most 9.00 GB"
-    first, second = view.document()["memory"]
+    first, second = json.loads(json.dumps(view.document()))["memory"]
     assert first["host"] == "algo-2"
     assert second["used_bytes"] == 8e9
 

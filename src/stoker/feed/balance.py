@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from stoker.errors import FeedError
 
@@ -39,6 +39,10 @@ _MAX_EXCHANGES = 64
 _EXCHANGE_SECONDS = 300.0
 # Parts of a sample that are looked at; those behind them count as the ones before.
 _MAX_PARTS = 1000
+
+_NOT_SEEN = (
+    ", so that what other ranks get is not known: give it sampler=DistributedSampler(dataset)"
+)
 
 Classes = npt.NDArray[np.uint16]
 
@@ -367,16 +371,19 @@ def _place_of(sampler: object) -> tuple[int, int]:
 
 def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) -> str:
     """Returns why this loader's batches cannot be dealt by cost; empty: they can be."""
+    if isinstance(loader.dataset, IterableDataset):
+        return "it reads a stream (IterableDataset), and what other ranks read of it is not known"
     sampler = cast("BatchSampler | None", loader.batch_sampler)
     if sampler is None:
         return "it has no batches of its own (batch_size=None)"
     if not _is_accelerates(sampler):
         if type(sampler).__iter__ is not BatchSampler.__iter__:
-            return f"its {type(sampler).__name__} is not torch's BatchSampler"
+            kind = type(sampler).__name__
+            return f"its batch_sampler, a {kind}, is not torch's BatchSampler{_NOT_SEEN}"
         of_rank = type(sampler.sampler)
         if of_rank.__iter__ is not DistributedSampler.__iter__:
             name = of_rank.__name__
-            return f"its {name} is no DistributedSampler: what other ranks get is not known"
+            return f"its {name} is no DistributedSampler{_NOT_SEEN}"
     place = _place_of(sampler)
     if place != (world_size, rank):
         its = f"rank {place[1]} of {place[0]}"

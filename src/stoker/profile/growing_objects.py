@@ -9,9 +9,19 @@ import functools
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
 from types import FunctionType, MethodType, ModuleType
 from typing import NamedTuple, cast
+
+import numpy as np
 
 from stoker.feed.reachable import is_users_name
 from stoker.profile.loader_phases import attributes_of, objects_below
@@ -249,23 +259,49 @@ def _is_of_library(module: str) -> bool:
 
 
 class _Elements(NamedTuple):
-    """Some elements of a collection, with the bytes that each keeps."""
+    """Some elements of a collection, with the bytes that each keeps.
+
+    Attributes:
+        container: Type of the collection.
+        length: Of the collection.
+        num_candidates: Of how many elements these are some, read about as often as others.
+        kept: The elements.
+    """
 
     container: str
     length: int
+    num_candidates: int
     kept: list[tuple[object, int]]
 
 
-def elements_of(dataset: object) -> dict[str, _Elements]:
-    """Returns some elements of each collection in a dataset's attributes, as they are now."""
+def elements_of(dataset: object, indices: Sequence[int]) -> dict[str, _Elements]:
+    """Returns some elements of each collection in a dataset's attributes, as they are now.
+
+    Args:
+        dataset: The dataset.
+        indices: The first ones that will be read of it. Where a collection has elements for most of
+            them, those are looked at.
+    """
     by_name: dict[str, _Elements] = {}
     for name, holder, collection in collections_of(dataset):
-        elements = some_of(collection)
+        length = len(cast("list[object]", collection))
+        elements = _at(collection, indices)
+        num_candidates = len(elements)
+        if 2 * len(elements) < len(indices) or not elements:
+            elements, num_candidates = some_of(collection), length
         if elements:
             kept = [(element, kept_bytes(element)) for element in elements]
-            length = len(cast("list[object]", collection))
-            by_name.setdefault(name, _Elements(type(holder).__name__, length, kept))
+            elements_now = _Elements(type(holder).__name__, length, num_candidates, kept)
+            by_name.setdefault(name, elements_now)
     return by_name
+
+
+def _at(collection: object, indices: Sequence[int]) -> list[object]:
+    if isinstance(collection, list | tuple | np.ndarray):
+        return [collection[index] for index in indices if index < len(collection)]
+    if isinstance(collection, dict):
+        return [collection[index] for index in indices if index in collection]
+    return []
 
 
 def loaded_since(before: Mapping[str, _Elements], *, samples: int) -> tuple[GrowingObjects, ...]:
@@ -282,13 +318,13 @@ def loaded_since(before: Mapping[str, _Elements], *, samples: int) -> tuple[Grow
             for element, num_bytes in elements.kept
         )
         share = more / len(elements.kept)
-        read = min(1.0, samples / elements.length)
+        read = min(1.0, samples / elements.num_candidates)
         if more and share >= _LEAST_LOADED * read:
             loaded.append(
                 GrowingObjects(
                     name=name,
                     container=elements.container,
-                    count_per_sample=min(1.0, share * elements.length / max(1, samples)),
+                    count_per_sample=min(1.0, share / read),
                     max_count=elements.length,
                     of_elements=True,
                 )

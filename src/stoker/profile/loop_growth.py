@@ -37,8 +37,9 @@ _LEAST_GROWN = 1000
 # Of the steps: what is kept in every second step still grows.
 _LEAST_KEPT = 0.5
 _LEAST_STEPS = 8
-# Of what a step adds: what is joined is copied, so that more is taken for a while.
-_LEAST_JOINED = 0.25
+# Of what a step adds: each copy is longer, so that glibc takes ten times as much for a while.
+_LEAST_JOINED = 0.05
+_LONGER = 1.2
 _SHORT = 4
 _KINDS = (list, dict, deque)
 # How deep an element is searched for tensors, and how many collections may be around it.
@@ -151,8 +152,9 @@ class LoopWatch:
     def _joined(self, least_bytes: float) -> Iterator[KeptObjects]:
         """Yields tensors and arrays that are longer than before, as after `torch.cat`."""
         for name, array in _arrays():
-            more = array.nbytes - self._arrays.get(name, array.nbytes)
-            if more >= max(1.0, least_bytes):
+            before = self._arrays.get(name, array.nbytes)
+            # Batches of other lengths come and go.
+            if array.nbytes - before >= least_bytes and array.nbytes > _LONGER * before:
                 yield KeptObjects(
                     name=name,
                     container="joined",

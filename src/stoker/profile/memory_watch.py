@@ -8,7 +8,7 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple, cast
 
@@ -40,6 +40,8 @@ _LEAST_LOOKS = 4
 _LEAST_POINTS = 9
 # Their numbers are Python objects, too, which the worker copies.
 _MAX_SAMPLES = 20_000
+# Elements of a collection that are compared.
+_SAMPLED = 256
 _NOT_KNOWN = MemoryUse(used_bytes=0, limit_bytes=0, is_cgroups=False)
 
 
@@ -247,7 +249,8 @@ class ObjectsGrowth:
         self._source = source
         self._dataset_before = sizes_of(source.dataset)
         self._collate_before = sizes_of(source.collate)
-        self._elements_before = elements_of(source.dataset)
+        indices = list(itertools.islice(_numbers_of(source.indices), _SAMPLED))
+        self._elements_before = elements_of(source.dataset, indices)
         self.batches = 0
 
     def growing(self, samples: int) -> tuple[GrowingObjects, ...]:
@@ -267,6 +270,15 @@ class ObjectsGrowth:
         )
         grown = (*growing, *of_collate)
         return grown or loaded_since(self._elements_before, samples=samples)
+
+
+def _numbers_of(indices: Sequence[object]) -> Iterator[int]:
+    """Yields the single indices of batches, or those that are no batches."""
+    for index in indices:
+        parts = index if isinstance(index, list | tuple) else (index,)
+        for part in parts:
+            if isinstance(part, int) and part >= 0:
+                yield part
 
 
 def _point(done: float, memory: ProcessMemory) -> _Point:
