@@ -187,6 +187,7 @@ def test_output_that_another_program_made_non_blocking_is_whole():
     assert document["platform"] == "sagemaker"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):
     # What was a folder when it began is a file when it ends.
     script = "import pathlib; p = pathlib.Path('out'); p.rmdir(); p.touch()"
@@ -269,6 +270,7 @@ def test_the_command_line_explains_itself(capsys, arguments, code, out, err):
     assert "error: Usage" not in printed.err
 
 
+@pytest.mark.usefixtures("forked")
 def test_shared_cores_are_said_on_the_terminal(tmp_path):
     groups = ["--group", "dnn=local.c1:1", "--group", "data=local.c999:1:1"]
     done = process("train", *groups, "--", "python", "-c", "pass", cwd=tmp_path)

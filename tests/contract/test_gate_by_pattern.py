@@ -145,6 +145,7 @@ GATES = """
 """
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_script_that_only_prints_is_judged(tmp_path, ranks):
     (tmp_path / "t.py").write_text(PRINTS)

@@ -155,8 +155,6 @@ def brought(tmp_path_factory):
                 host,
                 *(sys.executable, "-m", "stoker.cli", "launch", "train"),
                 STOKER_COMMAND=json.dumps(["python", "/opt/ml/code/train.py"]),
-                # Its dnn hosts need torch for torchrun.
-                **(WITHOUT_TORCH if host in GROUPS["data_group"] else {}),
             )
         yield Ran(hosts)
 

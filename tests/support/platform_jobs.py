@@ -32,8 +32,9 @@ from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
 from support.builders import clusters
 from support.cloudwatch import put_lines
+from support.forked_tree import forking
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.local_job import QUICK, WITHOUT_TORCH, is_running, marked_processes, until
+from support.local_job import QUICK, is_running, marked_processes, until
 from support.moto_server import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
@@ -141,7 +142,7 @@ class LocalPlatformJob:
             command=("python", str(folder / "script.py")),
             groups=clusters("local.c1", "local.c1"),
             run_dir=folder / "run",
-            environment={"STOKER_TEST_DIR": str(folder), **WITHOUT_TORCH},
+            environment={"STOKER_TEST_DIR": str(folder)},
             settings=RunEnvironment(feed=QUICK),
         )
         self.hosts = {"algo-2": "dnn", "algo-1": "data"}
@@ -154,10 +155,12 @@ class LocalPlatformJob:
         return [path.read_text(errors="replace") for path in files if path.name != "token"]
 
     def started(self) -> Sequence[str]:
+        marked = marked_processes(self.spec.run_dir.absolute())
         found = []
-        for pid in marked_processes(self.spec.run_dir.absolute()):
+        for pid in marked:
             with contextlib.suppress(psutil.Error):
-                if "stoker.launch" in psutil.Process(pid).cmdline():
+                # Launchers have no parent in the run; what is forked has no command line.
+                if psutil.Process(pid).ppid() not in marked:
                     found.append(str(pid))
         return sorted(found)
 
@@ -362,7 +365,8 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 @contextlib.contextmanager
 def platform_job(name, folder, request, monkeypatch):
     if name == "local":
-        yield LocalPlatformJob(folder)
+        with forking():
+            yield LocalPlatformJob(folder)
     elif name == "sagemaker":
         server: AwsServer = request.getfixturevalue("aws_server")
         with sagemaker_service() as service:
