@@ -46,12 +46,16 @@ def reason_of_failure(
     error = _error_in(written) or _raised_in(written)
     if out_of_memory and not error:
         return printable(f"{who} {out_of_memory}")
+    code = exit_code
     # Signals are 1 to 64; a higher code is the command's own.
-    code = 128 - exit_code if 128 < exit_code < 193 else exit_code
+    if 128 < exit_code < 193:
+        code = 128 - exit_code
     reason = f"{who} ended with {ended_words(code)}"
     if error:
-        reason += f": {error}" + (f"; it {out_of_memory}" if out_of_memory else "")
-    elif code >= 0:
+        reason += f": {error}"
+    if error and out_of_memory:
+        reason += f"; it {out_of_memory}"
+    if not error and code >= 0:
         rest = [line.strip() for line in written if line.strip()]
         if rest:
             reason += f"; its last line: {rest[-1]}"
@@ -85,11 +89,12 @@ def innermost(raised: str) -> str:
         if printed.match(line)
         and (not number or lines[number - 1].startswith(("  ", "Traceback ")))
     ]
-    chained = _matching(_TRACE, lines)
-    last_lines = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[
-        -1:
-    ]
-    words = _with_next(lines, last_lines[0]) if last_lines else kind
+    words = kind
+    if at:
+        last_trace = max(_matching(_TRACE, lines), default=0)
+        # The first after it: later lines may be of a message. Else the last one.
+        line = next((number for number in at if number > last_trace), at[-1])
+        words = _with_next(lines, line)
     where = _SAMPLE.sub(r"sample \g<index>, \g<worker>", frames[0]["where"])
     return printable(f"{words} ({where})")
 
@@ -153,7 +158,9 @@ def _matching(pattern: re.Pattern[str], lines: Sequence[str]) -> list[int]:
 def _raised_in(lines: Sequence[str]) -> str:
     """Returns what the last traceback raised, even if the traceback's start is missing."""
     begins = _matching(_TRACE, lines)
-    after = [_BAR.sub("", line) for line in lines[begins[-1] + 1 if begins else 0 :]]
+    if begins:
+        lines = lines[begins[-1] + 1 :]
+    after = [_BAR.sub("", line) for line in lines]
     # After an indented line: libraries print further text after a traceback.
     ends = [
         at

@@ -57,9 +57,11 @@ class RunEnding:
 def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str, Json]:
     """Returns what is sent. Pure but for the time."""
     error = _line(ending.error)
-    how = f" in {ending.step}" if ending.status != "succeeded" and ending.step else ""
-    code = f" (exit code {ending.exit_code})" if ending.exit_code else ""
-    head = f"stoker: run {ending.run} of {ending.workload} {ending.status}{how}{code}"
+    head = f"stoker: run {ending.run} of {ending.workload} {ending.status}"
+    if ending.step and ending.status != "succeeded":
+        head += f" in {ending.step}"
+    if ending.exit_code:
+        head += f" (exit code {ending.exit_code})"
     note = _line(ending.note)
     lines = [": ".join(filter(None, (head, error, note)))]
     warnings = [_line(text) for text in ending.warnings]

@@ -262,6 +262,8 @@ def test_a_shell_script_is_trained_by_its_workload(tmp_path):
     [
         ([], "no folder and no script"),
         (["--script", "none.py"], "no such script: none.py"),
+        # No module could have this name.
+        (["--script", "my-train.py"], "no such script: my-train.py"),
         (["mine", "--platform", "sagemaker"], "--platform is only for --script"),
         (["mine", "--region", "eu-central-1"], "--region is only for --from-training-job"),
         (["mine", "--example", "mnist", "--from-training-job", "j"], "cannot be used with"),

@@ -57,7 +57,7 @@ def command_of(given: str, folder: Path) -> ScriptCommand:
     if path.is_dir():
         return _of_folder(path, folder)
     words = shlex.split(given)
-    program = Path(words[0]).name if words else ""
+    program = _program_of(words)
     if program == "torchrun":
         return _of_torchrun(words[1:], folder)
     if words[:1] == ["-m"]:
@@ -65,9 +65,10 @@ def command_of(given: str, folder: Path) -> ScriptCommand:
     is_line = len(words) > 1 and program.startswith(("python", *_SHELLS, *_LAUNCHERS))
     if is_line:
         return _of_line(words, folder)
-    module = Path(*given.split(".")) if given.replace(".", "").isidentifier() else Path()
-    if "." in given and (module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()):
-        return _of_line(["python", "-m", given], folder)
+    if "." in given and given.replace(".", "").isidentifier():
+        module = Path(*given.split("."))
+        if module.with_suffix(".py").is_file() or (module / "__main__.py").is_file():
+            return _of_line(["python", "-m", given], folder)
     raise UsageError(
         f"no such script: {given}", where=f"folder {Path.cwd()}", fix="correct the path"
     )
@@ -89,7 +90,7 @@ def _of_file(path: Path, folder: Path) -> ScriptCommand:
         shell = _shell_of(path) or _SHELL_OF_SUFFIX[path.suffix]
         return ScriptCommand(words=(shell, place), name=name)
     interpreter = _interpreter_of(path)
-    program = Path(interpreter[0]).name if interpreter else ""
+    program = _program_of(interpreter)
     if program.startswith("python"):
         return ScriptCommand(words=("python", *interpreter[1:], place), name=name)
     if program in _SHELLS:
@@ -124,7 +125,9 @@ def _of_line(words: Sequence[str], folder: Path) -> ScriptCommand:
     named = [word for word in words[1:] if word.endswith((".py", ".sh"))]
     if "-m" in words[:-1]:
         named.append(words[words.index("-m") + 1].rpartition(".")[2])
-    return ScriptCommand(words=tuple(moved), name=Path(named[0] if named else words[0]).stem)
+    # A line without a script has its program's name.
+    named.append(words[0])
+    return ScriptCommand(words=tuple(moved), name=Path(named[0]).stem)
 
 
 def _of_torchrun(words: Sequence[str], folder: Path) -> ScriptCommand:
@@ -189,7 +192,9 @@ def _package_root(path: Path) -> Path | None:
 
 def _needs_package(path: Path, package: str) -> bool:
     tree = _parsed(path)
-    for node in ast.walk(tree) if tree else ():
+    if tree is None:
+        return False
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
             if node.level:
@@ -228,9 +233,18 @@ def _is_of_env(word: str) -> bool:
 
 
 def _shell_of(path: Path) -> str:
-    interpreter = _interpreter_of(path)
-    program = Path(interpreter[0]).name if interpreter else ""
-    return program if program in _SHELLS else ""
+    """Returns the shell that a script's first line names; empty: another program, or none."""
+    program = _program_of(_interpreter_of(path))
+    if program in _SHELLS:
+        return program
+    return ""
+
+
+def _program_of(words: Sequence[str]) -> str:
+    """Returns the name of a command's program, without its folder; empty: there is no command."""
+    if not words:
+        return ""
+    return Path(words[0]).name
 
 
 def _name_of(path: Path) -> str:

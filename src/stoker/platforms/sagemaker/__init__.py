@@ -47,8 +47,9 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
 
     @classmethod
     def of(cls, settings: PlatformSettings | None) -> Self:
-        sagemaker = settings.sagemaker if settings else None
-        return cls(region=sagemaker.region if sagemaker else None)
+        if settings is None:
+            return cls()
+        return cls(region=settings.sagemaker_region)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
         """Returns the CreateTrainingJob request of `job`, without network or files."""
