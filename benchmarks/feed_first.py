@@ -15,8 +15,12 @@ from rows import Row, times
 from stoker_hosts import run_under_stoker
 
 LOADERS = ("torch local", "stoker encrypted")
+_ON_TWO_HOSTS = "stoker encrypted, 2 data hosts"
+# Of even costs: what it gives that two data hosts make the first batch, each with as many workers.
+EVEN_LOADERS = (*LOADERS, _ON_TWO_HOSTS)
 # Of heavy costs: what it gives that a dear batch is shared out in mid-epoch.
 HEAVY_LOADERS = (*LOADERS, "stoker encrypted, batches whole")
+_LOADERS_OF = {"even": EVEN_LOADERS, "heavy": HEAVY_LOADERS}
 # Seconds of a batch, workers, how the costs of samples are distributed.
 CASES = tuple(
     (batch_seconds, workers, costs)
@@ -43,7 +47,7 @@ def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -
             run_under_stoker(
                 command,
                 folder=folder / "hosts",
-                hosts=1,
+                hosts=2 if loader == _ON_TWO_HOSTS else 1,
                 workers_each=workers,
                 seconds=_SECONDS,
                 feed={"split_batches": False} if "whole" in loader else {},
@@ -55,7 +59,7 @@ def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -
 def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
     """Returns a row of each loader and case."""
     for batch_seconds, workers, costs in QUICK_CASES if is_quick else CASES:
-        loaders = HEAVY_LOADERS if costs == "heavy" else LOADERS
+        loaders = _LOADERS_OF.get(costs, LOADERS)
         seen: dict[str, list[dict[str, float]]] = {loader: [] for loader in loaders}
         for turn in range(repetitions):
             for loader in rotated(loaders, turn):
@@ -70,15 +74,22 @@ def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
 
 def _rows_of(figure: str, words: str, seen: dict[str, list[dict[str, float]]]) -> Iterator[Row]:
     theirs = [seconds[figure] for seconds in seen["torch local"]]
+    on_one_host = [seconds[figure] for seconds in seen["stoker encrypted"]]
     for loader, runs in seen.items():
         mine = [seconds[figure] for seconds in runs]
-        is_torch = loader == "torch local"
-        compared = times(mine, theirs, beside="torch local", at_most=_MAX_TIMES_TORCH)
+        name = loader
+        comparisons = [times(mine, theirs, beside="torch local", at_most=_MAX_TIMES_TORCH)]
+        if loader == "torch local":
+            comparisons = []
+        elif loader == _ON_TWO_HOSTS:
+            comparisons.append(times(mine, on_one_host, beside="1 data host"))
+        else:
+            name = f"{loader}, 1 data host"
         yield Row(
             part="first",
             case=f"{figure}, {words}",
-            loader=loader if is_torch else f"{loader}, 1 data host",
+            loader=name,
             figure="ms",
             value=spread([1000 * seconds for seconds in mine]),
-            comparisons=() if is_torch else (compared,),
+            comparisons=tuple(comparisons),
         )

@@ -71,6 +71,25 @@ def test_batches_that_several_hosts_make_are_the_same_bytes(sharing):
     assert min(shared_samples(trainer)) > 0
 
 
+@pytest.mark.parametrize(
+    ("feed", "is_shared"),
+    [
+        ({"split_batches": "auto"}, True),
+        ({"split_batches": False}, False),
+        ({"split_batches": "auto", "seeding": "torch"}, False),
+    ],
+    ids=["auto", "false", "torch"],
+)
+def test_first_batches_are_shared_where_it_pays(pair, feed, is_shared):
+    trainer = started(pair, env=env_of(pair, **feed), sample_seconds=0.05)
+    lines = trainer.finish()
+    assert [line["indices"] for line in lines] == 2 * [
+        [*range(first, first + 24)] for first in range(0, 96, 24)
+    ]
+    # In the first epoch nothing is known.
+    assert len(shared_samples(trainer)) == is_shared
+
+
 def test_samples_of_megabytes_come_whole(sharing):
     options = {"size": 300_000, "epochs": 3}
     trainer = started(sharing, sample_seconds=0.02, **options)
