@@ -139,5 +139,7 @@ def test_a_run_under_a_limit_has_exact_bytes_whatever_is_killed(tmp_path, usual_
         script.append(tmp_path / "greedy")
     with memory_limit(usual_bytes + shape.room_mb * MB) as group:
         run = LimitedRun(tmp_path / "run", group, *script, data_workers=shape.data_workers)
-        assert (group.num_kills() > 0) == shape.is_killed, shape
+        num_kills = group.num_kills()
+    # A busy machine may be too late for others, too: they are made again.
+    assert num_kills or not shape.is_killed, shape
     assert f"seen {4 * shape.batches} digest {shape.digest}" in run.output, shape

@@ -95,7 +95,7 @@ class ReadsByHelpers(Dataset[object]):
 
 
 @pytest.fixture
-def helpers(tmp_path, monkeypatch) -> ModuleType:
+def helpers(tmp_path, monkeypatch) -> Iterator[ModuleType]:
     """A module of the script beside the one of its dataset."""
     (tmp_path / "own_helpers.py").write_text(HELPERS)
     monkeypatch.syspath_prepend(tmp_path)
@@ -291,7 +291,7 @@ def test_elements_that_keep_what_they_have_read_are_named(case, indices, tmp_pat
 
 
 def test_elements_that_are_only_read_are_not_named():
-    dataset = Made(lambda index: index)
+    dataset: Any = Made(lambda index: index)
     dataset.rows = [{"path": f"/data/{index}", "box": [index]} for index in range(1000)]
     elements = elements_of(dataset, ())
     assert list(elements) == ["Made.rows"]
@@ -311,7 +311,8 @@ class Source:
 
 def test_elements_are_named_where_no_collection_grows():
     # Of so many, few are read: those that will be are looked at.
-    growth = ObjectsGrowth(Source(dataset := Episodes(100_000)))
+    source: Any = Source(dataset := Episodes(100_000))
+    growth = ObjectsGrowth(source)
     for index in range(SAMPLES):
         dataset[index]
     growth.batches = SAMPLES

@@ -302,7 +302,7 @@ def test_elements_that_keep_what_they_read_are_said_with_what_helps():
     growing: dict[str, Any] = {"growing": (loaded,), "grown_bytes_per_sample": 250_000.0, **BELOW}
     _, fixes = findings_of(**growing)
     text = fixes["growing_cache"]
-    assert text.startswith("the elements of A.images (list) keep 250 kB for each sample, and stay")
+    assert text.startswith("the elements of A.images (list) keep what was read of them, 250 kB")
     assert "open or load it in __getitem__" in text
 
 

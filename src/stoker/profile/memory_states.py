@@ -275,8 +275,8 @@ def _growing_words(growing: GrowingObjects | None, per_sample: float) -> str:
         )
     if growing.of_elements:
         return (
-            f"the elements of {growing.name} ({growing.container}) keep {size(per_sample)} for "
-            "each sample, and stay in it"
+            f"the elements of {growing.name} ({growing.container}) keep what was read of them, "
+            f"{size(per_sample)} for each sample"
         )
     return f"{growing.name} ({growing.container}) grows by {size(per_sample)} for each sample"
 
