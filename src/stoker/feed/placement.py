@@ -126,8 +126,9 @@ def _say_unwatched(loader: AnyLoader, process: TrainerProcess, *, num_workers: i
 
 def _waits(loader: AnyLoader, process: TrainerProcess) -> bool:
     """Returns whether a loader may wait for its loop, and then has it made here, and says so."""
-    is_tried = loader.num_workers > 0 or process.books(loader).num_tried > 0
-    path = "" if is_tried else what_waits(loader)
+    if loader.num_workers > 0 or process.books(loader).num_tried > 0:
+        return False
+    path = what_waits(loader)
     if path:
         why = f"{path} may wait for the loop, and num_workers=0 means that it is not asked ahead"
         place_here(loader, process, reason="changes", why=why, path=path)

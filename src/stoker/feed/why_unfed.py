@@ -83,7 +83,9 @@ class WhyUnfed:
     @property
     def words(self) -> str:
         """The cause and what to do, in one line."""
-        return f"{self.what}; {self.fix}" if self.fix else self.what
+        if self.fix:
+            return f"{self.what}; {self.fix}"
+        return self.what
 
     def error(self, kind: type[_ErrorT]) -> _ErrorT:
         return kind(self.what, where=self.where, fix=self.fix)
@@ -172,11 +174,13 @@ def other_python(theirs: str, *, own: str, who: str, python: str = "the trainer"
 
 
 def no_startup(python: str, *, options: Sequence[str]) -> WhyUnfed:
-    which = f" with {' '.join(options)}" if options else ""
+    started = f"{python}, started"
+    if options:
+        started += f" with {' '.join(options)}"
     return WhyUnfed(
         cause=Cause.NO_STARTUP,
-        what=f"{python}, started{which}, does not read PYTHONPATH, by which stoker puts the feed "
-        "under its loaders",
+        what=f"{started}, does not read PYTHONPATH, by which stoker puts the feed under its "
+        "loaders",
         fix="start it without -I, -E and -S, or import DataLoader from stoker",
     )
 
@@ -240,16 +244,17 @@ def other_version(
         raised: The error in words.
         lacks: What the version lacks.
     """
-    lacking = f" has no {lacks}, which" if lacks else " differs from that of"
-    of = f"that of {side.there} has" if lacks else f"{side.there}"
+    words = f"{' '.join(filter(None, (package, here)))} of {side.here}"
+    if lacks and there:
+        words += f" has no {lacks}, which version {there} of {side.there} has"
+    elif lacks:
+        words += f" has no {lacks}, which that of {side.there} has"
+    else:
+        words += f" differs from that of {', '.join(filter(None, (side.there, there)))}"
+    fix = f"install the same {package} for the trainer and the data hosts"
     if there:
-        of = f"version {there} of {side.there} has" if lacks else f"{side.there}, {there}"
-    return WhyUnfed(
-        cause=Cause.OTHER_VERSION,
-        what=f"{' '.join(filter(None, (package, here)))} of {side.here}{lacking} {of} ({raised})",
-        fix=f"install the same {package} for the trainer and the data hosts"
-        + (f": {there}" if there else ""),
-    )
+        fix += f": {there}"
+    return WhyUnfed(cause=Cause.OTHER_VERSION, what=f"{words} ({raised})", fix=fix)
 
 
 def missing_name(name: str, module: str, side: Side, *, raised: str, is_script: bool) -> WhyUnfed:
@@ -428,14 +433,14 @@ def rebuilding_failed(side: Side, *, raised: str, place: str = "", differing: st
         place: Where in the user's code; empty: not known.
         differing: Packages that differ between both sides, in words.
     """
-    also = f", in {place}" if place else ""
-    also += f"; {differing}" if differing else ""
+    what = f"{side.part} cannot be rebuilt on {side.here}: {raised}"
+    if place:
+        what += f", in {place}"
+    if differing:
+        fix = "install the same versions for the trainer and the data hosts"
+        return WhyUnfed(cause=Cause.OTHER_VERSION, what=f"{what}; {differing}", fix=fix)
     fix = "see the traceback: what its constructors and __setstate__ use has to be there, too"
-    return WhyUnfed(
-        cause=Cause.OTHER_VERSION if differing else Cause.REBUILDING_FAILED,
-        what=f"{side.part} cannot be rebuilt on {side.here}: {raised}{also}",
-        fix="install the same versions for the trainer and the data hosts" if differing else fix,
-    )
+    return WhyUnfed(cause=Cause.REBUILDING_FAILED, what=what, fix=fix)
 
 
 def ended_itself(side: Side, *, raised: str, place: str) -> WhyUnfed:
@@ -446,11 +451,12 @@ def ended_itself(side: Side, *, raised: str, place: str) -> WhyUnfed:
         raised: What was raised, in words.
         place: Where in the user's code; empty: not known.
     """
-    in_place = f", in {place}" if place else ""
+    what = f"{side.part} ends its process as it is {side.doing} on {side.here}: {raised}"
+    if place:
+        what += f", in {place}"
     return WhyUnfed(
         cause=Cause.ENDED_ITSELF,
-        what=f"{side.part} ends its process as it is {side.doing} on {side.here}: {raised}"
-        f"{in_place}",
+        what=what,
         fix="look at what that line asks for and this host lacks, or raise an exception instead "
         "of calling sys.exit",
     )
@@ -508,9 +514,13 @@ def fix_of_death(status: int) -> str:
 
 def host_failed(reason: str, *, host: str, fix: str = "") -> WhyUnfed:
     """Returns the cause: a data host cannot serve a session, for its own reason."""
-    cause = Cause.OUT_OF_MEMORY if "memory" in reason else Cause.HOST_FAILED
+    cause = Cause.HOST_FAILED
+    if fix == MEND_CODE:
+        cause = Cause.OTHER_CODE
+    elif "memory" in reason:
+        cause = Cause.OUT_OF_MEMORY
     return WhyUnfed(
-        cause=Cause.OTHER_CODE if fix == MEND_CODE else cause,
+        cause=cause,
         what=f"data host {host}: {reason}",
         where=f"host {host}",
         fix=fix or "see that host's log; give it more memory, or fewer workers",
@@ -528,10 +538,12 @@ def not_picklable(culprit: str, *, raised: str) -> WhyUnfed:
 
 
 def too_large(nbytes: int, *, most: int, largest: str) -> WhyUnfed:
+    what = f"the pickled dataset has {nbytes} bytes, more than feed.max_dataset_bytes ({most})"
+    if largest:
+        what += f"; {largest}"
     return WhyUnfed(
         cause=Cause.TOO_LARGE,
-        what=f"the pickled dataset has {nbytes} bytes, more than feed.max_dataset_bytes "
-        f"({most})" + (f"; {largest}" if largest else ""),
+        what=what,
         fix="build it on the data hosts: stoker.remote('module:function'), or raise "
         "feed.max_dataset_bytes",
     )

@@ -160,15 +160,21 @@ def _of_number(number: int, path: str, side: Side, *, raised: str) -> WhyUnfed |
     if number in _STORAGE_NUMBERS and path:
         return why_unfed.storage_failed(path, side, raised=raised)
     sentence = _BY_NUMBER.get(number)
-    return None if sentence is None else sentence(path, side, raised)
+    if sentence is None:
+        return None
+    return sentence(path, side, raised)
 
 
 def _missing_file(path: str, side: Side, raised: str) -> WhyUnfed | None:
-    return why_unfed.missing_file(path, side, raised=raised) if path else None
+    if not path:
+        return None
+    return why_unfed.missing_file(path, side, raised=raised)
 
 
 def _no_right(path: str, side: Side, raised: str) -> WhyUnfed | None:
-    return why_unfed.no_right(path, side, raised=raised) if path else None
+    if not path:
+        return None
+    return why_unfed.no_right(path, side, raised=raised)
 
 
 _ByNumber = Callable[[str, Side, str], WhyUnfed | None]
