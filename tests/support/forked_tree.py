@@ -530,6 +530,7 @@ if __name__ == "__main__":
         importlib.import_module(_name)
     # Of this file's folder.
     importlib.import_module("executed_ahead").execute_ahead()
+    importlib.import_module("inherited_exits").forget()
     # Of what Python itself has found, without this file's folder and PYTHONPATH.
     _PLACES = [each for each in sys.path[1:] if each not in _places(os.environ)]
     gc.freeze()

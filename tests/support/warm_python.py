@@ -307,6 +307,8 @@ if __name__ == "__main__":
 
     for name in _AHEAD:
         importlib.import_module(name)
+    # Of this file's folder.
+    importlib.import_module("inherited_exits").forget()
     gc.freeze()
     _use_huge_pages()
     _run(_become_script(*_serve(socket.socket(fileno=int(sys.argv[1])))))
