@@ -1,7 +1,7 @@
 """Saves and loads the state of a stream of a library in mid-epoch. Argument: one JSON object.
 
 Prints a line per batch. `folder` holds the data, which the first run writes; with `save`, a file,
-it saves there before batch `save_at` of its first epoch, and ends; with `load` it begins from it.
+it saves there before batch `save_at` of epoch `save_epoch`, and ends; with `load` it begins from it.
 With `asks_at_once` a dataset is asked for its own state after each batch.
 """
 
@@ -229,6 +229,7 @@ def digest(batch: dict[str, object]) -> str:
 
 def main() -> None:
     given: dict[str, Any] = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
+    given |= {"save_epoch": 0}
     given |= json.loads(sys.argv[1])
     if given["asks_at_once"]:
         own_states.MIN_SECONDS = own_states._SHARE = 0.0
@@ -247,7 +248,7 @@ def main() -> None:
     for epoch in range(first_epoch, 2):
         iterator = iter(loader)
         for batch in range(first, COUNT):
-            if batch == given["save_at"]:
+            if (epoch, batch) == (given["save_epoch"], given["save_at"]):
                 torch.save(loader.state_dict(), given["save"])
                 sys.stdout.flush()
                 os._exit(0)
