@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -82,9 +83,13 @@ def start_to_last(start: Callable[[], None]) -> None:
 
     `spawn.end_with_parent` counts from the end of the thread that starts a child. The main thread
     starts its children itself, as torch does; callers of other threads wait.
+
+    A child that is forked has another stdin: the script may hold its lock for as long as it waits
+    for a line (a debugger's, say), and multiprocessing would close it first of all.
     """
+    _leave_stdin_to_the_parent()
     if threading.current_thread() is threading.main_thread():
-        start()
+        _fork_without_stdin(start)
         return
     started: Future[None] = Future()
     # By pid: a forked child inherits the cached queue, but not its thread.
@@ -101,7 +106,7 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
         while True:
             start, started = starts.get()
             try:
-                start()
+                _fork_without_stdin(start)
             except BaseException as err:
                 started.set_exception(err)
             else:
@@ -109,6 +114,29 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
 
     threading.Thread(target=run, name="stoker-starter", daemon=True).start()
     return starts
+
+
+_here = threading.local()
+
+
+def _fork_without_stdin(start: Callable[[], None]) -> None:
+    _here.forks_a_child = True
+    try:
+        start()
+    finally:
+        _here.forks_a_child = False
+
+
+@functools.lru_cache(maxsize=1)
+def _leave_stdin_to_the_parent() -> None:
+    os.register_at_fork(after_in_child=_replace_stdin)
+
+
+def _replace_stdin() -> None:
+    """Replaces stdin, in a child that was just forked here."""
+    if getattr(_here, "forks_a_child", False):
+        _here.forks_a_child = False
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
 
 
 def ended_words(code: int) -> str:
