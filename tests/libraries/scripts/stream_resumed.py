@@ -1,7 +1,7 @@
 """Saves and loads the state of a stream of a library in mid-epoch. Argument: one JSON object.
 
 Prints a line per batch. `folder` holds the data, which the first run writes; with `save`, a file,
-it saves there before batch `save_at` of epoch `save_epoch`, and ends; with `load` it begins from it.
+it saves there before batch `save_at` of epoch `save_epoch`, and ends; with `load` it begins there.
 With `asks_at_once` a dataset is asked for its own state after each batch.
 """
 
