@@ -134,7 +134,14 @@ def _divides(answers: set[bool | None]) -> bool | None:
 def host_of(
     rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings, is_named: bool
 ) -> ProfiledHost:
-    """Returns the hosts under their best known name; `is_named`: the workload has `group`'s."""
+    """Returns the hosts under the best known type: the user's, then the host's, then `group`'s.
+
+    Args:
+        rank: A result of a rank of these hosts.
+        group: Today's hosts.
+        settings: With the type that the user gave.
+        is_named: Whether the workload names the type of `group`.
+    """
     inventory = rank.inventory or Inventory()
     given = settings.instance_type
     name = group.instance_type
@@ -209,7 +216,7 @@ class _MeasuredRank:
         self.batch = rank.batch
         self.num_workers = rank.num_workers
         # Workers that make every vCPU of this rank busy.
-        self.share = max(1, round(rank.vcpus) // rank.ranks_on_host)
+        self.num_busy_workers = max(1, round(rank.vcpus) // rank.ranks_on_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +235,7 @@ class _GlobalStep:
         used_cpu_seconds: CPU time of the steps as they are.
     """
 
-    whole: tuple[_MeasuredRank, ...]
+    measured_ranks: tuple[_MeasuredRank, ...]
     waiting: _MeasuredRank
     slowest: _MeasuredRank
     loader_cpu: Quartiles
@@ -245,18 +252,18 @@ class _GlobalStep:
     def batch_bytes(self) -> float:
         """Bytes of a global batch: the mean of several, or of the one that was looked at."""
         if self.batch_sizes is None:
-            return float(sum(rank.batch.num_bytes for rank in self.whole))
+            return float(sum(rank.batch.num_bytes for rank in self.measured_ranks))
         return self.batch_sizes.mean
 
     @property
-    def ranks(self) -> list[RankResult]:
+    def results(self) -> list[RankResult]:
         """Results of all ranks, in their order."""
-        return [rank.result for rank in self.whole]
+        return [rank.result for rank in self.measured_ranks]
 
     @property
     def signs(self) -> list[Signs]:
         """Signs of all ranks, in their order."""
-        return [signs_of(rank) for rank in self.ranks]
+        return [signs_of(rank) for rank in self.results]
 
 
 def combine(
@@ -272,15 +279,24 @@ def combine(
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
-    Where not `is_named`, the type of `group` is a guess, and what the host reports is better.
+    Args:
+        ranks: A result of each.
+        group: Today's hosts.
+        settings: They name the type, and what part of a step may stay unexplained.
+        workload_sha256: Of the workload file; None: there is none.
+        what: Facts of the run, which the profile keeps as they are.
+        is_named: Whether the workload names the type of `group`; if not, that is a guess, and what
+            the host reports is better.
+        workload_keys: Keys of the workload that make a profile another one, with their values.
+        gpus: Load of the GPUs during the job.
 
     Raises:
         UsageError: If there are no ranks, some are missing, or one lacks a part.
     """
     timed = with_one_step(_with_what_they_had(_complete(ranks)))
     total = _global_step(without_stops(timed))
-    ranks = total.ranks
-    host = host_of(ranks[0], group=group, settings=settings, is_named=is_named)
+    results = total.results
+    host = host_of(results[0], group=group, settings=settings, is_named=is_named)
     profile = Profile(
         workload_sha256=workload_sha256,
         workload_keys={**workload_keys} if workload_keys else None,
@@ -288,47 +304,50 @@ def combine(
         step=_terms_of(total),
         observed=_observed(total, gpus),
         spread=_spreads_of(total),
-        loader_rates=_loader_rates(ranks),
-        transforms=transforms_of(ranks),
-        gpu_decoding=next((rank.gpu_decoding for rank in ranks if rank.gpu_decoding), None),
-        loader=loader_of(ranks),
+        loader_rates=_loader_rates(results),
+        transforms=transforms_of(results),
+        gpu_decoding=next((rank.gpu_decoding for rank in results if rank.gpu_decoding), None),
+        loader=loader_of(results),
         epochs=epochs_of(total.waiting.result, batch_in_one_worker=_loader_wall(total.waiting)),
-        memory=memory_of(ranks),
-        what={**what, **_facts_of(total, note=note_of_host(ranks[0], host))},
+        memory=memory_of(results),
+        what={**what, **_facts_of(total, note=note_of_host(results[0], host))},
     )
     return _checked(profile, total, settings=settings)
 
 
 def _global_step(ranks: Sequence[RankResult]) -> _GlobalStep:
-    whole = tuple(_MeasuredRank(rank) for rank in ranks)
+    measured_ranks = tuple(_MeasuredRank(rank) for rank in ranks)
     wait_shares = {place: signs_of(rank).wait_share for place, rank in enumerate(ranks)}
-    handovers = [seconds for seconds in map(_handover, whole) if seconds]
+    handovers = [seconds for seconds in map(_handover, measured_ranks) if seconds]
     batch_bytes = [rank.reads.batch_bytes if rank.reads else None for rank in ranks]
     return _GlobalStep(
-        whole=whole,
-        waiting=whole[waits_longest(wait_shares)],
+        measured_ranks=measured_ranks,
+        waiting=measured_ranks[waits_longest(wait_shares)],
         slowest=_MeasuredRank(slowest_of(ranks)),
-        loader_cpu=_added([_loader_cpu(rank) for rank in whole]),
-        loader_wall=_added_if_known([_loader_wall(rank) for rank in whole]),
-        trainer_cpu=_added([rank.accelerator.trainer_cpu_seconds for rank in whole]),
+        loader_cpu=_added([_loader_cpu(rank) for rank in measured_ranks]),
+        loader_wall=_added_if_known([_loader_wall(rank) for rank in measured_ranks]),
+        trainer_cpu=_added([rank.accelerator.trainer_cpu_seconds for rank in measured_ranks]),
         handover=max(handovers, key=lambda seconds: seconds.median, default=None),
         receives=tuple(rank.receive for rank in ranks if rank.receive is not None),
-        batch_sizes=_added_if_known([rank.batch.sizes for rank in whole]),
+        batch_sizes=_added_if_known([rank.batch.sizes for rank in measured_ranks]),
         read_bytes=_added_if_known(batch_bytes),
         storage_rate=storage_rate_of(ranks),
         used_cpu_seconds=sum(
-            rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds for rank in whole
+            rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds
+            for rank in measured_ranks
         ),
     )
 
 
 def _terms_of(total: _GlobalStep) -> StepTerms:
-    whole, waiting, slowest = total.whole, total.waiting, total.slowest
+    measured_ranks, waiting, slowest = total.measured_ranks, total.waiting, total.slowest
     cpu_seconds, receives = total.loader_cpu.mean, total.receives
     # Today's loader is torch's own: it takes what the trainer's thread spent in next().
-    local_receives = [rank.as_is.receive_seconds for rank in whole if rank.num_workers]
+    local_receives = [rank.as_is.receive_seconds for rank in measured_ranks if rank.num_workers]
     # A host's workers, all its ranks together: plans count by hosts.
-    on_first_host = [rank for rank in whole if rank.result.host == whole[0].result.host]
+    on_first_host = [
+        rank for rank in measured_ranks if rank.result.host == measured_ranks[0].result.host
+    ]
     return StepTerms(
         step_seconds=waiting.as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
@@ -341,11 +360,13 @@ def _terms_of(total: _GlobalStep) -> StepTerms:
         hidden_load_seconds=_hidden_load_seconds(waiting),
         handover_seconds=total.handover.median if total.handover else None,
         receive_cpu_seconds=max((receive.cpu_seconds.mean for receive in receives), default=None),
-        loader_wall_seconds=_worker_seconds(whole, wall=total.loader_wall, cpu_seconds=cpu_seconds),
+        loader_wall_seconds=_worker_seconds(
+            measured_ranks, wall=total.loader_wall, cpu_seconds=cpu_seconds
+        ),
         trainer_cpu_seconds=total.trainer_cpu.mean,
         used_cpu_seconds=total.used_cpu_seconds,
         num_workers=sum(rank.num_workers for rank in on_first_host),
-        global_batch_size=sum(rank.batch.samples for rank in whole),
+        global_batch_size=sum(rank.batch.samples for rank in measured_ranks),
         batch_bytes=total.batch_bytes,
         read_bytes=_mean_of(total.read_bytes),
         storage_bytes_per_second=_mean_of(total.storage_rate),
@@ -384,10 +405,10 @@ def _spreads_of(total: _GlobalStep) -> dict[str, Spread]:
 
 
 def _observed(total: _GlobalStep, gpus: GpuLoads) -> Observed:
-    ranks = total.ranks
+    ranks = total.results
     vcpus_of_hosts = {rank.host: rank.vcpus for rank in ranks}
     # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
-    had_seconds = total.whole[0].as_is.step_seconds.mean * sum(vcpus_of_hosts.values())
+    had_seconds = total.measured_ranks[0].as_is.step_seconds.mean * sum(vcpus_of_hosts.values())
     speed_spreads = [speed_spread(rank.evidence.core_looks) for rank in ranks if rank.evidence]
     return Observed(
         cpu_utilization=min(1.0, total.used_cpu_seconds / had_seconds),
@@ -402,15 +423,15 @@ def _observed(total: _GlobalStep, gpus: GpuLoads) -> Observed:
 
 def _facts_of(total: _GlobalStep, *, note: str | None) -> dict[str, Value]:
     """Returns what else is known of the training; `note`: on its host."""
-    first = total.ranks[0]
+    first = total.results[0]
     notes: list[str] = []
-    for rank in total.ranks:
+    for rank in total.results:
         notes += rank.notes
     if note:
         notes.append(note)
     facts: dict[str, Value] = {
         "versions": {**first.versions},
-        "ranks": len(total.whole),
+        "ranks": len(total.measured_ranks),
         "notes": [*dict.fromkeys(notes)],
     }
     if first.seed is not None:
@@ -426,12 +447,12 @@ def _checked(profile: Profile, total: _GlobalStep, *, settings: ProfileSettings)
     """Returns the profile with its states, its fixes, and whether its parts explain the step."""
     parts = parts_of(profile)
     step = profile.timed_step
-    short, memory_fixes = memory_findings(profile.memory, total.ranks, read_bytes=step.read_bytes)
-    states = find_states(total.ranks, parts=parts)
+    short, memory_fixes = memory_findings(profile.memory, total.results, read_bytes=step.read_bytes)
+    states = find_states(total.results, parts=parts)
     if short is not None:
         # First: a process that is killed ends all else.
         states = (short, *states)
-    fixes = find_fixes(total.ranks, parts=parts, step=step, states=states)
+    fixes = find_fixes(total.results, parts=parts, step=step, states=states)
     fixes = (*fixes, *memory_fixes)
     check = None
     if parts:
@@ -553,8 +574,8 @@ def _without_strays(rank: RankResult, *, inside: float, outside: float) -> RankR
 
 
 def _loader_cpu(rank: _MeasuredRank) -> Quartiles:
-    # Else with most workers: hyper-threads and caches are shared as in real work.
-    drain = _drain_with(rank.result.drains, workers=rank.share)
+    # With every vCPU busy: hyper-threads and caches are shared as in real work.
+    drain = _drain_with(rank.result.drains, workers=rank.num_busy_workers)
     if drain:
         return drain.cpu_seconds
     # Not tried alone: its workers' CPU while the model trained, or what the trainer used more.
@@ -573,13 +594,14 @@ def _handover(rank: _MeasuredRank) -> Quartiles | None:
     if rank.result.uses_cuda or rank.as_is.clock != HOST:
         return None
     drains = [drain for drain in rank.result.drains if drain.handover_seconds is not None]
-    drain = _drain_with(drains, workers=rank.num_workers or rank.share)
+    drain = _drain_with(drains, workers=rank.num_workers or rank.num_busy_workers)
     if drain is None:
         return None
     return drain.handover_seconds
 
 
 def _drain_with(drains: Sequence[Drain], *, workers: int) -> Drain | None:
+    """Returns the trial with that many workers, else the one with most; None: there is none."""
     return max(drains, key=lambda drain: (drain.workers == workers, drain.workers), default=None)
 
 
@@ -658,24 +680,38 @@ def _check(
     settings: ProfileSettings,
 ) -> Check:
     predicted = parts.step_seconds
-    measured = total.whole[0].as_is.step_seconds.median
+    measured = total.measured_ranks[0].as_is.step_seconds.median
     error = predicted / measured - 1
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance
-    signs = total.signs
-    # Two states have time that no part knows: with it, their step must be the measured one.
-    explaining = (
-        state.id
-        for state in states
-        if (step := _step_with(state.id, signs, parts, measured_seconds=measured)) is not None
-        and abs(step / measured - 1) <= tolerance
-    )
+    state = None
+    if not is_explained:
+        state = _explaining_state(parts, total, states, tolerance=tolerance)
     return Check(
         predicted_step_seconds=predicted,
         error=error,
         explained=is_explained,
-        state=None if is_explained else next(explaining, None),
+        state=state,
     )
+
+
+def _explaining_state(
+    parts: Parts,
+    total: _GlobalStep,
+    states: Sequence[ProfileState],
+    *,
+    tolerance: float,
+) -> str | None:
+    """Returns the state that has the time that no part knows; None: there is none.
+
+    With that time, the step of the state must be the measured one.
+    """
+    measured = total.measured_ranks[0].as_is.step_seconds.median
+    for state in states:
+        step_seconds = _step_with(state.id, total.signs, parts, measured_seconds=measured)
+        if step_seconds is not None and abs(step_seconds / measured - 1) <= tolerance:
+            return state.id
+    return None
 
 
 def observed_profile(job: ObservedJob, *, sizes: Mapping[str, tuple[int, int]]) -> Profile:
