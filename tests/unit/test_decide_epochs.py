@@ -201,3 +201,35 @@ def test_who_makes_the_first_batch_is_said_as_it_is():
     assert "All workers of a data host make it together" in alone
     # The chosen plan has data hosts, and the prediction that sooner start.
     assert "begins with" not in text_on(16)
+
+
+def start_on(count: int, *, feed: FeedSettings, batch_bytes: int = 1 << 20) -> float:
+    """The predicted wait for an epoch's first batch where so many data hosts make all batches."""
+    loader = ProfiledLoader(class_name="torch.DataLoader", reach="torch", splits=True)
+    profile = h100(EPOCHS, batch_bytes=batch_bytes)
+    groups = (
+        Group(name="dnn", role="dnn", instance_type="local.c4", count=1, workers_per_host=0),
+        Group(name="data", role="data", instance_type="local.c4", count=count),
+    )
+    decision = decided(
+        msgspec.structs.replace(profile, loader=loader),
+        catalog=LOCAL,
+        objective="time",
+        extra_clusters=(groups,),
+        feed=feed,
+    )
+    alike = [plan for plan in decision.plans if types_of(plan.groups) == types_of(groups)]
+    (outcome,) = [plan.predicted for plan in alike if plan.groups[0].workers_per_host == 0]
+    assert outcome is not None
+    assert outcome.whole_step_seconds is not None
+    return 42 * (outcome.whole_step_seconds - outcome.step_seconds)
+
+
+def test_first_batch_that_three_data_hosts_make_comes_that_much_sooner():
+    assert start_on(1, feed=FeedSettings()) == pytest.approx(0.65 / 4)
+    assert start_on(3, feed=FeedSettings()) == pytest.approx(0.65 / 12)
+    assert start_on(3, feed=FeedSettings(split_batches=False)) == pytest.approx(0.65)
+
+
+def test_first_batch_whose_samples_take_long_on_the_network_is_one_hosts():
+    assert start_on(3, feed=FeedSettings(), batch_bytes=80 << 20) == pytest.approx(0.65 / 4)

@@ -1,21 +1,32 @@
 """Whole epochs of a plan: its steps, the wait for each first batch, and what lies between.
 
-One host makes an epoch's first batch, so it is not there sooner than that host's CPU allows, and
-more hosts do not help. With torch's own loader one worker makes it; with the feed all workers of
-the host do, where its samples are made one by one (docs/feed.md, "Several workers, one batch").
+With torch's own loader one worker makes an epoch's first batch. With the feed all workers of a host
+do, where its samples are made one by one, and several data hosts together where that is worth the
+samples' way (docs/feed.md, "Several workers, one batch").
 Validation and checkpoints take as long with any data hosts.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from stoker.decide.model import ClusterShape, Hosts, Work, worker_seconds
+from stoker.decide.model import (
+    NETWORK_EFFICIENCY,
+    ClusterShape,
+    Hosts,
+    Work,
+    worker_seconds,
+)
 from stoker.records import EpochPause, EpochTimes
 from stoker.records.workload import MIN_SPLIT_SECONDS
 
 # Which host makes the first batch is not known, nor what else its cores do then.
 _START_WIDTH = 0.25
+# Of the samples' way, what a batch is there sooner at least, where data hosts make it together
+# (feed.trainer.shared_batch).
+_MIN_SHARING_GAIN = 4.0
 
 
 class Bounds(NamedTuple):
@@ -57,6 +68,8 @@ def _start(todays: EpochPause | None, work: Work, shape: ClusterShape) -> EpochP
             return todays
         return None
     first = max(_first_seconds(work, hosts) for hosts in makers)
+    if shape.dnn.workers == 0:
+        first = min(first, _shared_seconds(work, shape.data, alone=first))
     # At most as long as in one worker: what a profile cannot see, such as samples that are
     # pictures of PIL, keeps the workers from sharing.
     longest = max(_batch_seconds(work, hosts) for hosts in makers)
@@ -92,6 +105,29 @@ def _first_seconds(work: Work, hosts: Hosts) -> float:
     if not work.splits or alone < MIN_SPLIT_SECONDS:
         return alone
     return alone / (hosts.all_workers // hosts.count)
+
+
+def _shared_seconds(work: Work, data: Sequence[Hosts], *, alone: float) -> float:
+    """Returns the seconds in which data hosts make an epoch's first batch together.
+
+    Args:
+        work: Of a step.
+        data: The data hosts, which make all batches.
+        alone: In which one of them makes it; returned where it is not worth that others help.
+    """
+    count = sum(hosts.count for hosts in data)
+    longest = max(_batch_seconds(work, hosts) for hosts in data)
+    if not work.splits or count < 2 or longest < MIN_SPLIT_SECONDS:
+        return alone
+    ranks = work.ranks * work.ranks_per_process
+    together = longest * max(1.0, ranks) / sum(hosts.all_workers for hosts in data)
+    # What the others make goes to the trainer, and from there to the host that collates.
+    slowest = min(hosts.instance.sustained_gbps or math.inf for hosts in data)
+    moved_bytes = 2 * (1 - 1 / count) * work.batch_bytes / ranks
+    way = moved_bytes * 8 / (NETWORK_EFFICIENCY * slowest * 1e9)
+    if alone - together < _MIN_SHARING_GAIN * way:
+        return alone
+    return together
 
 
 def _batch_seconds(work: Work, hosts: Hosts) -> float:
