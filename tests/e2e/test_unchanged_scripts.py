@@ -14,7 +14,6 @@ import pytest
 
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import Done, process
-from support.forked_tree import COLD
 from support.local_job import assert_nothing_left
 from support.unchanged import BATCH_SIZE, PLAIN, STREAM, Script, batches_of_data_hosts, losses
 
@@ -93,12 +92,8 @@ def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path, script):
     project(tmp_path, script)
     # Where other programs disturb the profile, it trains on these.
     hosts = ("--group", "dnn=local.c1:1", "--group", "data=local.c1:1:1")
-    environ = ENVIRON
-    if script.ranks > 1:
-        # Once a rank that was forked did not end, after its last step: as for users, here.
-        environ = ENVIRON | COLD
     done = process(
-        "run", "workload.yaml", "--yes", *hosts, cwd=tmp_path, env=environ, timeout=TIMEOUT_SECONDS
+        "run", "workload.yaml", "--yes", *hosts, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS
     )
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
@@ -108,7 +103,7 @@ def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path, script):
     # Fed: every step of every epoch came through the feed, and the data host made all batches.
     fed = run.with_name("fed")
     words = ("train", "workload.yaml", "--name", "fed", *hosts, "--set", "feed.local_workers=0")
-    train = process(*words, cwd=tmp_path, env=environ, timeout=TIMEOUT_SECONDS)
+    train = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
     assert train.returncode == 0, train.stderr
     assert read_json(fed / "training.json", Training).steps == script.steps
     assert batches_of_data_hosts((fed / "feed.csv").read_text()) >= 1

@@ -36,7 +36,10 @@ def main():
             if dist.get_rank() == 0:
                 print(f"loss {loss.item():.6f}", flush=True)
     dist.destroy_process_group()
+    # Kept: what frees it here holds Python's lock and waits for gloo's thread, which may still free
+    # the last tensor and wait for that lock, for ever (PyTorch 2.13, without stoker as well).
+    return model
 
 
 if __name__ == "__main__":
-    main()
+    model = main()
