@@ -110,6 +110,15 @@ def piped(length: int = 30) -> Dataset[object]:
     return ids.map(drawn)
 
 
+def forked() -> Dataset[object]:
+    ids, others = IterableWrapper(range(30)).sharding_filter().fork(2, buffer_size=100)
+    return ids.map(drawn).zip(others.shuffle(buffer_size=5)).map(first_of)
+
+
+def first_of(pair: tuple[dict[str, object], int]) -> dict[str, object]:
+    return {**pair[0], "other": pair[1]}
+
+
 def chained() -> Dataset[object]:
     return ChainDataset([Divided(11), Shuffled(13)])
 
@@ -120,6 +129,7 @@ KINDS: dict[str, Callable[[], Dataset[object]]] = {
     "counted": Counted,
     "an error": Broken,
     "data pipe": piped,
+    "data pipe in two": forked,
     "chain": chained,
 }
 LOADERS: dict[str, dict[str, object]] = {
