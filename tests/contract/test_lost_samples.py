@@ -233,8 +233,8 @@ def parts_made(monkeypatch):
     parts: list[tuple[int, int]] = []
     next_job = SplitBatch.next_job
 
-    def noted(split):
-        job = next_job(split)
+    def noted(split, *, helps):
+        job = next_job(split, helps=helps)
         if job is not None:
             parts.append((job.first, job.last))
         return job
