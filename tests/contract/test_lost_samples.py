@@ -1,6 +1,7 @@
 """Samples that end or block their worker are found one by one, and count as bad ones."""
 
 import contextlib
+import dataclasses
 import faulthandler
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import splitting
 from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import SplitBatch, WorkerJob
+from stoker.feed.workers.pipe import MakeAlone
 from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
 
@@ -128,7 +130,8 @@ def wait_for_worker(pool):
 
 def job_again(result):
     result.discard()
-    return result.job
+    # The batch, whatever the last order of the search in it was.
+    return dataclasses.replace(result.job, again=None)
 
 
 def made(pool, jobs, *, at_turn=lambda: None, is_asked_again=False):
@@ -166,7 +169,10 @@ def value_of(result):
 
 
 class Killer:
-    """Kills a worker that has a job, now and then."""
+    """Kills a worker that has a job, now and then.
+
+    Not one that makes a sample alone: two such kills are what condemns the sample.
+    """
 
     def __init__(self, pool, times, seed=0):
         self.pool = pool
@@ -174,7 +180,8 @@ class Killer:
         self.rng = random.Random(seed)
 
     def strike(self):
-        busy = [one for one in self.pool._workers.values() if one.jobs and one.is_ready]
+        ready = [one for one in self.pool._workers.values() if one.jobs and one.is_ready]
+        busy = [one for one in ready if not isinstance(one.jobs[0].again, MakeAlone)]
         if not (busy and self.left) or self.rng.random() < 0.7:
             return
         self.left -= 1
