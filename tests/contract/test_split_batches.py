@@ -476,7 +476,7 @@ def values_of_unshared(pool, dataset, heavy):
 
     def end_if_decided(turn):
         assert not pool._splits
-        if not any(worker.is_to_be_looked_at for worker in pool._workers.values()):
+        if not any(worker.has_undecided for worker in pool._workers.values()):
             (dataset.folder / "decided").touch()
 
     return made(pool, [heavy], at_turn=end_if_decided)
@@ -522,12 +522,12 @@ def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
     heavy = job(9, range(100, 112))
     expected = in_one_worker(tmp_path, [*BEGIN, heavy], padded_pairs)
     dataset = Heavy(parts_folder(tmp_path), {106: range(107, 112)})
-    places = pools.WorkerEnd.next_places
+    places = pools.WorkerEnd.take_undecided
 
     def late(worker):
         return [(one, max(0, place - behind)) for one, place in places(worker)]
 
-    monkeypatch.setattr(pools.WorkerEnd, "next_places", late)
+    monkeypatch.setattr(pools.WorkerEnd, "take_undecided", late)
     with pool_of(dataset, padded_pairs, num_workers=4) as pool:
         made(pool, BEGIN)
         values = made(pool, [heavy])

@@ -56,7 +56,10 @@ CLOSE_SECONDS = 8.0
 
 
 class Requester:
-    """Sends the I/O thread's requests; callers hold the lock."""
+    """The I/O thread's orders to data hosts and local workers.
+
+    Callers hold the lock, but for `take_roster` and `pass_on`.
+    """
 
     def __init__(
         self, shared: SharedState, settings: ProcessSettings, links: Mapping[str, AgentLink]
@@ -76,9 +79,11 @@ class Requester:
         self._warned_of: set[str] = set()
 
     def announce(self, session: FeedSession) -> None:
+        """Opens the loader's dataset on hosts that lack it, and cancels its earlier epochs."""
         session.has_news = False
         if session.spec is None:
             return
+        # An epoch that is over is cancelled, too.
         before = session.epoch_id + (not session.is_busy)
         if session.local is not None:
             session.local.cancel(before_epoch_id=before)

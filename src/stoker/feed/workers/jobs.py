@@ -33,6 +33,11 @@ class WorkerJob:
     again: pipe.MakeAgain | pipe.MakeAlone | None = None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is the trainer's order for a whole batch: no part, and no second try."""
+        return self.split is None and self.again is None
+
+    @property
     def whole(self) -> "WorkerJob":
         """The job for the whole batch."""
         return self if self.split is None else self.split.job

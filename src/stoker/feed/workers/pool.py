@@ -130,7 +130,7 @@ class WorkerEnd:
         progress: Which sample it makes, of a map-style dataset.
         hung_at: The sample for which it was killed, as that took too long.
         num_answered: Jobs that it has answered.
-        num_looked_at: Of its jobs, with these: whether others should make their rest was decided.
+        num_decided: Of its jobs, with these: whether others should make their rest was decided.
         kills_before: Processes of this host that the kernel had killed for memory as it started.
     """
 
@@ -150,7 +150,7 @@ class WorkerEnd:
     progress: ProgressView | None = None
     hung_at: SamplePlace | None = None
     num_answered: int = 0
-    num_looked_at: int = 0
+    num_decided: int = 0
     kills_before: int | None = field(default_factory=machine.num_memory_kills)
 
     @property
@@ -158,9 +158,9 @@ class WorkerEnd:
         return self.up is not None and self.up.is_ready
 
     @property
-    def is_to_be_looked_at(self) -> bool:
+    def has_undecided(self) -> bool:
         """Whether it has a job of which it is not decided if others make its rest."""
-        return self.num_answered + len(self.jobs) > self.num_looked_at
+        return self.num_answered + len(self.jobs) > self.num_decided
 
     @property
     def load(self) -> int:
@@ -186,19 +186,19 @@ class WorkerEnd:
             return None
         return SampleInWork(at.place, max(0.0, now - at.begun_at), is_lone=at.is_lone)
 
-    def next_places(self) -> list[tuple[WorkerJob, int]]:
+    def take_undecided(self) -> list[tuple[WorkerJob, int]]:
         """Returns its jobs of which nothing was decided, with the place that it makes next."""
         places: list[tuple[WorkerJob, int]] = []
         for position, job in enumerate(self.jobs):
-            if self.num_answered + position < self.num_looked_at:
+            if self.num_answered + position < self.num_decided:
                 continue
             at = self.at if position == 0 else None
             if position or (at is not None and at.place >= 0):
                 places.append((job, 0 if at is None else at.place + 1))
-        self.num_looked_at = self.num_answered + len(self.jobs)
+        self.num_decided = self.num_answered + len(self.jobs)
         return places
 
-    def stop(self, job: WorkerJob, place: int) -> None:
+    def stop_before(self, job: WorkerJob, place: int) -> None:
         """Has it make a batch only up to that place."""
         if self.progress is not None:
             self.progress.stop(self.num_answered + self.jobs.index(job) + 1, place)
@@ -351,7 +351,8 @@ class WorkerPool:
         # Of jobs of which a worker died.
         self._searches: dict[tuple[object, ...], LossSearch] = {}
         self._retries: deque[WorkerJob] = deque()
-        # Of the workers as they are; None: they have changed since.
+        # Cached `_load`. Whoever changes a worker's jobs, readiness or lateness, `_workers` or
+        # `_splits` sets it to None.
         self._known_load: _Load | None = None
         # Jobs without a result, and how often each was late.
         self._open: dict[tuple[object, ...], int] = {}
@@ -361,14 +362,14 @@ class WorkerPool:
         self._can_split = splits is not False
         self._splits: list[SplitBatch] = []
         self._split_costs = SplitCosts(always_pays=splits is True)
-        # Of the sessions' last epochs: how many jobs have begun.
-        self._begun: dict[str, tuple[int, int]] = {}
-        self._has_begun = num_workers > 0
+        # By session: its last epoch, and the jobs of it so far.
+        self._num_assigned: dict[str, tuple[int, int]] = {}
+        self._had_workers = num_workers > 0
         self._is_closed = False
         self.last_death = ""
         try:
             for number in range(num_workers):
-                self._begin(number, deaths_in_a_row=0)
+                self._start_worker(number, deaths_in_a_row=0)
         except BaseException:
             self.close()
             raise
@@ -388,7 +389,7 @@ class WorkerPool:
 
     @property
     def is_dead(self) -> bool:
-        return self._has_begun and not self._workers
+        return self._had_workers and not self._workers
 
     @property
     def idle_count(self) -> int:
@@ -436,9 +437,8 @@ class WorkerPool:
         """
         if job.order.stream is not None:
             return self._assign_pinned(job)
-        is_whole = job.split is None and job.again is None
         is_shared = bool(self._splits) and self._split_with(job) is not None
-        if self._can_split and is_whole and not is_shared and self._begins_split(job):
+        if self._can_split and job.is_whole and not is_shared and self._try_split(job):
             self._deal()
             return []
         in_time = self._load.workers
@@ -476,6 +476,11 @@ class WorkerPool:
         return results
 
     def handle(self, fileno: int) -> list[Result]:
+        """Reads a worker's messages, and returns what they end.
+
+        A worker that has ended, or sent nonsense, is replaced: that blocks for up to 7 s
+        (REAP_SECONDS and KILL_SECONDS).
+        """
         worker = self._workers.get(fileno) or next(
             (worker for worker in self._of_shard.values() if worker.channel.fileno() == fileno),
             None,
@@ -526,11 +531,15 @@ class WorkerPool:
         if not self._may_share:
             return None
         due = self._split_costs.heavy_seconds - self._clock()
-        waits = [w.begun_at + due for w in self._load.workers if w.is_to_be_looked_at]
+        waits = [w.begun_at + due for w in self._load.workers if w.has_undecided]
         waits = [wait for wait in waits if wait < math.inf]
         return max(0.0, min(waits)) if waits else None
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
+        """Kills hanging workers, has others make overdue jobs as well, and returns these jobs.
+
+        To be called about once a second.
+        """
         now = self._clock()
         self.kill_hanging()
         for worker in self._workers.values():
@@ -549,7 +558,7 @@ class WorkerPool:
             if split is not None:
                 split.make_first_again()
                 self._deal()
-            elif not self._splits_late(job):
+            elif not self._try_split_late(job):
                 self.assign(job)
             given.append(job.whole)
         return given
@@ -591,7 +600,7 @@ class WorkerPool:
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.whole in dropped:
-                    worker.stop(job, 0)
+                    worker.stop_before(job, 0)
         return self._lost_of([(job, -1) for job in dropped])
 
     def cancel_jobs(self) -> list[Result]:
@@ -618,7 +627,7 @@ class WorkerPool:
         yield from self._workers.values()
         yield from self._of_shard.values()
 
-    def _begin(self, number: int, *, deaths_in_a_row: int) -> None:
+    def _start_worker(self, number: int, *, deaths_in_a_row: int) -> None:
         worker = self._started(WorkerRole(number))
         worker.deaths_in_a_row = deaths_in_a_row
         self._workers[worker.channel.fileno()] = worker
@@ -669,7 +678,7 @@ class WorkerPool:
         split = self._split_with(job) if self._splits and job.again is None else None
         if split is not None:
             # In place of one that died, which had begun it alone.
-            worker.stop(job, split.begin)
+            worker.stop_before(job, split.begin)
         job.send(worker.channel)
 
     def _due_seconds(self) -> float:
@@ -678,14 +687,15 @@ class WorkerPool:
         ordered = sorted(self._seconds)
         return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * ordered[math.ceil(0.95 * len(ordered)) - 1])
 
-    def _is_first(self, result: Result) -> bool:
+    def _accept(self, result: Result) -> bool:
+        """Ends a job with its first result, and returns True; discards a later one."""
         self._searches.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
         result.discard()
         return False
 
-    def _begins_split(self, job: WorkerJob) -> bool:
+    def _try_split(self, job: WorkerJob) -> bool:
         """Divides a job into parts where that is worth it: at the begin of an epoch, and its end.
 
         The trainer waits for the first batch then. As many as there are workers are made in parts:
@@ -694,11 +704,11 @@ class WorkerPool:
         hosts make parts as well, the trainer has decided.
         """
         order = job.order
-        epoch_id, num_begun = self._begun.get(order.session, (-1, 0))
+        epoch_id, num_begun = self._num_assigned.get(order.session, (-1, 0))
         num_begun = num_begun if epoch_id == order.epoch_id else 0
-        if len(self._begun) > _MAX_SESSIONS:
-            self._begun.clear()
-        self._begun[order.session] = order.epoch_id, num_begun + 1
+        if len(self._num_assigned) > _MAX_SESSIONS:
+            self._num_assigned.clear()
+        self._num_assigned[order.session] = order.epoch_id, num_begun + 1
         is_in_middle = num_begun >= self.num_alive and not order.is_among_last
         if order.elsewhere:
             split = shared_split_of(job)
@@ -716,10 +726,9 @@ class WorkerPool:
         self._splits.append(split)
         self._known_load = None
 
-    def _splits_late(self, job: WorkerJob) -> bool:
+    def _try_split_late(self, job: WorkerJob) -> bool:
         """Has several idle workers make a batch that is late with another one: the first counts."""
-        is_whole = job.split is None and job.again is None
-        if not self._can_split or not is_whole or self._load.num_idle < 2:
+        if not self._can_split or not job.is_whole or self._load.num_idle < 2:
             return False
         split = split_of(job, num_workers=self._load.num_idle)
         if split is None:
@@ -743,14 +752,13 @@ class WorkerPool:
         now, heavy = self._clock(), self._split_costs.heavy_seconds
         due = [worker for worker in self._load.workers if now - worker.begun_at >= heavy]
         for worker in due:
-            if worker.is_to_be_looked_at and self._load.num_idle:
-                for job, place in worker.next_places():
+            if worker.has_undecided and self._load.num_idle:
+                for job, place in worker.take_undecided():
                     self._share(job, worker, place)
 
     def _share(self, job: WorkerJob, worker: WorkerEnd, place: int) -> None:
         """Has others make a batch from that place on, where that is worth it."""
-        is_whole = job.split is None and job.again is None
-        if not is_whole or job.key not in self._open or self._split_with(job) is not None:
+        if not job.is_whole or job.key not in self._open or self._split_with(job) is not None:
             return
         split = split_of(job, num_workers=max(1, self._load.num_idle), begin=place)
         if split is None:
@@ -758,7 +766,7 @@ class WorkerPool:
         seconds = self._split_costs.usual_seconds * (split.size - place) / split.size
         if not self._split_costs.pays(seconds):
             return
-        worker.stop(job, place)
+        worker.stop_before(job, place)
         self._begin_split(split)
         self._deal()
 
@@ -768,7 +776,7 @@ class WorkerPool:
             return self._survived(result.job, worker)
         if result.is_first_part:
             return self._end_of_first(result)
-        return self._end_of_batch(result) if self._is_first(result) else []
+        return self._end_of_batch(result) if self._accept(result) else []
 
     def _end_of_first(self, result: Result) -> list[Result]:
         """Takes the samples of a worker that was stopped, as others make the rest of its batch."""
@@ -824,6 +832,7 @@ class WorkerPool:
         """Returns the result of a whole batch, if this one ends it."""
         job, split = result.job, result.job.split
         if split is None:
+            # The job was for the whole batch.
             in_parts = self._split_with(job)
             if in_parts is not None:
                 # The late worker was the first.
@@ -832,6 +841,7 @@ class WorkerPool:
                 self._split_costs.add_batch(result.wall_seconds)
             return [result]
         if split.is_over:
+            # Its batch has ended otherwise: it is lost, dropped, or a late worker answered.
             result.discard()
             return []
         if result.is_unsplittable:
@@ -844,8 +854,10 @@ class WorkerPool:
             if len(split.parts) == 1:
                 self._look_at_first_part(split, result.part)
         elif job.last:
+            # No part where one was asked for: a sample raised.
             split.fail(job.first, result)
         else:
+            # The collation: the batch, or its error.
             return self._whole(split, result)
         error = split.first_error()
         return [] if error is None else self._whole(split, error)
@@ -995,7 +1007,7 @@ class WorkerPool:
         deaths = worker.deaths_in_a_row + (not is_samples)
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
             try:
-                self._begin(worker.number, deaths_in_a_row=deaths)
+                self._start_worker(worker.number, deaths_in_a_row=deaths)
             except Exception as err:
                 self.last_death += f"; it cannot be started again: {err}"
         lost: list[WorkerJob] = []
