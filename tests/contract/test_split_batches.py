@@ -268,8 +268,8 @@ def test_a_batch_that_turns_out_to_be_short_has_few_parts(monkeypatch):
 def test_later_batches_of_an_epoch_are_made_by_one_worker_each():
     with pool_of(Equal(seconds=0.002), default_collate, num_workers=2) as pool:
         made(pool, [job(number, range(8)) for number in range(2)])
-        assert not pool._begins_split(job(2, range(8)))
-        assert pool._begins_split(job(0, range(8), epoch_id=1))
+        assert not pool._try_split(job(2, range(8)))
+        assert pool._try_split(job(0, range(8), epoch_id=1))
 
 
 def test_the_last_batches_of_an_epoch_are_shared_out_with_the_bytes_of_one_worker():
@@ -629,7 +629,7 @@ def test_samples_that_cannot_go_to_others_are_made_by_one_worker_to_the_end(monk
             time.sleep(0.2 if index == 101 else 0.004)
             return super().__getitem__(index)
 
-    monkeypatch.setattr(WorkerPool, "_begins_split", lambda pool, job: False)
+    monkeypatch.setattr(WorkerPool, "_try_split", lambda pool, job: False)
     with pool_of(Slowing(), count_nones, num_workers=3) as pool:
         made(pool, BEGIN)
         values = made(pool, [job(9, range(100, 110)), job(10, range(8))])
