@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from stoker.profile.growing_objects import elements_of, grown_between, loaded_since, sizes_of
-from stoker.profile.memory_watch import ObjectsGrowth
+from stoker.profile.memory.growing_objects import elements_of, grown_between, loaded_since, sizes_of
+from stoker.profile.memory.watch import ObjectsGrowth
 
 SAMPLES = 200
 

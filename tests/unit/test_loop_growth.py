@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.profile.loop_growth import LoopWatch, _Look, grown_per_step
+from stoker.profile.memory.loop_growth import LoopWatch, _Look, grown_per_step
 
 MB = 1_000_000
 STEPS = 40

@@ -11,10 +11,10 @@ import torch
 
 from stoker.host import machine, memory_usage
 from stoker.host.memory_usage import paging, process_memory
-from stoker.profile.growing_objects import grown_between, sizes_of
-from stoker.profile.memory_states import memory_findings, memory_of
-from stoker.profile.memory_watch import MemoryWatch, _Point, growth_of, worker_pids
-from stoker.profile.python_objects import held_objects
+from stoker.profile.memory.findings import memory_findings, memory_of
+from stoker.profile.memory.growing_objects import grown_between, sizes_of
+from stoker.profile.memory.python_objects import held_objects
+from stoker.profile.memory.watch import MemoryWatch, _Point, growth_of, worker_pids
 from stoker.profile.rank_results import (
     BatchFacts,
     LoaderFacts,

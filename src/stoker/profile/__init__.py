@@ -2,7 +2,8 @@
 
 `profiled_job` submits the job and reads its results. On its hosts, `entrypoint` launches the
 command; within each trainer `phases` leads through `script_phases` and `loader_phases`, whose steps
-`steps` times. `combine` makes the profile of it, `states` says what a step waits for.
+`steps` times. `combine` makes the profile of it, `states` says what a step waits for, and `memory`
+what takes the memory.
 """
 
 from stoker.profile.explain import explain

@@ -15,7 +15,7 @@ from stoker.errors import UsageError
 from stoker.feed.timeline import waits_longest
 from stoker.platforms.sagemaker.load import group_loads
 from stoker.platforms.sagemaker.observed_job import ObservedJob
-from stoker.profile.memory_states import memory_findings, memory_of
+from stoker.profile.memory.findings import memory_findings, memory_of
 from stoker.profile.rank_results import (
     AsIs,
     Cost,

@@ -73,9 +73,9 @@ from stoker.profile.lockstep import (
     RankPlace,
     end_process,
 )
-from stoker.profile.loop_growth import LoopWatch
-from stoker.profile.memory_watch import MemoryWatch, measure_growth
-from stoker.profile.python_objects import held_objects
+from stoker.profile.memory.loop_growth import LoopWatch
+from stoker.profile.memory.python_objects import held_objects
+from stoker.profile.memory.watch import MemoryWatch, measure_growth
 from stoker.profile.rank_results import Drain, quartiles
 from stoker.profile.script_phases import Reading, Replay, StepsSoFar, VariantPhases
 from stoker.profile.states import with_one_step

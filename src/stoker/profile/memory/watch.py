@@ -22,8 +22,8 @@ from stoker.host.memory_usage import (
     paging,
     process_memory,
 )
-from stoker.profile.growing_objects import elements_of, grown_between, loaded_since, sizes_of
 from stoker.profile.loader_phases import Iterate, Loader, TaskSource, run_in_workers
+from stoker.profile.memory.growing_objects import elements_of, grown_between, loaded_since, sizes_of
 from stoker.profile.rank_results import RankMemory, WorkerGrowth
 from stoker.records import GrowingObjects
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from stoker.feed.reachable import is_users_name
 from stoker.profile.loader_phases import attributes_of, objects_below
-from stoker.profile.python_objects import collections_of, kept_bytes, may_hold, some_of
+from stoker.profile.memory.python_objects import collections_of, kept_bytes, may_hold, some_of
 from stoker.records import GrowingObjects
 
 # Of samples made: a cache that is hit as often as not still grows by half of them.
