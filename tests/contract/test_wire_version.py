@@ -28,7 +28,7 @@ PINNED = {
     "version": 9,
     "messages": "024e1a49845354b5",
     "trees": "068c33ab6c255c3a",
-    "pickles": "5d4d7669f102c5f8",
+    "pickles": "93fa4b77e8cabf62",
 }
 
 UNIONS = {

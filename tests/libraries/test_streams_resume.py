@@ -65,6 +65,21 @@ def test_a_librarys_stream_resumes_on_other_hosts(hosts, tmp_path, library):
     fed = hosts.train(**given, load=path, workers=0, script=SCRIPT, env=QUIET)
     assert fed.finish() == expected[SAVE_AT:]
     assert "stream_resumed" in fed.errors
+    assert "loader_made_here" not in saved.errors + fed.errors
+
+
+@pytest.mark.parametrize("persists", [False, True])
+def test_a_stream_of_hugging_face_is_fed_by_hosts_and_told_its_epochs(hosts, tmp_path, persists):
+    pytest.importorskip("datasets")
+    given = {"library": "datasets", "folder": str(tmp_path), "num_workers": 2}
+    given |= {"sets_epoch": True, "persists": persists}
+    expected = run_script(given, script=SCRIPT, env=QUIET).finish()
+    epochs = [[line["ids"] for line in expected if line["epoch"] == epoch] for epoch in range(2)]
+    assert epochs[0] != epochs[1]
+    fed = hosts.train(**given, workers=0, script=SCRIPT, env=QUIET)
+    assert fed.finish() == expected
+    # What persists would not see the epoch.
+    assert ("loader_made_here" in fed.errors) == persists
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

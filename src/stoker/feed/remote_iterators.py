@@ -345,6 +345,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         settings=InheritedSettings.of_this_process(),
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
+        outlives_epochs=is_iterable and loader.persistent_workers,
         on_error="raise" if is_iterable else process.settings.feed.on_error,
     )
 

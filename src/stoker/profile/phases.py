@@ -860,6 +860,7 @@ def _spec_of(loader: Loader) -> DatasetSpec:
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=loader.worker_init_fn,
+        outlives_epochs=loader.persistent_workers,
     )
 
 

@@ -2,7 +2,8 @@
 
 Prints a line per batch. `folder` holds the data, which the first run writes; with `save`, a file,
 it saves there before batch `save_at` of epoch `save_epoch`, and ends; with `load` it begins there.
-With `asks_at_once` a dataset is asked for its own state after each batch.
+With `asks_at_once` a dataset is asked for its own state after each batch; with `sets_epoch` it is
+told each epoch before that begins; with `persists` its workers outlive it.
 """
 
 import hashlib
@@ -229,7 +230,7 @@ def digest(batch: dict[str, object]) -> str:
 
 def main() -> None:
     given: dict[str, Any] = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
-    given |= {"save_epoch": 0}
+    given |= {"save_epoch": 0, "sets_epoch": False, "persists": False}
     given |= json.loads(sys.argv[1])
     if given["asks_at_once"]:
         own_states.MIN_SECONDS = own_states._SHARE = 0.0
@@ -238,7 +239,10 @@ def main() -> None:
     np.random.seed(7)
     dataset: Any = STREAMS[given["library"]](Path(given["folder"]))
     loader: stoker.DataLoader[Any] = stoker.DataLoader(
-        dataset, batch_size=4, num_workers=given["num_workers"]
+        dataset,
+        batch_size=4,
+        num_workers=given["num_workers"],
+        persistent_workers=given["persists"],
     )
     first_epoch = first = 0
     if given["load"]:
@@ -246,6 +250,8 @@ def main() -> None:
         first_epoch, first = state["epoch"], state["num_yielded"]
         loader.load_state_dict(state)
     for epoch in range(first_epoch, 2):
+        if given["sets_epoch"]:
+            dataset.set_epoch(epoch)
         iterator = iter(loader)
         for batch in range(first, COUNT):
             if (epoch, batch) == (given["save_epoch"], given["save_at"]):

@@ -188,6 +188,8 @@ class DatasetSpec:
         has_workers: Whether the script asked for any.
         start_method: How torch would start the loader's workers.
         on_error: What is done with a sample that the dataset cannot make.
+        outlives_epochs: Whether a worker keeps the dataset from epoch to epoch, and so would not
+            see an epoch that is set in a copy.
     """
 
     dataset: object
@@ -202,6 +204,7 @@ class DatasetSpec:
     start_method: StartMethod = "fork"
     settings: InheritedSettings = field(default_factory=InheritedSettings)
     on_error: Literal["raise", "skip", "replace"] = "raise"
+    outlives_epochs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +281,9 @@ def pack_spec(
             or the pickle is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
-    pickler = SpecPickler(buffer, copies_shared=copies_shared)
+    pickler = SpecPickler(
+        buffer, copies_shared=copies_shared, copies_epochs=not spec.outlives_epochs
+    )
     try:
         _dump(spec, pickler)
     except ShippingError:
@@ -372,8 +377,9 @@ def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> 
 
     Looks at `max_bytes` of its pickle, for `max_seconds` of CPU time, at most.
     """
+    file = _BoundedFile(max_bytes, max_seconds)
     try:
-        _dump(spec, SpecPickler(_BoundedFile(max_bytes, max_seconds)))
+        _dump(spec, SpecPickler(file, copies_epochs=not spec.outlives_epochs))
     except SharedMemoryError as err:
         return err.what
     except Exception:

@@ -7,6 +7,7 @@ the name that the script has for it: see script_module.
 """
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import importlib
@@ -46,6 +47,9 @@ CachedFunction = type(functools.lru_cache(len))
 # What has a name in its module.
 _NAMED = (FunctionType, type, CachedFunction)
 # They use plain pickle for what they wrap, which fails for functions of the training script.
+# A stream of Hugging Face has its epoch in shared memory, for workers of torch that persist: only
+# `set_epoch` moves it, between two epochs. Where it is unpickled it shares its epoch again.
+_SHARED_EPOCH = ("datasets.iterable_dataset", "IterableDataset", "_epoch")
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 # None: an import that is forbidden.
 _PLAIN_MODULES = (ModuleType, type(None))
@@ -120,6 +124,19 @@ def reduced(obj: object) -> tuple[object, ...] | None:
     return None
 
 
+def _of_hugging_face(obj: object) -> tuple[object, ...] | None:
+    """Returns the reduction of a stream of Hugging Face, with its epoch as a number; else None."""
+    module, name, attribute = _SHARED_EPOCH
+    kind = type(obj)
+    if not any(base.__module__ == module and base.__qualname__ == name for base in kind.__mro__):
+        return None
+    state = dict(vars(obj))
+    # Earlier versions have a number there, or none.
+    if attribute in state:
+        state[attribute] = int(state[attribute])
+    return (copyreg.__newobj__, (kind,), state)  # type: ignore[attr-defined]
+
+
 def _of_torch(obj: object) -> tuple[object, ...] | None:
     """Returns the reduction of what torch cannot pickle, or not the same each time; else None."""
     kind = type(obj)
@@ -177,10 +194,18 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     Where it cannot (see docs/feed.md, limits), each rank's spec has other bytes.
     """
 
-    def __init__(self, file: io.BytesIO, *, copies_shared: bool = False) -> None:
-        """Pickles to `file`; raises SharedMemoryError at shared memory, unless it is copied."""
+    def __init__(
+        self, file: io.BytesIO, *, copies_shared: bool = False, copies_epochs: bool = True
+    ) -> None:
+        """Pickles to `file`; raises SharedMemoryError at shared memory, unless it is copied.
+
+        Args:
+            copies_shared: All of it is copied.
+            copies_epochs: Epochs of Hugging Face's streams are copied.
+        """
         super().__init__(file, protocol=5)
         self._shared = None if copies_shared else SharedMemory()
+        self._copies_epochs = copies_epochs
         # The user's functions and classes that are pickled by name.
         self._named: list[object] = []
         # Referred to by name; imported before it is unpickled.
@@ -209,6 +234,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._shared is not None and self._shared.holds(obj):
             raise SharedMemoryError(f"it holds {sharing_of(obj)}")
         reduction = self._module_by_name(obj) or _of_torch(obj)
+        if reduction is None and self._copies_epochs:
+            reduction = _of_hugging_face(obj)
         if reduction is not None:
             return reduction
         if is_proxy(obj):
