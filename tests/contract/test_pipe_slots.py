@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import re
 import resource
 import select
 from contextlib import contextmanager
@@ -127,7 +128,7 @@ def test_a_batch_that_the_dataset_keeps_is_never_written_over():
 
 
 def num_slots():
-    return Path("/proc/self/maps").read_text().count("/memfd:stoker-")
+    return len(re.findall(r"/memfd:stoker-\d+-", Path("/proc/self/maps").read_text()))
 
 
 def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
@@ -141,6 +142,69 @@ def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
         results.pop().release()
         # The pool is still held: by whatever made it, until garbage is collected.
         assert num_slots() == before
+
+
+def held_then_given_back(pool):
+    """Has four batches wait at once, and gives them back."""
+    results = [make(pool, first) for first in (0, 8, 16, 24)]
+    for result in results:
+        result.payload = None
+        result.release()
+    pool.flush()
+    make_and_free(pool, 32)
+
+
+def make_and_free(pool, first):
+    result = make(pool, first)
+    result.payload = None
+    result.release()
+    pool.flush()
+
+
+def num_slots_of(pool):
+    """Returns how many slots there are once the worker says that no more are closed."""
+    while True:
+        ready, _, _ = select.select(list(pool.sockets()), [], [], 0.5)
+        if not ready:
+            return num_slots()
+        for fileno in ready:
+            pool.handle(fileno)
+
+
+def test_a_worker_keeps_no_memory_for_later_batches_where_it_is_short():
+    before = num_slots()
+    with pool_of(default_collate) as pool:
+        held_then_given_back(pool)
+        assert num_slots_of(pool) - before == 3
+        pool.spare_memory(0.25)
+        assert num_slots_of(pool) == before
+        make_and_free(pool, 40)
+        assert num_slots_of(pool) == before
+        pool.spare_memory(1.0)
+        held_then_given_back(pool)
+        assert num_slots_of(pool) - before == 3
+
+
+def test_a_worker_that_starts_where_memory_is_short_keeps_none_for_later_batches():
+    before = num_slots()
+    with pool_of(default_collate) as pool:
+        pool.spare_memory(0.25)
+        (worker,) = pool._workers.values()
+        worker.process.kill()
+        wait_until_ready(pool)
+        held_then_given_back(pool)
+        assert num_slots_of(pool) == before
+
+
+def wait_until_ready(pool):
+    """Waits until a worker has taken the place of one that was killed."""
+    while True:
+        ready, _, _ = select.select(list(pool.sockets()), [], [], 30.0)
+        assert ready
+        for fileno in ready:
+            pool.handle(fileno)
+        if pool.is_ready:
+            return
 
 
 def _make_one_without_descriptors(told):

@@ -406,6 +406,7 @@ class Specs:
         self._specs: dict[str, HostedSpec] = {}
         self._unused: list[str] = []
         self._results: list[Result] = []
+        self._memory_share = 1.0
 
     @property
     def is_alive(self) -> bool:
@@ -587,6 +588,12 @@ class Specs:
             pools += spec.pools.values()
         return pools
 
+    def spare_memory(self, share: float) -> None:
+        """Has workers keep less memory for later batches; see `WorkerPool.spare_memory`."""
+        self._memory_share = share
+        for pool in self._pools():
+            pool.spare_memory(share)
+
     def flush(self) -> None:
         for pool in self._pools():
             pool.flush()
@@ -628,4 +635,5 @@ class Specs:
             splits=splits_of(self._splits, name) if kind == "seeding" else False,
             rules=self._rules,
         )
+        pool.spare_memory(self._memory_share)
         return pool

@@ -405,6 +405,7 @@ class Dispatch:
             self._log.event(EventName.MEMORY_SHORT, text=words)
         if self._credits.memory_share != self._guard.share:
             self._credits.memory_share = self._guard.share
+            self._specs.spare_memory(self._guard.share)
             self.share_credits()
 
     def work(self) -> None:

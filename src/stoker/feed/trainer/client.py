@@ -123,6 +123,8 @@ class Requester:
     def ask(self, session: FeedSession, now: float) -> None:
         schedule = session.schedule
         schedule.max_bytes = self._max_bytes(session)
+        if session.local is not None:
+            session.local.spare_memory(self._shared.memory_share)
         for batch_number in schedule.overdue(now):
             self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=batch_number)
         if not schedule.is_settled and self._are_all_there(session):

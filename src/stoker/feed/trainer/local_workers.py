@@ -169,6 +169,10 @@ class LocalWorkers:
         self._hurry_at = now + _HURRY_SECONDS
         return self._pool.give_late_jobs_again()
 
+    def spare_memory(self, share: float) -> None:
+        """Has workers keep less memory for later batches; see `WorkerPool.spare_memory`."""
+        self._pool.spare_memory(share)
+
     def flush(self) -> None:
         self._pool.flush()
         self._feed()

@@ -28,6 +28,9 @@ _READ_BYTES = 1 << 16
 # For one message: a read never returns the descriptors of two (unix(7)).
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
+# Free slots that a worker keeps, warm for its next batches, where there is memory for them.
+SPARE_SLOTS = 3
+
 Received = tuple[bytes, tuple[int, ...]]
 
 
@@ -35,6 +38,12 @@ class Reuse(msgspec.Struct, frozen=True, tag=True):
     """The slot may be written again."""
 
     slot: int
+
+
+class KeepSlots(msgspec.Struct, frozen=True, tag=True):
+    """So many free slots may wait for later batches; the memory of others is freed."""
+
+    number: int
 
 
 class Up(msgspec.Struct, frozen=True, tag=True):
@@ -164,7 +173,9 @@ class LastWords(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-to_worker = msgspec.msgpack.Decoder(Make | MakePart | MakeAgain | MakeAlone | Collate | Reuse)
+to_worker = msgspec.msgpack.Decoder(
+    Make | MakePart | MakeAgain | MakeAlone | Collate | Reuse | KeepSlots
+)
 from_worker = msgspec.msgpack.Decoder(
     Up | Slot | SlotClosed | Batch | PartMade | Unsplittable | AloneMade | Error | End | LastWords
 )

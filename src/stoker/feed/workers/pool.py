@@ -365,6 +365,7 @@ class WorkerPool:
         # By session: its last epoch, and the jobs of it so far.
         self._num_assigned: dict[str, tuple[int, int]] = {}
         self._had_workers = num_workers > 0
+        self._num_spare_slots = pipe.SPARE_SLOTS
         self._is_closed = False
         self.last_death = ""
         try:
@@ -512,6 +513,19 @@ class WorkerPool:
         self.flush()
         return results
 
+    def spare_memory(self, share: float) -> None:
+        """Has workers keep less memory for later batches, where it is short.
+
+        Args:
+            share: What of the batches that may wait may wait now; 1: memory is not short.
+        """
+        number = int(pipe.SPARE_SLOTS * share)
+        if number == self._num_spare_slots:
+            return
+        self._num_spare_slots = number
+        for worker in self._all():
+            worker.channel.send(pipe.pack(pipe.KeepSlots(number)))
+
     def flush(self) -> None:
         """Returns slots to their workers, and assigns jobs that dead ones left."""
         while self._returned:
@@ -643,7 +657,10 @@ class WorkerPool:
         except BaseException:
             ours.close()
             raise
-        return WorkerEnd(role.number, Pipe(ours, blocking=False), process)
+        worker = WorkerEnd(role.number, Pipe(ours, blocking=False), process)
+        if self._num_spare_slots < pipe.SPARE_SLOTS:
+            worker.channel.send(pipe.pack(pipe.KeepSlots(self._num_spare_slots)))
+        return worker
 
     def _assign_pinned(self, job: WorkerJob) -> list[Result]:
         """Assigns the job to its shard's worker of that generation; the first one starts it."""

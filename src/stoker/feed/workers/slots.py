@@ -17,10 +17,8 @@ from torch.utils.data._utils import collate as torch_collate
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Arena, Bytes1D
 from stoker.feed.wire.pickling import RARE_DTYPES
-from stoker.feed.workers.pipe import Pipe, Slot, SlotClosed, pack
+from stoker.feed.workers.pipe import SPARE_SLOTS, Pipe, Slot, SlotClosed, pack
 
-# Free slots that a worker keeps, warm for its next batches.
-_SPARE_SLOTS = 3
 # Torch stacks them into new memory only.
 _RARE = frozenset(getattr(torch, name) for name in RARE_DTYPES if hasattr(torch, name))
 # Useless bytes that may be sent where a batch was changed after it was built in its slot.
@@ -40,6 +38,12 @@ class Slots:
         self._built: int | None = None
         self._arena: Arena | None = None
         self._last_nbytes = 0
+        self._num_spare = SPARE_SLOTS
+
+    def keep(self, number: int) -> None:
+        """Keeps so many free slots from now on."""
+        self._num_spare = number
+        self._close_spare()
 
     def reuse(self, slot: int) -> None:
         memory = self._held.pop(slot, None)
@@ -50,9 +54,7 @@ class Slots:
         view = self._views.pop(slot, None)
         if view is not None and view() is not None:
             self._close_slot(slot)
-        # The smallest: a larger one is good for smaller batches, too.
-        while len(self._free) > _SPARE_SLOTS:
-            self._close_slot(min(self._free, key=lambda number: len(self._free[number])))
+        self._close_spare()
 
     def begin(self) -> None:
         """Begins a batch, which may be built in a slot of the last one's size."""
@@ -144,6 +146,11 @@ class Slots:
         finally:
             os.close(descriptor)
         return slot, memory
+
+    def _close_spare(self) -> None:
+        # The smallest: a larger one is good for smaller batches, too.
+        while len(self._free) > self._num_spare:
+            self._close_slot(min(self._free, key=lambda number: len(self._free[number])))
 
     def _close_slot(self, slot: int) -> None:
         self._free.pop(slot)

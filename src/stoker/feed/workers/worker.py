@@ -41,6 +41,7 @@ from stoker.feed.workers.pipe import (
     Collate,
     End,
     Error,
+    KeepSlots,
     LastWords,
     MakeAgain,
     MakeAlone,
@@ -194,6 +195,9 @@ def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
             message = to_worker.decode(data)
             if isinstance(message, Reuse):
                 slots.reuse(message.slot)
+                continue
+            if isinstance(message, KeepSlots):
+                slots.keep(message.number)
                 continue
             source.begin_order()
             with _answer_to(message, descriptors, slots, source) as (reply, memory):
