@@ -178,13 +178,14 @@ class SageMakerClient(PipelineClient):
 
     def put_schedule(self, workload: Workload, wanted: Schedule) -> None:
         place = {"Name": wanted.name, "GroupName": SCHEDULE_GROUP}
-        operation = "UpdateSchedule"
-        if self._aws.find("scheduler", "GetSchedule", **place) is None:
-            operation = "CreateSchedule"
+        is_new = self._aws.find("scheduler", "GetSchedule", **place) is None
         request = schedule_request(wanted, pipeline=workload.name)
         target = {"Arn": self._uploaded(workload)["PipelineArn"], **mapping(request, "Target")}
         request |= {**place, "Target": target, "ClientToken": secrets.token_hex(16)}
-        self._aws.call("scheduler", operation, **request)
+        if is_new:
+            self._aws.call("scheduler", "CreateSchedule", **request)
+        else:
+            self._aws.call("scheduler", "UpdateSchedule", **request)
 
     def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a job."""
