@@ -325,6 +325,9 @@ class WorkerPool:
         rules: What is done with samples that end or block their worker.
     """
 
+    # Free slots that each worker keeps: fewer, where memory is short.
+    _num_spare_slots = pipe.SPARE_SLOTS
+
     def __init__(
         self,
         start: Callable[[WorkerRole, socket.socket], ChildProcess],
@@ -365,7 +368,6 @@ class WorkerPool:
         # By session: its last epoch, and the jobs of it so far.
         self._num_assigned: dict[str, tuple[int, int]] = {}
         self._had_workers = num_workers > 0
-        self._num_spare_slots = pipe.SPARE_SLOTS
         self._is_closed = False
         self.last_death = ""
         try:
