@@ -33,7 +33,7 @@ TARGET_RATE = 16000
 FFT = 512
 HOP = 160
 BANDS = 64
-BUNDLED = Path(__file__).resolve().parent / "data" / "recordings.tar.gz"
+BUNDLED = Path(__file__).resolve().parent / "data" / "recordings.tar.bz2"
 
 Clip = tuple[torch.Tensor, int]
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

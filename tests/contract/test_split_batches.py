@@ -10,7 +10,7 @@ import signal
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -699,7 +699,7 @@ def test_memory_of_parts_is_known_until_they_are_collated():
         whole.discard()
 
 
-TIMES = {"cpu_seconds": 0.0, "wall_seconds": 0.0, "send_seconds": 0.0}
+TIMES: Any = {"cpu_seconds": 0.0, "wall_seconds": 0.0, "send_seconds": 0.0}
 
 
 def shared_orders(number, indices, *, part_samples, first_elsewhere):

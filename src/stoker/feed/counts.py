@@ -10,7 +10,7 @@ Random generators are kept in the same way; see `seeding.states_here`.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from stoker.feed.reachable import attributes_of, is_users_name, reachable
+from stoker.feed.reachable import attributes_of, reachable
 
 # Objects that one walk visits, once an epoch; what is near to the dataset is found first.
 _MAX_OBJECTS = 1000
@@ -31,7 +31,7 @@ class _Attribute(NamedTuple):
 def counts_of(dataset: object) -> Counts:
     """Returns the whole numbers in attributes of a dataset, and of objects that it refers to.
 
-    Only of classes of the user.
+    Not of torch's classes.
     """
     return {one.path: one.value for one in _attributes_in(dataset)}
 
@@ -67,8 +67,8 @@ def _attributes_in(dataset: object) -> Iterator[_Attribute]:
         {"dataset": dataset}, max_objects=_MAX_OBJECTS, is_leaf=lambda one: isinstance(one, type)
     )
     for holder in within_reach:
-        # Those of libraries are set by their own code, where a data pipe's iterator begins, say.
-        if not is_users_name(type(holder.value).__module__):
+        # Torch's own code sets those of its classes, as where a data pipe's iterator begins.
+        if type(holder.value).__module__.partition(".")[0] == "torch":
             continue
         attributes = attributes_of(holder.value)
         for name, value in (attributes or {}).items():
