@@ -115,7 +115,7 @@ def test_a_change_of_stokers_code_is_one_small_layer(engine):
     print(f"the layer of stoker's own code: {size}")
     assert size.endswith("MB")
     # Source 4 MB, its compiled form, and the examples, of which recordings and digits are 4 MB.
-    # 15.2 on 2026-11-27: the code has grown by a tenth since the bound was 15.
+    # 15.8 on 2026-11-28: the code has grown by a tenth since the bound was 15.
     assert float(size.removesuffix("MB")) < 16
 
 
