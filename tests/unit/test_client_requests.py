@@ -165,6 +165,9 @@ class StartsOnlyOnce:
     def give_late_jobs_again(self) -> list[WorkerJob]:
         return []
 
+    def spare_memory(self, share: float) -> None:
+        """It keeps none."""
+
     def flush(self) -> None:
         """There is nothing to give back."""
 
