@@ -127,6 +127,9 @@ def reduced(obj: object) -> tuple[object, ...] | None:
 def _of_hugging_face(obj: object) -> tuple[object, ...] | None:
     """Returns the reduction of a stream of Hugging Face, with its epoch as a number; else None."""
     module, name, attribute = _SHARED_EPOCH
+    # Asked of each object that a first batch waits for.
+    if module not in sys.modules:
+        return None
     kind = type(obj)
     if not any(base.__module__ == module and base.__qualname__ == name for base in kind.__mro__):
         return None
