@@ -24,8 +24,9 @@ from stoker.feed.wire.protocol import BatchPart, Make
 from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import Result, WorkerJob
-from stoker.feed.workers.pool import WorkerEnd, WorkerPool
+from stoker.feed.workers.pool import WorkerPool
 from stoker.feed.workers.worker import worker_main
+from stoker.feed.workers.worker_handle import WorkerHandle
 
 SECONDS = 150
 
@@ -322,7 +323,7 @@ def test_a_worker_killed_in_a_part_changes_nothing(seed, monkeypatch):
     # the first one may be on its way, and it is at the second one. So does what it is given until
     # the pool sees its end.
     killed: set[object] = set()
-    dead: list[WorkerEnd] = []
+    dead: list[WorkerHandle] = []
     kills = 0
     give = WorkerPool._give
 
@@ -523,12 +524,12 @@ def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
     heavy = job(9, range(100, 112))
     expected = in_one_worker(tmp_path, [*BEGIN, heavy], padded_pairs)
     dataset = Heavy(parts_folder(tmp_path), {106: range(107, 112)})
-    places = pools.WorkerEnd.take_undecided
+    places = WorkerHandle.take_undecided
 
     def late(worker):
         return [(one, max(0, place - behind)) for one, place in places(worker)]
 
-    monkeypatch.setattr(pools.WorkerEnd, "take_undecided", late)
+    monkeypatch.setattr(WorkerHandle, "take_undecided", late)
     with pool_of(dataset, padded_pairs, num_workers=4) as pool:
         made(pool, BEGIN)
         values = made(pool, [heavy])

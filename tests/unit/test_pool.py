@@ -13,7 +13,8 @@ import pytest
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.pipe import Error, Pipe, Up, pack, to_worker
-from stoker.feed.workers.pool import DEPTH, FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import FIRST_OVERDUE_SECONDS, WorkerPool, WorkerRole
+from stoker.feed.workers.worker_handle import DEPTH
 
 
 class Child:

@@ -47,9 +47,10 @@ from stoker.feed.wire.process_settings import InheritedSettings
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
-from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import Maker, WorkerPool, WorkerRole
 from stoker.feed.workers.stacks import words_of
 from stoker.feed.workers.worker import worker_main
+from stoker.feed.workers.worker_handle import ChildProcess
 from stoker.host.processes import start_to_last
 from stoker.logs import EventName, Log
 

@@ -24,9 +24,10 @@ from stoker.feed.wire.protocol import BatchPart
 from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
-from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import Maker, WorkerPool, WorkerRole
 from stoker.feed.workers.splitting import Splits, splits_of
 from stoker.feed.workers.stacks import stacks_of
+from stoker.feed.workers.worker_handle import ChildProcess
 from stoker.host.processes import ended_words
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.

@@ -16,9 +16,10 @@ from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.crashes import RAISING, LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
-from stoker.feed.workers.pool import ChildProcess, Maker, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import Maker, WorkerPool, WorkerRole
 from stoker.feed.workers.splitting import Splits, splits_of
 from stoker.feed.workers.worker import worker_main
+from stoker.feed.workers.worker_handle import ChildProcess
 from stoker.host.processes import start_to_last
 
 _HURRY_SECONDS = 1.0

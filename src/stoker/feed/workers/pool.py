@@ -9,33 +9,30 @@ again, with a higher generation.
 import contextlib
 import errno
 import math
-import mmap
 import os
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.lost_samples import SampleInWork
 from stoker.feed.memory_guard import killed_words
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import BatchPart, Stream
+from stoker.feed.wire.protocol import BatchPart
 from stoker.feed.workers import pipe
 from stoker.feed.workers.crashes import RAISING, LossRules, LossSearch, WorkerDeath
 from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob, received_part
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
-from stoker.feed.workers.progress import ProgressView, SamplePlace
 from stoker.feed.workers.splitting import SplitCosts, Splits, shared_split_of, split_of
 from stoker.feed.workers.stacks import stacks_of
-from stoker.host import machine
+from stoker.feed.workers.worker_handle import DEPTH, ChildProcess, WorkerHandle
 from stoker.host.processes import descendant_pids, ended_words
 
 # From the end of a worker's connection to its exit status; from kill to end. Both block the loop.
@@ -50,21 +47,10 @@ _OVERDUE_FACTOR = 4.0
 _AGAIN_FACTOR = 4.0
 # Last batches of all workers: enough for a p95, and few enough to follow changing costs.
 _MEMORY = 32
-# The job that a worker makes, and the next: else it waits for the event loop (0.4 ms per batch).
-DEPTH = 2
 # A worker that dies that often in a row without a batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3
 # Whose epochs a pool follows: more only after that many loaders.
 _MAX_SESSIONS = 64
-
-
-class ChildProcess(Protocol):
-    """The part of multiprocessing.Process that a pool uses."""
-
-    @property
-    def exitcode(self) -> int | None: ...
-    def kill(self) -> None: ...
-    def join(self, timeout: float | None = None) -> None: ...
 
 
 def stop_all(processes: Iterable[ChildProcess]) -> None:
@@ -115,198 +101,15 @@ class WorkerRole:
     base_seed: int = 0
 
 
-@dataclass(eq=False)
-class WorkerEnd:
-    """The pool's side of a worker: process, unanswered jobs and shared memory.
-
-    Attributes:
-        deaths_in_a_row: Of the worker of that number, since its last batch.
-        stream: The one that a shard's worker was started for; None: it takes any job.
-        up: What the worker sent last of itself; until it is ready it has no job but those that
-            are pinned to it.
-        begun_at: Monotonic seconds at which it was ready and began its first job.
-        patience: How often that job was assigned to others for being late.
-        last_words: What ended its process, where that was the user's code.
-        progress: Which sample it makes, of a map-style dataset.
-        hung_at: The sample for which it was killed, as that took too long.
-        num_answered: Jobs that it has answered.
-        num_decided: Of its jobs, with these: whether others should make their rest was decided.
-        kills_before: Processes of this host that the kernel had killed for memory as it started.
-    """
-
-    number: int
-    channel: Pipe
-    process: ChildProcess
-    jobs: deque[WorkerJob] = field(default_factory=deque)
-    deaths_in_a_row: int = 0
-    slots: dict[int, mmap.mmap] = field(default_factory=dict)
-    stream: Stream | None = None
-    epoch_id: int = 0
-    up: pipe.Up | None = None
-    begun_at: float = math.inf
-    patience: int = 0
-    is_late: bool = False
-    last_words: str = ""
-    progress: ProgressView | None = None
-    hung_at: SamplePlace | None = None
-    num_answered: int = 0
-    num_decided: int = 0
-    kills_before: int | None = field(default_factory=machine.num_memory_kills)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.up is not None and self.up.is_ready
-
-    @property
-    def has_undecided(self) -> bool:
-        """Whether it has a job of which it is not decided if others make its rest."""
-        return self.num_answered + len(self.jobs) > self.num_decided
-
-    @property
-    def load(self) -> int:
-        # Behind a part nothing waits: the worker has the next part, or the collation, at once.
-        has_parts = any(job.split and not job.split.is_over for job in self.jobs)
-        return DEPTH if has_parts else len(self.jobs)
-
-    @property
-    def generation(self) -> int:
-        return self.stream.generation if self.stream is not None else -1
-
-    @property
-    def at(self) -> SamplePlace | None:
-        """What it makes, or made when it died; None: no sample, or that is not known."""
-        if self.hung_at is not None:
-            return self.hung_at
-        return self.progress.read() if self.progress is not None and self.jobs else None
-
-    def sample_in_work(self, now: float) -> SampleInWork | None:
-        """Returns the sample that it makes at `now`, by the clock that its process reads."""
-        at = self.at
-        if at is None:
-            return None
-        return SampleInWork(at.place, max(0.0, now - at.begun_at), is_lone=at.is_lone)
-
-    def take_undecided(self) -> list[tuple[WorkerJob, int]]:
-        """Returns its jobs of which nothing was decided, with the place that it makes next."""
-        places: list[tuple[WorkerJob, int]] = []
-        for position, job in enumerate(self.jobs):
-            if self.num_answered + position < self.num_decided:
-                continue
-            at = self.at if position == 0 else None
-            if position or (at is not None and at.place >= 0):
-                places.append((job, 0 if at is None else at.place + 1))
-        self.num_decided = self.num_answered + len(self.jobs)
-        return places
-
-    def stop_before(self, job: WorkerJob, place: int) -> None:
-        """Has it make a batch only up to that place."""
-        if self.progress is not None:
-            self.progress.stop(self.num_answered + self.jobs.index(job) + 1, place)
-
-    def begin(self, now: float, patience: int) -> None:
-        # Its start is not the batch's time.
-        self.begun_at = now if self.is_ready else math.inf
-        self.patience, self.is_late = patience, False
-
-    def take(
-        self,
-        data: bytes,
-        descriptors: tuple[int, ...],
-        *,
-        now: float,
-        return_slot: "Callable[[WorkerEnd, int], None]",
-    ) -> Result | None:
-        """Handles a message and closes its descriptors; returns the first job's result, if any."""
-        try:
-            message = pipe.from_worker.decode(data)
-            match message:
-                case pipe.Up() as up:
-                    self._take_up(up, descriptors, now=now)
-                case pipe.Slot(slot, nbytes):
-                    # mmap keeps a duplicate of the descriptor.
-                    self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
-                case pipe.SlotClosed(slot):
-                    self.slots.pop(slot, None)
-                case pipe.LastWords(words):
-                    self.last_words = words
-                case pipe.Batch() as batch:
-                    return self._batch(batch, return_slot)
-                case pipe.PartMade() | pipe.Unsplittable() | pipe.AloneMade():
-                    return self._part(message, descriptors)
-                case pipe.Error() | pipe.End():
-                    return self._end(message)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        return None
-
-    def _take_up(self, up: pipe.Up, descriptors: tuple[int, ...], *, now: float) -> None:
-        self.up = up
-        self.begin(now, self.patience)
-        if descriptors:
-            self.progress = ProgressView(descriptors[0])
-
-    def _batch(self, batch: pipe.Batch, return_slot: "Callable[[WorkerEnd, int], None]") -> Result:
-        memory = self.slots.get(batch.slot) if batch.slot >= 0 else None
-        if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
-            raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
-        result = self._finish()
-        result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
-        result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
-        result.own_state, result.samples = batch.own_state, batch.samples
-        # Errors do not reset it: a worker that answers errors and dies is given up, too.
-        self.deaths_in_a_row = 0
-        if memory is not None:
-            result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
-            result._release = lambda: return_slot(self, batch.slot)
-        return result
-
-    def _part(
-        self,
-        message: pipe.PartMade | pipe.Unsplittable | pipe.AloneMade,
-        descriptors: tuple[int, ...],
-    ) -> Result:
-        result = self._finish()
-        if isinstance(message, pipe.AloneMade):
-            result.is_alone = True
-            return result
-        if isinstance(message, pipe.Unsplittable):
-            result.is_unsplittable = True
-            return result
-        self.deaths_in_a_row = 0
-        # The caller closes the descriptor that came.
-        kept = os.dup(descriptors[0]) if message.nbytes else -1
-        result.part = FinishedPart(message, kept)
-        return result
-
-    def _end(self, message: pipe.Error | pipe.End) -> Result:
-        result = self._finish()
-        result.state = message.state
-        if isinstance(message, pipe.End):
-            result.is_end = True
-            return result
-        result.error, result.summary = message.error, message.summary
-        result.digest, result.is_final = message.digest, message.is_final
-        return result
-
-    def _finish(self) -> Result:
-        # A worker answers in order, each job once.
-        self.hung_at = None
-        if not self.jobs:
-            raise ProtocolError("unexpected result from a worker")
-        self.num_answered += 1
-        return Result(self.jobs.popleft(), self.number)
-
-
 class _Load(NamedTuple):
     """Workers that are ready and in time, those without a job, and jobs that they can take."""
 
-    workers: list[WorkerEnd]
+    workers: list[WorkerHandle]
     num_idle: int
     num_free: int
 
     @classmethod
-    def of(cls, workers: list[WorkerEnd], *, is_splitting: bool) -> "_Load":
+    def of(cls, workers: list[WorkerHandle], *, is_splitting: bool) -> "_Load":
         """Args: is_splitting: Whether workers may have parts of batches."""
         if is_splitting:
             jobs = [worker.load for worker in workers]
@@ -346,9 +149,9 @@ class WorkerPool:
         self._host = host
         self._wake = wake
         # By descriptor: those for any job.
-        self._workers: dict[int, WorkerEnd] = {}
+        self._workers: dict[int, WorkerHandle] = {}
         # Workers of shards, and the last generation of each shard that has ended here.
-        self._of_shard: dict[int, WorkerEnd] = {}
+        self._of_shard: dict[int, WorkerHandle] = {}
         self._ended: dict[int, int] = {}
         self._rules = rules
         # Of jobs of which a worker died.
@@ -361,7 +164,7 @@ class WorkerPool:
         self._open: dict[tuple[object, ...], int] = {}
         # Of the last jobs.
         self._seconds: deque[float] = deque(maxlen=_MEMORY)
-        self._returned: deque[tuple[WorkerEnd, int]] = deque()
+        self._returned: deque[tuple[WorkerHandle, int]] = deque()
         self._can_split = splits is not False
         self._splits: list[SplitBatch] = []
         self._split_costs = SplitCosts(always_pays=splits is True)
@@ -639,7 +442,7 @@ class WorkerPool:
         self._returned.clear()
         stop_all(worker.process for worker in workers)
 
-    def _all(self) -> Iterator[WorkerEnd]:
+    def _all(self) -> Iterator[WorkerHandle]:
         yield from self._workers.values()
         yield from self._of_shard.values()
 
@@ -649,7 +452,7 @@ class WorkerPool:
         self._workers[worker.channel.fileno()] = worker
         self._known_load = None
 
-    def _started(self, role: WorkerRole) -> WorkerEnd:
+    def _started(self, role: WorkerRole) -> WorkerHandle:
         ours, theirs = channel_pair()
         # Before the fork: the worker would keep our end open, and not notice our death.
         keep_from_children(ours)
@@ -659,7 +462,7 @@ class WorkerPool:
         except BaseException:
             ours.close()
             raise
-        worker = WorkerEnd(role.number, Pipe(ours, blocking=False), process)
+        worker = WorkerHandle(role.number, Pipe(ours, blocking=False), process)
         if self._num_spare_slots < pipe.SPARE_SLOTS:
             worker.channel.send(pipe.pack(pipe.KeepSlots(self._num_spare_slots)))
         return worker
@@ -688,7 +491,7 @@ class WorkerPool:
         self._give(job, worker)
         return []
 
-    def _give(self, job: WorkerJob, worker: WorkerEnd) -> None:
+    def _give(self, job: WorkerJob, worker: WorkerHandle) -> None:
         self._open.setdefault(job.key, 0)
         if not worker.jobs:
             worker.begin(self._clock(), self._open[job.key])
@@ -775,7 +578,7 @@ class WorkerPool:
                 for job, place in worker.take_undecided():
                     self._share(job, worker, place)
 
-    def _share(self, job: WorkerJob, worker: WorkerEnd, place: int) -> None:
+    def _share(self, job: WorkerJob, worker: WorkerHandle, place: int) -> None:
         """Has others make a batch from that place on, where that is worth it."""
         if not job.is_whole or job.key not in self._open or self._split_with(job) is not None:
             return
@@ -789,7 +592,7 @@ class WorkerPool:
         self._begin_split(split)
         self._deal()
 
-    def _end_of_job(self, result: Result, worker: WorkerEnd) -> list[Result]:
+    def _end_of_job(self, result: Result, worker: WorkerHandle) -> list[Result]:
         """Returns the result of a whole batch, if a worker's answer ends it."""
         if result.is_alone:
             return self._survived(result.job, worker)
@@ -945,7 +748,7 @@ class WorkerPool:
                 return True
         return False
 
-    def _return_slot(self, worker: WorkerEnd, slot: int) -> None:
+    def _return_slot(self, worker: WorkerHandle, slot: int) -> None:
         # By any thread, without a lock: added first, so of this and `close` the later one clears.
         self._returned.append((worker, slot))
         if self._is_closed:
@@ -954,7 +757,7 @@ class WorkerPool:
         if self._wake is not None:
             self._wake()
 
-    def _stop_shard_workers(self, *workers: WorkerEnd) -> None:
+    def _stop_shard_workers(self, *workers: WorkerHandle) -> None:
         for worker in workers:
             del self._of_shard[worker.number]
             self._ended[worker.number] = worker.generation
@@ -963,7 +766,7 @@ class WorkerPool:
             worker.channel.close()
         stop_all(worker.process for worker in workers)
 
-    def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
+    def _mark_dead(self, fileno: int, worker: WorkerHandle, failure: str) -> list[Result]:
         worker.channel.close()
         with contextlib.suppress(Exception):
             worker.process.join(REAP_SECONDS)
@@ -1009,7 +812,7 @@ class WorkerPool:
                 worker.hung_at = at
                 self._kill_with_programs(worker)
 
-    def _kill_with_programs(self, worker: WorkerEnd) -> None:
+    def _kill_with_programs(self, worker: WorkerHandle) -> None:
         """Kills a worker, and what its sample waits for: a program that would never end."""
         below: list[int] = []
         if worker.up is not None:
@@ -1019,7 +822,7 @@ class WorkerPool:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _replace(self, worker: WorkerEnd, death: WorkerDeath) -> list[WorkerJob]:
+    def _replace(self, worker: WorkerHandle, death: WorkerDeath) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
         # A sample may be to blame, and is left out then.
         is_samples = death.at is not None and self._rules.is_tolerant
@@ -1067,7 +870,7 @@ class WorkerPool:
         else:
             self._retries.appendleft(again)
 
-    def _survived(self, job: WorkerJob, worker: WorkerEnd) -> list[Result]:
+    def _survived(self, job: WorkerJob, worker: WorkerHandle) -> list[Result]:
         """Goes on with a batch of which a worker died, as another one survived its sample."""
         if job.key not in self._open or self._is_in_hand(job):
             return []

@@ -1,0 +1,217 @@
+"""A pool's handle of one worker process: its channel, its unanswered jobs and shared memory."""
+
+import math
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from stoker.errors import ProtocolError
+from stoker.feed.lost_samples import SampleInWork
+from stoker.feed.wire.protocol import Stream
+from stoker.feed.workers import pipe
+from stoker.feed.workers.jobs import FinishedPart, Result, WorkerJob
+from stoker.feed.workers.pipe import Pipe
+from stoker.feed.workers.progress import ProgressView, SamplePlace
+from stoker.host import machine
+
+# The job that a worker makes, and the next: else it waits for the event loop (0.4 ms per batch).
+DEPTH = 2
+
+
+class ChildProcess(Protocol):
+    """The part of multiprocessing.Process that a pool uses."""
+
+    @property
+    def exitcode(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """The pool's side of a worker: process, unanswered jobs and shared memory.
+
+    Attributes:
+        deaths_in_a_row: Of the worker of that number, since its last batch.
+        stream: The one that a shard's worker was started for; None: it takes any job.
+        up: What the worker sent last of itself; until it is ready it has no job but those that
+            are pinned to it.
+        begun_at: Monotonic seconds at which it was ready and began its first job.
+        patience: How often that job was assigned to others for being late.
+        last_words: What ended its process, where that was the user's code.
+        progress: Which sample it makes, of a map-style dataset.
+        hung_at: The sample for which it was killed, as that took too long.
+        num_answered: Jobs that it has answered.
+        num_decided: Of its jobs, with these: whether others should make their rest was decided.
+        kills_before: Processes of this host that the kernel had killed for memory as it started.
+    """
+
+    number: int
+    channel: Pipe
+    process: ChildProcess
+    jobs: deque[WorkerJob] = field(default_factory=deque)
+    deaths_in_a_row: int = 0
+    slots: dict[int, mmap.mmap] = field(default_factory=dict)
+    stream: Stream | None = None
+    epoch_id: int = 0
+    up: pipe.Up | None = None
+    begun_at: float = math.inf
+    patience: int = 0
+    is_late: bool = False
+    last_words: str = ""
+    progress: ProgressView | None = None
+    hung_at: SamplePlace | None = None
+    num_answered: int = 0
+    num_decided: int = 0
+    kills_before: int | None = field(default_factory=machine.num_memory_kills)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.up is not None and self.up.is_ready
+
+    @property
+    def has_undecided(self) -> bool:
+        """Whether it has a job of which it is not decided if others make its rest."""
+        return self.num_answered + len(self.jobs) > self.num_decided
+
+    @property
+    def load(self) -> int:
+        # Behind a part nothing waits: the worker has the next part, or the collation, at once.
+        has_parts = any(job.split and not job.split.is_over for job in self.jobs)
+        return DEPTH if has_parts else len(self.jobs)
+
+    @property
+    def generation(self) -> int:
+        return self.stream.generation if self.stream is not None else -1
+
+    @property
+    def at(self) -> SamplePlace | None:
+        """What it makes, or made when it died; None: no sample, or that is not known."""
+        if self.hung_at is not None:
+            return self.hung_at
+        return self.progress.read() if self.progress is not None and self.jobs else None
+
+    def sample_in_work(self, now: float) -> SampleInWork | None:
+        """Returns the sample that it makes at `now`, by the clock that its process reads."""
+        at = self.at
+        if at is None:
+            return None
+        return SampleInWork(at.place, max(0.0, now - at.begun_at), is_lone=at.is_lone)
+
+    def take_undecided(self) -> list[tuple[WorkerJob, int]]:
+        """Returns its jobs of which nothing was decided, with the place that it makes next."""
+        places: list[tuple[WorkerJob, int]] = []
+        for position, job in enumerate(self.jobs):
+            if self.num_answered + position < self.num_decided:
+                continue
+            at = self.at if position == 0 else None
+            if position or (at is not None and at.place >= 0):
+                places.append((job, 0 if at is None else at.place + 1))
+        self.num_decided = self.num_answered + len(self.jobs)
+        return places
+
+    def stop_before(self, job: WorkerJob, place: int) -> None:
+        """Has it make a batch only up to that place."""
+        if self.progress is not None:
+            self.progress.stop(self.num_answered + self.jobs.index(job) + 1, place)
+
+    def begin(self, now: float, patience: int) -> None:
+        # Its start is not the batch's time.
+        self.begun_at = now if self.is_ready else math.inf
+        self.patience, self.is_late = patience, False
+
+    def take(
+        self,
+        data: bytes,
+        descriptors: tuple[int, ...],
+        *,
+        now: float,
+        return_slot: "Callable[[WorkerHandle, int], None]",
+    ) -> Result | None:
+        """Handles a message and closes its descriptors; returns the first job's result, if any."""
+        try:
+            message = pipe.from_worker.decode(data)
+            match message:
+                case pipe.Up() as up:
+                    self._take_up(up, descriptors, now=now)
+                case pipe.Slot(slot, nbytes):
+                    # mmap keeps a duplicate of the descriptor.
+                    self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
+                case pipe.SlotClosed(slot):
+                    self.slots.pop(slot, None)
+                case pipe.LastWords(words):
+                    self.last_words = words
+                case pipe.Batch() as batch:
+                    return self._batch(batch, return_slot)
+                case pipe.PartMade() | pipe.Unsplittable() | pipe.AloneMade():
+                    return self._part(message, descriptors)
+                case pipe.Error() | pipe.End():
+                    return self._end(message)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return None
+
+    def _take_up(self, up: pipe.Up, descriptors: tuple[int, ...], *, now: float) -> None:
+        self.up = up
+        self.begin(now, self.patience)
+        if descriptors:
+            self.progress = ProgressView(descriptors[0])
+
+    def _batch(
+        self, batch: pipe.Batch, return_slot: "Callable[[WorkerHandle, int], None]"
+    ) -> Result:
+        memory = self.slots.get(batch.slot) if batch.slot >= 0 else None
+        if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
+            raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
+        result = self._finish()
+        result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
+        result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
+        result.own_state, result.samples = batch.own_state, batch.samples
+        # Errors do not reset it: a worker that answers errors and dies is given up, too.
+        self.deaths_in_a_row = 0
+        if memory is not None:
+            result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
+            result._release = lambda: return_slot(self, batch.slot)
+        return result
+
+    def _part(
+        self,
+        message: pipe.PartMade | pipe.Unsplittable | pipe.AloneMade,
+        descriptors: tuple[int, ...],
+    ) -> Result:
+        result = self._finish()
+        if isinstance(message, pipe.AloneMade):
+            result.is_alone = True
+            return result
+        if isinstance(message, pipe.Unsplittable):
+            result.is_unsplittable = True
+            return result
+        self.deaths_in_a_row = 0
+        # The caller closes the descriptor that came.
+        kept = os.dup(descriptors[0]) if message.nbytes else -1
+        result.part = FinishedPart(message, kept)
+        return result
+
+    def _end(self, message: pipe.Error | pipe.End) -> Result:
+        result = self._finish()
+        result.state = message.state
+        if isinstance(message, pipe.End):
+            result.is_end = True
+            return result
+        result.error, result.summary = message.error, message.summary
+        result.digest, result.is_final = message.digest, message.is_final
+        return result
+
+    def _finish(self) -> Result:
+        # A worker answers in order, each job once.
+        self.hung_at = None
+        if not self.jobs:
+            raise ProtocolError("unexpected result from a worker")
+        self.num_answered += 1
+        return Result(self.jobs.popleft(), self.number)
