@@ -420,15 +420,16 @@ class WorkerPool:
             for job in worker.jobs:
                 if job.whole in dropped:
                     worker.stop_before(job, 0)
-        return self._lost_of([(job, -1) for job in dropped])
+        return self._lost_of(dropped, -1)
 
     def cancel_jobs(self) -> list[Result]:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
-        jobs = [(job, worker.number) for worker in self._all() for job in worker.jobs]
-        jobs += [(job, -1) for job in self._retries]
-        jobs += [(split.job, -1) for split in self._splits]
+        results: list[Result] = []
+        for worker in self._all():
+            results += self._lost_of(worker.jobs, worker.number)
+        of_no_worker = [*self._retries, *(split.job for split in self._splits)]
         self._retries.clear()
-        return self._lost_of(jobs)
+        return results + self._lost_of(of_no_worker, -1)
 
     def close(self) -> None:
         """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
@@ -796,7 +797,7 @@ class WorkerPool:
             lost = list(worker.jobs)
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
-        return self._lost_of([(job, worker.number) for job in lost])
+        return self._lost_of(lost, worker.number)
 
     def kill_hanging(self) -> None:
         """Kills workers whose sample takes too long, if it may be: their end comes as any other."""
@@ -876,12 +877,16 @@ class WorkerPool:
             return []
         lost: list[WorkerJob] = []
         self._retry(job, self._search_of(job).survived(job), lost)
-        return self._lost_of([(one, worker.number) for one in lost])
+        return self._lost_of(lost, worker.number)
 
-    def _lost_of(self, jobs: Iterable[tuple[WorkerJob, int]]) -> list[Result]:
-        """Returns the results of lost jobs; without a part, its batch is lost."""
+    def _lost_of(self, jobs: Iterable[WorkerJob], number: int) -> list[Result]:
+        """Returns the results of lost jobs; without a part, its batch is lost.
+
+        Args:
+            number: Of the worker that had them; -1: none had.
+        """
         results: list[Result] = []
-        for job, number in jobs:
+        for job in jobs:
             if job.key not in self._open:
                 continue
             self._open.pop(job.key)
