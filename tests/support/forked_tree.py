@@ -470,8 +470,12 @@ def _run(order: dict) -> NoReturn:
         trace = err.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
             trace = trace.tb_next
-        sys.excepthook(type(err), err.with_traceback(trace), trace)
         status = 1
+        try:
+            sys.excepthook(type(err), err.with_traceback(trace), trace)
+        except SystemExit as end:
+            # The feed's errors have exit codes of their own.
+            status = end.code if isinstance(end.code, int) else 1
     vars(threading)["_shutdown"]()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
