@@ -277,6 +277,23 @@ def test_a_death_that_does_not_come_again_condemns_no_sample(tmp_path):
     assert (len(batch), bad) == (4, [])
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
+def test_workers_that_died_before_they_began_a_batch_are_no_try_of_it(kind, on_error):
+    with pool_of(kind(()), on_error=on_error) as pool:
+        while pool.num_ready < pool.num_alive:
+            for fileno in select.select(list(pool.sockets()), [], [], SECONDS)[0]:
+                pool.handle(fileno)
+        # Ended from outside while they wait, which the pool has not seen when it assigns.
+        for worker in pool._workers.values():
+            worker.process.kill()
+            worker.process.join(SECONDS)
+        # The one gets the batch, and when that one is found dead, the other.
+        values, bad = made(pool, [job(0, range(4))])[0]
+    assert [int(row[0]) for row in values] == [0, 1, 2, 3]
+    assert bad == []
+
+
 @pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
 def test_with_raise_the_error_names_the_sample(kind):
     with pool_of(kind((SEGFAULT,)), on_error="raise", num_workers=3) as pool:

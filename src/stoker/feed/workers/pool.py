@@ -834,16 +834,15 @@ class WorkerPool:
             except Exception as err:
                 self.last_death += f"; it cannot be started again: {err}"
         lost: list[WorkerJob] = []
-        if worker.jobs:
-            job = worker.jobs.popleft()
-            # Jobs that it had not begun are not at fault: they are first, without a try counted.
-            self._retries.extendleft(reversed(worker.jobs))
-            if self._rules.is_tolerant:
-                job = self._in_one_worker(job)
-            # Else it was late, and another worker has answered it, or has it.
-            if self._is_to_be_made(job):
-                search = self._search_of(job)
-                self._retry(job, search.died(job, death), lost)
+        job = worker.take_begun()
+        # Jobs that it had not begun are not at fault: they are first, without a try counted.
+        self._retries.extendleft(reversed(worker.jobs))
+        if job is not None and self._rules.is_tolerant:
+            job = self._in_one_worker(job)
+        # Else it was late, and another worker has answered it, or has it.
+        if job is not None and self._is_to_be_made(job):
+            search = self._search_of(job)
+            self._retry(job, search.died(job, death), lost)
         if not self._workers:
             lost.extend(self._retries)
             lost.extend(split.job for split in self._splits)

@@ -1,7 +1,8 @@
 """Where a worker is in its batch, in memory that its pool reads also when the worker is dead.
 
 Before each sample the worker writes the sample's place and the time, 0.3 us. So a process that a
-sample ends, or blocks, leaves behind which one it was.
+sample ends, or blocks, leaves behind which one it was. Before each order it counts the orders: one
+that it was given and had not begun has nothing to do with its end.
 
 The pool writes there before which sample a worker is to stop: others make the rest of its batch.
 The worker may be beyond that place by then. So what it answers counts, not what it was asked for.
@@ -23,8 +24,10 @@ _NUM_STOPS = 2
 _STOPS = slice(_FORMAT.size, _FORMAT.size + 8 * _NUM_STOPS)
 _PLACE_BITS = 32
 _PLACES = (1 << _PLACE_BITS) - 1
+# A word: how many orders were begun.
+_ORDERS = slice(_STOPS.stop, _STOPS.stop + 8)
 # And one byte, written once: whether batches are single samples.
-_LONE = _STOPS.stop
+_LONE = _ORDERS.stop
 _NUM_BYTES = _LONE + 1
 
 
@@ -58,6 +61,7 @@ class ProgressMemory:
         os.ftruncate(self.descriptor, _NUM_BYTES)
         self._memory = mmap.mmap(self.descriptor, _NUM_BYTES)
         self._stops = memoryview(self._memory)[_STOPS].cast("Q")
+        self._orders = memoryview(self._memory)[_ORDERS].cast("Q")
         self._num_orders = 0
 
     def mark_lone(self) -> None:
@@ -71,6 +75,7 @@ class ProgressMemory:
     def begin_order(self) -> None:
         """Counts the orders, as the pool counts the answers to them."""
         self._num_orders += 1
+        self._orders[0] = self._num_orders
 
     def is_stopped(self, place: int) -> bool:
         """Returns whether others make the sample at that place of the order's batch."""
@@ -85,6 +90,12 @@ class ProgressView:
         # mmap keeps a duplicate of the descriptor.
         self._memory = mmap.mmap(descriptor, _NUM_BYTES)
         self._stops = memoryview(self._memory)[_STOPS].cast("Q")
+        self._orders = memoryview(self._memory)[_ORDERS].cast("Q")
+
+    @property
+    def num_begun(self) -> int:
+        """Orders that the worker has begun."""
+        return self._orders[0]
 
     def read(self) -> SamplePlace | None:
         """Returns what the worker makes, or made when it died; None: no sample."""

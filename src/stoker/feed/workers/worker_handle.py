@@ -115,6 +115,12 @@ class WorkerHandle:
         self.num_decided = self.num_answered + len(self.jobs)
         return places
 
+    def take_begun(self) -> WorkerJob | None:
+        """Takes the job out that it had begun, once it is dead; None: it had begun none."""
+        # Of a worker whose progress is not known, perhaps the first.
+        has_begun = self.progress is None or self.progress.num_begun > self.num_answered
+        return self.jobs.popleft() if self.jobs and has_begun else None
+
     def stop_before(self, job: WorkerJob, place: int) -> None:
         """Has it make a batch only up to that place."""
         if self.progress is not None:
