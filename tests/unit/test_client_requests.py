@@ -14,8 +14,9 @@ from stoker.environment import from_environment
 from stoker.errors import FeedLostError
 from stoker.feed.lost_samples import ALL_SAMPLES, SampleInWork
 from stoker.feed.timeline import Timeline
-from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
+from stoker.feed.trainer.client import Requester
 from stoker.feed.trainer.late_batches import LateBatches
+from stoker.feed.trainer.lost_hosts import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, HostWatch
 from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.trainer.session import (
     LOCAL,
@@ -53,7 +54,8 @@ class Alone:
         self._shared.close()
         feed = FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0, **more)
         settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
-        self._asking = Requester(self._shared, settings, {})
+        self._hosts = HostWatch(self._shared, settings, {})
+        self._asking = Requester(self._shared, settings, {}, self._hosts)
         self.links: dict[str, Answering] = {}
         self._late = LateBatches(self._shared, settings, self.links)
         self._lock = threading.Lock()
@@ -64,7 +66,7 @@ class Alone:
         self.session.alone_since = 0.0
 
     def tell(self, roster: Roster) -> None:
-        self._asking.take_roster(roster, 0.0)
+        self._hosts.take_roster(roster, 0.0)
 
     def check_late(self, now: float) -> None:
         self.now = float(now)
@@ -73,7 +75,7 @@ class Alone:
 
     def check_peers(self, now: float) -> BaseException | None:
         with self._lock:
-            self._asking.check_peers(self.session, now)
+            self._hosts.check(self.session, now)
         return self.session.failure
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -19,8 +19,8 @@ import msgspec
 import zmq
 
 from stoker.environment import ProcessSettings
-from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
-from stoker.feed import memory, why_unfed
+from stoker.errors import FeedError, ProtocolError, UsageError
+from stoker.feed import memory
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, known_process
 from stoker.feed.memory_guard import MemoryGuard
 from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
@@ -28,6 +28,7 @@ from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext
 from stoker.feed.trainer.late_batches import LateBatches
 from stoker.feed.trainer.links import AgentLink, Link
+from stoker.feed.trainer.lost_hosts import HostWatch
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.pinned import PinnedMemory
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
@@ -42,11 +43,6 @@ from stoker.feed.workers.jobs import Result
 from stoker.feed.workers.splitting import num_samples, splits_of
 from stoker.logs import EventName, Log
 
-# Beyond the lease: the coordinator's message and the reconnect take a moment.
-LOST_GRACE_SECONDS = 3.0
-# Instead of the lease, where the coordinator says that every data host has left or is lost.
-ALL_GONE_SECONDS = 10.0
-
 _VERSIONS = protocol.own_versions()
 # Interval of progress reports, and of checks for what no event reports.
 _TICK_SECONDS = 1.0
@@ -58,24 +54,21 @@ CLOSE_SECONDS = 8.0
 class Requester:
     """The I/O thread's orders to data hosts and local workers.
 
-    Callers hold the lock, but for `take_roster` and `pass_on`.
+    Callers hold the lock, but for `pass_on`.
     """
 
     def __init__(
-        self, shared: SharedState, settings: ProcessSettings, links: Mapping[str, AgentLink]
+        self,
+        shared: SharedState,
+        settings: ProcessSettings,
+        links: Mapping[str, AgentLink],
+        hosts: HostWatch,
     ) -> None:
         self._shared = shared
         self._settings = settings
         self._feed = settings.feed
         self._links = links
-        # Data hosts of the run; None: the coordinator has not sent it yet.
-        self.expected: int | None = None
-        self.lost: dict[str, protocol.Member] = {}
-        self._awaited: tuple[str, ...] = ()
-        self._refused: dict[str, str] = {}
-        self._goodbyes: dict[str, str] = {}
-        self._listed: tuple[str, ...] = ()
-        self._heard_at: dict[str, float] = {}
+        self._hosts = hosts
         self._warned_of: set[str] = set()
 
     def announce(self, session: FeedSession) -> None:
@@ -105,7 +98,7 @@ class Requester:
                         base_seed=session.base_seed,
                         # The ids of hosts interleave (place, place + hosts, ...).
                         first_worker=self._first_worker(session.spec) + link.member.place,
-                        worker_step=max(1, self.expected or 1),
+                        worker_step=max(1, self._hosts.num_expected or 1),
                         versions=_VERSIONS,
                         host=link.member.host,
                     )
@@ -249,125 +242,8 @@ class Requester:
             session.name in link.ready or link.has_failed(session.name)
             for link in self._links.values()
         )
-        return self.expected is not None and num_known >= self.expected - len(self.lost)
-
-    def check_peers(self, session: FeedSession, now: float) -> None:
-        if any(state.credits for state in session.schedule.peers.values()):
-            if session.is_waiting:
-                waited = round(now - session.alone_since, 1)
-                self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
-            session.alone_since, session.is_waiting = now, False
-            return
-        error = self._failure_of_all(session)
-        if error is not None:
-            session.mark_failed(error)
-            return
-        alone = now - session.alone_since
-        opening = any(link.is_up and session.name in link.opened for link in self._links.values())
-        is_local_starting = session.local is not None and session.local.is_alive
-        is_starting = opening or not session.had_peers
-        patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
-        are_gone = self.expected is not None and not (self._listed or self._awaited)
-        if are_gone:
-            patience = min(patience, ALL_GONE_SECONDS)
-        # A preempted host may have to wait for a new node, as at the start.
-        may_start = is_starting and (bool(self.lost) or not are_gone)
-        may_come = may_start or is_local_starting or self._settings.comes_back
-        limit = self._feed.start_deadline_seconds if may_come else patience
-        if alone > limit:
-            session.mark_failed(self._lost_error(session, now))
-        elif alone > patience and not session.is_waiting:
-            session.is_waiting = True
-            self._shared.log.event(
-                EventName.TRAINING_WAITING,
-                epoch=session.epoch,
-                batch=session.schedule.head,
-                expected=self.expected,
-            )
-
-    def log_alone(self) -> None:
-        """Logs what happens now that no data host is connected, if a loader is busy."""
-        busy = [session for session in self._shared.sessions.values() if session.is_busy]
-        if not busy:
-            return
-        if all(session.local is not None for session in busy):
-            text = "local workers make all batches"
-        elif self._settings.comes_back:
-            text = "the training waits until one is back"
-        else:
-            longest = self._feed.lease_seconds + LOST_GRACE_SECONDS
-            text = (
-                "no local workers either: the training ends with exit code 5 within "
-                f"{longest:.0f} s unless one is back"
-            )
-        self._shared.log.event(EventName.NO_DATA_HOST_LEFT, text=text)
-
-    def _failure_of_all(self, session: FeedSession) -> BaseException | None:
-        """Returns the first host's error, where no host of the run can make its batches."""
-        failures = [
-            link.failed[session.name].error
-            for link in self._links.values()
-            if link.is_up and link.has_failed(session.name)
-        ]
-        # A lost host may come back, and may be able to make them.
-        if self.expected is None or (self.lost and self._settings.comes_back):
-            return None
-        is_all = len(failures) + len(self.lost) >= self.expected
-        return failures[0] if failures and is_all else None
-
-    def take_roster(self, roster: protocol.Roster, now: float) -> None:
-        self.expected = roster.expected
-        self.lost = {member.host: member for member in roster.lost}
-        self._awaited = roster.awaited
-        self._refused = roster.refused
-        self._goodbyes = roster.left
-        self._listed = tuple(member.host for member in roster.agents)
-        for member in (*roster.agents, *roster.lost):
-            self._heard_at[member.host] = now - member.silent_seconds
-
-    def _fates(self, session: FeedSession, now: float) -> Iterator[str]:
-        for host, link in self._links.items():
-            if link.is_up and session.name in link.failed:
-                yield f"{host} ({link.failed[session.name].reason})"
-            elif link.is_up:
-                yield f"{host} (connected, not ready)"
-            elif host not in self.lost and host not in self._goodbyes:
-                yield f"{host} (no connection for {now - link.down_since:.1f} s)"
-        for host, heard_at in self._heard_at.items():
-            if host in self.lost:
-                yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"
-            elif host not in self._links and host not in self._goodbyes:
-                yield f"{host} (left, last heard {now - heard_at:.1f} s ago)"
-        for host, why in self._goodbyes.items():
-            yield f"{host} (left: {why})"
-        yield from self._fates_of_awaited()
-
-    def _fates_of_awaited(self) -> Iterator[str]:
-        for host in self._awaited:
-            if host not in self._refused:
-                yield f"{host} (never came)"
-        for name, why in self._refused.items():
-            place = name if name in self._awaited else f"a host at {name}"
-            yield f"{place} (refused: {why})"
-
-    def _lost_error(self, session: FeedSession, now: float) -> FeedLostError:
-        seen = ", ".join(self._fates(session, now)) or "none seen"
-        expected = "?" if self.expected is None else self.expected
-        if self.expected is None:
-            seen = f"the coordinator at {self._settings.coordinator} did not answer"
-        local = ""
-        if session.local is not None:
-            local = f"; local workers: {session.local.last_death or 'they still start'}"
-        alone = f"{now - session.alone_since:.0f} s"
-        what = f"no data worker came within {alone}"
-        if session.had_peers:
-            what = f"lost all data workers {alone} ago"
-        why = why_unfed.hosts_lost(
-            f"{what}: {expected} data hosts expected, {seen}{local}",
-            where=f"rank {self._settings.rank}, host {self._settings.host}, "
-            f"epoch {session.epoch}, batch {session.schedule.head}",
-        )
-        return why.error(FeedLostError)
+        expected = self._hosts.num_expected
+        return expected is not None and num_known >= expected - len(self._hosts.lost)
 
 
 # Descriptor of a local worker to its session and the poller's flags.
@@ -408,7 +284,8 @@ class IoThread:
         self._ended: list[SessionState] = []
         self._has_begun = False
         self._pool = pool = BufferPool()
-        self._asking = Requester(shared, settings, self._links)
+        self._hosts = HostWatch(shared, settings, self._links)
+        self._asking = Requester(shared, settings, self._links, self._hosts)
         self._answers = Answers(
             shared,
             self._observer,
@@ -544,7 +421,7 @@ class IoThread:
         mark_peer_lost(self._shared, link)
         if not any(other.is_up for other in self._links.values()):
             with self._shared.lock:
-                self._asking.log_alone()
+                self._hosts.log_alone()
 
     def _take_roster(self, frames: Sequence[zmq.Frame]) -> None:
         try:
@@ -561,11 +438,11 @@ class IoThread:
             )
         if not isinstance(message, protocol.Roster):
             return
-        self._asking.take_roster(message, time.monotonic())
+        self._hosts.take_roster(message, time.monotonic())
         listed = {member.host: member for member in message.agents}
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
-            if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
+            if (host in listed and not link.is_same(listed[host])) or host in self._hosts.lost:
                 mark_peer_lost(self._shared, link)
                 self._remove(link)
             elif not link.is_listed and not link.is_up:
@@ -626,7 +503,7 @@ class IoThread:
             self._asking.announce(session)
         if session.is_busy:
             self._asking.ask(session, now)
-            self._asking.check_peers(session, now)
+            self._hosts.check(session, now)
             self._late.check(session, now)
         if session.is_due:
             session.ring()

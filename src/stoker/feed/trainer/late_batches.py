@@ -72,7 +72,7 @@ class LateBatches:
         session.check_at = self._check_at(session, asked_at)
 
     def _check_start(self, session: FeedSession, waits_since: float, now: float) -> None:
-        """Says what hosts do that have no worker ready for long; `check_peers` ends the wait."""
+        """Says what hosts do that have no worker ready for long; `HostWatch` ends the wait."""
         num_told = session.num_starts_told
         if num_told == len(_HANG_SECONDS):
             return
