@@ -72,7 +72,8 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
     for name, words in _FIX_FIRST.items():
         if name in named:
             return words
-    wall, cpu = step.loader_wall_seconds or 0.0, step.loader_cpu_seconds or 0.0
+    wall = step.loader_wall_seconds or 0.0
+    cpu = step.loader_cpu_seconds or 0.0
     # Hosts of a larger cluster would wait as well; more workers cost nothing.
     is_free = any(fix.id == "num_workers" for fix in profile.fixes)
     if "workers" in named and is_free and wall > WAITS * cpu:
@@ -253,7 +254,8 @@ def _advice_on_chosen(chart: Walk) -> Iterator[Advice]:
     """Yields what the script has to change with the chosen plan."""
     chosen = chart.chosen
     if chosen.action == "scale_out":
-        batch, larger = chart.work.global_batch_size, chosen.global_batch_size
+        batch = chart.work.global_batch_size
+        larger = chosen.global_batch_size
         text = "More replicas make a larger global batch, replicas x the batch of each"
         if batch and larger:
             text += f": {larger} samples instead of {batch}, {larger / batch:.3g} times as many"
@@ -315,7 +317,8 @@ def _advice_on_accelerators(chart: Walk, profile: Profile) -> Iterator[Advice]:
 
 def _advice_on_starts(chart: Walk) -> Iterator[Advice]:
     """Yields what an epoch's first batch costs the chosen plan, as long as one worker makes it."""
-    times, outcome = chart.work.epochs, chart.chosen.predicted
+    times = chart.work.epochs
+    outcome = chart.chosen.predicted
     if times is None or times.start is None or not times.steps or outcome is None:
         return
     splits = chart.work.splits
@@ -325,9 +328,11 @@ def _advice_on_starts(chart: Walk) -> Iterator[Advice]:
     share = times.start.seconds / times.steps / outcome.counted_seconds
     if share < _WORTH_A_START:
         return
-    where, besides = ", with any data hosts,", ""
+    where = ", with any data hosts,"
+    besides = ""
     if splits:
-        where, besides = ",", " All workers of a data host make it together."
+        where = ","
+        besides = " All workers of a data host make it together."
     yield Advice(
         id="epoch-start",
         text=f"An epoch of {times.steps:.0f} steps begins with {times.start.seconds:.2g} s of "

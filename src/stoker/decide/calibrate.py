@@ -93,7 +93,8 @@ def _is_one_run(run: EarlierRun) -> bool:
     """Whether the records belong together, to a whole run with a data group."""
     records = (run.profile, run.decision, run.training)
     digests = {record.workload_sha256 for record in records}
-    measured, training = run.training.measured, run.training
+    measured = run.training.measured
+    training = run.training
     return (
         len(digests) == 1
         and None not in digests
@@ -109,7 +110,8 @@ def _is_one_run(run: EarlierRun) -> bool:
 
 
 def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
-    host, other = run.profile.host, like.host
+    host = run.profile.host
+    other = like.host
     return (
         run.training.job.platform == catalog.platform
         and bare_type(host.instance_type) == bare_type(other.instance_type)

@@ -176,7 +176,8 @@ def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Cand
 
 def scale_out(site: Site) -> Iterator[Candidate]:
     """Yields more accelerators of the same model: larger instances first, then more instances."""
-    today, work = site.today, site.work
+    today = site.today
+    work = site.work
     # All hosts of this machine have the same accelerators.
     if today.accelerators == 0 or site.catalog.info.is_this_machine:
         return
@@ -203,7 +204,8 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         )
     group = dnn_groups[0]
     # A group without :WORKERS leaves them to stoker, as a searched cluster does.
-    instance, workers = site.get(group.instance_type), group.workers_per_host
+    instance = site.get(group.instance_type)
+    workers = group.workers_per_host
     data = tuple(_data_hosts(site, other) for other in groups if other.role == "data")
     shape = replace(_replicated(site, instance, group.count), data=data)
     if group.processes_per_host is not None:
@@ -235,7 +237,8 @@ def _problem(site: Site, shape: ClusterShape, *, workers: int | None) -> str:
         return f"workers make no batch ahead: {site.in_step}"
     if site.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
         return f"this machine has no accelerators for {shape.dnn.count} training hosts"
-    todays, there = _accelerators(site.today), _accelerators(instance)
+    todays = _accelerators(site.today)
+    there = _accelerators(instance)
     if there != todays:
         what = f"the accelerators differ ({todays} today, {there} here)"
         return f"{what}: profile the training there"
@@ -243,7 +246,8 @@ def _problem(site: Site, shape: ClusterShape, *, workers: int | None) -> str:
 
 
 def _action(site: Site, shape: ClusterShape) -> Action:
-    dnn, work = shape.dnn, site.work
+    dnn = shape.dnn
+    work = site.work
     if shape.data:
         is_today = dnn.instance.type == site.today.type and dnn.count == work.hosts
         is_same = is_today and _kinds(shape.data) == _kinds(work.data)
@@ -319,7 +323,8 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
 
 def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
     """Returns the workers of a dnn host that are busy at this step, and a tenth more."""
-    dnn, work = shape.dnn, of_workers(site.work, shape)
+    dnn = shape.dnn
+    work = of_workers(site.work, shape)
     alone = worker_seconds(work, dnn.instance)
     busy = busy_worker_seconds(parallel=alone, cpu=cpu_seconds(work, dnn.instance))
     local = (1 - made.remote_share) * busy / dnn.count

@@ -157,7 +157,8 @@ def followed(decision: Decision, follow: Followed | None) -> Decision:
 
 
 def misses_deadline(today: Predicted, constraints: Constraints) -> bool:
-    deadline, hours = constraints.deadline_hours, today.total_hours
+    deadline = constraints.deadline_hours
+    hours = today.total_hours
     return deadline is not None and hours is not None and hours > deadline
 
 
@@ -231,7 +232,8 @@ def _best_as_is(worth: Sequence[Plan], ranking: Ranking) -> Plan:
     if ranking.is_billed or best.action != "scale_up" or not groups:
         return best
     rival = ranking.best(groups)
-    one, other = best.predicted, rival.predicted
+    one = best.predicted
+    other = rival.predicted
     assert one is not None
     assert other is not None
     if ranking.gain(one, other) > combined_band(one, other):
@@ -320,7 +322,8 @@ def _why_keep(able: Sequence[Plan], today: Predicted, ranking: Ranking) -> str:
 
 
 def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
-    deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
+    deadline = constraints.deadline_hours or 0.0
+    budget = constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
     # Also of plans that the budget rules out.
     in_time = [
@@ -363,7 +366,8 @@ def own_storage_words(outcome: Predicted) -> str:
 
 def step_time_words(outcome: Predicted, *, has_band: bool = False) -> str:
     """Returns the time by which plans are compared: of whole epochs, with the step beside it."""
-    counted, step = outcome.counted_seconds, outcome.step_seconds
+    counted = outcome.counted_seconds
+    step = outcome.step_seconds
     band = ""
     if has_band:
         band = f" ({ms(outcome.counted_low)} to {ms(outcome.counted_high)})"
@@ -400,7 +404,8 @@ def local_core_words(decision: Decision) -> str:
             continue
         # As many cores as the plan's hosts have together.
         if abs(cores(outcome) - cores(chosen.predicted)) < 1e-6:
-            low, high = ms(outcome.counted_low), ms(outcome.counted_high)
+            low = ms(outcome.counted_low)
+            high = ms(outcome.counted_high)
             return (
                 f"the same cores in the training host itself, {cluster(plan)}: predicted "
                 f"{ms(outcome.counted_seconds)} per step ({low} to {high}), {outcome.speedup:.2f} "
@@ -500,7 +505,8 @@ def _explained(chart: Walk) -> tuple[_Reply, str]:
 
 
 def _is_cpu_the_limit(chart: Walk) -> Answer:
-    work, question = chart.work, "Is the CPU the limit?"
+    work = chart.work
+    question = "Is the CPU the limit?"
     if chart.bottleneck in ("latency", "storage"):
         text = (
             f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
@@ -575,13 +581,16 @@ def _can_accelerators_decode(chart: Walk) -> Iterator[Answer]:
 
 
 def _against_data_hosts(plan: Plan, rival: Plan, chart: Walk) -> str:
-    this, other = plan.predicted, rival.predicted
+    this = plan.predicted
+    other = rival.predicted
     assert this is not None
     assert other is not None
     cost = Ranking(objective="cost", is_billed=chart.ranking.is_billed)
-    less, words = "cheaper than that", cost.cost_words
+    less = "cheaper than that"
+    words = cost.cost_words
     if not chart.ranking.is_billed:
-        less, words = "faster than that", step_time_words
+        less = "faster than that"
+        words = step_time_words
     if cost.value(other) >= cost.value(this):
         less = f"not {less}"
     return f"; a data group is {less}: {cluster(rival)}, {words(other)} against {words(this)}"
@@ -674,14 +683,16 @@ def _is_change_worth_it(chart: Walk) -> Answer:
 
 
 def _worth_it(chart: Walk) -> tuple[_Reply, str]:
-    chosen, probable = chart.chosen, chart.choice.probable
+    chosen = chart.chosen
+    probable = chart.choice.probable
     if chart.is_busy:
         return "unknown", "the figures are not reliable enough to compare plans"
     if chart.choice.verdict == "probable" and probable:
         return "unknown", f"{cluster(probable)}: {probable.reason}"
     if chosen.action == "keep":
         return "no", chosen.reason
-    outcome, keep = chosen.predicted, chart.keep.predicted
+    outcome = chosen.predicted
+    keep = chart.keep.predicted
     if outcome is None or keep is None:
         return "yes", chosen.reason
     saved = percentage(chart.ranking.gain(outcome, keep))

@@ -220,7 +220,8 @@ def _decide_untimed(inputs: DecisionInputs) -> Decision:
 
 def prepare(inputs: DecisionInputs) -> Basis:
     """Returns the profile as work on today's hosts, or scaled to the type of `take_as`."""
-    profile, catalog = inputs.profile, inputs.catalog
+    profile = inputs.profile
+    catalog = inputs.catalog
     if inputs.take_as:
         # The catalog is of the platform that the profile is scaled for.
         listed = profiled_type(profile, catalog)
@@ -243,7 +244,8 @@ def prepare(inputs: DecisionInputs) -> Basis:
 
 def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
     """Returns the work of a step as it was measured on `host`."""
-    profile, catalog = inputs.profile, inputs.catalog
+    profile = inputs.profile
+    catalog = inputs.catalog
     data: tuple[Hosts, ...] = ()
     if inputs.take_as is None:
         # `taken_as` refuses to scale a profile with data hosts; their types need not be known.
@@ -297,7 +299,8 @@ def _basis(
 
 def _scaled(basis: Basis, take_as: TakeAs, listed: Instance) -> Basis:
     """Returns the basis on hosts of another type; `listed`: the profiled type."""
-    inputs, site = basis.inputs, basis.site
+    inputs = basis.inputs
+    site = basis.site
     target = inputs.catalog.get(take_as.instance_type)
     # The profile knows more than the catalog of the profiled type.
     host = site.today if target.type == site.today.type else target
@@ -326,7 +329,8 @@ def _scaled(basis: Basis, take_as: TakeAs, listed: Instance) -> Basis:
 
 def baseline(basis: Basis) -> Baseline:
     """Returns today's cluster: as it was measured, or as predicted if the profile was scaled."""
-    profile, work = basis.profile, basis.site.work
+    profile = basis.profile
+    work = basis.site.work
     candidate = keep(basis.site)
     if basis.taken:
         plan = basis.plan_on(candidate)
@@ -360,7 +364,8 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
     # Without the accelerator's step nothing can be predicted.
     if basis.unpredictable:
         return []
-    site, rules = basis.site, basis.rules
+    site = basis.site
+    rules = basis.rules
     named_candidates = [named(site, groups) for groups in basis.named_clusters]
     # Named clusters first: their twins among the searched ones are dropped.
     plans = [
@@ -457,7 +462,8 @@ def _plan_of_fallback(basis: Basis, chosen: Plan) -> Plan | None:
 
 def explain(basis: Basis, today: Baseline, picked: Pick) -> Decision:
     """Returns the decision: the picked plan with its path, advice, warnings and prices."""
-    inputs, profile = basis.inputs, basis.profile
+    inputs = basis.inputs
+    profile = basis.profile
     steps = _walk_of(basis, today, picked)
     is_elsewhere = basis.taken is not None
     used_types = _types_of((today.plan, picked.chosen), inputs.catalog)
@@ -573,7 +579,8 @@ def _is_same(one: Plan, other: Plan) -> bool:
 
 def refuse_unfed(profile: Profile, workload: Workload) -> None:
     """Raises UsageError if the training needs the feed, which cannot reach its loader."""
-    loader, feed = profile.loader, workload.feed
+    loader = profile.loader
+    feed = workload.feed
     words = unreached_words(loader, feed)
     is_fed = feed.replace_dataloader is not False and workload.engine_settings.name == "feed"
     if loader is None or not words or not is_fed:

@@ -63,7 +63,8 @@ def _advice(advice: Advice) -> str:
 
 
 def _verdict(decision: Decision) -> str:
-    plan, outcome = decision.plan, decision.plan.predicted
+    plan = decision.plan
+    outcome = decision.plan.predicted
     if decision.kind == "probable":
         return probable_words(decision)
     if plan.action == "keep":
@@ -91,7 +92,8 @@ def _verdict(decision: Decision) -> str:
 
 
 def _taken(taken: TakenElsewhere) -> str:
-    here, there = taken.profiled_on, taken.taken_as
+    here = taken.profiled_on
+    there = taken.taken_as
     speed = {
         "catalog": "by the catalog",
         "cpu_model": "by its CPU model",
@@ -265,7 +267,9 @@ def _has_whole(outcome: Predicted | None) -> bool:
 
 def _few(plans: Sequence[Plan], decision: Decision, front: Sequence[Plan]) -> list[Plan]:
     """Returns the first rows, including today's, each action's best plan and the front."""
-    chosen, probable, is_billed = decision.plan, decision.probable, decision.prices.is_billed
+    chosen = decision.plan
+    probable = decision.probable
+    is_billed = decision.prices.is_billed
     # In a decision from a file the chosen plan is two equal objects.
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     if probable is not None:
@@ -293,7 +297,8 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan], *, is_billed: bool) -> boo
         return False
     ranking = Ranking(objective="time", is_billed=is_billed)
     # Sums of floats: a difference of a billionth is none.
-    most_seconds, most_cost = outcome.counted_seconds * (1 + 1e-9), ranking.other_value(outcome)
+    most_seconds = outcome.counted_seconds * (1 + 1e-9)
+    most_cost = ranking.other_value(outcome)
     same = [other.predicted for other in shown if _types(other) == _types(plan)]
     return any(
         other.counted_seconds <= most_seconds and ranking.other_value(other) <= most_cost

@@ -175,7 +175,8 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
     Args:
         kept: Today's cluster.
     """
-    loading, decoding = device_loading(profile, work), profile.gpu_decoding
+    loading = device_loading(profile, work)
+    decoding = profile.gpu_decoding
     if decoding is None or loading is None or loading.is_least:
         return None
     step = loading.step_seconds
@@ -231,9 +232,11 @@ def advice_on_decoding(
 def _rate_words(loading: DeviceLoading, decoding: GpuDecoding | None) -> str:
     if decoding is None:
         return " (how fast was not measured)"
-    timed, what = decoding.pictures_per_second, "JPEGs a second were decoded there"
+    timed = decoding.pictures_per_second
+    what = "JPEGs a second were decoded there"
     if decoding.augmented_per_second is not None:
-        timed, what = decoding.augmented_per_second, f"{what}, cropped, flipped and normalised"
+        timed = decoding.augmented_per_second
+        what = f"{what}, cropped, flipped and normalised"
     words = f" ({timed:,.0f} {what}, with nothing else on it"
     if loading.step_seconds is not None:
         about = "at least" if loading.is_least else "about"

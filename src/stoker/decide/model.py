@@ -341,7 +341,8 @@ def _ranks_on(work: Work, shape: ClusterShape) -> int:
 
 def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
     """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
-    local, shards = shape.dnn.all_workers, shards_on(work, shape)
+    local = shape.dnn.all_workers
+    shards = shards_on(work, shape)
     # A data host has one worker at least.
     remote = sum(max(hosts.count, hosts.all_workers) for hosts in shape.data)
     if not shards:
@@ -353,7 +354,8 @@ def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
 
 def parts_on(work: Work, shape: ClusterShape) -> Parts:
     """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
-    dnn, instance = shape.dnn, shape.dnn.instance
+    dnn = shape.dnn
+    instance = shape.dnn.instance
     storage = 1.0
     if work.has_own_storage:
         # Measured on today's hosts: more hosts divide that time.
@@ -498,7 +500,8 @@ def _mixed_lines(
     work: Work, shape: ClusterShape, parts: Parts, *, efficiency: float
 ) -> list[_TermLine]:
     """Returns the terms from no batch made on the data hosts to all of them."""
-    dnn, data = parts.terms, shape.data
+    dnn = parts.terms
+    data = shape.data
     cpu, workers = _remote_rates(work, data, efficiency=efficiency)
     if work.shards:
         without_limit = busy_workers(replace(work, shards=0), shape)[1]
@@ -562,7 +565,9 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
         agent = 1 if hosts.instance.capacity >= 8 else 0
         return (hosts.instance.capacity - agent) * _speed(work, hosts.instance)
 
-    left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
+    left = MANY_HOSTS
+    cpu = 0.0
+    steps_a_second = 0.0
     # The strongest first, so that the weakest are those beyond the eighth, which count for less:
     # one more host always adds something.
     for hosts in sorted(data, key=vcpus_of, reverse=True):
@@ -591,7 +596,8 @@ def _best_share(lines: Sequence[_TermLine]) -> float:
     shares = {0.0, 1.0}
     for index, one in enumerate(lines):
         for other in lines[index + 1 :]:
-            at_none, at_all = one.at_none - other.at_none, one.at_all - other.at_all
+            at_none = one.at_none - other.at_none
+            at_all = one.at_all - other.at_all
             if at_none * at_all < 0:
                 shares.add(at_none / (at_none - at_all))
     return min(sorted(shares), key=lambda share: _largest(lines, share))

@@ -65,7 +65,8 @@ def decide_observed(
     rules = Rules(
         constraints=constraints, catalog=catalog, today=now, allowed=None, total_steps=None
     )
-    priced, best = [now], None
+    priced = [now]
+    best = None
     if suspect == "cpu" and not unfed:
         best = _best_data_type(catalog, constraints)
     if best:
@@ -97,7 +98,8 @@ def decide_observed(
 
 def _path(observed: Observed) -> tuple[Answer, ...]:
     """Returns the flow chart's questions, of which means over a job answer none."""
-    cpu, gpu = observed.cpu_utilization, observed.gpu_utilization
+    cpu = observed.cpu_utilization
+    gpu = observed.gpu_utilization
     seen = f"CPU {_load_words(cpu)}, GPU {_load_words(gpu)}"
     meaning = {
         "cpu": f"probably: {seen}, as means over the job; only a profile shows waiting",

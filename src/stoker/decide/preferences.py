@@ -14,7 +14,8 @@ def refuse_preferences(workload: Workload, catalog: Catalog) -> None:
     """
     if workload.sagemaker is None or not catalog.info.needs_training_enum:
         return
-    further, constraints = workload.sagemaker.further_types, workload.known_constraints
+    further = workload.sagemaker.further_types
+    constraints = workload.known_constraints
     if workload.sagemaker.queue and constraints.max_data_hosts != 0:
         what = "a queue of AWS Batch takes no data group, and a plan may have one"
         where = f"workload {workload.name}, key sagemaker.queue"
@@ -25,7 +26,8 @@ def refuse_preferences(workload: Workload, catalog: Catalog) -> None:
     if constraints.max_data_hosts != 0:
         what = "instance groups have one type each, and a plan may have a data group"
         raise UsageError(what, where=where, fix="set constraints.max_data_hosts: 0")
-    today, count = None, 1
+    today = None
+    count = 1
     if workload.cluster:
         today = catalog.get(workload.cluster.dnn.instance_type)
         count = workload.cluster.dnn.count
@@ -67,7 +69,8 @@ def _refuse_limits(instance: Instance, constraints: Constraints, *, count: int, 
             what = f"the price of {instance.type} is not known, so that no limit can be kept"
             raise UsageError(what, where=where, fix="leave it out, or give its price")
         return
-    most, usd = constraints.max_usd_per_hour, instance.usd_per_hour * count
+    most = constraints.max_usd_per_hour
+    usd = instance.usd_per_hour * count
     if most is not None and usd > most:
         what = f"{count} x {instance.type} costs ${usd:.2f} an hour, the limit is ${most:.2f}"
         raise UsageError(what, where=where, fix="leave it out, or raise max_usd_per_hour")

@@ -26,7 +26,8 @@ _MOST_DATA_HOSTS = 256
 _BAND = 0.10
 # Turns of loading and training on the same cores, as a share of both: less is noise; none to all of
 # it may stay with the trainer when loading moves away.
-_WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
+_WORTH_TURNS = 0.05
+_MOST_OF_TURNS = 0.25
 _UNMEASURED_TURNS = 0.4
 _MOST_OF_TRIAL = 0.3
 # A wider band if the next limit is within 15 %: two limits at once are slower than either.
@@ -46,13 +47,15 @@ _MOST_OF_DOUBLINGS = 0.3
 
 def break_even_words(promise: Predicted, keep: Predicted) -> str:
     """Returns the break-even speed-up, and when the more expensive start is paid back."""
-    usd, usd_today = promise.usd_per_hour, keep.usd_per_hour
+    usd = promise.usd_per_hour
+    usd_today = keep.usd_per_hour
     if not usd_today or usd is None:
         return "break-even: a price is not known"
     ratio = usd / usd_today
     if ratio <= 1:
         return "break-even: it costs no more per hour than today's cluster"
-    cost, cost_today = promise.usd_per_1000_steps or 0.0, keep.usd_per_1000_steps or 0.0
+    cost = promise.usd_per_1000_steps or 0.0
+    cost_today = keep.usd_per_1000_steps or 0.0
     saved = (cost_today - cost) / 1000
     if saved <= 0:
         return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
@@ -163,18 +166,21 @@ def predicted(
 
 def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
     """Returns today's cluster with its measured step; None where its price lacks."""
-    estimated, today_usd = kept.estimate, usd_per_hour(kept.shape)
+    estimated = kept.estimate
+    today_usd = usd_per_hour(kept.shape)
     if estimated is None or (rules.ranking.is_billed and today_usd is None):
         return None
     step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
     low = high = step
     if spread:
-        low, high = spread.low, spread.high
+        low = spread.low
+        high = spread.high
     if profile.check is not None:
         # A repeated run on the same hosts differs, too, and the machine changed in the profile.
         width = min(math.hypot(_BAND, work.machine_width), _WIDEST)
-        low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
+        low = min(low, step * (1 - width))
+        high = max(high, step * (1 + width))
     times = planned_epochs(work, kept.shape)
     todays = of_whole_epochs(Bounds.exactly(step), times)
     return _priced(
@@ -297,13 +303,15 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
 
 
 def _too_expensive(outcome: Predicted, constraints: Constraints) -> str:
-    budget, per_hour = constraints.max_usd_per_hour, outcome.usd_per_hour
+    budget = constraints.max_usd_per_hour
+    per_hour = outcome.usd_per_hour
     if (budget is not None or constraints.max_usd is not None) and per_hour is None:
         return "its price is not known, so that no limit in dollars can be kept"
     if budget is not None and per_hour is not None and per_hour > budget * (1 + 1e-9):
         cost, limit = apart(per_hour, budget)
         return f"${cost} per hour is above the budget of ${limit}"
-    most_usd, run_usd = constraints.max_usd, outcome.run_usd
+    most_usd = constraints.max_usd
+    run_usd = outcome.run_usd
     if most_usd is not None and run_usd is not None and run_usd > most_usd * (1 + 1e-9):
         cost, limit = apart(run_usd, most_usd)
         return f"${cost} for the run is above max_usd, ${limit}"

@@ -87,7 +87,8 @@ class Ranking:
 
     def is_free(self, plan: Plan, keep: Plan) -> bool:
         """Whether a plan costs no more per hour than today's: without prices, no more cores."""
-        outcome, today = plan.predicted, keep.predicted
+        outcome = plan.predicted
+        today = keep.predicted
         if outcome is None or today is None:
             return False
         # Prices are sums of floats: a difference of a billionth is ignored.

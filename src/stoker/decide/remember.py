@@ -98,7 +98,8 @@ def _why_replaced(
     compared: PreviousDecision, rival: Predicted, last: Predicted, ranking: Ranking
 ) -> str:
     """Returns why today's best plan replaces the last one; empty: it does not."""
-    gain, needed = compared.gain or 0.0, compared.margin or 0.0
+    gain = compared.gain or 0.0
+    needed = compared.margin or 0.0
     if gain > needed:
         saved = f"{percentage(gain)} {ranking.saved_words} saved"
         return f"{saved}, more than the {percentage(needed)} needed"
@@ -122,7 +123,8 @@ def _held(
 ) -> Decision:
     """Returns the decision with the last run's plan, as it is predicted today."""
     best = decision.plan
-    gain, needed = compared.gain or 0.0, percentage(compared.margin or 0.0)
+    gain = compared.gain or 0.0
+    needed = percentage(compared.margin or 0.0)
     saved = ranking.saved_words
     reason = f"as in {compared.words}: "
     if gain > 0:
@@ -153,7 +155,8 @@ def _held(
 
 
 def _why_forgotten(decision: Decision, last: LastRun) -> str:
-    before, now = last.decision.prices, decision.prices
+    before = last.decision.prices
+    now = decision.prices
     if decision.kind == "unknown":
         return "today's figures support no change"
     if last.training.is_helped is False:

@@ -209,14 +209,16 @@ def _cpu_speed(
         return given.cpu_speed, "given"
     if source.type == target.type:
         return 1.0, "catalog"
-    there, here = target.coremark_per_vcpu, source.coremark_per_vcpu
+    there = target.coremark_per_vcpu
+    here = source.coremark_per_vcpu
     # A local type has speed 1 on any machine.
     is_local = local_instance(source.type) is not None
     if is_local and local_instance(target.type):
         return 1.0, "catalog"
     name: CpuSpeedSource = "catalog"
     if is_local or here is None:
-        here, name = catalog.coremark_of_cpu(profile.host.cpu_model), "cpu_model"
+        here = catalog.coremark_of_cpu(profile.host.cpu_model)
+        name = "cpu_model"
     if there is None or here is None:
         return 1.0, "assumed"
     return there / here, name
@@ -269,7 +271,8 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
     others_vcpus = 0.0
     if target.type == work.reference.type:
         # What was tried, and the programs that ran beside it, are those of these hosts alone.
-        rates, others_vcpus = work.rates, work.others_vcpus
+        rates = work.rates
+        others_vcpus = work.others_vcpus
     return replace(
         work,
         reference=target,

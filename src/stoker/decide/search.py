@@ -130,7 +130,8 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
     ]
     if seconds > _MORE_SHARDS_HELP * min(seconds_today, default=work.step_seconds):
         return []
-    how, when = more_shards_words(site, best.groups), "the stream can be divided so far"
+    how = more_shards_words(site, best.groups)
+    when = "the stream can be divided so far"
     if work.divides is False:
         how = "let the stream divide itself by get_worker_info(), which it does not ask today"
         when = "small work on the dataset"

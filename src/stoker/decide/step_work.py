@@ -209,7 +209,8 @@ def with_own_storage(work: Work) -> Work | None:
 
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
-    step, hosts = profile.timed_step, profile.host.count
+    step = profile.timed_step
+    hosts = profile.host.count
     ranks = hosts * processes
     started = profile.what.get("ranks")
     if isinstance(started, int) and started > 0:
@@ -308,7 +309,8 @@ def _loading(
     work: Work, profile: Profile, accelerator: float | None, doubts: list[Doubt]
 ) -> tuple[float | None, float | None]:
     """Returns CPU-seconds and worker-seconds of loading; None: no evidence."""
-    step, observed = profile.timed_step, profile.observed
+    step = profile.timed_step
+    observed = profile.observed
     wall = step.loader_wall_seconds
     if step.loader_cpu_seconds is not None:
         return step.loader_cpu_seconds, _or(wall, step.loader_cpu_seconds)
@@ -339,7 +341,8 @@ def _is_starved(work: Work, accelerator: float | None) -> bool | None:
 
 
 def _cpu_by_utilization(work: Work, utilization: float) -> float:
-    seconds, hosts = work.step_seconds, work.hosts
+    seconds = work.step_seconds
+    hosts = work.hosts
     trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts * seconds
     return max(0.0, utilization * work.reference.capacity * hosts * seconds - trainer)
 
@@ -370,7 +373,8 @@ def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
 
 def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
     """Returns why the parts support no prediction; None: they do."""
-    step, check = profile.timed_step, profile.check
+    step = profile.timed_step
+    check = profile.check
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)
         text = f"not measured, as no DataLoader of torch makes the batches: {parts} alone"

@@ -37,7 +37,8 @@ def trial_of(
     seconds = _MEASURED_SECONDS
     if not is_here:
         seconds += START_UP_SECONDS
-    outcome, dnn = plan.predicted, plan.groups[0]
+    outcome = plan.predicted
+    dnn = plan.groups[0]
     # No dollars on this machine, whose prices are nominal.
     usd = None
     if outcome is not None and outcome.usd_per_hour is not None and not is_here:
@@ -45,13 +46,15 @@ def trial_of(
     condition = None
     if plan.action == "heterogeneous":
         # A profile has no data hosts: only a training run on them shows what they give.
-        verb, options = "train", _train_options(plan.groups, usd=usd)
+        verb = "train"
+        options = _train_options(plan.groups, usd=usd)
         if not (is_named or is_here):
             options = ["--platform", catalog.platform, *options]
     else:
         is_todays = dnn.instance_type == profile.host.instance_type and not is_elsewhere
         is_there = is_todays or is_named or is_here
-        verb, options = "profile", []
+        verb = "profile"
+        options = []
         condition = _condition(dnn, is_there=is_there)
         if not is_todays and is_there:
             options = ["--set", f"cluster.dnn.instance_type={dnn.instance_type}"]

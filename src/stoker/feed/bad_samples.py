@@ -82,7 +82,8 @@ class BadSamples:
 
     def load(self, state: BadSamplesState) -> None:
         """Goes on from a saved state, in its epoch."""
-        self.total, self.of_epoch = state["total"], state["of_epoch"]
+        self.total = state["total"]
+        self.of_epoch = state["of_epoch"]
         self.samples = state["samples"]
         self._first = [*state.get("first", ())]
 

@@ -153,7 +153,8 @@ def _exchange(hands: list[list[int]], costs: Sequence[int]) -> None:
     """Exchanges samples of the most and the least loaded rank, as long as that helps."""
     loads = [sum(map(costs.__getitem__, hand)) for hand in hands]
     for _ in range(_MAX_EXCHANGES):
-        most, least = loads.index(max(loads)), loads.index(min(loads))
+        most = loads.index(max(loads))
+        least = loads.index(min(loads))
         longer = np.array([costs[place] for place in hands[most]])
         shorter = np.array([costs[place] for place in hands[least]])
         # What the higher of the two would have after each possible exchange.
@@ -305,7 +306,9 @@ def _steps_of_torch(sampler: BatchSampler, *, num_ranks: int) -> Iterator[list[l
     """Yields for each step the batches of all ranks, as torch's samplers give them."""
     whole = copy.copy(cast("DistributedSampler[object]", sampler.sampler))
     # Of one rank, which has the samples of all in turn.
-    whole.num_replicas, whole.rank, whole.num_samples = 1, 0, whole.total_size
+    whole.num_replicas = 1
+    whole.rank = 0
+    whole.num_samples = whole.total_size
     indices = list(cast("Iterator[int]", iter(whole)))
     size = sampler.batch_size * num_ranks
     for start in range(0, len(indices), size):

@@ -629,7 +629,8 @@ def _process(pid: int) -> TrainerProcess:
 
 
 def _say_made_here(process: TrainerProcess) -> None:
-    settings, text = process.settings, made_here_words(process.lines)
+    settings = process.settings
+    text = made_here_words(process.lines)
     if text and settings.rank == 0:
         log = Log(run=settings.run_id, host=settings.host)
         log.event(EventName.LOADERS_TOO_SHORT, rank=settings.rank, text=text)

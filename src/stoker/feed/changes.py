@@ -208,8 +208,11 @@ class Watch:
 
     def look(self) -> None:
         """Finds what can be reached now; takes 3 us an object, and reads up to 64 MiB of arrays."""
-        self._places, self._tensors, self._arrays = [], [], []
-        self._caches, self._files = [], []
+        self._places = []
+        self._tensors = []
+        self._arrays = []
+        self._caches = []
+        self._files = []
         self._noted = ""
         self._left_bytes = _MAX_DIGESTED_BYTES
         variables: dict[str, None] = {}
@@ -490,7 +493,8 @@ def _first_difference(part: Referrer, before: _References, now: _References) -> 
 
 
 def _change_beyond_cache(place: _WatchedPlace) -> str:
-    part, before = place.part, place.all
+    part = place.part
+    before = place.all
     now = _references(part, "all")
     if _are_same(before, now) or isinstance(part.holder, set):
         return ""
@@ -560,7 +564,8 @@ def _mark_of(tensor: torch.Tensor) -> "_TensorMark | int":
 
 
 def _watched_tensor(leaf: _WatchedLeaf) -> _WatchedTensor:
-    tensor, mark = _tensor(leaf), cast("_TensorMark", leaf.mark)
+    tensor = _tensor(leaf)
+    mark = cast("_TensorMark", leaf.mark)
     numbers = _bytes_of(tensor)
     is_small = numbers is not None and len(numbers) <= _MAX_ARRAY_BYTES
     view = numbers if is_small else None

@@ -129,7 +129,8 @@ class DeviceBatches(Generic[_T]):
         return len(cast("Sized", self._batches))
 
     def __iter__(self) -> Iterator[_T]:
-        self._num_held, self._is_under_way = 0, False
+        self._num_held = 0
+        self._is_under_way = False
         streams = _streams_of(self.device)
         if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
@@ -180,7 +181,8 @@ class DeviceBatches(Generic[_T]):
 
     def hold(self, num_held: int, *, is_under_way: bool) -> None:
         # Batches that the loader has given and the script has not got yet.
-        self._num_held, self._is_under_way = num_held, is_under_way
+        self._num_held = num_held
+        self._is_under_way = is_under_way
 
     def moved(self, batch: _T) -> _T:
         return cast("_T", _mapped(batch, self._on_device))

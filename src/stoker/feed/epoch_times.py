@@ -92,7 +92,8 @@ def _processes(rows: Sequence[MeasuredStep]) -> Iterator[list[MeasuredStep]]:
 
 def _add_process(run: WholeRun, rows: Sequence[MeasuredStep]) -> None:
     done = rows[0].steps
-    before_last, epochs = 0, 1
+    before_last = 0
+    epochs = 1
     for earlier, row in pairwise(rows):
         if done >= SKIPPED_STEPS:
             run.add(row, after=earlier)
@@ -177,12 +178,14 @@ def whole_step(rows: Sequence[MeasuredStep]) -> WholeStep | None:
     In a run of few epochs one start is missing, the run's own: each epoch has one here. Where no
     epoch began in the run, it is the mean step.
     """
-    run, times = whole_run(rows), epoch_times(rows)
+    run = whole_run(rows)
+    times = epoch_times(rows)
     if run is None or times is None:
         return None
     if not run.begins or times.steps is None or times.start is None:
         return WholeStep(run.seconds / run.steps, run.wait_seconds / run.steps)
-    pauses, start = times.pause_seconds(), times.start.seconds
+    pauses = times.pause_seconds()
+    start = times.start.seconds
     seconds = run.seconds - run.begins * pauses - _end_seconds(rows)
     inside = max(0.0, seconds) / run.steps
     waits = max(0.0, run.wait_seconds - run.begins * start) / run.steps
@@ -201,7 +204,8 @@ def _pause(values: Sequence[float], *, mean: float, count: int, less: float = 0.
     low = high = mean
     if len(values) > 1:
         low, _, high = quantiles(values, n=4, method="inclusive")
-        low, high = max(0.0, low - less), max(0.0, high - less)
+        low = max(0.0, low - less)
+        high = max(0.0, high - less)
     return EpochPause(
         seconds=mean, low_seconds=min(low, mean), high_seconds=max(high, mean), count=count
     )

@@ -235,7 +235,8 @@ class HeldGenerators:
         walk = _Walk(caches)
         walk.through(self._roots)
         known_ids = {id(generator.value) for generator in self.found}
-        self.found, self._watched = walk.found, walk.watched
+        self.found = walk.found
+        self._watched = walk.watched
         self.out_of_reach = walk.out_of_reach
         is_new = any(id(generator.value) not in known_ids for generator in self.found)
         if is_new:

@@ -472,7 +472,8 @@ class SeededFetcher:
     def fetch(self, index: object) -> object:
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
-        seed_words, given = index.seed_words, index.index
+        seed_words = index.seed_words
+        given = index.index
         if isinstance(given, Iterator):
             # The batch may have to be made again.
             given = list(given)
@@ -784,7 +785,8 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             return batch
         shard = progress.shards[batch.shard]
         if batch.random:
-            shard.random, shard.earlier = batch.random, []
+            shard.random = batch.random
+            shard.earlier = []
         progress.deliver(batch.shard, batch.digest, batch.own_state)
         if isinstance(batch.batch, ExceptionWrapper):
             batch.batch.reraise()  # type: ignore[no-untyped-call]
@@ -808,7 +810,8 @@ def _is_making_here() -> bool:
 
 @contextlib.contextmanager
 def _making_here() -> Iterator[None]:
-    before, _here.is_making = _is_making_here(), True
+    before = _is_making_here()
+    _here.is_making = True
     try:
         yield
     finally:

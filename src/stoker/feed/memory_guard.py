@@ -9,7 +9,8 @@ from stoker.host.memory_usage import MemoryUse, memory_use
 from stoker.units import count, size
 
 # Of the limit. Above the first less may wait, below the second more again.
-_HIGH, _LOW = 0.92, 0.80
+_HIGH = 0.92
+_LOW = 0.80
 # Use that grows is looked at this far ahead, once so much of the limit is in use: what was asked
 # for still comes. Without, 13 processes were killed at 100 MB/s (test_memory_limit.py).
 _SECONDS_AHEAD = 2.0
@@ -20,7 +21,9 @@ _LOOKED_AHEAD = 0.6
 _LEAST_SHARE = 1 / 16
 # After a step down what waits has to be taken first, before its memory is free. Where use grows as
 # before it was too small: in two seconds 170 MB/s had filled 240 MB (test_memory_limit.py).
-_SECONDS_DOWN, _SECONDS_GROWING, _SECONDS_UP = 2.0, 0.5, 10.0
+_SECONDS_DOWN = 2.0
+_SECONDS_GROWING = 0.5
+_SECONDS_UP = 10.0
 # Of the limit in a second. Less is what comes and goes.
 _GROWS = 0.02
 
@@ -88,7 +91,8 @@ class MemoryGuard:
 
     def _growth(self, use: MemoryUse, now: float) -> float:
         """Returns the bytes that more are in use each second than at the last look."""
-        before, self._before = self._before, (now, use.used_bytes)
+        before = self._before
+        self._before = (now, use.used_bytes)
         if before is None or now <= before[0]:
             return 0.0
         return max(0.0, (use.used_bytes - before[1]) / (now - before[0]))

@@ -108,7 +108,8 @@ def _iterator_here(
 
 def _say_unwatched(loader: AnyLoader, process: TrainerProcess, *, num_workers: int) -> None:
     """Says once a loader that samples which end or block their process are not found."""
-    books, settings = process.books(loader), process.settings
+    books = process.books(loader)
+    settings = process.settings
     if settings.rank or books.said_unwatched:
         return
     books.said_unwatched = True
@@ -152,7 +153,8 @@ def place_here(
         path: That object, as `dataset.epoch`.
         is_for_good: False: the next epoch is fed again.
     """
-    books, settings = process.books(loader), process.settings
+    books = process.books(loader)
+    settings = process.settings
     does = "make" if loader.num_workers else "makes"
     if is_for_good:
         books.placement = Placement(reason=reason, why=why, path=path)
@@ -161,7 +163,8 @@ def place_here(
         if reason == "unshippable":
             process.refused.append(why)
         say_made_here(process)
-    is_refused, helpers = reason == "unshippable", _helpers_of(settings)
+    is_refused = reason == "unshippable"
+    helpers = _helpers_of(settings)
     Log(run=settings.run_id, host=settings.host).event(
         EventName.LOADER_NOT_SHIPPABLE if is_refused else EventName.LOADER_MADE_HERE,
         rank=settings.rank,
@@ -183,7 +186,8 @@ def _is_too_short(loader: AnyLoader, process: TrainerProcess) -> bool:
     if process.settings.feed.balance is not None:
         # Ranks exchange costs at each iter(): none may go its own way.
         return False
-    line, life = process.line_of(loader), process.books(loader).life
+    line = process.line_of(loader)
+    life = process.books(loader).life
     place = line.place_of(life, length=_length_of(loader))
     if place == "here" and next(factories_in(loader.dataset), None) is not None:
         # Its data may be on the data hosts only.

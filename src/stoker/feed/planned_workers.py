@@ -83,7 +83,8 @@ class _Ahead(_MultiProcessingDataLoaderIter):
             # As torch without workers, which asks a sampler again after an error.
             self._try_put_index()
         if not self.pending:
-            error, self.error = self.error or StopIteration(), None
+            error = self.error or StopIteration()
+            self.error = None
             raise error
         try:
             return self._next_data()  # type: ignore[no-untyped-call]
@@ -144,7 +145,8 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _change_at(self, path: str) -> None:
         if self._ahead is not None:
-            self._indices, self._ahead = self._ahead.take_back(), None
+            self._indices = self._ahead.take_back()
+            self._ahead = None
         if self._num_taken_here:
             self._in_step.turn(path)
         else:
@@ -163,13 +165,15 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
             self._in_step.was_fed()
 
     def _workers_ahead(self) -> "_Ahead | WatchedBatches":
-        feed, num_workers = self._process.settings.feed, cast(int, self._view.num_workers)
+        feed = self._process.settings.feed
+        num_workers = cast(int, self._view.num_workers)
         if feed.looks_for_deadly_samples:
             # First, as an import statement would begin a collection.
             imported("stoker.feed.watched_workers")
             from stoker.feed.watched_workers import WatchedBatches, is_watched, watched
 
-            loader, process = self._loader, self._process
+            loader = self._loader
+            process = self._process
             if is_watched(loader, process, num_workers=num_workers):
                 seed = int(self._base_seed)
                 batches = WatchedBatches(

@@ -206,7 +206,8 @@ def _numpy() -> _NumpyLibrary | _NumpyMemory:
 
 @functools.lru_cache(maxsize=1)
 def _numpy_of(bits: np.random.BitGenerator) -> _NumpyLibrary | _NumpyMemory:
-    twin, place = random.Random(), _normal_place()
+    twin = random.Random()
+    place = _normal_place()
     if type(bits) is not np.random.MT19937 or place is None or not _shows_python(twin):
         return _NumpyLibrary()
     normal = id(_global_of_numpy()) + place

@@ -143,7 +143,8 @@ def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     # Enough for most runs, and quicker than reading the timelines of days.
     if any(report.steps for report in progress.values()):
         return ""
-    loadings, timelines = read_loadings(output), read_timelines(output)
+    loadings = read_loadings(output)
+    timelines = read_timelines(output)
     is_fed = any(loading.is_fed for loading in loadings)
     if timelines and is_fed:
         return ""

@@ -225,7 +225,8 @@ def _origin(state: LoaderState, stream: StreamState, number: int) -> ShardOrigin
 
 def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamState:
     """Returns the stream of one rank: every `world_size`-th shard of the run."""
-    count, world_size = len(shards), here.world_size
+    count = len(shards)
+    world_size = here.world_size
     if count % world_size:
         divisors = [str(number) for number in range(1, count + 1) if not count % number]
         raise _refused(f"its {count} shards are dealt to {', '.join(divisors)} ranks only")

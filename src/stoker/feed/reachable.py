@@ -276,7 +276,8 @@ def is_users(module: ModuleType) -> bool:
     # Another type may run code at an access.
     if type(module) is not ModuleType:
         return False
-    name, path = vars(module).get("__name__"), vars(module).get("__file__")
+    name = vars(module).get("__name__")
+    path = vars(module).get("__file__")
     return type(name) is str and type(path) is str and _is_users_file(name, path)
 
 

@@ -170,13 +170,15 @@ class Usage:
         if self._key is not None and self._span is not None:
             self._add_last_steps(self._key[0])
             self._close_span(self._books.loaders[self._key[0]])
-        self._key, self._span = None, None
+        self._key = None
+        self._span = None
 
     def ended_in_finalizer(self, loader: int, epoch: int) -> None:
         self._open.discard((loader, epoch))
         if self._key == (loader, epoch):
             self._add_last_steps(loader)
-            self._key, self._span = None, None
+            self._key = None
+            self._span = None
 
     def write(self) -> None:
         """Writes the file; a full disk ends that, not the training."""
@@ -211,7 +213,8 @@ class Usage:
 
     def _close_span(self, own: LoaderUsage) -> None:
         assert self._span is not None
-        first, last = self._span, self._new_span(own)
+        first = self._span
+        last = self._new_span(own)
         steps = last.steps - first.steps
         if steps > 0:
             own.span_steps += steps

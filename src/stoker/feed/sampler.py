@@ -79,7 +79,8 @@ class SamplerOrder:
         if self.occurrences is not None:
             self.occurrences.clear()
         if state is not None:
-            books.epochs, books.keeps_seed = state["epoch"], state["keeps_seed"]
+            books.epochs = state["epoch"]
+            books.keeps_seed = state["keeps_seed"]
             books.base_seed = state["base_seed"]
         self.position = books.position = Position(
             epoch=books.next_epoch(), is_inline=self._is_inline
@@ -99,7 +100,8 @@ class SamplerOrder:
         return self.position.base_seed or 0
 
     def drew_base_seed(self, seed: int) -> None:
-        books, position = self._books, self.position
+        books = self._books
+        position = self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if (position.resumed is not None and not self.keeps_draws) or is_kept:
             # Undone, so that the script's next draws are as in the run that saved the state.
@@ -134,7 +136,9 @@ class SamplerOrder:
         if position.resumed is not None and self._is_map_style:
             self._before_seed = self._seeding_state()
             return _Draws(self, position, iter(()))
-        position.num_handed, position.num_drawn, position.digest = position.first, 0, ""
+        position.num_handed = position.first
+        position.num_drawn = 0
+        position.digest = ""
         position.is_drawn_out = False
         position.at_draw = None
         position.ahead.clear()
@@ -164,7 +168,8 @@ class SamplerOrder:
         if self._keeps_states:
             digest = digest_with(index, before=digest)
         # Together: a signal's handler may raise between two lines, and the script may save after.
-        position.num_drawn, position.digest = position.num_drawn + 1, digest
+        position.num_drawn = position.num_drawn + 1
+        position.digest = digest
         if self._keeps_ahead and self._is_map_style:
             position.ahead.append(index)
         if rewind is not None:
@@ -193,9 +198,11 @@ class SamplerOrder:
             snapshots.set_generators(self._parts, state["now"])
         finally:
             snapshots.set_globals(here)
-        position.num_drawn, position.digest = begun["num_drawn"], begun["digest"]
+        position.num_drawn = begun["num_drawn"]
+        position.digest = begun["digest"]
         position.is_drawn_out = begun["is_drawn_out"]
-        position.at_iter, position.at_draw = begun["at_iter"], begun["at_draw"]
+        position.at_iter = begun["at_iter"]
+        position.at_draw = begun["at_draw"]
         if self._keeps_ahead:
             position.ahead = deque(ahead)
         position.resumed = None
@@ -243,7 +250,8 @@ class _Draws:
         if self._ahead:
             index = self._ahead.popleft()
         elif self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
         else:
             index = self._order.draw(position, self._iterator)

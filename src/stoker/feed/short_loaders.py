@@ -104,7 +104,8 @@ class LoaderLife:
         )
 
     def _sums(self) -> _Sums:
-        before, last = self._before, self._last
+        before = self._before
+        last = self._last
         if last is None or not last.num_done:
             return before
         batches = before.batches + last.num_done
@@ -202,7 +203,8 @@ class LoaderLine:
         )
 
     def _trial(self, life: LoaderLife, *, batches: float) -> MadeIn:
-        fed, here = _paces(self.fed), _paces(self.here)
+        fed = _paces(self.fed)
+        here = _paces(self.here)
         first = 1 if batches <= SHORT_BATCHES else NUM_FED
         if len(fed) < first:
             return "fed"

@@ -160,7 +160,8 @@ class StreamProgress:
         shard = self.shards[shard_number]
         self._last.append((shard_number, shard.digest, self.next_number))
         self.next_number = shard.num_made * len(self.shards) + shard_number + 1
-        shard.num_made, shard.digest = shard.num_made + 1, digest
+        shard.num_made = shard.num_made + 1
+        shard.digest = digest
         if own is not None:
             shard.owns = owns_with(shard.owns, own, num_made=shard.num_made)
             self.own_trouble = own_trouble_of(own) or self.own_trouble
@@ -175,7 +176,8 @@ class StreamProgress:
         """
         self.epochs_before = before.epochs_before + 1
         for shard, former, count in zip(self.shards, before.shards, num_asked, strict=True):
-            shard.random, shard.earlier = former.random, [*former.earlier, count]
+            shard.random = former.random
+            shard.earlier = [*former.earlier, count]
 
     def is_exhausted(self, shard_number: int) -> bool:
         """Returns whether the order of batches has passed over the shard: it has no more."""
@@ -203,7 +205,8 @@ class StreamProgress:
         num_held = self.num_here - num_here
         for shard_number, digest, number in list(reversed(self._last))[:num_held]:
             shard = shards[shard_number]
-            shard.num_made, shard.digest = shard.num_made - 1, digest
+            shard.num_made = shard.num_made - 1
+            shard.digest = digest
             next_number = number
         return StreamState(
             num_workers=self.num_workers,

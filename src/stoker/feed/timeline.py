@@ -442,7 +442,8 @@ class Timeline:
         """Writes what has been collected; a full disk ends the timeline, not the training."""
         with self._lock, contextlib.suppress(OSError):
             self._flushed = self.clock()
-            rows, self._rows = self._rows, []
+            rows = self._rows
+            self._rows = []
             if self._path is None or not (rows or is_last):
                 return
             zero = self._zero or 0.0
@@ -510,7 +511,8 @@ class Steps:
         self._complete(now)
         # What iter() took counts whole: nothing was launched during it.
         self._exposed.asked(is_first=self._opening_seconds > 0)
-        self._asked, self._opening_seconds = now - self._opening_seconds, 0.0
+        self._asked = now - self._opening_seconds
+        self._opening_seconds = 0.0
         if self._timeline.usage is not None:
             self._timeline.usage.asked(self._loader, self._epoch)
 
@@ -533,7 +535,8 @@ class Steps:
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
         """Records a whole step that ends now, with its wait."""
-        usage, start = self._timeline.usage, self._clock() - seconds
+        usage = self._timeline.usage
+        start = self._clock() - seconds
         if usage is not None:
             usage.got()
         self._open = (start, start + wait, samples)
@@ -555,8 +558,10 @@ class Steps:
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is None:
             return
-        timeline, is_first = self._timeline, self._batch == 0
-        (asked_at, got, samples), self._open = self._open, None
+        timeline = self._timeline
+        is_first = self._batch == 0
+        (asked_at, got, samples) = self._open
+        self._open = None
         # Not in a finalizer, which may run anywhere.
         got = asked_at + self._exposed.seconds(got - asked_at) if may_write else got
         is_steady = self.num_done >= SKIPPED_STEPS
@@ -571,7 +576,8 @@ class Steps:
             self._sums.begin(wait=got - asked_at, gap=gap)
         self._sums.add(wait=got - asked_at, compute=now - got, samples=samples, is_steady=is_steady)
         if not self.num_done:
-            self.began, self.first_got = asked_at, got
+            self.began = asked_at
+            self.first_got = got
         self.ended = now
         self._batch += 1
         self.num_done += 1
@@ -582,7 +588,8 @@ class Steps:
         Of loaders that are read in turn no two have a second in common, in rows of several steps
         either; what validates within an epoch stays in its step.
         """
-        until, self._shared_at = max(got, self._shared_at or now), None
+        until = max(got, self._shared_at or now)
+        self._shared_at = None
         self._timeline.overlaps(now - until, is_steady=is_steady)
         is_in_turn = self._sums.shared > SHARED_SHARE * (self._sums.steps + 1)
         return until if is_in_turn else now

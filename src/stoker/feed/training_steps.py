@@ -69,7 +69,8 @@ def _processes(rows: Iterable[MeasuredStep]) -> Iterator[list[MeasuredStep]]:
     for row in rows:
         if row.start_seconds < latest.get(row.loader, -math.inf):
             yield rows_of_process
-            rows_of_process, latest = [], {}
+            rows_of_process = []
+            latest = {}
         latest[row.loader] = row.start_seconds
         rows_of_process.append(row)
     if rows_of_process:
@@ -126,7 +127,8 @@ def _one_after_another(rows: Sequence[MeasuredStep], *, until: float) -> list[Me
     gaps = [max(0.0, start - end) for start, end in zip(starts[1:], ends, strict=False)]
     idle = max(0.0, until - starts[0] - sum(row.seconds for row in rows))
     share = min(1.0, idle / sum(gaps)) if sum(gaps) else 0.0
-    in_turn, start = [], starts[0]
+    in_turn = []
+    start = starts[0]
     for row, gap in zip(rows, [*gaps, 0.0], strict=True):
         in_turn.append(replace(row, start_seconds=start))
         start += row.seconds + gap * share
@@ -143,10 +145,13 @@ def _numbered(rows: Sequence[MeasuredStep], *, first_epoch: int) -> list[Measure
     for row in rows:
         ends[row.loader, row.epoch] = _start(row)
     numbered: list[MeasuredStep] = []
-    epoch, batch, until = first_epoch - 1, 0, -math.inf
+    epoch = first_epoch - 1
+    batch = 0
+    until = -math.inf
     for row in rows:
         if _start(row) > until:
-            epoch, batch = epoch + 1, 0
+            epoch = epoch + 1
+            batch = 0
         until = max(until, ends[row.loader, row.epoch])
         numbered.append(replace(row, epoch=epoch, batch=batch))
         batch += row.steps

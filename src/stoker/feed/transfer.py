@@ -194,7 +194,8 @@ def _runs(places: Sequence[TensorPlace | None]) -> Iterator[list[_Piece]]:
             is_much = piece.end - run[0].begin > MAX_TRANSFER_BYTES and not is_same
             if is_elsewhere or is_far or is_much:
                 yield run
-                run, end = [], 0
+                run = []
+                end = 0
         run.append(piece)
         end = max(end, piece.end)
     if run:

@@ -118,7 +118,8 @@ def say_made_here(process: TrainerProcess) -> None:
 
     It waits a moment for one that data hosts can serve, which takes the word back (`is_released`).
     """
-    rank, why = process.settings.rank, sentences.made_here(process.made_here)
+    rank = process.settings.rank
+    why = sentences.made_here(process.made_here)
     if process.settings.output is not None and not process.fed_loaders:
         text = _UNFED.format(why=why.words)
         _tell_launcher(process, Unfed(rank, text, settle_seconds=_SETTLE_SECONDS))

@@ -187,7 +187,8 @@ class WatchedBatches:
             # As torch, which asks a sampler again after an error.
             self._draw()
         if not self._asked:
-            error, self._end = self._end or StopIteration(), None
+            error = self._end or StopIteration()
+            self._end = None
             raise error
         began = time.monotonic()
         self._turn(0.0)
@@ -231,7 +232,8 @@ class WatchedBatches:
         except Exception as err:
             self._end = err
             return
-        number, self._num_drawn = self._num_drawn, self._num_drawn + 1
+        number = self._num_drawn
+        self._num_drawn = self._num_drawn + 1
         order = Make(
             session="local",
             epoch_id=self._epoch_id,
@@ -305,7 +307,8 @@ class WatchedBatches:
     def _value_of(self, result: Result) -> object:
         if result.error is not None:
             raise error_in(result.error)
-        payload, result.payload = result.payload, None
+        payload = result.payload
+        result.payload = None
         if payload is not None:
             # Its last view gives the worker its memory back.
             weakref.finalize(payload, result.release).atexit = False
@@ -368,7 +371,8 @@ class WatchedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         self, loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int
     ) -> None:
         """Begins an epoch: the workers start, and the first batches are asked for."""
-        self._loader, self._process = loader, process
+        self._loader = loader
+        self._process = process
         is_planned = num_workers != loader.num_workers
         self._view = with_workers(loader, num_workers) if is_planned else loader
         self._epoch = Epoch(process, loader, seeding=seeding_of(loader, process))

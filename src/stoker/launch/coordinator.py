@@ -347,7 +347,8 @@ class Coordinator:
 
     def _judge(self, socket: "zmq.Socket[bytes]") -> None:
         now = self._clock()
-        turn_seconds, self._turned_at = now - self._turned_at, now
+        turn_seconds = now - self._turned_at
+        self._turned_at = now
         if turn_seconds > _STANDSTILL_SECONDS:
             self._log.event(EventName.CLOCK_JUMP, seconds=turn_seconds)
             self._members.stood_still(turn_seconds)
@@ -528,7 +529,8 @@ class Coordinator:
                 self._send(socket, sender, self._end)
             return
         if (self._told_stage, self._told_stacks) != (self._stage, self._stacks):
-            self._told_stage, self._told_stacks = self._stage, self._stacks
+            self._told_stage = self._stage
+            self._told_stacks = self._stacks
             for sender in self._launchers.values():
                 self._send(socket, sender, self._state())
         if self._released is None and not self._to_release.empty():
@@ -548,7 +550,8 @@ class Coordinator:
         return self._end
 
     def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
-        start, launcher = self._starts.get(host), self._launchers.get(host)
+        start = self._starts.get(host)
+        launcher = self._launchers.get(host)
         if start is not None and launcher is not None:
             self._send(socket, launcher, start)
 

@@ -133,7 +133,8 @@ def _run_agent(
     try:
         agent.run()
     except StokerError as err:
-        failure, reason = err, f"failed: {err}"
+        failure = err
+        reason = f"failed: {err}"
     except Exception as err:
         # A bug of stoker's: the traceback goes to this host's log, its last line to the trainers.
         reason = f"failed: {type(err).__name__}: {err}"

@@ -183,7 +183,10 @@ def record_end(outcome: RunOutcome, run: HostRun, *, seen: LeaderFacts) -> Train
 def _facts(
     outcome: RunOutcome, run: HostRun, *, timelines: StepsByRank, seen: LeaderFacts
 ) -> TrainingFacts:
-    settings, topology, output, progress = run.settings, run.topology, run.output, seen.progress
+    settings = run.settings
+    topology = run.topology
+    output = run.output
+    progress = seen.progress
     waited_seconds = 0.0
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
     if measured is not None:

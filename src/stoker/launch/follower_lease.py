@@ -81,7 +81,8 @@ class FollowerLease:
             self._renewed = None
             return False
         if renewed != self._renewed or minutes <= 0:
-            self._renewed, self._since = renewed, now
+            self._renewed = renewed
+            self._since = now
             return False
         # Its last part, in which the server must answer.
         seen = min(SEEN_SECONDS, 30 * minutes)

@@ -97,7 +97,9 @@ class Silence:
         self.heard_at: float | None = None
 
     def hear(self, now: float) -> None:
-        self.heard_at, self._refused_since, self._ended_at = now, None, None
+        self.heard_at = now
+        self._refused_since = None
+        self._ended_at = None
 
     def dial(self, now: float, *, is_refused: bool | None) -> None:
         """Records whether the leader's port refuses connections; None: there was no answer."""
@@ -115,7 +117,8 @@ class Silence:
 
     def turn(self, now: float) -> float:
         """Records a loop iteration; returns the seconds for which this process hung, else 0."""
-        seconds, self._turned_at = now - self._turned_at, now
+        seconds = now - self._turned_at
+        self._turned_at = now
         if seconds <= STANDSTILL_SECONDS or self.heard_at is None:
             return 0.0
         self.heard_at += seconds
@@ -385,7 +388,8 @@ class Membership:
             self._judge_key()
 
     def _beat(self) -> Heartbeat:
-        self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks
+        self._said_stage = self._stage
+        self._said_unfed_ranks = self._unfed_ranks
         return Heartbeat(
             host=self.join.host,
             incarnation=self.join.incarnation,
@@ -426,7 +430,8 @@ class Membership:
                 return False
             case State():
                 is_ending = message.stage == "ending" != self.run_stage
-                self.run_stage, self.stacks = message.stage, message.stacks
+                self.run_stage = message.stage
+                self.stacks = message.stacks
                 if is_ending:
                     self.on_ending()
             case Start():

@@ -314,7 +314,8 @@ def metrics_served(
     if feed.metrics_port is None:
         yield
         return
-    address, started = feed.metrics_address or loopback(), None
+    address = feed.metrics_address or loopback()
+    started = None
     try:
         started = _start(
             Metrics(
@@ -371,7 +372,8 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
 def _bound(server: ThreadingTCPServer) -> None:
     connections: list[socket.socket] = []
     lock = threading.Lock()
-    begin, work = server.process_request, server.process_request_thread
+    begin = server.process_request
+    work = server.process_request_thread
 
     def process_request(request: socket.socket, address: object) -> None:
         with lock:

@@ -156,7 +156,10 @@ class HostLeases:
             self._superseded.add((message.host, state.join.incarnation))
             # The new launcher has not started the engine's commands.
             state.stage = "begun"
-        state.join, state.heard_at, state.is_live, state.has_left = message, now, True, False
+        state.join = message
+        state.heard_at = now
+        state.is_live = True
+        state.has_left = False
         state.cut_off_at = None
         welcome = Welcome(beat_seconds=self._beat_seconds, lease_seconds=self._lease_seconds)
         return welcome, change
@@ -198,7 +201,9 @@ class HostLeases:
         # A lost one must join again, so that ranks learn of its return.
         if state is None or not _speaks_for(state, message.incarnation) or not state.is_live:
             return False
-        state.heard_at, state.stage, state.cut_off_at = now, message.stage, None
+        state.heard_at = now
+        state.stage = message.stage
+        state.cut_off_at = None
         state.unfed_ranks = message.unfed_ranks
         return True
 
@@ -228,7 +233,8 @@ class HostLeases:
         state = self._hosts.get(message.host)
         if state is None or not _speaks_for(state, message.incarnation) or state.has_left:
             return None
-        state.is_live, state.has_left = False, True
+        state.is_live = False
+        state.has_left = True
         # An error's first line: its place and its advice are in the host's log.
         state.goodbye = message.reason.partition("\n")[0]
         return Change(
@@ -247,7 +253,8 @@ class HostLeases:
         for host, state in self._hosts.items():
             reason = self._loss(state, now)
             if reason:
-                state.is_live, state.cut_off_at = False, None
+                state.is_live = False
+                state.cut_off_at = None
                 changes.append(Change(what="lost", host=host, kind=state.kind, reason=reason))
             elif state.join is None and not state.is_absent and now > self._start_by:
                 state.is_absent = True

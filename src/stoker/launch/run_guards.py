@@ -259,10 +259,12 @@ class LeaderGuards(RunGuards):
 
         None: it ended otherwise.
         """
-        failure, code = self.watchdog.failure, self.watchdog.exit_code
+        failure = self.watchdog.failure
+        code = self.watchdog.exit_code
         if not failure or ending.decided != failure:
             # All hosts end with 0, which no platform restarts; the record says that it failed.
-            failure, code = self.lease.failure or self.spending.failure, 0
+            failure = self.lease.failure or self.spending.failure
+            code = 0
         if failure:
             return RunOutcome(status="failed", exit_code=code, failure=failure)
         return None
@@ -320,7 +322,8 @@ class LeaderGuards(RunGuards):
             self.memory.add(self._run.topology.host, self._memory_watch.look())
 
     def _new_watchdog(self) -> Watchdog:
-        run, settings = self._run, self._run.settings
+        run = self._run
+        settings = self._run.settings
         return Watchdog(
             settings.watchdog,
             output=run.output,

@@ -98,7 +98,8 @@ def _refusal(name: str, err: ServiceError, where: str) -> PlatformError:
         what = f"the job's role may not read the secret {name}: {missing} is missing"
         fix = f"allow it: {_STACK}; a key of your own also needs kms:Decrypt for this role"
     elif err.kind == "missing" or err.code.endswith("NotFound"):
-        what, fix = f"there is no secret {name}: {err.code}", "check the ARN, and its region"
+        what = f"there is no secret {name}: {err.code}"
+        fix = "check the ARN, and its region"
     elif err.kind == "away":
         fix = "in a VPC, add an endpoint for secretsmanager or ssm (and kms), or a NAT gateway"
     return PlatformError(what, where=where, fix=fix)

@@ -103,7 +103,8 @@ class Spending:
             )
             self._log.event(EventName.RUN_OUT_OF_TIME, reason=self.failure)
             return True
-        spent, most = self.usd, self.budget.max_usd
+        spent = self.usd
+        most = self.budget.max_usd
         if spent is None or most is None:
             return False
         if spent >= most:
@@ -139,7 +140,8 @@ class Spending:
             all_batches: Batches that the training took; 0: not counted.
         """
         batches_of_hosts = batches_by_host(progress)
-        seconds, dollars = self._clock() - self._began, self._by_group()
+        seconds = self._clock() - self._began
+        dollars = self._by_group()
         spending = []
         for name in self._hosts:
             if name == dnn:
@@ -169,7 +171,8 @@ def _idle_share(
     progress: ProgressByRank, *, seconds: float, hosts: Sequence[str] | None
 ) -> float | None:
     """Returns the share of a group's time without work; hosts: None: all but the trainers'."""
-    busy, workers = 0.0, dict[str, int]()
+    busy = 0.0
+    workers = dict[str, int]()
     for report in progress.values():
         for host in report.feed.hosts if report.feed else ():
             if not host.is_local and (hosts is None or host.host in hosts):

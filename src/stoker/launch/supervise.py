@@ -85,7 +85,8 @@ def forward(
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
-    held, due = b"", 0.0
+    held = b""
+    due = 0.0
     while True:
         left = due - time.monotonic()
         # Before reading, so that endless output without line ends is shown, too.
@@ -111,7 +112,8 @@ def forward(
             if read:
                 read(shown)
             _write_all(target, shown)
-            held, due = held[end:], time.monotonic() + _PARTIAL_LINE_SECONDS
+            held = held[end:]
+            due = time.monotonic() + _PARTIAL_LINE_SECONDS
         if not chunk and not is_due:
             return
 
@@ -229,7 +231,8 @@ def supervise(
     spawn.adopt_orphans()
     # The kernel's count is per cgroup: only the difference is this command's.
     kills_before = machine.num_memory_kills()
-    began, cpu_before = time.monotonic(), _cpu_seconds()
+    began = time.monotonic()
+    cpu_before = _cpu_seconds()
     spared = {*others, *(child.pid for child in psutil.Process().children())}
     process = _started(command)
     log.event(EventName.COMMAND_STARTED, pid=process.pid)

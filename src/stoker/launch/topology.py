@@ -107,18 +107,22 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     path = base_dir / "input" / "config" / "resourceconfig.json"
     # The service's own file; the local platform writes the like.
     if path.exists():
-        config, where = _decode(read_text(path), _ResourceConfig, str(path)), str(path)
+        config = _decode(read_text(path), _ResourceConfig, str(path))
+        where = str(path)
     # Exported by the script mode of SageMaker's SDK, version 3.
     elif environ.get("SM_RESOURCE_CONFIG"):
         where = "variable SM_RESOURCE_CONFIG"
         config = _decode(environ["SM_RESOURCE_CONFIG"], _ResourceConfig, where)
     # Exported by sagemaker-training, the toolkit of AWS's framework images.
     elif environ.get("SM_CURRENT_HOST"):
-        config, where = _from_toolkit(environ), "variables SM_*"
+        config = _from_toolkit(environ)
+        where = "variables SM_*"
     elif environ.get("STOKER_GROUPS"):
-        config, where = _from_pod(environ), "variables of the pod"
+        config = _from_pod(environ)
+        where = "variables of the pod"
     else:
-        config, where = _ResourceConfig(current_host="localhost"), "no resourceconfig.json"
+        config = _ResourceConfig(current_host="localhost")
+        where = "no resourceconfig.json"
     roles = RunEnvironment.from_environ(environ, "roles").roles
     described = config.instance_groups or (
         _Group(

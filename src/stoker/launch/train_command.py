@@ -97,7 +97,8 @@ def train(training: TrainingRun) -> Ending:
 
 def _prepare(training: TrainingRun) -> _Command | Ending:
     """Returns the command as it can be started, or the end of a training run that cannot."""
-    run, trainer = training.run, training.trainer
+    run = training.run
+    trainer = training.trainer
     environ = trainer.environ(
         run.settings,
         run.topology,
@@ -121,7 +122,8 @@ def _prepare(training: TrainingRun) -> _Command | Ending:
 
 
 def _not_found(training: TrainingRun, environ: Mapping[str, str]) -> Ending:
-    run, program = training.run, training.command[0]
+    run = training.run
+    program = training.command[0]
     what, fix = why_not_found(program, folder=run.folder)
     run.log.event(EventName.COMMAND_NOT_FOUND, program=program)
     return Ending(
@@ -135,7 +137,9 @@ def _not_found(training: TrainingRun, environ: Mapping[str, str]) -> Ending:
 
 
 def _supervise(training: TrainingRun, command: _Command) -> Ending:
-    run, trainer, guards = training.run, training.trainer, training.guards
+    run = training.run
+    trainer = training.trainer
+    guards = training.guards
     with contextlib.ExitStack() as closed:
         closed.callback(guards.close)
         mpi_host = _mpi_host(training, command)
@@ -175,7 +179,8 @@ def _mpi_host(training: TrainingRun, command: _Command) -> MpiHost | None:
 
 def _watched(training: TrainingRun, line: Sequence[str], environ: Mapping[str, str]) -> Ending:
     """Runs the command under the guards, and reads the metrics that it prints."""
-    run, strategy = training.run, training.trainer.strategy
+    run = training.run
+    strategy = training.trainer.strategy
     patterns = run.settings.metric_patterns if run.topology.is_leader else {}
     with contextlib.ExitStack() as closed:
         printed = LogMetrics(patterns) if patterns else None

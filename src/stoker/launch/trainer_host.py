@@ -162,7 +162,10 @@ def _coordinator(run: HostRun, *, on_failure: Callable[[Change], None]) -> Coord
 
 def _lead_training(leader: _Leader, command: Sequence[str], trainer: Trainer) -> Ending:
     """Trains, serves metrics during that time, and waits for the other dnn hosts' ends."""
-    run, coordinator, guards, engine = leader.run, leader.coordinator, leader.guards, leader.engine
+    run = leader.run
+    coordinator = leader.coordinator
+    guards = leader.guards
+    engine = leader.engine
     training = TrainingRun(
         run=run,
         command=command,
@@ -189,7 +192,8 @@ def _lead_training(leader: _Leader, command: Sequence[str], trainer: Trainer) ->
 
 def _end_of(leader: _Leader, ending: Ending) -> _RunEnd:
     """Returns how the run ended, by the leader's ranks, other hosts, the feed and the guards."""
-    run, coordinator = leader.run, leader.coordinator
+    run = leader.run
+    coordinator = leader.coordinator
     outcome, code = _judge(run, as_a_pod_ends(run, ending), leader.causes.changes)
     events = [leader.started]
     if outcome.status == "succeeded" and is_fed(run) and coordinator:
@@ -197,7 +201,8 @@ def _end_of(leader: _Leader, ending: Ending) -> _RunEnd:
         if why:
             events.append(_event_now(run, why))
     if guarded := leader.guards.outcome_of(ending):
-        outcome, code = guarded, guarded.exit_code or 0
+        outcome = guarded
+        code = guarded.exit_code or 0
     events.append(_event_now(run, f"training {outcome.status}"))
     return _RunEnd(outcome=outcome, exit_code=code, events=tuple(events))
 
@@ -208,7 +213,8 @@ def _event_now(run: HostRun, what: str) -> Event:
 
 def _end_hosts(leader: _Leader, end: _RunEnd) -> None:
     """Tells the other hosts how the run ended, and logs a failure."""
-    run, failure = leader.run, end.outcome.failure
+    run = leader.run
+    failure = end.outcome.failure
     if leader.coordinator:
         leader.coordinator.end(
             end.outcome.status, exit_code=end.exit_code, reason=(failure or "")[:1000]
@@ -221,7 +227,9 @@ def _end_hosts(leader: _Leader, end: _RunEnd) -> None:
 
 def _record(leader: _Leader, trainer: Trainer, end: _RunEnd) -> None:
     """Writes the record, and again after the data hosts' release, for which it waits."""
-    run, coordinator, others = leader.run, leader.coordinator, leader.guards.others
+    run = leader.run
+    coordinator = leader.coordinator
+    others = leader.guards.others
     seen = LeaderFacts(
         processes_per_host=trainer.processes_per_host,
         strategy=trainer.strategy,

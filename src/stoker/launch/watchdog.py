@@ -85,7 +85,8 @@ def _has_handler(process: psutil.Process) -> bool:
 def _is_worker(process: psutil.Process) -> bool:
     """Whether it is a process of multiprocessing, so more likely no rank."""
     with contextlib.suppress(psutil.Error):
-        words, parent = process.cmdline(), process.parent()
+        words = process.cmdline()
+        parent = process.parent()
         return "--multiprocessing-fork" in words or (parent and parent.cmdline()) == words
     return True
 
@@ -154,7 +155,8 @@ class Watchdog:
 
     def tick(self) -> None:
         now = self.clock()
-        elapsed, self._ticked_at = now - self._ticked_at, now
+        elapsed = now - self._ticked_at
+        self._ticked_at = now
         # This process hung, or its machine slept: nobody could make a step.
         if elapsed > _STANDSTILL_SECONDS:
             self._step_at += elapsed
@@ -172,7 +174,8 @@ class Watchdog:
     def _look(self, now: float) -> None:
         counted = self._count()
         if counted != self._counted:
-            is_first, self._counted = self._counted is None, counted
+            is_first = self._counted is None
+            self._counted = counted
             if not is_first:
                 self._step(now)
         elif now - self._life_at >= self.limit_seconds / 2 and now >= self._files_at:
@@ -198,7 +201,9 @@ class Watchdog:
         if self._has_steps:
             self._gaps.append(gap)
             self._longest_gap = max(self._longest_gap, gap)
-        self._has_steps, self._is_blind, self._files = True, False, None
+        self._has_steps = True
+        self._is_blind = False
+        self._files = None
         self._step_at = self._life_at = now
         if self._warned_at is not None and self._is_told and not self.failure:
             self.log.event(
@@ -206,7 +211,8 @@ class Watchdog:
                 text=f"the run makes steps again, after {gap / 60:.1f} min",
             )
         if not self.failure:
-            self._warned_at, self._is_told = None, False
+            self._warned_at = None
+            self._is_told = False
 
     def _begin(self, now: float) -> None:
         if not self._has_steps and not self.expects_steps:
@@ -238,13 +244,16 @@ class Watchdog:
 
 
 def _newest(folders: Sequence[Path]) -> tuple[int, int, float]:
-    count, size, newest = 0, 0, 0.0
+    count = 0
+    size = 0
+    newest = 0.0
     for folder in folders:
         for parent, _, names in os.walk(folder):
             for name in names:
                 with contextlib.suppress(OSError):
                     facts = os.stat(os.path.join(parent, name))
-                    count, size = count + 1, size + facts.st_size
+                    count = count + 1
+                    size = size + facts.st_size
                     newest = max(newest, facts.st_mtime)
                 if count >= _MAX_FILES:
                     return count, size, newest

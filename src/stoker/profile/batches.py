@@ -303,7 +303,8 @@ class OtherLoaders:
 
     def take_waits(self) -> tuple[tuple[Mark, Mark], ...]:
         """Returns the waits since the last call, each from its first mark to its last."""
-        waits, self._waits = tuple(self._waits), []
+        waits = tuple(self._waits)
+        self._waits = []
         return waits
 
 

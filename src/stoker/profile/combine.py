@@ -340,8 +340,11 @@ def _global_step(ranks: Sequence[RankResult]) -> _GlobalStep:
 
 
 def _terms_of(total: _GlobalStep) -> StepTerms:
-    measured_ranks, waiting, slowest = total.measured_ranks, total.waiting, total.slowest
-    cpu_seconds, receives = total.loader_cpu.mean, total.receives
+    measured_ranks = total.measured_ranks
+    waiting = total.waiting
+    slowest = total.slowest
+    cpu_seconds = total.loader_cpu.mean
+    receives = total.receives
     # Today's loader is torch's own: it takes what the trainer's thread spent in next().
     local_receives = [rank.as_is.receive_seconds for rank in measured_ranks if rank.num_workers]
     # A host's workers, all its ranks together: plans count by hosts.

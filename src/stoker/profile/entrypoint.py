@@ -69,7 +69,8 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     settings = from_environment(environ)
     topology = from_resourceconfig(settings.base_dir, environ)
-    wanted, file = settings.profile, settings.profile_file
+    wanted = settings.profile
+    file = settings.profile_file
     if wanted is None or file is None or not topology.is_leader:
         return launch(command, environ)
     ended = _run(command, environ, budget_seconds=wanted.budget_seconds)

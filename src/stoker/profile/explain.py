@@ -197,7 +197,8 @@ def _limit_named(profile: Profile, *, share: float) -> str:
 
 
 def _epochs(profile: Profile) -> list[str]:
-    times, whole = profile.epochs, whole_step_of(profile)
+    times = profile.epochs
+    whole = whole_step_of(profile)
     if times is None or whole is None:
         return []
     step_seconds = profile.timed_step.step_seconds
@@ -301,7 +302,8 @@ def _table(profile: Profile) -> list[str]:
 
 def _facts(profile: Profile) -> Iterator[str]:
     """Yields what the step's figures are of: batch, workers, hosts."""
-    step, host = profile.timed_step, profile.host
+    step = profile.timed_step
+    host = profile.host
     if step.global_batch_size is not None:
         batch = f"{step.global_batch_size} samples per step"
         if step.batch_bytes:

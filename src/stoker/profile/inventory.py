@@ -56,11 +56,15 @@ MOST_SECONDS = 3.0
 # The first bytes of every JPEG, whatever its file is called.
 _JPEG = b"\xff\xd8\xff"
 # Different pictures, and bytes of their files: enough that sizes differ as the dataset's do.
-_MOST_PICTURES, _MOST_BYTES = 256, 64 << 20
+_MOST_PICTURES = 256
+_MOST_BYTES = 64 << 20
 # Of one call. A decoded picture is 10 to 20 times its file: 16 MB need 0.3 GB on the device.
-_CALL_PICTURES, _CALL_BYTES = 128, 16 << 20
+_CALL_PICTURES = 128
+_CALL_BYTES = 16 << 20
 # What pictures are cropped to, and normalised by: those of ImageNet, as most scripts have them.
-_CROPPED_SIDE, _MEAN, _STD = 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CROPPED_SIDE = 224
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
 # Fewer say nothing about a dataset.
 _LEAST_PICTURES = 8
 _MAX_DECODED_BATCHES = 2
@@ -361,7 +365,8 @@ def calls_of(pictures: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         is_full = len(group) == _CALL_PICTURES or size + picture.numel() > _CALL_BYTES
         if group and is_full:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
         group.append(picture)
         size += picture.numel()
     if group:
@@ -371,7 +376,8 @@ def calls_of(pictures: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 def read_pictures(names: Sequence[str]) -> EncodedPictures:
     """Reads the files, up to a number of bytes, from the page cache where they are in it."""
     data: list[torch.Tensor] = []
-    total, cpu = 0, time.process_time()
+    total = 0
+    cpu = time.process_time()
     for name in names:
         content = bytearray(Path(name).read_bytes())
         total += len(content)

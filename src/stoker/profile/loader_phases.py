@@ -70,7 +70,8 @@ _START_SECONDS = 20.0
 # Read this much slower than it loads, a loader has a batch ready each time.
 _PACE = 1.3
 _PACED_SHARE = 0.15
-_MOST_PACED, _LEAST_PACED = 24, 6
+_MOST_PACED = 24
+_LEAST_PACED = 6
 # Batches until the queue is full: before, the reader had waited for each one.
 _FILLING = 3
 # A shorter round measures nothing, and starting workers takes about as long.
@@ -239,7 +240,8 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
 
 def _batches_per_second(rounds: Sequence[Round], *, workers: int) -> float:
     """Returns the rate of all workers together; 0: they never ran at the same time."""
-    num_batches, seconds = 0, 0.0
+    num_batches = 0
+    seconds = 0.0
     for stamps in (part.stamps for part in rounds if len(part.stamps) == workers):
         # All workers run only between the last first batch and the first last one.
         begin = max(of_worker[0][2] for of_worker in stamps)
@@ -267,14 +269,17 @@ def with_workers(
     Args:
         timeout: Seconds after which a batch that does not come is an error.
     """
-    batch_size, drop_last = None, False
+    batch_size = None
+    drop_last = False
     sampler: EndlessBatches | None = None
     batch_sampler: EndlessBatches | None = None
     if isinstance(loader.dataset, IterableDataset):
-        batch_size, drop_last = loader.batch_size, loader.drop_last
+        batch_size = loader.batch_size
+        drop_last = loader.drop_last
     elif loader.batch_sampler is not None:
         # Torch takes a batch_sampler only with its default batch_size, and without a sampler.
-        batch_size, batch_sampler = 1, EndlessBatches(loader.batch_sampler)
+        batch_size = 1
+        batch_sampler = EndlessBatches(loader.batch_sampler)
     else:
         sampler = EndlessBatches(loader.sampler)
     return torch.utils.data.DataLoader(
@@ -723,9 +728,11 @@ def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple
 
 
 def _now() -> tuple[float, float, float, int, int]:
-    asked, fetched = 0, 0
+    asked = 0
+    fetched = 0
     if read := bytes_read():
-        asked, fetched = read.asked, read.fetched
+        asked = read.asked
+        fetched = read.fetched
     return time.monotonic(), time.process_time(), queued_seconds(), asked, fetched
 
 
@@ -870,7 +877,8 @@ class Timed:
     cpu_seconds: float = 0.0
 
     def clear(self) -> None:
-        self.calls, self.cpu_seconds = 0, 0.0
+        self.calls = 0
+        self.cpu_seconds = 0.0
 
     def call(self, transform: _Call, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         before = time.process_time()

@@ -103,7 +103,8 @@ _MOST_SECONDS = 6.0
 # A shorter phase measures nothing.
 _LEAST_SECONDS = 0.2
 # Limits for finding out what cannot be pickled for data hosts: beyond them it takes too long.
-_MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
+_MAX_PICKLE_BYTES = 256 << 20
+_MAX_PICKLE_SECONDS = 2.0
 # The replay begins right after the script saves; at this share of the budget at the latest.
 _LATEST_SHARE = 0.6
 _SETTLE_SHARE = 0.10
@@ -345,7 +346,8 @@ class ProfileSession:
 
     def _may_replay(self, steps: AsIsSteps) -> bool:
         changes = self._guard.changes
-        has_saved, self._changes = changes != self._changes, changes
+        has_saved = changes != self._changes
+        self._changes = changes
         is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
         # A script that saves soon would end the profile.
         if (not changes or has_saved or is_late) and self._is_enough(steps):
@@ -430,7 +432,8 @@ class ProfileSession:
         if result.world_size == 1:
             # As the verdict has it. One of several ranks does not know which work is the others'.
             as_is = with_one_step([result])[0].as_is or as_is
-        step, wait = as_is.step_seconds, as_is.wait_seconds
+        step = as_is.step_seconds
+        wait = as_is.wait_seconds
         self._log.event(
             EventName.PROFILE_AS_IS,
             rank=result.rank,
@@ -442,7 +445,8 @@ class ProfileSession:
 
     def _note_loop(self) -> None:
         """Keeps what the loop changes: neither data hosts nor workers may make batches ahead."""
-        facts, loop = self._findings.result.loader, self._loop
+        facts = self._findings.result.loader
+        loop = self._loop
         if loop.words and facts is not None:
             self._findings.learn(loader=msgspec.structs.replace(facts, in_step=loop.words))
         elif loop.once:
@@ -471,7 +475,8 @@ class ProfileSession:
 
     def _set_up_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
         """Waits until the loader's workers are idle, and notes anything unusual."""
-        findings, others = self._findings, self._reading.others
+        findings = self._findings
+        others = self._reading.others
         if loader.num_workers and not workers_rest(
             self._inner(),
             seconds=_SETTLE_SHARE * self._budget,
@@ -566,7 +571,9 @@ class ProfileSession:
         """Measures the loader alone, hands the results over, and always ends the process."""
         self._end.acquire()
         self._guard.free_this_thread()
-        findings, replay, log = self._findings, self._replay, self._log
+        findings = self._findings
+        replay = self._replay
+        log = self._log
         assert replay is not None
         if before:
             findings.learn(ended_before=before)
@@ -609,7 +616,8 @@ class ProfileSession:
 
     def _end_replay(self, replay: Replay) -> None:
         """Ends the steps on cached batches and their variants, and keeps what they gave."""
-        findings, log = self._findings, self._log
+        findings = self._findings
+        log = self._log
         if self._variants is not None:
             self._variants.end()
             findings.note(*self._variants.notes)
@@ -655,7 +663,8 @@ class ProfileSession:
 
         All ranks come here at the same step and stay together: their workers share the vCPUs.
         """
-        findings, loader = self._findings, self._replayed
+        findings = self._findings
+        loader = self._replayed
         assert loader is not None
         # The script's own workers would load while others are measured.
         shut_down(self._inner())
@@ -828,10 +837,12 @@ class ProfileSession:
 
 
 def place_of(settings: ProcessSettings) -> RankPlace:
-    rank, world_size = settings.rank, settings.world_size
+    rank = settings.rank
+    world_size = settings.world_size
     # The process group knows best: launchers inside a script set their variables late, or none.
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank = torch.distributed.get_rank()
+        world_size = torch.distributed.get_world_size()
     ranks_on_host: int | None = settings.processes_per_host or settings.local_world_size
     if ranks_on_host == 1 and world_size > 1:
         # It may be a variable's default: then they count themselves.
@@ -1007,7 +1018,8 @@ class ProfiledIterator:
         return self
 
     def __next__(self) -> object:
-        session, loader = self._session, self._loader
+        session = self._session
+        loader = self._loader
         if not session.is_here:
             assert self._inner is not None
             batch = next(self._inner)

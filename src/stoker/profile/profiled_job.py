@@ -186,7 +186,8 @@ class Heard:
         elif event and event.event == EventName.COMMAND_ENDED:
             values = event.values
             with contextlib.suppress(KeyError, ValueError):
-                wall, cpu = float(values["wall_seconds"]), float(values["cpu_seconds"])
+                wall = float(values["wall_seconds"])
+                cpu = float(values["cpu_seconds"])
                 self._hosts[event.host] = (wall, cpu, float(values["vcpus"]))
 
     @property
@@ -277,7 +278,8 @@ def unmeasured(
     if not ranks:
         loader = own_loader_in(seen)
         if timed:
-            problem, fix = timed, LONGER
+            problem = timed
+            fix = LONGER
     if loader:
         problem += (
             f"; {loader.class_name} makes batches in its own way, so that data hosts cannot help it"
@@ -585,7 +587,8 @@ def _profile_of(
     ended: _EndedJob, ranks: Sequence[RankResult], *, subject: ProfiledCommand, folder: Path
 ) -> Profile:
     """Returns the profile of a job that has ended, or raises why there is none."""
-    output, deadline = ended.output, ended.deadline
+    output = ended.output
+    deadline = ended.deadline
     # Where the script iterates over `stoker.timed` and reads no loader, its steps are the profile.
     timed = timed_profile(output, ranks, what=subject.what) if output else None
     if timed and output and (not ended.has_failed or was_cut_off(output)):
@@ -853,7 +856,8 @@ def scratch_copy(
     Raises:
         UsageError: If the folder holds more than `max_bytes`, or cannot be copied.
     """
-    folder, copy = folder.resolve(), copy.absolute()
+    folder = folder.resolve()
+    copy = copy.absolute()
     links = {os.path.realpath(path) for path in linked}
     sizes: dict[str, int] = {}
     try:

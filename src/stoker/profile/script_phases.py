@@ -66,7 +66,9 @@ CopyMode = Literal["there", "pinned"]
 _HELD_BY_SCRIPT = 4
 # Copies on the device: the one that stays, the one that the script gets, and one more.
 _COPIES_ON_DEVICE = 3
-ON_DEVICE, PINNED, BESIDE_WORKERS = "on-device", "pinned", "beside-workers"
+ON_DEVICE = "on-device"
+PINNED = "pinned"
+BESIDE_WORKERS = "beside-workers"
 VARIANTS = (ON_DEVICE, PINNED, BESIDE_WORKERS)
 _ENOUGH_OF_VARIANT = Enough(steps=60, least=0.01, usual=0.03, most=0.04, last=0.05)
 # However few steps there were, a variant ends after this share of the budget.
@@ -124,7 +126,8 @@ class FirstWords:
     def start_over(self) -> None:
         """Counts from the last batch on: what was before belongs to the warm-up."""
         self._began = self._last
-        self._waited, self._steps = 0.0, 0
+        self._waited = 0.0
+        self._steps = 0
 
     def epoch_ended(self) -> None:
         """What the script does next is not waiting."""
@@ -697,7 +700,8 @@ class VariantPhases:
     def begin(self, name: str) -> None:
         """Ends the running variant and begins another one; may block until workers have begun."""
         self.end()
-        self._name, self._why = name, ""
+        self._name = name
+        self._why = ""
         self._source = self._source_of(name)
         try:
             self._source.begin()
@@ -709,8 +713,10 @@ class VariantPhases:
 
     def end(self) -> None:
         """Ends the running variant, if any; may be called twice. Waits for the device."""
-        running, source = self.running, self._source
-        self.running, self._source = None, None
+        running = self.running
+        source = self._source
+        self.running = None
+        self._source = None
         if running is None or source is None:
             return
         running.steps.settle()

@@ -206,7 +206,8 @@ class Signs:
 
 
 def _batch_words(drain: Drain) -> str:
-    wall, cpu = drain.wall_seconds.mean, drain.cpu_seconds.mean
+    wall = drain.wall_seconds.mean
+    cpu = drain.cpu_seconds.mean
     return f"a batch takes a worker {ms(wall)}, of which it computes {ms(min(cpu, wall))}"
 
 
@@ -317,7 +318,8 @@ def throttled(signs: Sequence[Signs]) -> ProfileState | None:
 
     # One stopped rank is enough: the others wait for it in all-reduce.
     worst = max(signs, key=stopped)
-    seen, share = worst.evidence, stopped(worst)
+    seen = worst.evidence
+    share = stopped(worst)
     if share < MIN_THROTTLED:
         return None
     return ProfileState(
@@ -402,12 +404,14 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     """
     signs = [signs_of(rank) for rank in ranks]
     vcpus = _vcpus_left(signs)
-    bound, binding = parts, None
+    bound = parts
+    binding = None
     if parts:
         bound = replace(parts, vcpus=min(parts.vcpus, vcpus))
         binding = bound.bottleneck
     slowest = slowest_of(ranks)
-    stopped, gil = throttled(signs), None
+    stopped = throttled(signs)
+    gil = None
     busy = 1.0
     # A group that is stopped has no idle vCPUs, even if the machine has, and its threads hold
     # their locks: knocks say nothing then.
@@ -531,7 +535,8 @@ def _cold_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     reads = own.rank.reads
     if own.wait_share < MIN_SHARE or reads is None or reads.bytes_per_second is None:
         return None
-    cold, warm = reads.cold_seconds.mean, reads.warm_seconds.mean
+    cold = reads.cold_seconds.mean
+    warm = reads.warm_seconds.mean
     is_slow = cold >= MIN_COLD_RATIO * warm
     is_awaited = cold >= MIN_LOADING * own.step_seconds * max(1, own.workers)
     if cold <= warm or not (is_limit or (is_slow and is_awaited)):
@@ -690,7 +695,8 @@ def lost_to_neighbour(parts: Parts) -> float:
 
 def transfer(rank: RankResult, *, parts: Parts | None) -> ProfileState | None:
     """Describes steps that wait for copies of their batch to the device."""
-    variants, seconds = rank.variants, transfer_seconds(rank)
+    variants = rank.variants
+    seconds = transfer_seconds(rank)
     if parts is None or variants is None or seconds is None or rank.accelerator is None:
         return None
     share = lost_to_transfer(parts) / parts.step_seconds
@@ -733,7 +739,8 @@ def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> li
 
     Where that was not measured, pinning is named without a figure.
     """
-    first, slowest = ranks[0], slowest_of(ranks)
+    first = ranks[0]
+    slowest = slowest_of(ranks)
     # Other accelerators are known by their variants.
     trains_on_device = first.uses_cuda or slowest.variants is not None
     if not trains_on_device or first.loader is None:
@@ -743,9 +750,11 @@ def fixes_of_transfer(ranks: Sequence[RankResult], *, parts: Parts | None) -> li
         return []
     if parts is None or not is_measured:
         return [Fix(id="pin_memory", text=_PIN)]
-    name, text = "pin_memory", _PIN
+    name = "pin_memory"
+    text = _PIN
     if slowest.variants is not None and slowest.variants.is_pinned:
-        name, text = "non_blocking", _NON_BLOCKING
+        name = "non_blocking"
+        text = _NON_BLOCKING
     elif first.loader.pin_memory:
         text = _NOT_REACHED
     tried = (
@@ -767,7 +776,8 @@ def _of_step(fix: Fix, parts: Parts) -> Fix | None:
 def gain_of_bytes(ranks: Sequence[RankResult], *, parts: Parts | None) -> float | None:
     """Returns what images as bytes save of a step's copies; None: not measured, or hardly any."""
     slowest = slowest_of(ranks)
-    seconds, batch = transfer_seconds(slowest), slowest.batch
+    seconds = transfer_seconds(slowest)
+    batch = slowest.batch
     if parts is None or not seconds or batch is None or not batch.num_bytes:
         return None
     # Copies take as long as they have bytes.
@@ -819,22 +829,26 @@ def _of_state(name: str, ranks: Sequence[RankResult]) -> Fix:
 
 
 def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:
-    vcpus, ranks = own.rank.vcpus, own.rank.ranks_on_host
+    vcpus = own.rank.vcpus
+    ranks = own.rank.ranks_on_host
     # One for each vCPU that a rank has.
     enough = max(1, round(vcpus) // ranks)
     is_many = own.workers > enough + 1 and own.workers * ranks >= _MANY_WORKERS_PER_VCPU * vcpus
-    many, few = own.drain(own.workers), own.drain(enough)
+    many = own.drain(own.workers)
+    few = own.drain(enough)
     if not is_many or many is None or few is None:
         return None
     # A quota gives its CPU in bursts of 100 ms, so that the rates of a second differ by 10 %. Where
     # either number of workers uses it up, the rate follows from the CPU time of a batch.
     is_used_up = is_throttled and enough * ranks >= (own.evidence.quota_vcpus or math.inf)
     if is_used_up and few.wall_seconds.median <= WAITS * few.cpu_seconds.median:
-        before, after = many.cpu_seconds.mean, few.cpu_seconds.mean
+        before = many.cpu_seconds.mean
+        after = few.cpu_seconds.mean
         is_as_fast = before >= _AS_FAST * after
         evidence = f"a batch takes {ms(after)} of CPU time instead of {ms(before)}"
     else:
-        today, fewer = many.batches_per_second, few.batches_per_second
+        today = many.batches_per_second
+        fewer = few.batches_per_second
         is_as_fast = fewer >= _AS_FAST * today
         evidence = f"{fewer:.1f} batches per second instead of {today:.1f}"
     if not is_as_fast:
@@ -877,7 +891,8 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
         before = parts.accelerator_seconds + step.wait_seconds
     # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
     saves = max(0.0, step.step_seconds * (1 - better.step_seconds / before)) or None
-    wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
+    wall = parts.loader_wall_seconds
+    cpu = parts.loader_cpu_seconds
     because = f"on {vcpus_words(parts.vcpus)} the loader alone is faster with that many"
     if wall > WAITS * cpu:
         because = (
@@ -909,7 +924,8 @@ def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix 
     first = ranks[0]
     if first.as_is is None or first.loader is None or first.loader.persistent_workers:
         return None
-    wait, length = first.as_is.first_wait_seconds, first.as_is.epoch_batches
+    wait = first.as_is.first_wait_seconds
+    length = first.as_is.epoch_batches
     if not first.loader.num_workers or wait is None or not length:
         return None
     # Workers that stay must make the first batch, too.

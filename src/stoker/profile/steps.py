@@ -353,8 +353,10 @@ class WarmUp:
         if busy_seconds > _RECOMPILED * self._usual_seconds:
             self._restarts += 1
             self._watched = 0
-            self._busy, self._seconds = [busy_seconds], [busy_seconds]
-            self._slow_at, self._waited_at = 0, -1
+            self._busy = [busy_seconds]
+            self._seconds = [busy_seconds]
+            self._slow_at = 0
+            self._waited_at = -1
             self.is_over = False
 
 
@@ -578,7 +580,8 @@ class AsIsSteps:
     @property
     def _has_drifted(self) -> bool:
         """Whether the last steps differ from the first ones: workers rest while stock is full."""
-        first, last = self._steps[:USUAL_STEPS], self._steps[-USUAL_STEPS:]
+        first = self._steps[:USUAL_STEPS]
+        last = self._steps[-USUAL_STEPS:]
         return abs(fmean(last) - fmean(first)) > fmean(first) / _STOCKS
 
     @property
@@ -724,7 +727,8 @@ class AsIsSteps:
         self._window_steps = 0
         self.counting_since = None
         self._is_used_up = False
-        self._least, self._looked_at = USUAL_STEPS, 0
+        self._least = USUAL_STEPS
+        self._looked_at = 0
 
     def _begin(self, *, now: float, cpu: float) -> None:
         self._begun = _Begun(now, cpu, self.children_cpu(), self.machine_cpu(), self.stray_cpu())
@@ -759,7 +763,8 @@ class AsIsSteps:
         """Returns the seconds of a step and of its wait, roughly where none has counted."""
         if not self._steps:
             return max(1e-6, elapsed_seconds / max(1, self.batches)), 0.0
-        step, wait = fmean(self._steps), fmean(self._waits)
+        step = fmean(self._steps)
+        wait = fmean(self._waits)
         return max(1e-6, step), min(wait, 0.9 * step)
 
     def result(self) -> AsIs:
@@ -937,7 +942,8 @@ def lack_of(steps: AsIsSteps, *, budget_seconds: float) -> Lack | None:
 
     None also as long as the pace is not known, and on hosts without a device, where two steps do.
     """
-    warm_up, least = steps.warm_up, steps.least
+    warm_up = steps.warm_up
+    least = steps.least
     if not steps.is_on_device or steps.count >= least or not warm_up.pace_seconds:
         return None
     calm_seconds = warm_up.calm_seconds + sum(steps.step_seconds)
@@ -1146,7 +1152,8 @@ class _WatchedStretch:
         ]
         # Groups are nested, and each may have a quota: the one that stopped it longest counts.
         worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
-        stall, stalled = storage_stall_seconds(), None
+        stall = storage_stall_seconds()
+        stalled = None
         if stall is not None and self._stall is not None:
             stalled = stall - self._stall
         return Evidence(

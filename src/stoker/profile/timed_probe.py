@@ -41,7 +41,8 @@ def install(pass_class: type[TimedEpoch]) -> None:
         return
     session = _Session(settings)
     # Both are places where a step ends: loops ask for batches, Keras tells of them afterwards.
-    ask, took = pass_class.ask, pass_class.took
+    ask = pass_class.ask
+    took = pass_class.took
 
     def ask_and_look(self: Steps) -> None:
         ask(self)

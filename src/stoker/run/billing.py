@@ -110,7 +110,8 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
 
 def _limit_of_run(workload: Workload, price: float | None, *, is_estimate: bool) -> str:
     """Returns what a run may cost; `price`: of today's hosts, in dollars an hour."""
-    most, of_run = workload.known_constraints.max_usd_per_hour, workload.constraints.max_usd
+    most = workload.known_constraints.max_usd_per_hour
+    of_run = workload.constraints.max_usd
     limit = "without a limit per hour: set constraints.max_usd_per_hour"
     if most and price is None:
         limit = f"today's price is not known, so that {usd(most)} per hour is no limit"
@@ -210,7 +211,8 @@ def limit_words(workload: Workload, groups: Sequence[Group], *, decision: Decisi
 
 
 def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
-    limit, seconds = workload.constraints.max_usd_per_run, workload.max_run_seconds
+    limit = workload.constraints.max_usd_per_run
+    seconds = workload.max_run_seconds
     if limit is None:
         return
     where = f"constraints.max_usd_per_run: {limit:g}"
@@ -274,7 +276,8 @@ def bill(
     """
     price = catalog.usd_per_hour(groups)
     is_estimate = bool(catalog.estimates(groups))
-    costs, start_up = "price unknown", []
+    costs = "price unknown"
+    start_up = []
     if price is not None:
         per_hour = usd(price, is_estimate=is_estimate)
         most = _at_most(workload, price, is_estimate=is_estimate)

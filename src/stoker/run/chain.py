@@ -84,7 +84,8 @@ class Chain:
             self.say_line(name, f"reused: {words(record)}")
             self.tell_age(record)
             return record
-        began, self.doing = time.monotonic(), name
+        began = time.monotonic()
+        self.doing = name
         record = make()
         if name != "train":
             write_json(file, record)
@@ -130,7 +131,8 @@ class ChainSteps:
 
     def profile(self) -> Profile:
         """Measures the training command on today's cluster."""
-        workload, run_dir = self.chain.workload, self.chain.run_dir
+        workload = self.chain.workload
+        run_dir = self.chain.run_dir
         cluster = todays_cluster(workload)
         self._confirm([Group.of_today(cluster.dnn)], is_profile=True)
         with following_profile(workload, quiet=self.chain.quiet) as progress:
@@ -147,7 +149,8 @@ class ChainSteps:
 
     def decide(self, profiled: Profile) -> Decision:
         """Chooses the cluster; the last run's plan stays unless another one is clearly better."""
-        chain, workload = self.chain, self.chain.workload
+        chain = self.chain
+        workload = self.chain.workload
         memory = memory_of(workload, runs=chain.run_dir.parent, besides=chain.run_dir)
         decision = decide(
             DecisionInputs(
@@ -174,7 +177,8 @@ class ChainSteps:
 
     def train(self, decision: Decision) -> Training:
         """Trains on the decision's cluster, and follows the job to its end."""
-        chain, groups = self.chain, decision.plan.groups
+        chain = self.chain
+        groups = decision.plan.groups
         self._confirm(groups, decision)
         job = prepare(
             workload=chain.workload, groups=groups, run_dir=chain.run_dir, decision=decision
@@ -218,7 +222,8 @@ def run_chain(chain: Chain) -> ChainEnd:
 
     Raises what a step raises.
     """
-    workload, name = chain.workload, chain.run_dir.name
+    workload = chain.workload
+    name = chain.run_dir.name
     with telling(workload, run=name, step=STEPS[chain.first], quiet=chain.quiet) as ending:
         try:
             code, evaluation = steps(chain)

@@ -63,7 +63,8 @@ def promote(evaluation_file: Path, *, named: str) -> str:
     folder = Path(named)
     if named.startswith(_REGISTRY) or folder.is_file():
         return f"not made the champion: in {named} people choose it"
-    record, content = read_json(evaluation_file, Evaluation), evaluation_file.read_bytes()
+    record = read_json(evaluation_file, Evaluation)
+    content = evaluation_file.read_bytes()
     while True:
         files = _champions(folder)
         # A retried step: its model may have been replaced since.

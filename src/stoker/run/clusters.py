@@ -87,7 +87,8 @@ def _parse(text: str, *, default_type: str | None) -> Group:
         raise UsageError(f"--group {text} names no instance type", fix=example)
     if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
         raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=example)
-    hosts, workers = int(parts[0]), None
+    hosts = int(parts[0])
+    workers = None
     if len(parts) == 2:
         workers = int(parts[1])
     if hosts < 1:

@@ -21,7 +21,8 @@ def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> s
 
 def reproducing(arguments: Sequence[str]) -> str:
     """Returns the command line that makes such a run again, with what it was given to train on."""
-    words, rest = ["stoker"], iter(arguments)
+    words = ["stoker"]
+    rest = iter(arguments)
     for word in rest:
         if word == "--from":
             # All steps are to be made again.

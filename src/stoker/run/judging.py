@@ -55,7 +55,8 @@ def _mark_model(training: Training, record: Evaluation, *, workload: Workload, q
     try:
         for uri in mark_models(aws, training, is_refused=not record.passed):
             say(f"model:   {uri} was refused, and expires by the bucket's rule", quiet=quiet)
-        group, below = settings.model.group or workload.name, f"{settings.output_uri.rstrip('/')}/"
+        group = settings.model.group or workload.name
+        below = f"{settings.output_uri.rstrip('/')}/"
         for kept in keep_registered(aws, group, below=below):
             say(f"model:   {kept} is registered, and expires no more", quiet=quiet)
     except ServiceError as err:
@@ -90,7 +91,8 @@ class Judgement:
 
 def judge_run(judgement: Judgement) -> int:
     """Judges a run, keeps what its pipeline needs, and notifies; returns the exit code."""
-    workload, quiet = judgement.workload, judgement.as_json
+    workload = judgement.workload
+    quiet = judgement.as_json
     run = pipeline_run()
     # On Kubeflow the run's last step notifies, and who types this command sees the result.
     is_told = bool(run) and not judgement.outputs.executor
@@ -131,7 +133,8 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
     Returns:
         The training, its evaluation, and the page in MLflow; empty: there is none.
     """
-    workload, outputs = judgement.workload, judgement.outputs
+    workload = judgement.workload
+    outputs = judgement.outputs
     profile = read_json(judgement.profile, Profile)
     decision = read_json(judgement.decision, Decision)
     training, file = _training(judgement, decision)
@@ -156,11 +159,7 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
         told=told_of_evaluation(record),
     )
     if workload.platform_info.has_model_registry and outputs.out:
-        # For the model registry: Studio cannot show all of evaluation.json.
-        quality = json.dumps(model_quality(training))
-        write_text(outputs.out.with_name("model-quality.json"), quality)
-        metadata = model_metadata(workload, training, decision)
-        write_text(outputs.out.with_name("model-metadata.json"), json.dumps(metadata))
+        _write_for_registry(workload, training, decision, folder=outputs.out.parent)
     if judgement.report:
         # Imported here, with the templates of the page.
         from stoker.report import ReportedRun, write_report
@@ -185,6 +184,16 @@ def judged(judgement: Judgement) -> tuple[Training, Evaluation, str]:
             ),
         )
     return training, record, _tracked(judgement, training, record)
+
+
+def _write_for_registry(
+    workload: Workload, training: Training, decision: Decision, *, folder: Path
+) -> None:
+    """Writes what the model registry shows: Studio cannot show all of evaluation.json."""
+    quality = model_quality(training)
+    write_text(folder / "model-quality.json", json.dumps(quality))
+    metadata = model_metadata(workload, training, decision)
+    write_text(folder / "model-metadata.json", json.dumps(metadata))
 
 
 def _tracked(judgement: Judgement, training: Training, record: Evaluation) -> str:

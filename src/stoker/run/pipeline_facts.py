@@ -46,7 +46,8 @@ class PipelineFacts:
 
     def read(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the facts with their digests, and those that are not known, each with why."""
-        made_of, unknown = workload_facts(self.workload), dict[str, str]()
+        made_of = workload_facts(self.workload)
+        unknown = dict[str, str]()
         for fact, reader in self._readers():
             try:
                 made_of[fact] = reader()

@@ -138,7 +138,8 @@ def _loader(values: Mapping[str, str]) -> str:
 
 
 def _waits(values: Mapping[str, str], of: str) -> str:
-    rank, least = int(values.get("rank", "0")), float(values["least"])
+    rank = int(values.get("rank", "0"))
+    least = float(values["least"])
     return wait_words(float(values["wait_share"]), least=least, rank=rank, of=of)
 
 

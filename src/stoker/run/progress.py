@@ -240,7 +240,8 @@ class Follow:
             return None
         written, event = parted(line.text)
         if event and (self._run or event.run) != event.run:
-            written, event = line.text, None
+            written = line.text
+            event = None
         elif event:
             self._run = event.run
         # A bar that is erased leaves blanks; a rank's mark may stand before an event.
@@ -332,5 +333,6 @@ def _training_columns(console: "Console") -> "Sequence[ProgressColumn]":
     if room < 8:
         words = words_column(console, taken=taken)
         return (title_column("train"), TimeElapsedColumn(), words)
-    bar, words = BarColumn(bar_width=room), words_column(console, taken=taken + room + 1)
+    bar = BarColumn(bar_width=room)
+    words = words_column(console, taken=taken + room + 1)
     return (title_column("train"), TimeElapsedColumn(), bar, words)

@@ -66,7 +66,8 @@ def finish_run(
         elif state in _UNPUBLISHED:
             state = "failed" if platform.has_failed(workload) else "succeeded"
     followed: list[str] = []
-    is_left, ended = False, ""
+    is_left = False
+    ended = ""
     with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
         # First: that the run failed is the greater news, should this step fail as well.
         if state in _FAILED:
@@ -102,7 +103,8 @@ def finish_run(
 
 def _why_skipped(workload: Workload, *, run_id: str) -> str:
     """Returns why a run was skipped; empty: it was not, or the cluster does not show it."""
-    settings, pod = workload.kubernetes, own_pod()
+    settings = workload.kubernetes
+    pod = own_pod()
     if not (workload.skip_unchanged and settings and pod):
         return ""
     cluster = ClusterApi(
@@ -140,7 +142,8 @@ class LostJobs:
 
     def follow_all(self) -> tuple[list[str], bool]:
         """Follows them one by one; returns what came of each, and whether one may still run."""
-        followed, is_left = [], False
+        followed = []
+        is_left = False
         for words, may_run in self.follow():
             followed.append(words)
             is_left = is_left or may_run
@@ -179,7 +182,8 @@ class LostJobs:
     def _follow_profile(self, records: Mapping[str, str], *, run: str) -> str:
         # As Profile had it, with the parameters of the run.
         workload = read_json(records["workload.json"], Workload)
-        cluster, run_dir = todays_cluster(workload), named_run_dir(run)
+        cluster = todays_cluster(workload)
+        run_dir = named_run_dir(run)
         record = profile_and_keep(
             workload,
             cluster=cluster,

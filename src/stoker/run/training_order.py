@@ -74,7 +74,8 @@ class TrainingOrder:
             DeclinedError: If the answer is no.
             PlatformError: If a run of that name still runs here.
         """
-        workload, quiet = self.workload, self.quiet
+        workload = self.workload
+        quiet = self.quiet
         say_unused_types(workload, self.groups, quiet=quiet)
         catalog = with_plan_price(catalog_of(workload, self.prices), workload, quiet=quiet)
         confirm(

@@ -202,7 +202,8 @@ def train_and_keep(run: FollowedTraining) -> Training:
     A pipeline's step returns the record of an earlier attempt that succeeded, or whose data hosts
     fed no trainer.
     """
-    job, platform = run.job, run.platform
+    job = run.job
+    platform = run.platform
     is_step = bool(job.records)
     request = platform.plan(job)
     earlier = None
@@ -278,7 +279,8 @@ class _Follower(JobObserver):
         now = time.monotonic()
         if event and event.event in _ALERTS and now >= self._alerted.get(event.event, now):
             self._alerted[event.event] = now + _ALERT_PAUSE_SECONDS
-            run, text = self._run, event.values.get("text", "")
+            run = self._run
+            text = event.values.get("text", "")
             warned(run.workload, run=run.job.name, step="train", text=text, quiet=run.quiet)
 
     def may_stop(self) -> bool:
@@ -286,7 +288,8 @@ class _Follower(JobObserver):
 
     def stopped(self, record: Training) -> None:
         """Copies the record to the run's second file, and prints how to continue."""
-        run, out = self._run, self._run.out
+        run = self._run
+        out = self._run.out
         files = [run.record_file]
         if out:
             write_json(out, copied_to(out, record, run_dir=run.folder))

@@ -89,7 +89,8 @@ def since_last_run(workload: Workload, *, runs: Path) -> Since:
 
 
 def _changed_keys(workload: Workload, before: Workload) -> str:
-    here, there = _counting(workload), _counting(before)
+    here = _counting(workload)
+    there = _counting(before)
     names = sorted(here.keys() | there.keys())
     return ", ".join(name for name in names if here.get(name) != there.get(name))
 

@@ -143,7 +143,8 @@ class Service:
             self.outbox.answer(identity, protocol.Leaving())
             return
         session = self._session_of(identity, message)
-        left, before = session.spec, session.identity
+        left = session.spec
+        before = session.identity
         if left != message.spec:
             self._specs.stop_shards(session.name)
         self._renew(session, identity, message)
@@ -155,7 +156,8 @@ class Service:
         self._bring(session, before, message.spec_bytes)
         hosted = self._specs.find(message.spec)
         if hosted is not None:
-            hosted.first_worker, hosted.worker_step = message.first_worker, message.worker_step
+            hosted.first_worker = message.first_worker
+            hosted.worker_step = message.worker_step
         if left != message.spec:
             self._request_from_others(left)
         self._close_unused_specs()
@@ -177,11 +179,13 @@ class Service:
     def _renew(self, session: AgentSession, identity: bytes, message: protocol.Open) -> None:
         """Gives a session what its trainer says now, over the connection it has now."""
         session.identity = identity
-        session.spec, session.seeding = message.spec, message.seeding
+        session.spec = message.spec
+        session.seeding = message.seeding
         session.base_seed = message.base_seed
         # The trainer sends next which epochs are over.
         session.before_epoch_id = 0
-        session.is_ready, session.unreachable_since = False, None
+        session.is_ready = False
+        session.unreachable_since = None
 
     def _why_refused(self, identity: bytes, message: protocol.Open) -> why_unfed.WhyUnfed | None:
         """Returns why this host cannot serve a trainer's dataset, and warns of what may differ."""
@@ -330,7 +334,8 @@ class Service:
         elif not session.is_ready:
             self.outbox.refuse(identity, message, "the session is not ready")
         else:
-            session.identity, session.unreachable_since = identity, None
+            session.identity = identity
+            session.unreachable_since = None
             self.dispatch.ask(identity, session, message)
 
     def _take_part(self, message: protocol.BatchPart) -> None:
@@ -573,7 +578,8 @@ class Agent:
             self._context.destroy(linger=linger)
         with self._wake_lock:
             # A thread that still sends may call `wake` after the number is reused.
-            wake_fd, self._wake_fd = self._wake_fd, -1
+            wake_fd = self._wake_fd
+            self._wake_fd = -1
             os.close(wake_fd)
         self._log.event(EventName.AGENT_ENDED, batches=self.num_sent)
 
@@ -649,7 +655,8 @@ class Agent:
                     whole = self._assembly.take(identity, frame, is_last=message.is_last)
                     if whole is None:
                         continue
-                    message, frame = _unpack(whole), memoryview(b"")
+                    message = _unpack(whole)
+                    frame = memoryview(b"")
                 self._service.take(identity, message, frame)
             # Only this message is refused: its peer has the token, so this is a bug, not an attack.
             except ProtocolError as err:

@@ -125,7 +125,8 @@ class BatchPort:
         self._waiting.clear()
         for identity in list(self._lines):
             self._close_line(identity)
-        lines, self._ending = self._ending, []
+        lines = self._ending
+        self._ending = []
         for line in lines:
             line.has_ended(within_seconds=_JOIN_SECONDS)
 

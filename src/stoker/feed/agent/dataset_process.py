@@ -146,7 +146,8 @@ class DatasetProcess:
     def fork(self, sock: socket.socket, order: Fork) -> WorkerProcess:
         if self.channel.is_closed:
             raise FeedLostError("the dataset process is gone")
-        token, self._next = self._next, self._next + 1
+        token = self._next
+        self._next += 1
         # A duplicate, kept until the worker's end where the message is not sent at once.
         descriptor = os.dup(sock.fileno())
         self.channel.send(pack(msgspec.structs.replace(order, token=token)), [descriptor])
@@ -299,7 +300,8 @@ class HostedSpec:
             if self.arrival is not None:
                 self.arrival.close()
             self.nbytes = nbytes
-            self.arrival, self.shipper = Arrival(self.digest, nbytes=nbytes), shipper
+            self.arrival = Arrival(self.digest, nbytes=nbytes)
+            self.shipper = shipper
         if self.arrival is None or self.shipper != shipper:
             return False
         self.since = now
@@ -347,7 +349,9 @@ class HostedSpec:
         if self.state == "loading" and dataset_process.loaded is not None:
             loaded = dataset_process.loaded
             self.state = "failed" if loaded.has_failed else "ready"
-            self.reason, self.error, self.warning = loaded.summary, loaded.error, loaded.warning
+            self.reason = loaded.summary
+            self.error = loaded.error
+            self.warning = loaded.warning
             self.copied = loaded.copied
             self.fix = why_unfed.MEND_CODE if loaded.is_of_host else ""
             self.since = time.monotonic()
@@ -380,7 +384,8 @@ class HostedSpec:
         return next(filter(None, (pool.starting_stacks() for pool in self.pools.values())), "")
 
     def fail(self, reason: str) -> None:
-        self.state, self.reason = "failed", reason
+        self.state = "failed"
+        self.reason = reason
 
 
 class Specs:
@@ -422,7 +427,8 @@ class Specs:
             former.arrival.close()
         hosted = HostedSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
         if former is not None:
-            hosted.first_worker, hosted.worker_step = former.first_worker, former.worker_step
+            hosted.first_worker = former.first_worker
+            hosted.worker_step = former.worker_step
             hosted.was_wrong = former.was_wrong
         self._specs[digest] = hosted
 
@@ -441,7 +447,8 @@ class Specs:
 
     def check(self, spec: HostedSpec) -> None:
         """Discards what arrived if its digest is wrong, with a ProtocolError."""
-        arrival, spec.arrival = spec.arrival, None
+        arrival = spec.arrival
+        spec.arrival = None
         assert arrival is not None
         with contextlib.closing(arrival):
             if not arrival.is_right():
@@ -499,7 +506,8 @@ class Specs:
         return changed
 
     def results(self) -> Iterator[Result]:
-        results, self._results = self._results, []
+        results = self._results
+        self._results = []
         return iter(results)
 
     def ready(self) -> set[str]:

@@ -37,7 +37,8 @@ CREDITS_PER_VARIATION = 3
 # Where workers run dry, more batches have to be in flight; four cover any round trip.
 _MAX_CREDITS_FOR_DRY_WORKERS = 4
 # Batches that the variation is computed from.
-_MIN_COSTS, _MAX_COSTS = 8, 64
+_MIN_COSTS = 8
+_MAX_COSTS = 64
 # Credits are reduced if they were too many for that long.
 _SECONDS_BEFORE_FEWER = 5
 # After that long without a request, a session's credits go to the others.
@@ -89,7 +90,8 @@ class BatchRequest:
     generation: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.epoch_id, self.batch_number = self.make.epoch_id, self.make.batch_number
+        self.epoch_id = self.make.epoch_id
+        self.batch_number = self.make.batch_number
         self.generation = 0 if self.make.stream is None else self.make.stream.generation
 
 
@@ -304,7 +306,8 @@ class Outbox:
     def _send_batch(self, request: BatchRequest, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
         # The batch has the only view: after its release the worker writes to that memory again.
-        payload, result.payload = result.payload, None
+        payload = result.payload
+        result.payload = None
         if payload is not None:
             self.batch_bytes = payload.nbytes
         batch = self._outgoing(made, payload, release=result.release)

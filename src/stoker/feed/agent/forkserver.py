@@ -70,9 +70,13 @@ _known: set[str] = set()
 # Answers of a template to an order: a dataset process has it; a new template gets it; each worker
 # is to begin alone; likewise, and a new template gets the next order: this one's modules have
 # started threads, whose number follows.
-_TAKEN, _REFUSED, _ALONE, _SPOILT = b"taken", b"refused", b"alone", b"spoilt "
+_TAKEN = b"taken"
+_REFUSED = b"refused"
+_ALONE = b"alone"
+_SPOILT = b"spoilt "
 # Before that: the module that it imports next. First of all: its descriptor of its stacks.
-_IMPORTS, _STACKS = b"imports ", b"stacks "
+_IMPORTS = b"imports "
+_STACKS = b"stacks "
 
 
 def main() -> None:
@@ -341,7 +345,8 @@ class _Children:
                 done, status = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 # Reaped by the dataset's code: its status is unknown.
-                done, status = pid, 0
+                done = pid
+                status = 0
             if done:
                 self.pids.discard(pid)
                 ended[pid] = os.waitstatus_to_exitcode(status)
@@ -408,7 +413,8 @@ class _ForkedAhead:
 
         self.pid = _fork(self._children, self._channel, waiting, run)
         theirs.close()
-        self._orders, self._stacks_file = Pipe(ours, blocking=False), -1
+        self._orders = Pipe(ours, blocking=False)
+        self._stacks_file = -1
 
     def give(self, order: Received) -> bool:
         """Returns False if it does not run, or does not take the order."""
@@ -459,7 +465,8 @@ class _ForkedAhead:
                 continue
             if reply == _REFUSED and self._given is not None:
                 # For the next template. `close` would close its descriptors.
-                refused, self._given = self._given, None
+                refused = self._given
+                self._given = None
                 self.close()
                 self.fork((refused,))
                 self._given = refused
@@ -488,7 +495,8 @@ class _ForkedAhead:
 
     def _done(self) -> None:
         _, descriptors = self._given or (b"", ())
-        self._given, self._imports = None, ""
+        self._given = None
+        self._imports = ""
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -506,7 +514,8 @@ class _ForkedAhead:
         self._done()
         if self._orders is not None:
             self._orders.close()
-        self._orders, self.pid = None, -1
+        self._orders = None
+        self.pid = -1
 
 
 def _tell_once(channel: int, message: Up) -> None:

@@ -251,7 +251,9 @@ class Answers:
         )
         outcome.samples = made.samples
         outcome.maker = (link.member.host, made.worker)
-        host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
+        host = link.member.host
+        nbytes = payload.nbytes
+        now = time.monotonic()
         with self._shared.lock:
             if session.epoch_id != made.epoch_id or not session.is_busy:
                 return
@@ -293,7 +295,9 @@ class Answers:
         frame: zmq.Frame | None,
     ) -> None:
         """Handles the end of a request without a batch, if a session still waits for it."""
-        host, batch_number, generation = link.member.host, message.batch_number, message.generation
+        host = link.member.host
+        batch_number = message.batch_number
+        generation = message.generation
         # Without the lock, because it may run the dataset's code.
         error = self._error_of(message, frame) if isinstance(message, protocol.Raised) else None
         with self._shared.lock:
@@ -325,7 +329,9 @@ class Answers:
     def _take_declined(
         self, link: AgentLink, session: FeedSession, message: protocol.Declined
     ) -> None:
-        host, batch_number, reason = link.member.host, message.batch_number, message.reason
+        host = link.member.host
+        batch_number = message.batch_number
+        reason = message.reason
         if link.has_failed(session.name):
             # The batch is not to blame where all processes are gone.
             return
@@ -358,7 +364,9 @@ class Answers:
             workers=message.workers,
             credits=message.credits,
         )
-        host, warning, copied = link.member.host, message.warning, message.copied
+        host = link.member.host
+        warning = message.warning
+        copied = message.copied
         if copied and (host, copied) not in self._warned:
             self._warned.add((host, copied))
             self._shared.log.event(EventName.DATASET_COPIED, agent=host, text=copied)
@@ -449,7 +457,8 @@ class LocalAnswers:
 
     def _settle(self, session: FeedSession, result: Result) -> None:
         epoch_id, batch_number, generation = cast("tuple[int, int, int]", result.job.key)
-        payload, result.payload = result.payload, None
+        payload = result.payload
+        result.payload = None
         if payload is not None:
             # Its last view gives the worker its memory back.
             weakref.finalize(payload, result.release).atexit = False

@@ -104,7 +104,9 @@ class _Leaf:
             # Half of what `frombuffer` and `view` take.
             array = np.ndarray(self._shape, self._array_dtype, payload, self._offset)
             return torch.from_numpy(array)
-        dtype, count, offset = self.part.dtype, self._count, self._offset
+        dtype = self.part.dtype
+        count = self._count
+        offset = self._offset
         numbers = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
         return numbers.view(self._shape)
 

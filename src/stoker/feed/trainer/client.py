@@ -46,7 +46,8 @@ from stoker.logs import EventName, Log
 _VERSIONS = protocol.own_versions()
 # Interval of progress reports, and of checks for what no event reports.
 _TICK_SECONDS = 1.0
-_IN, _OUT = select.POLLIN, select.POLLOUT
+_IN = select.POLLIN
+_OUT = select.POLLOUT
 # The I/O thread's goodbye takes milliseconds; local workers may take longer to stop.
 CLOSE_SECONDS = 8.0
 
@@ -381,7 +382,8 @@ class IoThread:
         # Nearly always: to register all descriptors again would cost more than the poll.
         if polled == self._polled:
             return
-        self._poll, self._polled = select.poll(), polled
+        self._poll = select.poll()
+        self._polled = polled
         self._poll.register(self._shared.wake_fd, _IN)
         self._link_of = {fileno: link for link in links for fileno in link.filenos}
         for fileno in self._link_of:
@@ -515,7 +517,8 @@ class IoThread:
         sums = dataclasses.asdict(self._shared.timeline.training)
         del sums["epochs"], sums["shared"]
         with self._shared.lock:
-            states, self._ended = self._ended, []
+            states = self._ended
+            self._ended = []
             states += map(self._state, self._shared.sessions.values())
             feed = self._observer.tell(states)
         process = known_process()

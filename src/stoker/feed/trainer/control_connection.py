@@ -25,8 +25,10 @@ MAX_PAUSE_SECONDS = 2.0
 GOODBYE_SECONDS = 0.2
 
 # As plain numbers: zmq's own are enumerations, which are slow to combine.
-_IN, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+_IN = int(zmq.POLLIN)
+_EVENTS = int(zmq.EVENTS)
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE)
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -108,7 +110,8 @@ class Connection:
         # No limit of zmq's, at which `send` would fail: credits bound what is asked for.
         dialling.sndhwm = dialling.rcvhwm = 0
         self._monitor = dialling.get_monitor_socket(_UP | _DOWN)
-        self._socket, self.is_open = dialling, True
+        self._socket = dialling
+        self.is_open = True
         self.filenos = (int(dialling.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
         self.is_drained = self.is_quiet = False
         dialling.connect(endpoint)
@@ -192,7 +195,8 @@ class Connection:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.disable_monitor()
             self._socket.close(linger=round(linger_seconds * 1000))
-            self._socket, self.is_open = None, False
+            self._socket = None
+            self.is_open = False
         if self._monitor is not None:
             self._monitor.close(linger=0)
             self._monitor = None

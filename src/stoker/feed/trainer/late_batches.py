@@ -151,7 +151,8 @@ class LateBatches:
             session.time_out()
 
     def _hang_due(self, session: FeedSession) -> float:
-        num_told, most = session.num_hangs_told, len(_HANG_SECONDS) - 1
+        num_told = session.num_hangs_told
+        most = len(_HANG_SECONDS) - 1
         due = _HANG_SECONDS[min(num_told, most)] * max(1, num_told - most + 1)
         p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())
         due *= max(1.0, _HANG_FACTOR * p95 / _HANG_SECONDS[0])
@@ -185,7 +186,8 @@ class LateBatches:
         link = self._links.get(str(peer))
         if link is not None and now - inquiry.last_at >= _FRESH_SECONDS:
             inquiry.last_at = now
-            name, epoch_id = session.name, session.epoch_id
+            name = session.name
+            epoch_id = session.epoch_id
             link.send(protocol.Inquire(session=name, epoch_id=epoch_id, batch_number=batch_number))
         return None
 

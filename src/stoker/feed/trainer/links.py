@@ -132,7 +132,8 @@ class AgentLink(Link):
     def receive_by(self, receiver: BatchReceiver) -> None:
         if self.receiver is not None:
             self.receiver.close()
-        self.receiver, self._is_attaching = receiver, False
+        self.receiver = receiver
+        self._is_attaching = False
 
     def mark_batches_lost(self, now: float) -> FeedLostError | None:
         """Has both connections dialled again after the one for batches was lost.

@@ -78,7 +78,8 @@ class LocalWorkers:
             start_to_last(child.start)
             return cast("ChildProcess", child)
 
-        self._digest, self._seeding = packed.digest, seeding
+        self._digest = packed.digest
+        self._seeding = seeding
         self._is_iterable = spec.is_iterable
         self._max_credits = credits_each * num_workers
         self._credits_each = credits_each

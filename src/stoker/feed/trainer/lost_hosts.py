@@ -52,7 +52,8 @@ class HostWatch:
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
                 self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
-            session.alone_since, session.is_waiting = now, False
+            session.alone_since = now
+            session.is_waiting = False
             return
         error = self._failure_of_all(session)
         if error is not None:
@@ -126,7 +127,8 @@ class HostWatch:
         return failures[0] if failures and is_all else None
 
     def _lost_error(self, session: FeedSession, now: float) -> FeedLostError:
-        expected, seen = str(self.num_expected), ", ".join(self._fates(session, now))
+        expected = str(self.num_expected)
+        seen = ", ".join(self._fates(session, now))
         if self.num_expected is None:
             expected = "?"
             seen = f"the coordinator at {self._settings.coordinator} did not answer"
@@ -164,7 +166,8 @@ class HostWatch:
         yield from self._fates_of_awaited()
 
     def _fates_of_awaited(self) -> Iterator[str]:
-        awaited, refused = self._roster.awaited, self._roster.refused
+        awaited = self._roster.awaited
+        refused = self._roster.refused
         for host in awaited:
             if host not in refused:
                 yield f"{host} (never came)"

@@ -89,7 +89,8 @@ class PinnedMemory:
             return _pinned(nbytes)
         except RuntimeError:
             with self._lock:
-                is_first, self.has_failed = not self.has_failed, True
+                is_first = not self.has_failed
+                self.has_failed = True
             if is_first:
                 self._warn(f"{nbytes} bytes: {reason}")
             return None

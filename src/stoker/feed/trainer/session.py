@@ -188,7 +188,9 @@ class FeedSession:
             self.schedule.begin()
             if divide is not None:
                 divide(self.schedule)
-            self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
+            self.spec = spec
+            self.seeding = seeding
+            self.pins_on = pins_on
             self.keeps_blocks = False
             self.base_seed = base_seed
             if local is not self.local:
@@ -238,7 +240,8 @@ class FeedSession:
                 worker that is ready has the batch: see `LateBatches`.
             Exception: FeedError, or what the dataset, the collate function or the sampler raised.
         """
-        self.timeout_seconds, self.called_at = max(0.0, timeout_seconds), 0.0
+        self.timeout_seconds = max(0.0, timeout_seconds)
+        self.called_at = 0.0
         while True:
             with self._lock:
                 if self.epoch_id != epoch_id:
@@ -272,7 +275,8 @@ class FeedSession:
             if self.epoch_id != epoch_id or not self.is_busy:
                 return [], None
             batches = [self._asked[batch_number] for batch_number in sorted(self._asked)]
-            error, self._sampler_error = self._sampler_error, None
+            error = self._sampler_error
+            self._sampler_error = None
             self._end_epoch()
         self._wake()
         return batches, error
@@ -318,7 +322,8 @@ class FeedSession:
         """Takes the batch at the head; complete after an interruption by `complete_take`."""
         outcome = self.outcomes[head]
         # Before it is taken: a signal's handler may raise at any call.
-        self._last_taken, self._num_before = head, self.schedule.num_taken
+        self._last_taken = head
+        self._num_before = self.schedule.num_taken
         self.unreturned = outcome
         self.schedule.take(time.monotonic())
         self._asked.pop(head, None)
@@ -332,11 +337,14 @@ class FeedSession:
         if self.is_busy:
             self._end_epoch()
             self._wake()
-        error, self._sampler_error = self._sampler_error, None
+        error = self._sampler_error
+        self._sampler_error = None
         return StopIteration() if error is None else error
 
     def _end_wait(self) -> None:
-        self.waits_since, self.num_hangs_told, self.num_starts_told = None, 0, 0
+        self.waits_since = None
+        self.num_hangs_told = 0
+        self.num_starts_told = 0
         self.has_timed_out = False
         self.makers.clear()
         self.inquiries.clear()
@@ -545,6 +553,7 @@ class SharedState:
 
     def close(self) -> None:
         """Closes the descriptor, after the I/O thread's end; may be called twice."""
-        descriptor, self.wake_fd = self.wake_fd, -1
+        descriptor = self.wake_fd
+        self.wake_fd = -1
         if descriptor >= 0:
             os.close(descriptor)

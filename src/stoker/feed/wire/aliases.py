@@ -134,7 +134,8 @@ def _clusters(views: Sequence[View]) -> Iterator[list[View]]:
             continue
         if len(cluster) > 1 or (cluster and cluster[0].repeats):
             yield cluster
-        cluster, end = [view], view.end
+        cluster = [view]
+        end = view.end
     if len(cluster) > 1 or (cluster and cluster[0].repeats):
         yield cluster
 
@@ -146,7 +147,8 @@ def _groups(cluster: list[View]) -> list[list[View]]:
     groups: list[list[View]] = []
     for view in cluster:
         # The groups that this view joins become one.
-        joined, apart = [view], []
+        joined = [view]
+        apart = []
         for group in groups:
             if any(_share(view, other) for other in group):
                 joined.extend(group)

@@ -274,9 +274,11 @@ class Encoded:
 
     def _array(self, value: object) -> list[object] | None:
         if isinstance(value, np.generic):
-            array, tag = np.asarray(value), Tag.SCALAR
+            array = np.asarray(value)
+            tag = Tag.SCALAR
         elif isinstance(value, np.ndarray) and type(value) is np.ndarray:
-            array, tag = value, Tag.ARRAY
+            array = value
+            tag = Tag.ARRAY
         else:
             return None
         # `dtype.str` does not contain metadata.
@@ -295,12 +297,14 @@ class Encoded:
                 self.note(view.begin, view.end)
             place = self.place_in_region(value, address)
             if place is not None:
-                shape, strides = list(array.shape), list(array.strides)
+                shape = list(array.shape)
+                strides = list(array.strides)
                 return [Tag.STRIDED_ARRAY, array.dtype.str, shape, strides, place]
         axes = [] if array.flags.c_contiguous else _order(array.strides)
         laid = array.transpose(axes) if axes else array
         if not laid.flags.c_contiguous:
-            axes, laid = [], array
+            axes = []
+            laid = array
         offset = self.reserve(
             laid.nbytes,
             lambda target: np.copyto(target.view(laid.dtype).reshape(laid.shape), laid),
@@ -419,7 +423,8 @@ def _in_region(encoder: Encoded, tensor: "torch.Tensor", address: int) -> list[o
     place = encoder.place_in_region(tensor, address)
     if place is None:
         return None
-    name, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    name = str(tensor.dtype).removeprefix("torch.")
+    shape = list(tensor.shape)
     end: list[object] = [True] if tensor.requires_grad else []
     if place % ALIGNMENT == 0 and tensor.is_contiguous():
         # As others are: batches of such tensors go to a device as one block.
@@ -719,7 +724,8 @@ class Decoder:
 
         from stoker.feed.wire.blocks import contiguous_part, cut
 
-        sizes, dtype = self._shape(shape), _torch_dtype(name)
+        sizes = self._shape(shape)
+        dtype = _torch_dtype(name)
         count = math.prod(sizes)
         self._place(offset, count * dtype.itemsize)
         if not count:
@@ -737,7 +743,8 @@ class Decoder:
 
         from stoker.feed.wire.blocks import BlockPart, cut
 
-        sizes, dtype = self._shape(shape), _torch_dtype(name)
+        sizes = self._shape(shape)
+        dtype = _torch_dtype(name)
         steps = _steps(strides, len(sizes), least=0)
         last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
         end = offset + (last + 1) * dtype.itemsize
@@ -750,7 +757,8 @@ class Decoder:
     def _strided_array(
         self, name: str, shape: list[object], strides: list[object], offset: int
     ) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]":
-        sizes, dtype = self._shape(shape), _dtype(name)
+        sizes = self._shape(shape)
+        dtype = _dtype(name)
         steps = _steps(strides, len(sizes), least=-(1 << 48))
         try:
             # NumPy compares them with the payload.

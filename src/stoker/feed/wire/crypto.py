@@ -39,7 +39,8 @@ _ZAP_DOMAIN = b"stoker"
 MAX_WAITING = 128
 _LOG_SECONDS = 10.0
 _MAX_LOG_SECONDS = 3600.0
-_ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
+_ACCEPTED = int(zmq.EVENT_ACCEPTED)
+_ENDED = int(zmq.EVENT_DISCONNECTED)
 _FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 # What a peer sent is not encrypted for the run's key: it speaks the protocol, with another token.
 _OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
@@ -208,7 +209,8 @@ class RejectionLog:
             )
             is_going_on = now - self._silent_until < self._pause
             self._pause = min(2 * self._pause, _MAX_LOG_SECONDS) if is_going_on else _LOG_SECONDS
-            self._count, self._silent_until = 0, now + self._pause
+            self._count = 0
+            self._silent_until = now + self._pause
 
 
 class HandshakeGuard:

@@ -243,7 +243,8 @@ class DatasetPlace:
         """Returns all but the script's arguments and definitions, and settings of a rank."""
         # Code as text: a pickle depends on which strings are one object.
         code = json.dumps((dict(self.code.files), dict(self.code.versions))).encode()
-        changes, path = self.environment.packed_changes(), self.path
+        changes = self.environment.packed_changes()
+        path = self.path
         where = (path.directory, path.entries, path.variable, path.kept)
         shared = self.settings.shared.encode()
         head = (where, self.modules, changes, code, self.start_method, self.classes, shared)
@@ -560,7 +561,8 @@ class Arrival:
             return digest(view) == self._name
 
     def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
+        descriptor = self.descriptor
+        self.descriptor = -1
         if descriptor >= 0:
             os.close(descriptor)
 

@@ -117,7 +117,8 @@ def script_of_this_process(
     """
     definitions: dict[str, Definition] = {}
     left_out: dict[str, str] = {}
-    left_bytes, until = _MAX_TOTAL_BYTES, time.thread_time() + _MAX_SECONDS
+    left_bytes = _MAX_TOTAL_BYTES
+    until = time.thread_time() + _MAX_SECONDS
     for name, value in _names_of_script():
         if not isinstance(value, _DEFINITIONS) and is_secret(name):
             left_out[name] = "its name looks secret"
@@ -353,7 +354,8 @@ class Rebuilding:
         return names[name]
 
     def _is_at_hand(self, name: str) -> bool:
-        waiting, seen = [name], set[str]()
+        waiting = [name]
+        seen = set[str]()
         while waiting:
             definition = self._script.definitions.get(waiting.pop())
             if definition is None:

@@ -196,7 +196,9 @@ _BY_NUMBER: MappingProxyType[int, _ByNumber] = MappingProxyType(
 
 
 def _of_text(text: str, side: Side, *, raised: str) -> WhyUnfed | None:
-    library, system, symbol = _LIBRARY.search(text), _SYSTEM.search(text), _SYMBOL.search(text)
+    library = _LIBRARY.search(text)
+    system = _SYSTEM.search(text)
+    symbol = _SYMBOL.search(text)
     if library:
         return why_unfed.missing_library(library[1], side, raised=raised)
     if system:

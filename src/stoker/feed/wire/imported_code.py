@@ -62,7 +62,8 @@ class ImportedCode:
     def facts(self, names: Iterable[str]) -> CodeFacts:
         files: dict[str, str] = {}
         packages: set[str] = set()
-        waiting, seen = list(names), set[str]()
+        waiting = list(names)
+        seen = set[str]()
         while waiting:
             name = waiting.pop()
             package = name.partition(".")[0]

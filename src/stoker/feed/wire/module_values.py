@@ -100,7 +100,8 @@ def assignments_in(text: str) -> _Assignments:
 def _imports_in(text: str) -> Iterator[tuple[str, tuple[str, str]]]:
     for line in _IMPORT.finditer(text):
         for named in _NAMED.finditer(line[1]):
-            module, alias = named[1], named[2]
+            module = named[1]
+            alias = named[2]
             yield (
                 alias or module.partition(".")[0],
                 (module if alias else module.partition(".")[0], ""),
@@ -174,7 +175,9 @@ def _value_of(
         owner = getattr(owner, part)
         if isinstance(owner, ModuleType):
             # By the module itself: it may have been reached by another one.
-            module, path, root = owner.__name__, path[path.index(part) + 1 :], owner
+            module = owner.__name__
+            path = path[path.index(part) + 1 :]
+            root = owner
     if owner is root and target.is_key:
         return None
     if module.partition(".")[0] in _NOT_SENT or _OF_ONE_RANK.search(target.last):

@@ -160,7 +160,8 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 
 
 def is_importable(found: object) -> bool:
-    name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    name = getattr(found, "__module__", None)
+    path = getattr(found, "__qualname__", "")
     # The script is another program on a data host.
     if name is None or name in SCRIPT_NAMES:
         return False
@@ -464,7 +465,8 @@ def name_class(found: "type | TypeVar") -> None:
     if track is None:
         # Another version of cloudpickle: with random ids, each rank's spec differs.
         return
-    digest, number = mark(found), 0
+    digest = mark(found)
+    number = 0
     # Another class may have that id already.
     while track(f"stoker-{digest}-{number}", found) is not found:
         number += 1
@@ -585,7 +587,8 @@ def _path_to(
     for name, part in parts.items():
         if part is None or is_good(part):
             continue
-        path, value = name, part
+        path = name
+        value = part
         for _ in range(8):
             # What such an object consists of does not matter.
             if shared.holds(value):
@@ -593,7 +596,8 @@ def _path_to(
             inner = next(((n, v) for n, v in _attributes(value) if not is_good(v)), None)
             if inner is None:
                 break
-            path, value = path + inner[0], inner[1]
+            path = path + inner[0]
+            value = inner[1]
         return path, value
     return None
 

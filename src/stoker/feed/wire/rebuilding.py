@@ -113,7 +113,8 @@ def _of_module(
 
 
 def _of_attribute(text: str, side: Side, *, raised: str, code: CodeFacts) -> WhyUnfed | None:
-    on_module, of_module = _ON_MODULE.match(text), _OF_MODULE.match(text)
+    on_module = _ON_MODULE.match(text)
+    of_module = _OF_MODULE.match(text)
     if on_module:
         return _of_name(on_module[1], on_module[2], side, raised=raised, code=code)
     if of_module:
@@ -123,7 +124,8 @@ def _of_attribute(text: str, side: Side, *, raised: str, code: CodeFacts) -> Why
 
 def _of_name(name: str, module: str, side: Side, *, raised: str, code: CodeFacts) -> WhyUnfed:
     package = module.partition(".")[0]
-    here, there = installed_version(package), code.versions.get(package, "")
+    here = installed_version(package)
+    there = code.versions.get(package, "")
     is_script = module in (*_SCRIPTS, _name_of_main())
     is_package = not is_script and module not in code.files
     if is_package and here and (there or not code.versions) and here != there:

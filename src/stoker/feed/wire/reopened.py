@@ -408,7 +408,8 @@ def _opened_zip(
     inner: BinaryIO, password: bytes | None, was_given: int, name: str | None
 ) -> zipfile.ZipFile:
     archive = zipfile.ZipFile(inner)
-    archive.pwd, archive.filename = password, name
+    archive.pwd = password
+    archive.filename = name
     archive._filePassed = was_given  # type: ignore[attr-defined]
     return archive
 

@@ -72,7 +72,8 @@ class _Key:
     def next(self) -> "_Key":
         key = _Key(derive(self._key, info=_NEXT_KEY))
         # Not reset: no pair of key and nonce recurs, even if a generation were wrong.
-        key.generation, key.number = self.generation + 1, self.number
+        key.generation = self.generation + 1
+        key.number = self.number
         return key
 
     def nonce(self) -> bytes:
@@ -97,7 +98,8 @@ class Sealer:
         # A new key for each epoch, so that a leaked key opens no earlier epoch.
         is_new = self._epochs.setdefault(session, epoch) != epoch
         if is_new or self._sealed_bytes >= self._rekey_bytes:
-            self._now, self._sealed_bytes = self._now.next(), 0
+            self._now = self._now.next()
+            self._sealed_bytes = 0
             self._epochs[session] = epoch
         now = self._now
         prefix = _PREFIX.pack(now.generation, len(packed), payload_bytes)

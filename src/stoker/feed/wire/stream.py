@@ -83,7 +83,8 @@ class BufferPool:
         array = np.frombuffer(block, dtype=np.uint8, count=size)
         # The callback runs only while the weak reference itself lives, in `_lent`.
         lent = _Lent(array, self._give_back)
-        lent.free, lent.block = free, block
+        lent.free = free
+        lent.block = block
         self._lent[id(lent)] = lent
         return array
 

@@ -75,7 +75,8 @@ class FinishedPart:
         return np.frombuffer(memory, dtype=np.uint8)
 
     def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
+        descriptor = self.descriptor
+        self.descriptor = -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -154,7 +155,8 @@ class Result:
 
     def release(self) -> None:
         """Returns the memory to the worker, from any thread, also twice; no view may be left."""
-        release, self._release = self._release, None
+        release = self._release
+        self._release = None
         if release is not None:
             release()
 

@@ -119,7 +119,8 @@ class OwnStates:
             packed = self._packed(dataset, iterator, roots)
         except Exception as err:
             self.leave_unused(_FAILED.format(type(err).__name__, str(err)[:300]))
-        self._cost_seconds, self._making_seconds = self._clock() - began, 0.0
+        self._cost_seconds = self._clock() - began
+        self._making_seconds = 0.0
         if len(packed) > MAX_OWN_BYTES:
             mib = 1 << 20
             self.leave_unused(_LONG.format(len(packed) / mib, MAX_OWN_BYTES // mib))
@@ -129,7 +130,8 @@ class OwnStates:
 
     def unused(self) -> OwnState | None:
         """Returns, once, why there are no states of a dataset that has some."""
-        why, self._why_unused = self._why_unused, ""
+        why = self._why_unused
+        self._why_unused = ""
         return OwnState(why_unused=why) if why else None
 
     def leave_unused(self, why: str) -> None:

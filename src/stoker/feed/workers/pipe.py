@@ -298,7 +298,9 @@ class Pipe:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            data, ancillary, flags = b"", [], 0
+            data = b""
+            ancillary = []
+            flags = 0
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")

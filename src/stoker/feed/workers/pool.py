@@ -435,7 +435,9 @@ class WorkerPool:
         """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
         self._is_closed = True
         workers = list(self._all())
-        self._workers, self._of_shard, self._known_load = {}, {}, None
+        self._workers = {}
+        self._of_shard = {}
+        self._known_load = None
         for split in list(self._splits):
             self._close_split(split)
         for worker in workers:
@@ -485,7 +487,8 @@ class WorkerPool:
                 # Else the next order would try again before the trainer has decided where.
                 self._ended[stream.shard] = stream.generation
                 return [self._lost(job, -1)]
-            worker.stream, worker.epoch_id = stream, job.order.epoch_id
+            worker.stream = stream
+            worker.epoch_id = job.order.epoch_id
         elif worker is None or generation > stream.generation:
             # That generation has died, or the trainer has started a later one.
             return [self._lost(job, -1)]
@@ -572,7 +575,8 @@ class WorkerPool:
         """
         if not self._may_share:
             return
-        now, heavy = self._clock(), self._split_costs.heavy_seconds
+        now = self._clock()
+        heavy = self._split_costs.heavy_seconds
         due = [worker for worker in self._load.workers if now - worker.begun_at >= heavy]
         for worker in due:
             if worker.has_undecided and self._load.num_idle:
@@ -603,7 +607,8 @@ class WorkerPool:
 
     def _end_of_first(self, result: Result) -> list[Result]:
         """Takes the samples of a worker that was stopped, as others make the rest of its batch."""
-        job, part = result.job, result.part
+        job = result.job
+        part = result.part
         split = self._split_with(job)
         if split is None or part is None:
             result.discard()
@@ -653,7 +658,8 @@ class WorkerPool:
 
     def _end_of_batch(self, result: Result) -> list[Result]:
         """Returns the result of a whole batch, if this one ends it."""
-        job, split = result.job, result.job.split
+        job = result.job
+        split = result.job.split
         if split is None:
             # The job was for the whole batch.
             in_parts = self._split_with(job)

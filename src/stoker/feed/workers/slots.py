@@ -80,7 +80,8 @@ class Slots:
 
     def end(self, value: object) -> tuple[codec.Encoded, int]:
         """Describes the batch and puts its payload into a slot; -1: there is none."""
-        arena, slot = self._arena, self._built
+        arena = self._arena
+        slot = self._built
         if arena is not None and slot is not None and arena.end:
             encoded = self.encoded(value, arena)
             is_fit = encoded.nbytes <= arena.memory.nbytes
@@ -89,7 +90,8 @@ class Slots:
             if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
                 self._last_nbytes = encoded.nbytes
                 encoded.write_into(arena.memory.data)
-                self._built, self._arena = None, None
+                self._built = None
+                self._arena = None
                 return encoded, slot
         encoded = self.encoded(value)
         self._last_nbytes = encoded.nbytes
@@ -106,7 +108,9 @@ class Slots:
         return memoryview(self._held[slot] if slot >= 0 else b"")
 
     def close_batch(self) -> None:
-        slot, self._built, self._arena = self._built, None, None
+        slot = self._built
+        self._built = None
+        self._arena = None
         if slot is not None:
             self.reuse(slot)
 
@@ -137,7 +141,8 @@ class Slots:
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
         # A little more, so that batches of slightly different sizes share slots.
         size = -(-(nbytes + nbytes // 8) // mmap.PAGESIZE) * mmap.PAGESIZE
-        slot, self._next = self._next, self._next + 1
+        slot = self._next
+        self._next = self._next + 1
         descriptor = os.memfd_create(f"stoker-{os.getpid()}-{slot}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)

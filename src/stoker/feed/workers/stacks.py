@@ -112,13 +112,15 @@ def _frame_words(frame: re.Match[str]) -> str:
 
 def _size_when_quiet(descriptor: int, begin: int) -> int:
     """Waits until a file has grown from `begin` and grows no more; returns its size."""
-    size, deadline = begin, time.monotonic() + WRITE_SECONDS
+    size = begin
+    deadline = time.monotonic() + WRITE_SECONDS
     grown_at = deadline
     while (now := time.monotonic()) < deadline and now - grown_at < _QUIET_SECONDS:
         time.sleep(_LOOK_SECONDS)
         nbytes = os.fstat(descriptor).st_size
         if nbytes != size:
-            size, grown_at = nbytes, time.monotonic()
+            size = nbytes
+            grown_at = time.monotonic()
     return size
 
 

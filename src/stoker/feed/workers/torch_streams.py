@@ -139,7 +139,9 @@ class StreamFetcher:
             self.is_making = False
 
     def _fetched(self, index: object) -> OfShard:
-        stream, replay, resumed = self._stream, self._replay, self._resumed
+        stream = self._stream
+        replay = self._replay
+        resumed = self._resumed
         random = b""
         if self._epoch_id:
             # Persistent: what an earlier process made is over.
@@ -259,7 +261,8 @@ class InlineStream:
         """
         try:
             loaded.load_iterator(iterator_in(self.fetcher), self._roots)
-            self.position, self._replay.digest = own.num_made, own.digest
+            self.position = own.num_made
+            self._replay.digest = own.digest
             self._make_again(index)
         except Exception:
             self._refuse_own()
@@ -273,7 +276,8 @@ class InlineStream:
 
     def make_again(self, index: object) -> None:
         """Makes again what an earlier process made; raises FeedError if it differs."""
-        self.position, self.is_exhausted = self.progress.own_made, False
+        self.position = self.progress.own_made
+        self.is_exhausted = False
         self._replay.digest = 0
         self._make_again(index)
 

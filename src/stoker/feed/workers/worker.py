@@ -218,7 +218,8 @@ def _answer_to(
         yield AloneMade(), ()
         return
     with contextlib.ExitStack() as stack:
-        wall, cpu = time.monotonic(), time.process_time()
+        wall = time.monotonic()
+        cpu = time.process_time()
         make: Callable[[], object]
         match message:
             case Make() as order:
@@ -251,7 +252,8 @@ def answer(
     make: Callable[[], object], slots: Slots, source: "Source"
 ) -> Batch | Error | End | Unsplittable | EncodedSamples:
     """Returns what `make` returns, as a message where it is a batch."""
-    wall, cpu = time.monotonic(), time.process_time()
+    wall = time.monotonic()
+    cpu = time.process_time()
     try:
         value = make()
         if isinstance(value, Error | End | Unsplittable | EncodedSamples):
@@ -427,7 +429,8 @@ class IndexedSource:
         """Returns the batch without the samples that no process survives."""
         if self._init_error is not None:
             return self._init_error
-        maker, order = self._maker, again.order
+        maker = self._maker
+        order = again.order
         maker.at = None
         index = codec.unpack_value(order.index, allow_pickle=True)
 
@@ -442,7 +445,8 @@ class IndexedSource:
     def make_alone(self, alone: MakeAlone) -> None:
         if self._init_error is not None:
             return
-        maker, order = self._maker, alone.order
+        maker = self._maker
+        order = alone.order
         index = codec.unpack_value(order.index, allow_pickle=True)
         places = range(alone.first, alone.last)
         # An error comes again where the batch is made.
@@ -456,7 +460,9 @@ class IndexedSource:
         """Returns samples of a batch, each seeded as if this worker had made the batch."""
         if self._init_error is not None:
             return self._init_error
-        seeder, maker, order = self._seeder, self._maker, part.order
+        seeder = self._seeder
+        maker = self._maker
+        order = part.order
         if seeder is None or not maker.makes_parts:
             return Unsplittable()
         maker.at = None
@@ -471,7 +477,8 @@ class IndexedSource:
 
     def collate(self, order: Make, samples: Callable[[], list[object]]) -> object:
         """Returns the batch of samples that were made in parts."""
-        seeder, maker = self._seeder, self._maker
+        seeder = self._seeder
+        maker = self._maker
         assert seeder is not None
         maker.at = None
 

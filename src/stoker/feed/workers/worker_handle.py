@@ -129,7 +129,8 @@ class WorkerHandle:
     def begin(self, now: float, patience: int) -> None:
         # Its start is not the batch's time.
         self.begun_at = now if self.is_ready else math.inf
-        self.patience, self.is_late = patience, False
+        self.patience = patience
+        self.is_late = False
 
     def take(
         self,
@@ -176,9 +177,13 @@ class WorkerHandle:
         if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
             raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
         result = self._finish()
-        result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
-        result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
-        result.own_state, result.samples = batch.own_state, batch.samples
+        result.tree = batch.tree
+        result.digest = batch.digest
+        result.state = batch.state
+        result.cpu_seconds = batch.cpu_seconds
+        result.wall_seconds = batch.wall_seconds
+        result.own_state = batch.own_state
+        result.samples = batch.samples
         # Errors do not reset it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:
@@ -210,8 +215,10 @@ class WorkerHandle:
         if isinstance(message, pipe.End):
             result.is_end = True
             return result
-        result.error, result.summary = message.error, message.summary
-        result.digest, result.is_final = message.digest, message.is_final
+        result.error = message.error
+        result.summary = message.summary
+        result.digest = message.digest
+        result.is_final = message.is_final
         return result
 
     def _finish(self) -> Result:

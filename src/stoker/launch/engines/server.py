@@ -268,7 +268,8 @@ def _num_workers(run: HostRun) -> int:
 
 
 def _environ(run: HostRun) -> dict[str, str]:
-    settings, topology = run.settings, run.topology
+    settings = run.settings
+    topology = run.topology
     variables = sagemaker_variables.environment(
         topology,
         settings.base_dir,

@@ -28,7 +28,8 @@ from stoker.launch.strategies import mpi_programs
 from stoker.launch.supervise import Decided, Ending, SignalReceived, next_event
 from stoker.logs import EventName, Log
 
-MPIRUN, DAEMON = "mpirun", "orted"
+MPIRUN = "mpirun"
+DAEMON = "orted"
 MAX_REQUEST_BYTES = 1 << 20
 StartDaemon = Callable[[str, Sequence[str]], str]
 _POLL_SECONDS = 0.1
@@ -155,7 +156,8 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     block_on_close = False
 
     def __init__(self, path: Path, start: StartDaemon, log: Log) -> None:
-        self.start, self.log = start, log
+        self.start = start
+        self.log = log
         super().__init__(str(path), _Handler)
 
 
@@ -170,7 +172,8 @@ class _Handler(socketserver.StreamRequestHandler):
             )
             reason = self.server.start(host, daemon_arguments(words))
         except (OSError, ValueError) as err:
-            host, reason = "", str(err)
+            host = ""
+            reason = str(err)
         self.server.log.event(EventName.MPI_DAEMON_REQUESTED, about=host, refused=reason or None)
         self.wfile.write((reason or "ok").encode(errors="replace") + b"\n")
 

@@ -173,7 +173,8 @@ class Trainer:
     def _rendezvous(
         self, topology: Topology, master: tuple[str, int], seconds: int
     ) -> tuple[str, ...]:
-        nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
+        nodes = len(topology.dnn_hosts)
+        rank = topology.dnn_hosts.index(topology.host)
         if nodes == 1:
             return "--standalone", f"--local-addr={loopback()}"
         if not self.settings.max_restarts:

@@ -206,7 +206,8 @@ def _one_array(held: HeldObjects) -> str:
 def _growth(
     memory: ProfiledMemory, facts: LoaderFacts, ranks: Sequence[RankResult]
 ) -> Iterator[_Finding]:
-    per_sample, samples = _grown_per_sample(memory, facts, ranks), memory.epoch_samples
+    per_sample = _grown_per_sample(memory, facts, ranks)
+    samples = memory.epoch_samples
     if per_sample < _LEAST_GROWN or not samples:
         return
     # Workers that end with their epoch give back what they took; the trainer does not.

@@ -288,7 +288,8 @@ def elements_of(dataset: object, indices: Sequence[int]) -> dict[str, _Elements]
         elements = _at(collection, indices)
         num_candidates = len(elements)
         if 2 * len(elements) < len(indices) or not elements:
-            elements, num_candidates = some_of(collection), length
+            elements = some_of(collection)
+            num_candidates = length
         if elements:
             kept = [(element, kept_bytes(element)) for element in elements]
             elements_now = _Elements(type(holder).__name__, length, num_candidates, kept)

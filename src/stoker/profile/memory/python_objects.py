@@ -23,7 +23,8 @@ from stoker.records import HeldObjects
 _MAX_SECONDS = 0.5
 _SAMPLED = 256
 # Objects of one element that are counted, and how deep.
-_MAX_PARTS, _MAX_DEPTH = 64, 4
+_MAX_PARTS = 64
+_MAX_DEPTH = 4
 # Smaller arrays lie on pages of other objects, which are copied with them.
 _SMALL_ARRAY_BYTES = 4096
 # Fewer elements are no list of samples.

@@ -108,7 +108,8 @@ class MemoryWatch:
         if self._first is None or self._last is None:
             return None
         seconds = self._last[0] - self._first[0]
-        before, after = self._first[1], self._last[1]
+        before = self._first[1]
+        after = self._last[1]
         growths = [growth_of(points) for points in self._workers.values()]
         privates = [points[-1].private_bytes for points in self._workers.values()]
         swapped = after.swapped_in_bytes + after.swapped_out_bytes
