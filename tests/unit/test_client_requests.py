@@ -21,6 +21,7 @@ from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.trainer.session import (
     LOCAL,
     AskedBatch,
+    EpochRequest,
     FeedSession,
     HeadMaker,
     SharedState,
@@ -193,16 +194,15 @@ class ReadyHost:
 
 
 def begin(session: FeedSession) -> None:
-    session.begin(
+    request = EpochRequest(
         epoch=0,
         spec=pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20),
         seeding="torch",
-        local=None,
         indices=iter(()),
         asked_each=AskedBatch(b"index", (7,)),
         is_eager=False,
-        pins_on=None,
     )
+    session.begin(request)
 
 
 @pytest.mark.parametrize("name", own_versions())

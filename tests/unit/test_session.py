@@ -10,7 +10,7 @@ from stoker.feed.seeding import Numbered
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import FeedSession, SharedState
+from stoker.feed.trainer.session import EpochRequest, FeedSession, SharedState
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.logs import Log
 
@@ -19,8 +19,9 @@ SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 def begin(session: FeedSession) -> int:
     indices: Iterator[Numbered] = iter([Numbered((1, 0, 3, 0), [0])])
-    given = {"seeding": "batch", "local": None, "is_eager": True, "pins_on": None}
-    return session.begin(epoch=3, spec=SPEC, indices=indices, **given)  # type: ignore[arg-type]
+    return session.begin(
+        EpochRequest(epoch=3, spec=SPEC, seeding="batch", indices=indices, is_eager=True)
+    )
 
 
 @pytest.fixture
@@ -79,9 +80,9 @@ def test_calls_wake_the_io_thread_once_and_only_where_it_sleeps():
     feed = shared()
     feed.wake()
     assert not is_rung(feed)
-    assert not feed.sleeps()
-    feed.is_up(is_rung=False)
-    assert feed.sleeps()
+    assert not feed.mark_asleep()
+    feed.mark_awake(is_rung=False)
+    assert feed.mark_asleep()
     feed.wake()
     feed.wake()
     assert is_rung(feed)
@@ -92,14 +93,14 @@ def test_calls_wake_the_io_thread_once_and_only_where_it_sleeps():
 def test_a_wake_up_that_came_too_late_ends_the_next_sleep():
     feed = shared()
     done: list[int] = []
-    assert feed.sleeps()
+    assert feed.mark_asleep()
     # It woke for something else, when somebody called.
     feed.post(lambda: done.append(1))
-    feed.is_up(is_rung=False)
+    feed.mark_awake(is_rung=False)
     feed.run_posted()
     assert done == [1]
-    assert feed.sleeps()
+    assert feed.mark_asleep()
     assert is_rung(feed)
-    feed.is_up(is_rung=True)
+    feed.mark_awake(is_rung=True)
     assert not is_rung(feed)
     feed.close()

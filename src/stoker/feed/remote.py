@@ -121,6 +121,7 @@ def _ask_facts(remote: Remote) -> Facts:
         return facts_of(remote.build())
     from stoker.feed.seeding import Numbered
     from stoker.feed.trainer.client import feed_of
+    from stoker.feed.trainer.session import EpochRequest
     from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
     spec = DatasetSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
@@ -129,15 +130,14 @@ def _ask_facts(remote: Remote) -> Facts:
     books = LoaderBooks(-1)
     session = feed_of(process).session_for(books)
     try:
-        epoch_id = session.begin(
+        request = EpochRequest(
             epoch=0,
             spec=packed,
             seeding="torch",
-            local=None,
             indices=iter([Numbered((0, 0, 0, 0), 0)]),
             is_eager=True,
-            pins_on=None,
         )
+        epoch_id = session.begin(request)
         answer = session.next(epoch_id, timeout_seconds=0).value
     finally:
         session.cancel(session.epoch_id)

@@ -29,7 +29,7 @@ from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
-from stoker.feed.trainer.session import AskedBatch, FeedSession
+from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.blocks import BlockBatch
 from stoker.feed.wire.codec import pack_value, unpack_value
@@ -132,7 +132,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         asked_each: AskedBatch | None = None,
     ) -> None:
         self._hands_blocks = False
-        self._epoch.id = self._session.begin(
+        request = EpochRequest(
             epoch=self._epoch.number,
             spec=self._packed,
             seeding=self._seeding,
@@ -144,6 +144,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             base_seed=None if seed is None else int(seed),
             divide=self._divide,
         )
+        self._epoch.id = self._session.begin(request)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         if self._is_replaced(loader):

@@ -333,11 +333,11 @@ class IoThread:
         children: _ChildSessions = {}
         seconds = min(self._check_links(links, now), self._check_sessions(children, now))
         self._watch(links, children)
-        # `sleeps` last: a `wake` from here on ends the poll. Rounded up, or it ends too early.
-        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
+        # `mark_asleep` last: a `wake` from here on ends the poll. Rounded up, or it ends too early.
+        milliseconds = int(seconds * 1000) + 1 if shared.mark_asleep() and not served else 0
         ready = {fileno for fileno, _ in self._poll.poll(milliseconds)}
         # In this order: a `wake` from here on, as by posted functions, is for the next poll.
-        shared.is_up(is_rung=shared.wake_fd in ready)
+        shared.mark_awake(is_rung=shared.wake_fd in ready)
         shared.run_posted()
         for fileno in ready:
             if fileno in self._link_of:

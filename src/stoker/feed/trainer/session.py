@@ -79,6 +79,30 @@ class Inquiry:
     last_at: float = -math.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRequest:
+    """What a loader asks the feed for, for one epoch.
+
+    Attributes:
+        local: The workers of this process that may make its batches, too.
+        indices: What the sampler draws; empty for an iterable dataset, all of whose batches are
+            `asked_each`, and whose shards `divide` sets.
+        is_eager: The sampler is asked at once, not at the first `next`.
+        pins_on, base_seed: See FeedSession.
+    """
+
+    epoch: int
+    spec: PackedSpec
+    seeding: Seeding
+    local: LocalWorkers | None = None
+    indices: Iterator[Numbered]
+    asked_each: AskedBatch | None = None
+    is_eager: bool
+    pins_on: int | None = None
+    base_seed: int | None = None
+    divide: Callable[[Scheduler], None] | None = None
+
+
 class FeedSession:
     """The feed's state of one loader; its attributes are under the feed's lock.
 
@@ -160,64 +184,51 @@ class FeedSession:
         self.alone_since = time.monotonic()
         self.is_busy = True
 
-    def begin(
-        self,
-        *,
-        epoch: int,
-        spec: PackedSpec,
-        seeding: Seeding,
-        local: LocalWorkers | None,
-        indices: Iterator[Numbered],
-        asked_each: AskedBatch | None = None,
-        is_eager: bool,
-        pins_on: int | None,
-        base_seed: int | None = None,
-        divide: Callable[[Scheduler], None] | None = None,
-    ) -> int:
-        """Starts an epoch and returns its id; what is left of the one before is discarded.
-
-        An iterable dataset has no indices: all its numbers are `asked_each`, and `divide` sets its
-        shards. If `is_eager`, the sampler is asked now, not at the first `next`.
-        """
+    def begin(self, request: EpochRequest) -> int:
+        """Starts an epoch and returns its id; what is left of the one before is discarded."""
         with self._lock:
-            is_new_spec = self.spec is None or self.spec.digest != spec.digest
-            if is_new_spec:
+            if self.spec is None or self.spec.digest != request.spec.digest:
                 # Every agent reopens the session, and is a peer again once it is ready.
                 for peer in list(self.schedule.peers):
                     self.schedule.mark_lost(peer)
+            # First: it forgets the last epoch, also of shards that `divide` then replaces.
             self.schedule.begin()
-            if divide is not None:
-                divide(self.schedule)
-            self.spec = spec
-            self.seeding = seeding
-            self.pins_on = pins_on
+            if request.divide is not None:
+                request.divide(self.schedule)
+            self._take_local(request.local)
+            self.spec = request.spec
+            self.seeding = request.seeding
+            self.pins_on = request.pins_on
+            self.base_seed = request.base_seed
             self.keeps_blocks = False
-            self.base_seed = base_seed
-            if local is not self.local:
-                if self.local is not None:
-                    # Closed by the I/O thread: it takes up to 5 s, and this is the script's thread.
-                    self.closing_locals.append(self.local)
-                self.schedule.mark_lost(LOCAL)
-                self.local = local
-            if local is not None:
-                self.schedule.grant(LOCAL, local.credits)
-                self.had_peers = True
-            self.epoch = epoch
+            self.epoch = request.epoch
             self.epoch_id += 1
             epoch_id = self.epoch_id
-            self._asked_each = asked_each
             self._forget()
+            self._asked_each = request.asked_each
+            self._indices = request.indices
             self._is_drawing = False
-            self.alone_since = time.monotonic()
-            self.is_busy = self.has_news = True
-            self._indices = indices
             self._sampler_error = None
-            wanted = self.schedule.wanted(self.alone_since) if is_eager else 0
+            self.alone_since = time.monotonic()
+            self.is_busy = True
+            self.has_news = True
+            wanted = self.schedule.wanted(self.alone_since) if request.is_eager else 0
         if wanted:
             self._draw(epoch_id, 0, wanted)
         else:
             self._wake()
         return epoch_id
+
+    def _take_local(self, local: LocalWorkers | None) -> None:
+        if local is not self.local:
+            if self.local is not None:
+                # Closed by the I/O thread: it takes up to 5 s, and this is the script's thread.
+                self.closing_locals.append(self.local)
+            self.schedule.mark_lost(LOCAL)
+            self.local = local
+        if local is not None:
+            self.schedule.grant(LOCAL, local.credits)
+            self.had_peers = True
 
     def pin(self, device: int) -> None:
         """Has batches that arrive from now on in memory pinned for an accelerator."""
@@ -510,8 +521,8 @@ class SharedState:
 
     def wake(self) -> None:
         """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
-        # Set, then checked, as in `sleeps`: the later of the two sees the other. A finalizer takes
-        # no lock.
+        # Set, then checked, as in `mark_asleep`: the later of the two sees the other. No lock: a
+        # finalizer may run in a thread that holds it.
         self._is_called = True
         # Awake, it looks for work before it sleeps.
         if not self._is_asleep:
@@ -522,13 +533,18 @@ class SharedState:
             if self.wake_fd >= 0 and os.getpid() == self._pid:
                 os.eventfd_write(self.wake_fd, 1)
 
-    def sleeps(self) -> bool:
-        """Records that the I/O thread is about to poll; False if it must not wait."""
+    def mark_asleep(self) -> bool:
+        """Notes that the I/O thread is about to poll; returns False if it must not wait."""
         # In this order: a `wake` between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called
 
-    def is_up(self, *, is_rung: bool) -> None:
+    def mark_awake(self, *, is_rung: bool) -> None:
+        """Notes that its poll is over.
+
+        Args:
+            is_rung: Whether `wake_fd` ended it, which is read so that it does not end the next one.
+        """
         self._is_asleep = self._is_called = False
         if is_rung:
             os.eventfd_read(self.wake_fd)
