@@ -60,7 +60,9 @@ COLD = {"TESTS_START_COLD": "1"}
 _PLAIN: dict[str, object] = {"executable": None, "preexec_fn": None, "shell": False}
 _PLAIN |= {"gid": None, "gids": None, "uid": None, "umask": -1}
 # Variables that Python or torch read as they start, and those among them that a fork can be given.
-_READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
+# Not OMP_NUM_THREADS: the local platform gives a script all cores, and torch has one thread in each
+# fork, which is enough for what tests compute.
+_READ_AT_START = ("PYTHON", "MKL_", "LD_", "TORCH", "CUDA")
 _GIVEN = ("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISABLE_")
 _OPTIONS = ("-P", "-u")
 # Their processes start others.
@@ -188,11 +190,9 @@ def _order_of(asked: Mapping) -> dict | None:
     if program is None:
         return None
     kind, name, arguments, is_safe = program
-    # How many threads torch has: of processes that use it.
-    given = (*_GIVEN, "OMP_") if name in _STARTERS else _GIVEN
     folder = os.path.abspath(os.fspath(asked["cwd"] or "."))
     begins_in = folder if container is None else container.folder
-    if not _may_be_forked(env, given=given) or _hides_imported(env, kind, name, begins_in):
+    if not _may_be_forked(env) or _hides_imported(env, kind, name, begins_in):
         return None
     return {
         "words": words,
@@ -237,12 +237,13 @@ def _program_of(
     return "script", rest[0], rest[1:], "-P" in options
 
 
-def _may_be_forked(env: Mapping[str, str], *, given: tuple[str, ...]) -> bool:
+def _may_be_forked(env: Mapping[str, str]) -> bool:
     if COLD.items() <= env.items():
         return False
     born_with = _clean_environ()
     names = [name for name in {*born_with, *env} if name.startswith(_READ_AT_START)]
-    return all(env.get(each) == born_with.get(each) for each in names if not each.startswith(given))
+    fixed = [name for name in names if not name.startswith(_GIVEN)]
+    return all(env.get(name) == born_with.get(name) for name in fixed)
 
 
 def _hides_imported(env: Mapping[str, str], kind: str, name: str, folder: str) -> bool:
