@@ -3,6 +3,7 @@
     loader      options of the loader
     kind        what a batch is: see KINDS
     mean        mean of the pixels
+    stalls      seconds that this thread stands still whenever an epoch is told to keep blocks
 
 A double of streams has the CPU copied to as a device is. Prints a JSON line for each batch: its
 types, labels and pixels, and how many tensors share a memory. At the end: the epoch and the first
@@ -11,6 +12,7 @@ label of each batch that came as a block.
 
 import json
 import sys
+import time
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch.utils.data import default_collate
 
 from stoker import DataLoader, to_device
 from stoker.feed import device
+from stoker.feed.trainer.session import FeedSession
 from stoker.feed.wire.blocks import BlockBatch
 
 KINDS = {
@@ -48,7 +51,7 @@ def kind_of(value: object) -> object:
 
 
 def main() -> None:
-    given = {"loader": {}, "kind": "dict", "mean": None} | json.loads(sys.argv[1])
+    given = {"loader": {}, "kind": "dict", "mean": None, "stalls": 0.0} | json.loads(sys.argv[1])
     device._streams_of = lambda device: torch.cpu
     blocks: list[list[int]] = []
     epoch = 0
@@ -60,6 +63,13 @@ def main() -> None:
         return moved_block(self, received)
 
     device.DeviceBatches._moved_block = noted
+    keep_blocks = FeedSession.keep_blocks
+
+    def kept(self: FeedSession) -> None:
+        time.sleep(given["stalls"])
+        keep_blocks(self)
+
+    FeedSession.keep_blocks = kept
     collate = KINDS[given["kind"]]
     loader = DataLoader(Pixels(), batch_size=4, collate_fn=collate, **given["loader"])
     moved = to_device(loader, "cpu:0", mean=given["mean"])

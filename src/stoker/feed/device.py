@@ -22,7 +22,7 @@ from stoker.errors import UsageError
 from stoker.feed import loader_state
 from stoker.feed.bookkeeping import this_process
 from stoker.feed.transfer import transferred, transferred_block
-from stoker.feed.wire.blocks import BlockBatch
+from stoker.feed.wire.blocks import BlockBatch, taken_from
 
 _T = TypeVar("_T")
 
@@ -135,8 +135,9 @@ class DeviceBatches(Generic[_T]):
         if streams is None:
             # Not a generator: the epoch continues after the error of a batch.
             return map(self.moved, self._batches)
-        batches = iter(self._batches)
+        batches = self._iterator_of_blocks()
         if isinstance(batches, _Fed):
+            # An epoch that began elsewhere: its batches are blocks from now on.
             batches.hand_blocks()
         return _CopiedAhead(self, batches, streams)
 
@@ -171,6 +172,15 @@ class DeviceBatches(Generic[_T]):
         if state_dict:
             states = dict(state_dict) if isinstance(state_dict, Mapping) else state_dict
             loader_state.load(self._loader(), this_process(), states, dataset_of=dataset_of)
+
+    def _iterator_of_blocks(self) -> Iterator[_T]:
+        # What a class of the user's returns may look at the batches first.
+        is_loaders_own = type(self._batches).__iter__ is torch.utils.data.DataLoader.__iter__
+        token = taken_from.set(self._batches if is_loaders_own else None)
+        try:
+            return iter(self._batches)
+        finally:
+            taken_from.reset(token)
 
     def _loader(self) -> "DataLoader[object]":
         if not isinstance(self._batches, DataLoader) or not hasattr(self._batches, "state_dict"):

@@ -31,7 +31,7 @@ from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
-from stoker.feed.wire.blocks import BlockBatch
+from stoker.feed.wire.blocks import BlockBatch, taken_from
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
@@ -131,8 +131,9 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         seed: int | None = None,
         asked_each: AskedBatch | None = None,
     ) -> None:
-        self._hands_blocks = False
+        self._hands_blocks = taken_from.get() is self._loader
         request = EpochRequest(
+            keeps_blocks=self._hands_blocks,
             epoch=self._epoch.number,
             spec=self._packed,
             seeding=self._seeding,

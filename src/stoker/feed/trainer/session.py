@@ -88,7 +88,7 @@ class EpochRequest:
         indices: What the sampler draws; empty for an iterable dataset, all of whose batches are
             `asked_each`, and whose shards `divide` sets.
         is_eager: The sampler is asked at once, not at the first `next`.
-        pins_on, base_seed: See FeedSession.
+        pins_on, keeps_blocks, base_seed: See FeedSession.
     """
 
     epoch: int
@@ -99,6 +99,7 @@ class EpochRequest:
     asked_each: AskedBatch | None = None
     is_eager: bool
     pins_on: int | None = None
+    keeps_blocks: bool = False
     base_seed: int | None = None
     divide: Callable[[Scheduler], None] | None = None
 
@@ -112,7 +113,7 @@ class FeedSession:
         base_seed: The agents' workers start with it at once; None: when there is a batch.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
-        keeps_blocks: Batches stay blocks of memory, which `to_device` takes; until the next epoch.
+        keeps_blocks: Batches stay blocks of memory, which `to_device` takes.
         is_waiting: It has had no peers for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
         has_news: The I/O thread has to announce a new epoch, or a new spec, to the agents.
@@ -200,7 +201,7 @@ class FeedSession:
             self.seeding = request.seeding
             self.pins_on = request.pins_on
             self.base_seed = request.base_seed
-            self.keeps_blocks = False
+            self.keeps_blocks = request.keeps_blocks
             self.epoch = request.epoch
             self.epoch_id += 1
             epoch_id = self.epoch_id

@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -84,6 +85,11 @@ def merged(parts: Sequence[BlockPart]) -> list[BlockPart]:
         else:
             rows.append(part)
     return rows
+
+
+# The loader whose epoch begins now and whose batches `to_device` takes as blocks. It is known
+# before the first batch is asked for: a whole epoch of tiny ones may be there a moment later.
+taken_from: ContextVar[object] = ContextVar("taken_from", default=None)
 
 
 class BlockLayout:
