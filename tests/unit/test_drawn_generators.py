@@ -152,6 +152,7 @@ def test_batches_are_the_same_whoever_makes_which_part(kind, collate_fn, monkeyp
     for seed, num_looked_at in enumerate((1, 5, 30, 64) * 3):
         monkeypatch.setattr(drawn_generators, "_NUM_LOOKED_AT", num_looked_at)
         chosen = random.Random(seed)
+        monkeypatch.setattr(drawn_generators, "_NUM_AHEAD", chosen.choice([1, 5, SIZE]))
         workers = [Worker(kind, collate_fn) for _ in range(chosen.randint(1, 8))]
         for number in chosen.sample(numbers, len(numbers)):
             if chosen.random() < 0.3:

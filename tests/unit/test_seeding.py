@@ -231,7 +231,8 @@ def test_numpy_is_seeded_as_by_its_own_function(eight_words):
         np.random.seed(np.frombuffer(words, dtype="<u4"))
         expected = np.random.get_state()
         np.random.normal(size=3)
-        random_states._numpy().seed(words)
+        numpy = random_states._numpy()
+        numpy.write(numpy.seeded(words))
         found = np.random.get_state()
         assert all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True))
 

@@ -251,15 +251,18 @@ class Seeder:
         self._seed_batch(seed_words)
         return make()
 
+    def expect(self, places: range) -> None:
+        """Says which samples of the batch that is made are made next: it is faster, no more."""
+        if self._drawn is not None:
+            self._drawn.expect(places)
+
     def place(self, seed_words: Sequence[int], index: object, place: int) -> bytes:
         """Seeds for the sample at `place`; returns its digest.
 
         Its occurrence, if not 0, follows the batch's words.
         """
         if self._drawn is not None:
-            digest = self._digest_at(place)
-            self._drawn.seed(digest)
-            return digest
+            return self._drawn.seed_place(place, self._digest_at)
         # Without the replica: a sample is the same on any rank.
         occurrences = seed_words[BATCH_WORDS:]
         occurrence = occurrences[place] if occurrences else 0
@@ -293,6 +296,8 @@ class Seeder:
             self._seed_batch(seed_words)
 
     def each(self, seed_words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
+        if isinstance(indices, Sized):
+            self.expect(range(len(indices)))
         for place, index in enumerate(indices):
             self.place(seed_words, index, place)
             yield index

@@ -151,6 +151,8 @@ class SampleMaker:
         """
         samples: list[object] = []
         stops = self._stops and self.makes_parts
+        if self._each is not None:
+            self._each.expect(range(first, last))
         for place in range(first, last):
             if stops and self._is_stopped(place):
                 break
