@@ -47,7 +47,7 @@ class EventName(StrEnum):
     BATCH_HANGS = auto()  # A rank waits for a batch for a minute or more; the text names it.
     BATCH_LOST = auto()  # A data worker failed while it made a batch.
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
-    BATCH_SHARED = auto()  # Several data hosts made an epoch's first batch; whose samples.
+    BATCH_SHARED = auto()  # Several hosts made a batch; whose samples it has.
     BATCHES_LOST = auto()  # The connection that carries a data host's batches broke.
     BATCHES_PINNED = auto()  # Batches are in pinned memory although the script did not ask for it.
     BATCHES_SEEDED_AS_BEFORE = auto()  # A resumed run is seeded as by an earlier version.

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
-from stoker.feed.wire.protocol import BatchPart, Make
+from stoker.feed.wire.protocol import BatchPart, Make, Share
 from stoker.feed.workers import pool as pools
 from stoker.feed.workers import splitting
 from stoker.feed.workers.jobs import Result, WorkerJob
@@ -792,6 +792,110 @@ def test_a_batch_of_two_hosts_is_the_batch_that_one_worker_makes(seed):
         # Both go on.
         for pool in (here, there):
             assert not isinstance(made(pool, [job(1, [1, 2, 3])])[1], Raised)
+
+
+def later_orders(number, indices, *, part_samples, first_elsewhere):
+    """The order for a whole batch, and what hosts are told and asked for once it is begun."""
+    whole = job(number, indices)
+    _, theirs = shared_orders(
+        number, indices, part_samples=part_samples, first_elsewhere=first_elsewhere
+    )
+    shares = Share(
+        session="s",
+        epoch_id=0,
+        batch_number=number,
+        part_samples=part_samples,
+        elsewhere=(theirs.order.only,),
+    )
+    return whole, shares, theirs
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_batch_that_others_help_with_once_it_is_begun_is_the_same(seed):
+    chosen = random.Random(seed)
+    dataset = Slow(chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=0.004)
+    collate = chosen.choice([plain, drawing, padded])
+    indices = [chosen.randrange(1000) for _ in range(24)]
+    if seed % 4 == 3:
+        for place in chosen.sample(range(24), 2):
+            indices[place] = chosen.randrange(1000, 1400)
+    lost = chosen.choice([0.0, 0.3, 1.0])
+    first_elsewhere = chosen.choice([3, 12, 21])
+    whole, shares, theirs = later_orders(
+        1, indices, part_samples=3, first_elsewhere=first_elsewhere
+    )
+    before = job(0, chosen.sample(range(1000), 12))
+    with pool_of(dataset, collate, num_workers=1, splits=False) as alone:
+        expected = made(alone, [before, whole])
+    workers = chosen.choice([1, 2, 4]), chosen.choice([1, 2, 3])
+    with (
+        pool_of(dataset, collate, num_workers=workers[0], splits=True) as here,
+        pool_of(dataset, collate, num_workers=workers[1], splits=True) as there,
+    ):
+        here._num_assigned["s"] = 0, chosen.choice([0, 100])
+        here.assign(before)
+        waiting = [whole]
+        told_at, turn = chosen.choice([0, 1, 3, 8]), 0
+        results: list[Result] = []
+        while len(results) < 2:
+            if waiting and here.room > 0:
+                here.assign(waiting.pop())
+                turn = 0
+            if not waiting and turn == told_at:
+                here.share_out(lambda job: job.key == whole.key, shares)
+                there.lend(theirs)
+            turn += 1
+            files = [*here.sockets(), *there.sockets()]
+            for fileno in select.select(files, [], [], 0.05)[0]:
+                results += here.handle(fileno)
+                for lent in there.handle(fileno):
+                    part = passed_on(lent)
+                    if chosen.random() >= lost:
+                        results += here.add_part(lambda job: job.key == whole.key, part)
+            here.flush()
+            there.flush()
+        values = {result.job.key[1]: value_of(result) for result in results}
+        for number, value in expected.items():
+            if isinstance(value, Raised):
+                assert values[number].lines == value.lines, seed
+            else:
+                same(values[number], value)
+        assert not here._open
+        assert not here._splits
+        there.drop_parts(lambda job: True)
+        assert not there._splits
+        assert not descriptors_of_parts()
+        for pool in (here, there):
+            assert not isinstance(made(pool, [job(2, [1, 2, 3])])[2], Raised)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["begun", "behind another one"])
+def test_a_worker_stops_where_others_make_the_rest(place, tmp_path):
+    whole, shares, theirs = later_orders(1, range(100, 112), part_samples=3, first_elsewhere=6)
+    # The batch's first sample is held; or a sample of the batch before it.
+    dataset = Heavy(parts_folder(tmp_path), {(100, 8)[place]: ["shared"]})
+    other = Heavy(dataset.folder, {})
+    with (
+        pool_of(dataset, default_collate, num_workers=1, splits=True) as here,
+        pool_of(other, default_collate, num_workers=1, splits=True) as there,
+    ):
+        here._num_assigned["s"] = 0, 100
+        jobs = [whole] if place == 0 else [job(0, range(8, 12)), whole]
+        for one in jobs:
+            here.assign(one)
+        first_maker(dataset, (100, 8)[place])
+        here.share_out(lambda job: job.key == whole.key, shares)
+        there.lend(theirs)
+        parts: list[BatchPart] = []
+        while len(parts) < 2:
+            for fileno in ready_of(there):
+                parts += [passed_on(lent) for lent in there.handle(fileno)]
+        for part in parts:
+            assert not here.add_part(lambda job: job.key == whole.key, part)
+        (dataset.folder / "shared").touch()
+        values = made(here, [], until=len(jobs))
+        same(values[1][0][:, 0], torch.arange(100, 112))
+    assert [len(dataset.makers(index)) for index in range(100, 112)] == [1] * 12
 
 
 def test_a_host_makes_the_samples_of_another_one_that_do_not_come(tmp_path):

@@ -1,6 +1,7 @@
-"""Several data hosts make the first batch of an epoch: the bytes of one, whatever happens."""
+"""Several data hosts make an epoch's first and last batches: the bytes of one, in any case."""
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -14,6 +15,8 @@ SCRIPT = "shared_batch_script.py"
 ALWAYS = {"split_batches": True, "lease_seconds": 30.0}
 # With two hosts of one worker each: the first sample of each host in batches of 24.
 FIRST, FIRST_OF_OTHER = 0, 12
+# And in the epoch's last batch: its first sample, and one that the other host makes in any case.
+LAST, LAST_OF_OTHER = 72, 95
 
 
 def env_of(cluster, **feed):
@@ -42,9 +45,10 @@ def started(cluster, **given):
     return trainer
 
 
-def shared_samples(trainer):
-    """Samples of other hosts in each batch for which several were asked."""
+def shared_samples(trainer, *, batch=0, collator="algo"):
+    """Samples of other hosts in each of the batches with that number, if they were asked for it."""
     lines = [line for line in trainer.errors.splitlines() if " batch_shared " in line]
+    lines = [line for line in lines if f" batch={batch} " in line and f"agent={collator}" in line]
     return [sum(map(int, re.findall(r"(\d+) of algo", line))) for line in lines]
 
 
@@ -137,6 +141,85 @@ def read(trainer):
     while not trainer._queue.empty():
         trainer._next()
     return trainer.lines
+
+
+def started_to_its_end(cluster, folder, **given):
+    """A trainer, and the hosts that make its second epoch's last batch together, both held."""
+    holds = [LAST, LAST_OF_OTHER]
+    trainer = started(cluster, folder=str(folder), holds=holds, **given)
+    return trainer, {index: host_of(cluster, folder, index) for index in holds}
+
+
+def test_a_host_without_a_batch_makes_samples_of_the_last_one(pair, tmp_path):
+    trainer, hosts = started_to_its_end(pair, tmp_path, epochs=3)
+    # Neither ends before the other one has begun.
+    assert set(hosts.values()) == {0, 1}
+    (tmp_path / "go").touch()
+    assert trainer.finish() == reference(script=SCRIPT, epochs=3)
+
+
+@pytest.mark.parametrize("killed", [LAST, LAST_OF_OTHER], ids=["that collates", "that helps"])
+def test_a_host_killed_at_the_last_batch_changes_nothing(pair, tmp_path, killed):
+    trainer, hosts = started_to_its_end(pair, tmp_path, epochs=3)
+    pair.kill(hosts[killed])
+    (tmp_path / "go").touch()
+    assert trainer.finish() == reference(script=SCRIPT, epochs=3)
+    assert len(makers(tmp_path, killed)) > 1
+
+
+def test_a_host_that_says_nothing_is_not_waited_for_at_the_end(pair, tmp_path):
+    trainer, hosts = started_to_its_end(pair, tmp_path)
+    pair.stop(hosts[LAST_OF_OTHER])
+    (tmp_path / "go").touch()
+    assert trainer.finish() == reference(script=SCRIPT)
+    pair.cont(hosts[LAST_OF_OTHER])
+
+
+def test_an_epoch_that_is_left_as_its_last_batch_is_shared_leaves_nothing(pair, tmp_path):
+    left = {"epochs": 4, "leaves_at": [1, 3]}
+    trainer, _ = started_to_its_end(pair, tmp_path, **left)
+    (tmp_path / "go").touch()
+    lines = reference(script=SCRIPT, epochs=4)
+    assert trainer.finish() == [line for line in lines if (line["epoch"], line["batch"]) != (1, 3)]
+
+
+@pytest.mark.parametrize("feed", [{"split_batches": False}, {"seeding": "torch"}])
+def test_last_batches_are_made_by_one_host_each_where_that_is_set(pair, feed):
+    trainer = started(pair, env=env_of(pair, **feed), sample_seconds=0.02)
+    assert len(trainer.finish()) == 8
+    assert not any(shared_samples(trainer, batch=number) for number in range(4))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_epochs_of_heavy_samples_are_the_same_whoever_makes_them(sharing, seed):
+    chosen = random.Random(seed)
+    heavy = {str(chosen.randrange(96)): 0.3 for _ in range(4)}
+    bad = chosen.sample(range(96), 2)
+    options = {"epochs": 3, "batch_size": chosen.choice([5, 8, 24]), "bad": bad}
+    trainer = started(sharing, sample_seconds=0.004, heavy=heavy, **options)
+    assert trainer.finish() == reference(script=SCRIPT, **options), seed
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_bad_samples_of_the_last_batch_are_the_same_ones(pair, tmp_path, on_error):
+    options = {"bad": [74, 85, 93], "epochs": 3}
+    feed = {"on_error": on_error, "max_errors": 100}
+    with Cluster(agents=1, workers=1, feed=ALWAYS) as lone:
+        lone.wait_for_agents()
+        expected = lone.train(script=SCRIPT, env=env_of(lone, **feed), **options).finish()
+    trainer, _ = started_to_its_end(pair, tmp_path, env=env_of(pair, **feed), **options)
+    (tmp_path / "go").touch()
+    assert trainer.finish() == expected
+
+
+def test_hosts_make_samples_of_a_batch_that_local_workers_have():
+    with Cluster(agents=1, workers=1, feed=ALWAYS) as cluster:
+        cluster.wait_for_agents()
+        options = {"epochs": 3, "num_workers": 2, "batch_size": 12}
+        # Two local workers are faster than one host of one, and get the first batch.
+        trainer = started(cluster, workers=2, sample_seconds=0.01, **options)
+        assert trainer.finish() == reference(script=SCRIPT, **options)
+        assert any(shared_samples(trainer, collator="algo-dnn"))
 
 
 @pytest.mark.parametrize("bad", [[13], [2, 13], [13, 20], [11, 12]])

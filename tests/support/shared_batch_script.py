@@ -2,7 +2,8 @@
 
 Prints one JSON line a batch: its epoch, number and values, or its error. With `pause_at` it waits
 for a line before that epoch. From the second epoch on, samples in `holds` wait until the test has
-made a file `go` in `folder`; `bad` ones raise.
+made a file `go` in `folder`; `bad` ones raise. `heavy` ones take so many seconds. With
+`leaves_at` it leaves that epoch before that batch, once `go` is there.
 """
 
 import itertools
@@ -27,6 +28,9 @@ DEFAULTS = {
     "bad": [],
     "sample_seconds": 0.0,
     "size": 3,
+    "heavy": {},
+    "leaves_at": None,
+    "num_workers": 0,
 }
 SECONDS = 60.0
 
@@ -47,23 +51,34 @@ class Noted(torch.utils.data.Dataset):
             with (folder / f"{index}").open("a") as file:
                 file.write(f"{os.getpid()}\n")
             self._wait(index, folder)
-        time.sleep(given["sample_seconds"])
+        time.sleep(given["heavy"].get(str(index), given["sample_seconds"]))
         drawn = torch.rand(given["size"])
         if index in given["bad"]:
             raise LookupError(f"sample {index} is broken")
         return drawn, index
 
     def _wait(self, index: int, folder: Path) -> None:
-        deadline = time.monotonic() + SECONDS
-        while index in self.given["holds"] and not (folder / "go").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        if index in self.given["holds"]:
+            wait_for_go(folder)
+
+
+def wait_for_go(folder: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not (folder / "go").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def main() -> None:
     given = DEFAULTS | json.loads(sys.argv[1])
     torch.manual_seed(7)
-    loader = DataLoader(Noted(given), batch_size=given["batch_size"])
+    num_workers = given["num_workers"]
+    loader = DataLoader(
+        Noted(given),
+        batch_size=given["batch_size"],
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )
     for epoch in range(given["epochs"]):
         if epoch == given["pause_at"]:
             print(json.dumps({"pause": epoch}), flush=True)
@@ -73,6 +88,9 @@ def main() -> None:
         batches = iter(loader)
         for number in itertools.count():
             facts = {"epoch": epoch, "batch": number}
+            if [epoch, number] == given["leaves_at"]:
+                wait_for_go(Path(given["folder"]))
+                break
             try:
                 drawn, indices = next(batches)
             except StopIteration:

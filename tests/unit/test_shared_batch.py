@@ -2,9 +2,11 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.feed.trainer.scheduler import BatchScheduler, Peer, PeerState
 from stoker.feed.trainer.shared_batch import BatchSharing, shares_of
 
 
@@ -14,7 +16,7 @@ from stoker.feed.trainer.shared_batch import BatchSharing, shares_of
     collator=st.integers(0, 7),
 )
 def test_each_sample_has_one_host_in_proportion_to_workers(size, workers, collator):
-    by_host = {f"algo-{number}": each for number, each in enumerate(workers)}
+    by_host: dict[Peer, int] = {f"algo-{number}": each for number, each in enumerate(workers)}
     chosen = f"algo-{collator % len(workers)}"
     shares = shares_of(size, collator=chosen, workers=by_host)
     if shares is None:
@@ -65,3 +67,81 @@ def test_batches_that_take_longer_on_the_network_than_they_gain_are_not_shared()
 
 def test_nothing_is_shared_where_each_host_has_a_first_batch():
     assert not costs(seconds=10.0).pays(fewer=0.0, share=0.5)
+
+
+@given(
+    size=st.integers(2, 400),
+    workers=st.lists(st.integers(1, 64), min_size=2, max_size=8),
+    begin=st.integers(0, 400),
+)
+def test_nobody_has_a_share_of_what_is_made_already(size, workers, begin):
+    by_host: dict[Peer, int] = {f"algo-{number}": each for number, each in enumerate(workers)}
+    shares = shares_of(size, collator="algo-0", workers=by_host, begin=begin)
+    if shares is None:
+        return
+    ranges = sorted(shares.places.values())
+    assert begin <= ranges[0][0]
+    assert ranges[-1][1] == size
+
+
+def at_its_end(*, num_batches=4):
+    """A schedule of two hosts that have all batches of the epoch, the first one at `a`."""
+    schedule = BatchScheduler(max_bytes=1 << 30)
+    for host in ("a", "b"):
+        schedule.grant(host, 2)
+    schedule.supply(num_batches)
+    schedule.mark_complete()
+    asked = {number: host for host, number in schedule.assign(now=0.0)}
+    return schedule, asked
+
+
+def come(schedule, asked, *numbers, now=1.0):
+    for number in numbers:
+        schedule.arrived(asked[number], number, frame_bytes=10, now=now)
+        if number == schedule.head:
+            schedule.take(now)
+
+
+def test_last_batches_are_shared_once_a_host_has_none():
+    schedule, asked = at_its_end()
+    assert asked == {0: "a", 1: "b", 2: "a", 3: "b"}
+    come(schedule, asked, 0, 1)
+    assert not schedule.may_share()
+    come(schedule, asked, 2)
+    assert schedule.may_share()
+    assert schedule.unfinished() == [(3, "b")]
+
+
+def test_nothing_is_shared_as_long_as_the_trainer_has_a_batch():
+    schedule, asked = at_its_end()
+    come(schedule, asked, 0, 3)
+    schedule.arrived(asked[1], 1, frame_bytes=10, now=1.0)
+    assert schedule.unfinished() == [(2, "a")]
+    assert not schedule.may_share()
+
+
+def test_nothing_is_shared_before_all_batches_are_handed_out():
+    schedule, asked = at_its_end(num_batches=5)
+    come(schedule, asked, 0, 2)
+    assert not schedule.may_share()
+
+
+def test_a_host_that_helps_is_free_once_its_samples_are_there():
+    schedule, asked = at_its_end()
+    come(schedule, asked, 0, 1, 2)
+    schedule.peers["a"].helps_with[3] = 12
+    schedule.came_part("a", 3, num_samples=5)
+    assert not schedule.may_share()
+    schedule.came_part("a", 3, num_samples=7)
+    assert schedule.may_share()
+
+
+@pytest.mark.parametrize(("now", "left"), [(2.0, 2.0), (3.5, 0.5), (4.0, 0.0), (4.5, 0.5), (9, 2)])
+def test_what_is_left_of_a_batch_follows_from_when_it_was_asked_for(now, left):
+    # Its worker makes a batch in 2 s, and has made one of two that it was asked for at 0 s.
+    host = PeerState(is_remote=True, asked={3: (0.0, 2)}, service_seconds=2.0)
+    seconds = host.left_seconds(3, workers=1, usual=2.0, now=now)
+    assert seconds == pytest.approx(left)
+    # One that waits behind another one is not begun.
+    host.asked[2] = (0.0, 1)
+    assert host.left_seconds(3, workers=1, usual=2.0, now=now) == 2.0

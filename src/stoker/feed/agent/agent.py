@@ -125,8 +125,8 @@ class Service:
                 self._ship(identity, message, frame)
             case protocol.Make():
                 self._make(identity, message)
-            case protocol.BatchPart():
-                self._take_part(message)
+            case protocol.Share() | protocol.BatchPart():
+                self._take_shares(message)
             case protocol.Inquire():
                 self._tell_makers(identity, message)
             case protocol.Cancel(session=name, before_epoch_id=before_epoch_id):
@@ -338,9 +338,14 @@ class Service:
             session.unreachable_since = None
             self.dispatch.ask(identity, session, message)
 
-    def _take_part(self, message: protocol.BatchPart) -> None:
+    def _take_shares(self, message: protocol.Share | protocol.BatchPart) -> None:
+        """Takes what other hosts make of a batch, or have made."""
         session = self._sessions.get(message.session)
-        if session is not None:
+        if session is None:
+            return
+        if isinstance(message, protocol.Share):
+            self.dispatch.share_out(session, message)
+        else:
             self.dispatch.take_part(session, message)
 
     def _tell_makers(self, identity: bytes, message: protocol.Inquire) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import why_unfed
 from stoker.feed.wire.dataset import Arrival
-from stoker.feed.wire.protocol import BatchPart
+from stoker.feed.wire.protocol import BatchPart, Share
 from stoker.feed.workers.crashes import LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pipe import Pipe, Up, channel_pair, pack
@@ -536,6 +536,11 @@ class Specs:
         spec = self._specs.get(digest)
         if spec is not None and key in spec.pools:
             spec.pools[key].lend(job)
+
+    def share_out(self, is_it: Callable[[WorkerJob], bool], shares: Share) -> None:
+        """Leaves samples of the batch that `is_it` to other hosts."""
+        for pool in self._pools():
+            pool.share_out(is_it, shares)
 
     def add_part(self, is_it: Callable[[WorkerJob], bool], part: BatchPart) -> None:
         """Adds samples that another host made to the batch that `is_it`."""

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
+import msgspec
+
 from stoker.feed import memory
 from stoker.feed.agent.batch_port import OutgoingBatch
 from stoker.feed.agent.dataset_process import PoolKey, Specs
@@ -474,13 +476,29 @@ class Dispatch:
             self.share_credits()
 
     def lend(self, session: AgentSession, message: protocol.Make) -> None:
-        """Has idle workers make samples that another host collates, if there is memory for them."""
+        """Has idle workers make samples that another host collates, if there is memory for them.
+
+        An epoch's last ones only if nothing else waits to be made here, for another rank.
+        """
         if message.epoch_id < session.before_epoch_id or not self._has_memory():
+            return
+        if message.is_among_last and self.num_queued:
             return
         session.asked_at = time.monotonic()
         request = BatchRequest(session, session.spec, session.seeding, message)
         key: PoolKey = ("seeding", request.seeding)
         self._specs.lend(request.spec, key, WorkerJob((request,), message))
+
+    def share_out(self, session: AgentSession, shares: protocol.Share) -> None:
+        """Leaves samples to other hosts of a batch that waits here, or is being made."""
+        request = session.requests.get((shares.epoch_id, shares.batch_number))
+        if request is None or request.make.elsewhere:
+            return
+        # For a worker that takes it later.
+        request.make = msgspec.structs.replace(
+            request.make, part_samples=shares.part_samples, elsewhere=shares.elsewhere
+        )
+        self._specs.share_out(lambda job: job.key == (request,), shares)
 
     def take_part(self, session: AgentSession, part: protocol.BatchPart) -> None:
         """Adds samples that another host made to their batch, if there is memory for them."""

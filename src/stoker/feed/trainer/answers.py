@@ -7,7 +7,7 @@ session, too, whose `FeedSession.next` raises it in the script.
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
 
@@ -270,23 +270,14 @@ class Answers:
             )
             if is_wanted:
                 session.deliver(made.batch_number, outcome)
-                self._tell_of_shares(session, made.batch_number, host)
+                _tell_of_shares(self._shared, session, made.batch_number, host)
             self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
             if session.is_due:
                 session.ring()
-            has_work = session.schedule.may_assign()
+            has_work = session.schedule.may_assign() or session.schedule.may_share()
         # After the lock is released: the I/O thread takes it at once.
         if has_work:
             self._shared.wake()
-
-    def _tell_of_shares(self, session: FeedSession, batch_number: int, host: str) -> None:
-        """Logs which hosts' samples a batch had for which several were asked; under the lock."""
-        passed_on = session.sharing.passed_on
-        if passed_on and batch_number == 0:
-            samples = ", ".join(f"{number} of {other}" for other, number in passed_on.items())
-            self._shared.log.event(
-                EventName.BATCH_SHARED, agent=host, epoch=session.epoch, samples=samples
-            )
 
     def _take_answer(
         self,
@@ -422,6 +413,22 @@ class Answers:
         )
 
 
+def _tell_of_shares(
+    shared: SharedState, session: FeedSession, batch_number: int, host: str
+) -> None:
+    """Logs which hosts' samples a batch had for which several were asked; under the lock."""
+    passed_on = session.sharing.passed_on.pop(batch_number, None)
+    if passed_on:
+        samples = ", ".join(f"{number} of {other}" for other, number in passed_on.items())
+        shared.log.event(
+            EventName.BATCH_SHARED,
+            agent=host,
+            epoch=session.epoch,
+            batch=batch_number,
+            samples=samples,
+        )
+
+
 def mark_peer_lost(shared: SharedState, link: AgentLink) -> None:
     link.discard_all()
     with shared.lock:
@@ -445,8 +452,7 @@ class LocalAnswers:
             local = session.local
         # Without the lock: a worker that died is waited for, and replaced.
         results = [] if local is None else local.handle(fileno)
-        for result in results:
-            self._settle(session, result)
+        self.settle(session, results)
         with self._shared.lock:
             if local is not None and local is session.local:
                 if local.is_alive:
@@ -454,6 +460,11 @@ class LocalAnswers:
                 else:
                     session.schedule.mark_lost(LOCAL)
                 session.stir()
+
+    def settle(self, session: FeedSession, results: Iterable[Result]) -> None:
+        """Delivers what its workers have made; takes the lock."""
+        for result in results:
+            self._settle(session, result)
 
     def _settle(self, session: FeedSession, result: Result) -> None:
         epoch_id, batch_number, generation = cast("tuple[int, int, int]", result.job.key)
@@ -508,4 +519,5 @@ class LocalAnswers:
             outcome.maker = (self._host, result.worker)
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
+                _tell_of_shares(self._shared, session, batch_number, self._host)
                 session.deliver(batch_number, outcome, is_final=result.is_final)

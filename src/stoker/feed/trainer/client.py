@@ -31,7 +31,7 @@ from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.lost_hosts import HostWatch
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.pinned import PinnedMemory
-from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
+from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.trainer.shards import idle_words
 from stoker.feed.trainer.shared_batch import BatchShares, shares_of
@@ -147,53 +147,77 @@ class Requester:
     def _send_orders(self, session: FeedSession, now: float) -> None:
         lost: list[Result] = []
         for peer, batch_number in session.schedule.assign(now):
-            order = session.order_of(batch_number)
+            order = self._shared_order(session, session.order_of(batch_number), peer)
             if peer == LOCAL and session.local is not None:
                 lost += session.local.ask(order)
             elif isinstance(peer, str) and peer in self._links:
-                self._send_order(peer, self._shared_order(session, order, peer))
+                self._send_order(peer, order)
         for result in lost:
             reassign_local(session, result, host=self._settings.host)
+        if session.schedule.may_share():
+            self._share_last(session, now)
 
     def _send_order(self, host: str, order: protocol.Make) -> None:
         self._links[host].has_asked = True
         self._links[host].send(order)
 
     def _shared_order(
-        self, session: FeedSession, order: protocol.Make, collator: str
+        self, session: FeedSession, order: protocol.Make, collator: Peer
     ) -> protocol.Make:
         """Has other hosts make samples of an epoch's first batch as well, where that pays.
 
         Returns:
-            The order for the host that has the batch.
+            The order for the peer that has the batch.
         """
         schedule = session.schedule
         splits = splits_of(self._feed.split_batches, session.seeding)
-        # Only the first host that is asked for it: of another one it is expected that it is late.
+        # Only the first peer that is asked for it: of another one it is expected that it is late.
         is_first = order.batch_number == schedule.head == 0 and len(schedule.makers(0)) == 1
         if splits is False or not is_first or order.stream is not None:
             return order
-        shares = self._shares(session, order, collator)
+        shares = self._first_shares(session, order, collator)
         if shares is None:
             return order
-        session.sharing.begin(collator)
-        shared = msgspec.structs.replace(order, part_samples=shares.part_samples)
-        for host, places in shares.places.items():
-            self._send_order(host, msgspec.structs.replace(shared, only=places))
-        return msgspec.structs.replace(shared, elsewhere=tuple(shares.places.values()))
+        self._lend(session, order, shares, collator)
+        return msgspec.structs.replace(
+            order,
+            part_samples=shares.part_samples,
+            elsewhere=tuple(shares.places.values()),
+        )
 
-    def _shares(
-        self, session: FeedSession, order: protocol.Make, collator: str
+    def _lend(
+        self, session: FeedSession, order: protocol.Make, shares: BatchShares, collator: Peer
+    ) -> None:
+        """Has hosts make their shares of a batch, and send them for the peer that collates."""
+        session.sharing.begin(order.batch_number, collator)
+        shared = msgspec.structs.replace(order, part_samples=shares.part_samples)
+        for host, (first, last) in shares.places.items():
+            session.schedule.peers[host].helps_with[order.batch_number] = last - first
+            self._send_order(str(host), msgspec.structs.replace(shared, only=(first, last)))
+
+    def _workers_of(self, session: FeedSession) -> dict[Peer, int]:
+        """Returns the workers of the peers that may make samples of a batch."""
+        workers: dict[Peer, int] = {}
+        for peer, state in session.schedule.peers.items():
+            if state.credits <= 0 or state.is_draining:
+                continue
+            link = self._links.get(str(peer))
+            if peer == LOCAL and session.local is not None:
+                workers[peer] = session.local.num_ready
+            elif link is not None and link.is_up and session.name in link.ready:
+                workers[peer] = link.member.workers
+        return workers
+
+    def _first_shares(
+        self, session: FeedSession, order: protocol.Make, collator: Peer
     ) -> BatchShares | None:
-        """Returns which other hosts make which samples of a batch; None: that does not pay."""
+        """Returns which hosts make which samples of a first batch; None: that does not pay."""
         size = num_samples(order)
-        workers: dict[str, int] = {}
-        for host, link in self._links.items():
-            state = session.schedule.peers.get(host)
-            is_able = state is not None and state.credits > 0 and not state.is_draining
-            if is_able and link.is_up and session.name in link.ready:
-                workers[host] = link.member.workers
-        if size < 2 or len(workers) < 2 or collator not in workers:
+        workers = self._workers_of(session)
+        if collator != LOCAL:
+            # These have the next batches.
+            workers.pop(LOCAL, None)
+        if size < 2 or len(workers) < 2 or not workers.get(collator):
             return None
         shares = shares_of(size, collator=collator, workers=workers)
         if shares is None or self._feed.split_batches is True:
@@ -205,25 +229,102 @@ class Requester:
             return shares
         return None
 
-    def pass_on(self, link: AgentLink, part: protocol.BatchPart, payload: Bytes) -> None:
-        """Sends samples to the host that makes their batch, if it still does; takes the lock.
+    def _share_last(self, session: FeedSession, now: float) -> None:
+        """Has hosts without a batch make samples of an epoch's last ones, where that pays.
+
+        They help with one batch at a time, the next that the trainer waits for: so what is made for
+        others needs the memory of one batch at most.
+        """
+        if splits_of(self._feed.split_batches, session.seeding) is False:
+            return
+        for batch_number, collator in session.schedule.unfinished():
+            if session.sharing.collators.get(batch_number) == collator:
+                continue
+            order = session.order_of(batch_number)
+            shares = self._last_shares(session, order, collator, now)
+            if shares is None:
+                continue
+            order = msgspec.structs.replace(order, is_among_last=True)
+            self._lend(session, order, shares, collator)
+            self._announce_shares(session, order, shares, collator)
+            return
+
+    def _announce_shares(
+        self, session: FeedSession, order: protocol.Make, shares: BatchShares, collator: Peer
+    ) -> None:
+        """Says which samples others make to a peer that has a batch already."""
+        message = protocol.Share(
+            session=order.session,
+            epoch_id=order.epoch_id,
+            batch_number=order.batch_number,
+            part_samples=shares.part_samples,
+            elsewhere=tuple(shares.places.values()),
+        )
+        if collator == LOCAL and session.local is not None:
+            session.local.share_out(message)
+        else:
+            self._links[str(collator)].send(message)
+
+    def _last_shares(
+        self, session: FeedSession, order: protocol.Make, collator: Peer, now: float
+    ) -> BatchShares | None:
+        """Returns which idle hosts make which samples of a batch; None: that does not pay."""
+        peers, size = session.schedule.peers, num_samples(order)
+        able = self._workers_of(session)
+        num_workers = able.get(collator, 0)
+        if size < 2 or not num_workers:
+            return None
+        # Of its workers, those that this batch has.
+        workers = {collator: max(1, num_workers // len(peers[collator].asked))}
+        workers |= {peer: able[peer] for peer in able if peers[peer].has_nothing}
+        usual = session.sharing.usual_seconds
+        left = 1.0
+        if usual:
+            seconds = peers[collator].left_seconds(
+                order.batch_number, workers=num_workers, usual=usual, now=now
+            )
+            left = seconds / usual
+        begin = int(size * (1 - left))
+        shares = shares_of(size, collator=collator, workers=workers, begin=begin)
+        if shares is None or self._feed.split_batches is True:
+            return shares
+        fewer = left * (1 / workers[collator] - 1 / sum(workers.values()))
+        if session.sharing.pays(fewer=fewer, share=shares.num_elsewhere / size):
+            return shares
+        return None
+
+    def pass_on(
+        self, link: AgentLink, part: protocol.BatchPart, payload: Bytes
+    ) -> tuple[FeedSession, list[Result]] | None:
+        """Gives samples to the peer that makes their batch, if it still does; takes the lock.
 
         Args:
             link: To the host that has made them.
+
+        Returns:
+            What they end, if local workers make it, and of which session.
         """
         with self._shared.lock:
             session = self._shared.sessions.get(part.session)
             if session is None or session.epoch_id != part.epoch_id or not session.is_busy:
-                return
-            sharing = session.sharing
+                return None
+            sharing, batch_number, host = session.sharing, part.batch_number, link.member.host
             sharing.add_part(part, nbytes=payload.nbytes)
-            collator = self._links.get(sharing.collator)
-            is_awaited = sharing.collator in session.schedule.makers(part.batch_number)
-            if collator is None or not is_awaited or payload.nbytes > self._feed.max_dataset_bytes:
-                return
-            sharing.passed_on[link.member.host] += part.num_samples
+            session.schedule.came_part(host, batch_number, num_samples=part.num_samples)
+            collator = sharing.collators.get(batch_number)
+            is_awaited = collator in session.schedule.makers(batch_number)
+            if not is_awaited or payload.nbytes > self._feed.max_dataset_bytes:
+                return None
+            sharing.count_passed_on(batch_number, host, part.num_samples)
+            local = session.local if collator == LOCAL else None
+            to = self._links.get(str(collator))
+        whole = msgspec.structs.replace(part, payload=payload.tobytes())
+        if local is not None:
+            return session, local.add_part(whole)
         # In pieces, as the agent's frames are short.
-        collator.send(msgspec.structs.replace(part, payload=payload.tobytes()))
+        if to is not None:
+            to.send(whole)
+        return None
 
     def _warn_of_few_shards(self, session: FeedSession) -> None:
         self._warned_of.add(session.name)
@@ -293,7 +394,7 @@ class IoThread:
             pool,
             settings.feed,
             on_lost=self._mark_lost,
-            pass_on=self._asking.pass_on,
+            pass_on=self._pass_on,
         )
         self._local_answers = LocalAnswers(
             shared, self._observer, BatchBuffers(pool, shared.pinned), host=settings.host
@@ -348,6 +449,11 @@ class IoThread:
             if link in served:
                 self._serve(link, ready)
         self._tick(time.monotonic())
+
+    def _pass_on(self, link: AgentLink, part: protocol.BatchPart, payload: Bytes) -> None:
+        ended = self._asking.pass_on(link, part, payload)
+        if ended is not None:
+            self._local_answers.settle(*ended)
 
     def _check_links(self, links: Sequence[Link], now: float) -> float:
         """Returns the seconds until a connection wants a look."""

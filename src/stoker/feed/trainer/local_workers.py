@@ -5,15 +5,17 @@ import socket
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import cast
 
+import msgspec
 import torch.multiprocessing
 
 from stoker.feed.seeding import Seeding
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec
-from stoker.feed.wire.protocol import Make
+from stoker.feed.wire.protocol import BatchPart, Make, Share
 from stoker.feed.workers.crashes import RAISING, LossRules
 from stoker.feed.workers.jobs import Result, WorkerJob
 from stoker.feed.workers.pool import Maker, WorkerPool, WorkerRole
@@ -119,6 +121,11 @@ class LocalWorkers:
         return self._credits_each * self._pool.num_ready
 
     @property
+    def num_ready(self) -> int:
+        """Workers that make any batch."""
+        return self._pool.num_ready
+
+    @property
     def last_death(self) -> str:
         return self._pool.last_death
 
@@ -139,6 +146,22 @@ class LocalWorkers:
         heapq.heappush(self._waiting, (order.epoch_id, order.batch_number, job))
         self._feed()
         return []
+
+    def share_out(self, shares: Share) -> None:
+        """Leaves samples to data hosts of a batch that waits here, or is being made."""
+        key = shares.epoch_id, shares.batch_number
+        for place, (*_, job) in enumerate(self._waiting):
+            if job.key[:2] == key:
+                order = msgspec.structs.replace(
+                    job.order, part_samples=shares.part_samples, elsewhere=shares.elsewhere
+                )
+                self._waiting[place] = (*key, replace(job, order=order))
+        self._pool.share_out(lambda job: job.key[:2] == key, shares)
+
+    def add_part(self, part: BatchPart) -> list[Result]:
+        """Adds samples that a data host made; returns what they end."""
+        key = part.epoch_id, part.batch_number
+        return self._pool.add_part(lambda job: job.key[:2] == key, part)
 
     def cancel(self, *, before_epoch_id: int) -> None:
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]

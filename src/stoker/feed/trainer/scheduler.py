@@ -55,6 +55,7 @@ class PeerState:
         asked: Number to when it was asked for, and to how many the peer then had.
         reach_seconds: How long before its turn a batch is asked for.
         service_seconds: From one batch to the next, smoothed; 0: not known.
+        helps_with: Batches of other peers of which it makes samples, and how many are to come.
     """
 
     is_remote: bool
@@ -64,6 +65,7 @@ class PeerState:
     p95_seconds: float | None = None
     reach_seconds: float = 0.0
     service_seconds: float = 0.0
+    helps_with: dict[int, int] = field(default_factory=dict)
     _latencies: deque[float] = field(default_factory=deque)
     _ordered: list[float] = field(default_factory=list)
 
@@ -75,6 +77,26 @@ class PeerState:
             return False
         # For lack of a second one it never runs out of work.
         return room > 1 or not (in_pairs and self.is_remote and num_asked)
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether it is a host that has neither batches nor samples to make."""
+        has_work = bool(self.asked or self.helps_with)
+        return self.is_remote and self.credits > 0 and not (self.is_draining or has_work)
+
+    def left_seconds(self, batch_number: int, *, workers: int, usual: float, now: float) -> float:
+        """Returns what is left of a batch for one worker; one that is late takes as long again.
+
+        Args:
+            workers: How many batches it makes at a time.
+            usual: What a batch takes one worker, which is the most that is returned.
+        """
+        num_before = sum(other < batch_number for other in self.asked)
+        if num_before >= workers or not self.service_seconds:
+            return usual
+        asked_at, queued = self.asked[batch_number]
+        due_at = asked_at + queued * self.service_seconds
+        return min(usual, abs(due_at - now))
 
     def finish_seconds(self) -> float:
         return (len(self.asked) + 1) * self.service_seconds
@@ -130,6 +152,7 @@ class Scheduler(ABC):
     def begin(self) -> None:
         for state in self.peers.values():
             state.asked.clear()
+            state.helps_with.clear()
         self.head = self.supplied = 0
         self._is_complete = False
 
@@ -235,6 +258,23 @@ class Scheduler(ABC):
     def is_among_last(self, batch_number: int) -> bool:
         """Returns whether workers are about to run out of batches, and the trainer waits."""
         return False
+
+    def may_share(self) -> bool:
+        """Returns whether a host has nothing left to make, and the trainer waits for others."""
+        return False
+
+    def came_part(self, peer: Peer, batch_number: int, *, num_samples: int) -> None:
+        """Records samples of another peer's batch, which `helps_with` says are to come."""
+        state = self.peers.get(peer)
+        left = 0 if state is None else state.helps_with.get(batch_number, 0) - num_samples
+        if state is not None and left > 0:
+            state.helps_with[batch_number] = left
+        elif state is not None:
+            state.helps_with.pop(batch_number, None)
+
+    def unfinished(self) -> list[tuple[int, Peer]]:
+        """Returns the batches that just one peer makes, in order."""
+        return []
 
     def makers(self, batch_number: int) -> dict[Peer, float]:
         peers = self.peers.items()
@@ -376,6 +416,8 @@ class BatchScheduler(Scheduler):
             makers.discard(peer)
             if not makers:
                 del self._makers[batch_number]
+        for other in self.peers.values():
+            other.helps_with.pop(batch_number, None)
         # Taken or here already, from another peer; or never asked for.
         if (
             batch_number < self.head
@@ -459,6 +501,20 @@ class BatchScheduler(Scheduler):
 
     def may_assign(self) -> bool:
         return (self._next_new < self.supplied or bool(self._again)) and self._has_free()
+
+    def may_share(self) -> bool:
+        if not (self._is_complete and self._makers) or self.head in self._arrived:
+            return False
+        if self._again or self._next_new < self.supplied:
+            return False
+        return any(state.has_nothing for state in self.peers.values())
+
+    def unfinished(self) -> list[tuple[int, Peer]]:
+        batches: list[tuple[int, Peer]] = []
+        for batch_number, peers in sorted(self._makers.items()):
+            if len(peers) == 1 and self._is_open(batch_number):
+                batches.extend((batch_number, peer) for peer in peers)
+        return batches
 
     def _is_stocked(self) -> bool:
         stock = self.supplied - self._next_new

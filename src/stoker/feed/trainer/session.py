@@ -124,7 +124,7 @@ class FeedSession:
         makers: What peers are known to make of that batch.
         inquiries: Questions about it to hosts that have not answered.
         unreturned: The batch that `next` has returned; who gives it to the script removes it here.
-        sharing: The epoch's first batch, where several data hosts make it, and what that costs.
+        sharing: The epoch's batches that several data hosts make, and what that costs.
     """
 
     def __init__(
@@ -383,7 +383,7 @@ class FeedSession:
         self.unreturned = None
         self._asked.clear()
         self.outcomes.clear()
-        self.sharing.begin("")
+        self.sharing.begin_epoch()
         self._end_wait()
 
     def _look(self, epoch_id: int) -> tuple[int, bool]:
@@ -391,7 +391,7 @@ class FeedSession:
         if not self.is_busy or self.epoch_id != epoch_id:
             return 0, self.has_news
         wanted, has_work = self.schedule.look(time.monotonic())
-        return wanted, has_work or self.has_news
+        return wanted, has_work or self.has_news or self.schedule.may_share()
 
     def _end_torn(self) -> None:
         """Ends the epoch with an error, after the batches that were asked for."""

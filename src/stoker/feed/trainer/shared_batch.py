@@ -1,8 +1,11 @@
-"""The first batch of an epoch, made by several data hosts: who makes which samples, and the costs.
+"""First and last batches of an epoch, made by several data hosts: who makes which samples, costs.
 
-One host has the batch, and collates it. Others make samples of it as well, which this process
-passes on to that host unopened. It makes itself whatever does not come in time, so nobody waits for
-a host that is lost, slow, or cannot make samples one by one.
+One host has the batch, or the local workers of this process, and collates it. Others make samples
+of it as well, which this process passes on unopened. Who collates makes whatever does not come in
+time, so nobody waits for a host that is lost, slow, or cannot make samples one by one.
+
+Of the first batch the shares are known when it is asked for. The last ones were asked for long
+before it is known which hosts run out of batches: these then make samples that are left of others.
 """
 
 import statistics
@@ -11,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.wire.protocol import BatchPart, Places
 from stoker.feed.workers.splitting import part_samples
 from stoker.records.workload import MIN_SPLIT_SECONDS
@@ -25,7 +29,7 @@ _PASSING_SECONDS_PER_BYTE = 0.8e-9
 
 @dataclass(frozen=True, slots=True)
 class BatchShares:
-    """Which samples of a batch are made where; the rest is of the host that collates.
+    """Which samples of a batch are made where; the rest is of the peer that collates.
 
     Attributes:
         part_samples: Samples of a part.
@@ -33,29 +37,33 @@ class BatchShares:
     """
 
     part_samples: int
-    places: Mapping[str, Places]
+    places: Mapping[Peer, Places]
 
     @property
     def num_elsewhere(self) -> int:
         return sum(last - first for first, last in self.places.values())
 
 
-def shares_of(size: int, *, collator: str, workers: Mapping[str, int]) -> BatchShares | None:
+def shares_of(
+    size: int, *, collator: Peer, workers: Mapping[Peer, int], begin: int = 0
+) -> BatchShares | None:
     """Returns the shares of a batch, whole parts in proportion to workers; None: only one has any.
 
     Args:
         size: Samples of the batch.
-        workers: By host, all that may make samples.
+        workers: By peer, all that may make samples.
+        begin: How many of its samples are made already, of which nobody has a share.
     """
     total = sum(workers.values())
     step = part_samples(size, num_workers=total)
-    num_parts = -(-size // step)
+    num_made = -(-begin // step)
+    num_parts = -(-size // step) - num_made
     others = [host for host in workers if host != collator]
-    places: dict[str, Places] = {}
+    places: dict[Peer, Places] = {}
     num_workers = first = 0
     for host in (collator, *others):
         num_workers += workers[host]
-        last = min(size, step * round(num_parts * num_workers / total))
+        last = min(size, step * (num_made + round(num_parts * num_workers / total)))
         if first < last:
             places[host] = first, last
         first = last
@@ -76,20 +84,31 @@ class BatchSharing:
     """A loader's shared batches: what one costs a worker, and its samples' way from host to host.
 
     Attributes:
-        collator: The host that collates the epoch's first batch, where several make it.
-        passed_on: Samples that went to it, by the host that made them.
+        collators: Who collates those batches of the epoch that several hosts make.
+        passed_on: Of these batches, the samples that went to it, by the host that made them.
     """
 
     def __init__(self) -> None:
-        self.collator = ""
-        self.passed_on: Counter[str] = Counter()
+        self.collators: dict[int, Peer] = {}
+        self.passed_on: dict[int, Counter[str]] = {}
         self._batches: deque[float] = deque(maxlen=_MEMORY)
         self._receipts: deque[_Receipt] = deque(maxlen=_MEMORY)
         self._writing: deque[float] = deque(maxlen=_MEMORY)
 
-    def begin(self, collator: str) -> None:
-        self.collator = collator
+    def begin_epoch(self) -> None:
+        self.collators.clear()
         self.passed_on.clear()
+
+    def begin(self, batch_number: int, collator: Peer) -> None:
+        self.collators[batch_number] = collator
+
+    def count_passed_on(self, batch_number: int, host: str, num_samples: int) -> None:
+        self.passed_on.setdefault(batch_number, Counter())[host] += num_samples
+
+    @property
+    def usual_seconds(self) -> float:
+        """What a batch costs one worker, the median; 0: that is not known."""
+        return statistics.median(self._batches) if self._batches else 0.0
 
     def add_batch(self, seconds: float, *, nbytes: int, read_seconds: float) -> None:
         """Adds a batch.
@@ -112,9 +131,7 @@ class BatchSharing:
             fewer: By what part of its time in one worker the batch is there sooner.
             share: Of its samples, those that are made elsewhere.
         """
-        if not self._batches:
-            return False
-        seconds = statistics.median(self._batches)
+        seconds = self.usual_seconds
         return seconds >= MIN_SPLIT_SECONDS and fewer * seconds >= _MIN_GAIN * self._way(share)
 
     def _way(self, share: float) -> float:

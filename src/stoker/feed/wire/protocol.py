@@ -14,7 +14,7 @@ agent (on a data host)
     trainers   Attach → Ticket | WrongHost
                Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
                Make → Made + payload, sealed | Raised + frame | Ended | Declined
-               Make (only) → any number of BatchPart + payload, sealed;  BatchPart
+               Make (only) → any number of BatchPart + payload, sealed;  Share;  BatchPart
                Inquire → Makers;  Cancel;  Close;  Piece;  unasked, to trainers: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
@@ -38,7 +38,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -527,6 +527,17 @@ class Make(OfBatch, frozen=True, kw_only=True):
     only: Places | None = None
 
 
+class Share(OfBatch, frozen=True, kw_only=True):
+    """Other hosts make samples as well of a batch that this host was asked for; not answered.
+
+    Attributes:
+        part_samples, elsewhere: As in `Make`.
+    """
+
+    part_samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    elsewhere: Annotated[tuple[Places, ...], msgspec.Meta(max_length=1 << 10)]
+
+
 class BadSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sample that its dataset could not make.
 
@@ -675,7 +686,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 ToCoordinator = Join | Heartbeat | Leave | Attend | Progress | GpuReport
 FromCoordinator = Welcome | Refused | State | Roster | Start
-ToAgent = Attach | Open | Ship | Make | BatchPart | Inquire | Cancel | Close | Piece
+ToAgent = Attach | Open | Ship | Make | Share | BatchPart | Inquire | Cancel | Close | Piece
 # Sealed, on a connection for batches.
 ToTrainer = Made | BatchPart
 FromAgent = (

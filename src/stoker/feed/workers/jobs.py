@@ -4,14 +4,22 @@ import contextlib
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.wire.protocol import NO_NOTES, BatchPart, Make, OwnState, Places, SampleNotes
+from stoker.feed.wire.protocol import (
+    NO_NOTES,
+    BatchPart,
+    Make,
+    OwnState,
+    Places,
+    SampleNotes,
+    Share,
+)
 from stoker.feed.workers import pipe
 
 
@@ -169,6 +177,22 @@ class Result:
             self.part.close()
 
 
+def _within(places: Iterable[Places], first: int, last: int) -> Iterator[Places]:
+    """Returns of those places the ones from `first` to before `last`."""
+    for begin, end in places:
+        if begin < last and first < end:
+            yield max(begin, first), min(end, last)
+
+
+def _without(places: Iterable[Places], first: int, last: int) -> "deque[Places]":
+    """Returns those places but for the ones from `first` to before `last`."""
+    kept: deque[Places] = deque()
+    for begin, end in places:
+        rest = (begin, min(end, first)), (max(begin, last), end)
+        kept.extend(part for part in rest if part[0] < part[1])
+    return kept
+
+
 @dataclass(eq=False)
 class SplitBatch:
     """A batch that several workers make.
@@ -178,6 +202,7 @@ class SplitBatch:
         step: Samples of a part.
         begin: Of the samples before that place, a worker that began the batch alone makes a part.
         elsewhere: Places of samples that other hosts make as well.
+        foreign_samples: Samples of a part that one of them makes.
         only: Places of the only samples that are wanted, which another host collates; None: all.
         parts: By the place of their first sample. They overlap where that worker was beyond `begin`
             before it knew.
@@ -199,12 +224,14 @@ class SplitBatch:
     num_answered: int = 0
     is_collating: bool = False
     is_over: bool = False
+    foreign_samples: int = field(init=False)
     # Places that no worker has been asked for: from the first of each pair to before the second.
     _left: deque[Places] = field(default_factory=deque)
     # And those that other hosts have not sent either.
     _awaited: deque[Places] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
+        self.foreign_samples = self.job.order.part_samples
         self._awaited.extend(self.elsewhere)
         begin, end = self.only or (self.begin, self.size)
         for first, last in self.elsewhere:
@@ -278,6 +305,23 @@ class SplitBatch:
         news = [part.content.num_samples - skipped for part, skipped in self.in_order()]
         self.num_covered = sum(news)
 
+    def expect(self, shares: Share) -> None:
+        """Leaves samples to other hosts that no worker has been asked for; once for a batch.
+
+        None, if there might be more parts than a message has descriptors for.
+        """
+        step = shares.part_samples
+        num_foreign = sum(-(-(last - first) // step) for first, last in shares.elsewhere)
+        num_own = len(self.keys) + sum(-(-(end - begin) // self.step) for begin, end in self._left)
+        # Of the same length, they are the same parts.
+        is_safe = step == self.step or num_own + num_foreign + 1 <= pipe.MAX_DESCRIPTORS
+        if self.elsewhere or not is_safe:
+            return
+        self.foreign_samples, self.elsewhere = step, shares.elsewhere
+        for first, last in shares.elsewhere:
+            self._awaited.extend(_within(self._left, first, last))
+            self._left = _without(self._left, first, last)
+
     def add_foreign(self, first: int, part: FinishedPart) -> None:
         """Adds a part that another host made, unless none is expected there.
 
@@ -285,7 +329,7 @@ class SplitBatch:
         be more than a message has descriptors for.
         """
         last = first + part.content.num_samples
-        most = self.job.order.part_samples
+        most = self.foreign_samples
         is_expected = any(begin <= first and last <= end for begin, end in self.elsewhere)
         if (
             not is_expected
@@ -294,11 +338,7 @@ class SplitBatch:
         ):
             part.close()
             return
-        awaited: deque[Places] = deque()
-        for begin, end in self._awaited:
-            rest = (begin, min(end, first)), (max(begin, last), end)
-            awaited.extend(places for places in rest if places[0] < places[1])
-        self._awaited = awaited
+        self._awaited = _without(self._awaited, first, last)
         self.add(first, part)
 
     def add_first(self, part: FinishedPart) -> None:

@@ -25,12 +25,18 @@ from stoker.feed.lost_samples import SampleInWork
 from stoker.feed.memory_guard import killed_words
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import BatchPart
+from stoker.feed.wire.protocol import BatchPart, Share
 from stoker.feed.workers import pipe
 from stoker.feed.workers.crashes import RAISING, LossRules, LossSearch, WorkerDeath
 from stoker.feed.workers.jobs import FinishedPart, Result, SplitBatch, WorkerJob, received_part
 from stoker.feed.workers.pipe import Pipe, channel_pair, keep_from_children
-from stoker.feed.workers.splitting import SplitCosts, Splits, shared_split_of, split_of
+from stoker.feed.workers.splitting import (
+    SplitCosts,
+    Splits,
+    num_samples,
+    shared_split_of,
+    split_of,
+)
 from stoker.feed.workers.stacks import stacks_of
 from stoker.feed.workers.worker_handle import DEPTH, ChildProcess, WorkerHandle
 from stoker.host.processes import descendant_pids, ended_words
@@ -266,6 +272,18 @@ class WorkerPool:
         split = shared_split_of(job)
         if split is not None:
             self._begin_split(split)
+            self._deal()
+
+    def share_out(self, is_it: Callable[[WorkerJob], bool], shares: Share) -> None:
+        """Leaves samples to other hosts of the batch that `is_it`, if a worker has it.
+
+        A worker that has begun it stops behind the sample that it is at.
+        """
+        split = next((split for split in self._splits if is_it(split.job)), None)
+        if split is None and self._can_split:
+            split = self._split_begun(is_it, shares)
+        if split is not None:
+            split.expect(shares)
             self._deal()
 
     def add_part(self, is_it: Callable[[WorkerJob], bool], part: BatchPart) -> list[Result]:
@@ -596,6 +614,25 @@ class WorkerPool:
         worker.stop_before(job, place)
         self._begin_split(split)
         self._deal()
+
+    def _split_begun(self, is_it: Callable[[WorkerJob], bool], shares: Share) -> SplitBatch | None:
+        """Divides the batch of one worker; None: none has it, or its samples cannot be divided."""
+        for worker in self._load.workers:
+            for job in worker.jobs:
+                if is_it(job) and job.is_whole:
+                    return self._split_behind(worker, job, shares)
+        return None
+
+    def _split_behind(
+        self, worker: WorkerHandle, job: WorkerJob, shares: Share
+    ) -> SplitBatch | None:
+        place, size = worker.next_place(job), num_samples(job.order)
+        if place is None or size < 2 or place >= size:
+            return None
+        split = SplitBatch(job, size, step=shares.part_samples, begin=place)
+        worker.stop_before(job, place)
+        self._begin_split(split)
+        return split
 
     def _end_of_job(self, result: Result, worker: WorkerHandle) -> list[Result]:
         """Returns the result of a whole batch, if a worker's answer ends it."""

@@ -109,11 +109,18 @@ class WorkerHandle:
         for position, job in enumerate(self.jobs):
             if self.num_answered + position < self.num_decided:
                 continue
-            at = self.at if position == 0 else None
-            if position or (at is not None and at.place >= 0):
-                places.append((job, 0 if at is None else at.place + 1))
+            place = self.next_place(job)
+            if place is not None:
+                places.append((job, place))
         self.num_decided = self.num_answered + len(self.jobs)
         return places
+
+    def next_place(self, job: WorkerJob) -> int | None:
+        """Returns the place in a job of the sample that it makes next; None: not known."""
+        if job is not self.jobs[0]:
+            return 0
+        at = self.at
+        return None if at is None or at.place < 0 else at.place + 1
 
     def take_begun(self) -> WorkerJob | None:
         """Takes the job out that it had begun, once it is dead; None: it had begun none."""
