@@ -18,6 +18,10 @@ CASES: dict[str, tuple[dict[str, object], int, list[int]]] = {
     "two, then one": ({}, 2, [1]),
     "three, then two": ({}, 3, [2]),
     "four, then one, then two": ({"num_workers": 1}, 4, [1, 2]),
+    "two, then three": ({}, 2, [3]),
+    "three, then four, then two": ({}, 3, [4, 2]),
+    "two, then three, persistent": (PERSISTENT, 2, [3]),
+    "a state, read by three": ({"kind": "stateful", "sample_seconds": 0.1}, 2, [3]),
     "a dataset with a state": ({"kind": "stateful", "sample_seconds": 0.15}, 2, [1]),
     "a generator of its own": ({"kind": "holding"}, 2, [4]),
     "persistent": (PERSISTENT | {"kind": "holding"}, 2, [1]),
@@ -74,8 +78,9 @@ def uninterrupted(world: int, options: dict[str, object]) -> list[object]:
     )
 
 
+IN_TORCH = ("two, then four", "four, then one, then two", "three, then four, then two")
 ON_HOSTS = [(name, True) for name in CASES]
-IN_TORCHS_WORKERS = [(name, False) for name in ("two, then four", "four, then one, then two")]
+IN_TORCHS_WORKERS = [(name, False) for name in IN_TORCH]
 
 
 @pytest.mark.parametrize(("name", "is_fed"), ON_HOSTS + IN_TORCHS_WORKERS)

@@ -1,5 +1,6 @@
 import pytest
 
+from stoker.feed.stream_progress import ShardProgress, StreamProgress, Turns
 from stoker.feed.trainer.session import LOCAL
 from stoker.feed.trainer.shards import (
     MAX_LOSSES_IN_A_ROW,
@@ -7,6 +8,7 @@ from stoker.feed.trainer.shards import (
     ShardScheduler,
     idle_words,
 )
+from stoker.feed.wire.protocol import OwnState, ShardOrigin
 
 
 def streams(num_shards: int = 2, **options: object) -> ShardScheduler:
@@ -223,3 +225,101 @@ def test_nothing_is_asked_for_once_nobody_wants_it():
     assert books.is_over()
     assert books.look(0.0) == (0, False)
     assert books.assign(0.0) == []
+
+
+def of_other_ranks(*turns: tuple[int, int], made: int = 0, every: int = 2) -> StreamProgress:
+    """Returns a stream of an earlier run's shards, of which several ranks hand out a part."""
+    origin = ShardOrigin(rank=0, world_size=len(turns), shard=0, num_workers=1, base_seed=0)
+    shards = [
+        ShardProgress(num_made=made, digest=made, origin=origin, turns=Turns(every, turn))
+        for _, turn in turns
+    ]
+    return StreamProgress(num_workers=len(shards), shards=shards)
+
+
+def resumed(progress: StreamProgress, **options: object) -> ShardScheduler:
+    books = settled(len(progress.shards), **options)
+    books.divide(len(progress.shards), resumed=progress)
+    return books
+
+
+def test_a_rank_asks_for_its_turns_of_a_shard_that_others_read():
+    books = resumed(of_other_ranks((0, 1), (1, 0)))
+    # Positions 1 and 3 of the first shard, 0 and 2 of the second one.
+    assert books.assign(0.0) == [("a", 1), ("a", 2), ("a", 5), ("a", 6)]
+    assert books.head == 1
+    answer(books, "a", 2, digest=20)
+    # Its process makes what others hand out: the checksum is of both.
+    answer(books, "a", 1, digest=10)
+    start = books.stream_of(5, shared_seed=None)
+    assert (start.made, start.digest) == (1, 10)
+    start = books.stream_of(6, shared_seed=None)
+    assert (start.made, start.digest) == (2, 20)
+
+
+def test_turns_are_taken_in_order_and_counted():
+    books = resumed(of_other_ranks((0, 1), (1, 0)))
+    books.assign(0.0)
+    for number in (1, 2, 5, 6):
+        answer(books, "a", number)
+    taken: list[int] = []
+    while books.is_there(books.head) and len(taken) < 4:
+        taken.append(books.head)
+        books.take(0.0)
+    assert taken == [1, 2, 5, 6]
+    assert books.num_taken == 4
+    assert books.committed_bytes == 0
+    assert books.assign(0.0) == [("a", 9), ("a", 10), ("a", 13), ("a", 14)]
+
+
+def test_a_turn_behind_a_shards_end_ends_it():
+    books = resumed(of_other_ranks((0, 1), made=2))
+    books.assign(0.0)
+    books.ended("a", 3, generation=books.stream_of(3, shared_seed=None).generation)
+    assert books.is_over()
+
+
+def test_a_shard_that_is_lost_is_made_again_from_its_last_batch_that_came():
+    books = resumed(of_other_ranks((0, 2), made=4, every=3))
+    assert books.assign(0.0) == [("a", 5), ("a", 8)]
+    answer(books, "a", 5, digest=66)
+    books.mark_lost("a")
+    books.grant("b", 2)
+    books.settle()
+    assert books.assign(0.0) == [("b", 8)]
+    start = books.stream_of(8, shared_seed=None)
+    assert (start.made, start.digest) == (6, 66)
+
+
+def test_a_datasets_state_is_kept_until_no_turn_that_is_held_back_needs_it():
+    books = resumed(of_other_ranks((0, 0), every=3), prefetch=20)
+    books.assign(0.0)
+    for count in range(12):
+        position = 3 * count
+        start = books.stream_of(position, shared_seed=None)
+        own = OwnState(num_made=position + 1, digest=1, state=b"state")
+        books.arrived(
+            "a", position, generation=start.generation, digest=1, frame_bytes=1, now=0.0, own=own
+        )
+        books.take(0.0)
+    progress = of_other_ranks((0, 0), every=3)
+    books.show(progress)
+    kept = [own.num_made for own in progress.shards[0].owns]
+    # Of the last five batches, as four of them may not be with the script yet.
+    assert kept[0] <= 34 - 4 * 3
+    assert len(kept) < 12
+
+
+def test_persistent_shards_of_other_ranks_end_where_the_last_one_does():
+    # The first one is far ahead: it is passed over until the other one has come as far.
+    progress = of_other_ranks((0, 0), (1, 0), every=1)
+    progress.shards[0].num_made = 5
+    books = resumed(progress, persists=True)
+    books.assign(0.0)
+    answer(books, "a", 1)
+    books.take(0.0)
+    books.ended("a", 3, generation=books.stream_of(3, shared_seed=None).generation)
+    answer(books, "a", 10)
+    books.take(0.0)
+    books.ended("a", 12, generation=books.stream_of(12, shared_seed=None).generation)
+    assert books.is_over()

@@ -133,7 +133,7 @@ class Epoch:
         # Where the dataset's own state led elsewhere, all of them were.
         num_again = stream.num_resumed if stream.own_trouble else stream.num_again
         words = (
-            f"the stream resumes at batch {stream.num_resumed + 1} of epoch {self.number}: "
+            f"the stream resumes at batch {self.order.position.first + 1} of epoch {self.number}: "
             f"{num_again} batches were made again and not handed out, which took "
             f"{seconds:.1f} s"
         )
@@ -146,9 +146,18 @@ class Epoch:
                 f"{origin.world_size} ranks of its state"
             )
             if stream.keeps_order:
-                words += ", in their order"
+                words += ", in their order, and ranks may end one step apart"
             else:
-                words += "; some of them ended before others, so their batches have another order"
+                words += (
+                    "; some of them ended before others, so their batches have another order, and "
+                    "ranks may end some steps apart"
+                )
+            num_readers = max(shard.turns.every for shard in stream.shards)
+            if num_readers > 1:
+                words += (
+                    f"; {num_readers} ranks read a shard, as the shards cannot be divided by the "
+                    "ranks here: each makes all of its batches, and hands out those of its turn"
+                )
         elif len(stream.shards) != self._num_shards:
             words += (
                 f"; until the end of the epoch it keeps the {len(stream.shards)} shards of its "
@@ -700,7 +709,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             # All of them, once every worker has ended: torch asks no more.
             live = [who for who, is_live in enumerate(self._workers_status) if is_live]
             worker = min(live or range(len(numbers)), key=lambda who: numbers[who])
-            numbers[worker] += len(numbers)
+            numbers[worker] += len(numbers) * resumed.shards[worker].turns.every
             yield worker
 
     # torch stores the loader's function here, and passes this attribute to its workers.
@@ -737,7 +746,9 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             drop_last=self._drop_last,
         )
         return StreamInit(
-            spec, resumed=resumed_streams(progress, persists=self._persistent_workers)
+            spec,
+            resumed=resumed_streams(progress, persists=self._persistent_workers),
+            turns=tuple(shard.turns for shard in progress.shards),
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:

@@ -1,18 +1,25 @@
 """A stream in mid-epoch, dealt to another number of ranks than the run had that saved it.
 
-Shard s of rank r of R is the run's shard s * R + r. In that order the shards take turns, batch by
-batch, whatever the number of ranks: with R of them each step takes the next R batches of the run.
-So where R' ranks continue, each takes every R'-th shard, and the run's order goes on. No shard is
-divided, so R' has to be a divisor of the number of shards. No batch is lost or comes twice.
+Shard s of rank r of R is the run's shard s * R + r. In that order the C shards take turns, batch by
+batch, whatever the number of ranks: batch n of the run is the next one of shard n modulo C. With R
+ranks each step takes the next R batches of the run. So where R' ranks continue, each takes every
+R'-th batch, and the run's order goes on. No batch is lost or comes twice.
+
+With G, the greatest common divisor of C and R', a rank's batches are of every G-th shard, and of
+each of these in one of R' / G turns. So where R' divides C a shard is one rank's. Otherwise R' / G
+ranks read it: each makes all of its batches, and hands out those of its turn.
 
 Where shards have ended before others, some ranks' turns came sooner, and no order on R' ranks is
-the run's: then those that have not ended are dealt one by one, the ones behind first.
+the run's: then those that have not ended are dealt one by one, the ones behind first. What is left
+when each rank has as many of them is read by several ranks in turn, so that ranks have as many
+steps.
 
 A shard stays what it was: the dataset of its earlier rank, which the script builds, with that
 rank's seeds and worker number. The checksum of a shard's batches shows a dataset of another rank.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -20,7 +27,16 @@ from torch.utils.data import IterableDataset
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import EpochBeginning, LoaderState, SamplerSnapshot
-from stoker.feed.stream_progress import ShardState, StreamState, origin_in, with_origin
+from stoker.feed.stream_progress import (
+    ALL_TURNS,
+    ShardState,
+    StreamState,
+    Turns,
+    origin_in,
+    turns_in,
+    with_origin,
+    with_turns,
+)
 from stoker.feed.wire.protocol import ShardOrigin
 
 # Builds the dataset of a rank, given the rank and the number of ranks.
@@ -64,11 +80,29 @@ class Here(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A shard of the run: its place there, and its state, which holds its origin."""
+    """A shard of the run, or a rank's turns of one.
+
+    Attributes:
+        place: Its number in the run.
+        state: It holds its origin.
+    """
 
     place: int
     state: ShardState
     is_exhausted: bool
+
+    @property
+    def turns(self) -> Turns:
+        return turns_in(self.state)
+
+    @property
+    def next_position(self) -> int:
+        return self.turns.next_from(self.state["num_made"])
+
+    def divided(self, count: int, turn: int) -> "_Shard":
+        """Returns those batches that one of `count` ranks has of it."""
+        turns = self.turns.divided(count, turn)
+        return self._replace(state=with_turns(self.state, turns))
 
 
 def ranks_in(states: list[LoaderState]) -> int:
@@ -124,7 +158,7 @@ def state_of_rank(states: list[LoaderState], here: Here, *, is_stream: bool) -> 
         state["now"], state["base_seed"] = here.now, None
         state.pop("inline_random", None)
     begun = state["begun"]
-    if not state["num_yielded"]:
+    if not _has_begun(state):
         # Nothing of the epoch is gone: it is these ranks' own.
         state["begun"] = None
     elif begun is not None:
@@ -156,13 +190,22 @@ def datasets_of(stream: StreamState, dataset_of: DatasetOfRank | None) -> RankDa
     return RankDatasets({rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)})
 
 
+def _has_begun(state: LoaderState) -> bool:
+    """Returns whether a rank is within an epoch."""
+    if state["num_yielded"] > 0:
+        return True
+    # None of an epoch's first batches may be of a rank that continues it.
+    begun = state["begun"]
+    return begun is not None and has_other_ranks(begun.get("stream"))
+
+
 def _in_the_epoch(states: list[LoaderState]) -> list[LoaderState]:
     """Returns the states of the ranks that are in the run's epoch; others have ended it."""
     epoch = min(state["epoch"] for state in states)
     within = [state for state in states if state["epoch"] == epoch]
-    have_begun = {state["num_yielded"] > 0 for state in within}
+    have_begun = {_has_begun(state) for state in within}
     have_ended = all(
-        state["epoch"] == epoch + 1 and not state["num_yielded"]
+        state["epoch"] == epoch + 1 and not _has_begun(state)
         for state in states
         if state["epoch"] > epoch
     )
@@ -180,15 +223,15 @@ def _shards_in(states: list[LoaderState]) -> list[_Shard]:
         stream = _stream_in(state)
         shards += _shards_of(state, stream)
         counts.add(len(stream["shards"]))
-    shards.sort(key=lambda shard: shard.place)
     origins = [origin for shard in shards if (origin := origin_in(shard.state))]
     divisions = {(origin.world_size, origin.num_workers) for origin in origins}
-    if len(divisions) > 1 or len(counts) > 1:
+    is_dealt = any(has_other_ranks(_stream_in(state)) for state in states)
+    if len(divisions) > 1 or (len(counts) > 1 and not is_dealt):
         raise _refused("the ranks do not have as many shards each")
     steps = {state["num_yielded"] for state in states}
-    if len(steps) > 1 and not any(has_other_ranks(_stream_in(state)) for state in states):
+    if len(steps) > 1 and not is_dealt:
         raise _refused("the ranks are at different steps")
-    return shards
+    return _joined(shards)
 
 
 def _stream_in(state: LoaderState) -> StreamState:
@@ -206,7 +249,8 @@ def _shards_of(state: LoaderState, stream: StreamState) -> Iterator[_Shard]:
     num_shards = len(stream["shards"])
     for number, shard in enumerate(stream["shards"]):
         origin = origin_in(shard) or _origin(state, stream, number)
-        is_exhausted = shard["num_made"] * num_shards + number < stream["next_number"]
+        next_position = turns_in(shard).next_from(shard["num_made"])
+        is_exhausted = next_position * num_shards + number < stream["next_number"]
         place = origin.shard * origin.world_size + origin.rank
         yield _Shard(place, with_origin(shard, origin), is_exhausted)
 
@@ -223,18 +267,35 @@ def _origin(state: LoaderState, stream: StreamState, number: int) -> ShardOrigin
     )
 
 
+def _joined(shards: list[_Shard]) -> list[_Shard]:
+    """Returns the run's shards in its order, those whole that several ranks have read in step."""
+    of_places: dict[int, list[_Shard]] = {}
+    for shard in shards:
+        of_places.setdefault(shard.place, []).append(shard)
+    joined: list[_Shard] = []
+    for _, parts in sorted(of_places.items()):
+        joined += _joined_turns(parts)
+    return joined
+
+
+def _joined_turns(parts: list[_Shard]) -> list[_Shard]:
+    """Returns a shard whole, if its batches up to one place were handed out, and none behind it."""
+    furthest = max(parts, key=lambda part: part.state["num_made"])
+    num_made = furthest.state["num_made"]
+    has_all_turns = all(part.turns.every == len(parts) for part in parts)
+    has_gap = any(part.next_position < num_made for part in parts)
+    have_ended = {part.is_exhausted for part in parts}
+    if not has_all_turns or has_gap or len(have_ended) > 1:
+        return parts
+    return [furthest._replace(state=with_turns(furthest.state, ALL_TURNS))]
+
+
 def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamState:
-    """Returns the stream of one rank: every `world_size`-th shard of the run."""
-    count = len(shards)
-    world_size = here.world_size
-    if count % world_size:
-        divisors = [str(number) for number in range(1, count + 1) if not count % number]
-        raise _refused(f"its {count} shards are dealt to {', '.join(divisors)} ranks only")
+    """Returns the stream of one rank: every `world_size`-th batch of the run."""
     keeps_order = _take_turns(shards)
-    mine = _one_by_one(shards)[here.rank :: world_size]
-    if keeps_order:
-        mine = _in_turn(shards, here)
-    numbers = [shard.state["num_made"] * len(mine) + at for at, shard in enumerate(mine)]
+    deal = _in_turn if keeps_order else _one_by_one
+    mine = deal(shards, here)
+    numbers = [shard.next_position * len(mine) + at for at, shard in enumerate(mine)]
     waiting = [
         number for number, shard in zip(numbers, mine, strict=True) if not shard.is_exhausted
     ]
@@ -255,29 +316,63 @@ def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamSta
 def _take_turns(shards: list[_Shard]) -> bool:
     """Returns whether all shards of a run give their next batch within one turn of each."""
     numbers = _numbers_of(shards)
-    has_ended = any(shard.is_exhausted for shard in shards)
-    return not has_ended and max(numbers) < min(numbers) + len(shards)
+    if any(shard.is_exhausted or shard.turns.every > 1 for shard in shards):
+        return False
+    return max(numbers) < min(numbers) + len(shards)
 
 
 def _numbers_of(shards: list[_Shard]) -> list[int]:
     """Returns the number in the run of each shard's next batch."""
-    return [shard.state["num_made"] * len(shards) + at for at, shard in enumerate(shards)]
+    return [shard.next_position * len(shards) + at for at, shard in enumerate(shards)]
 
 
 def _in_turn(shards: list[_Shard], here: Here) -> list[_Shard]:
     """Returns the shards of a rank where each step takes the next batches of the run."""
+    count = len(shards)
+    world_size = here.world_size
+    common = math.gcd(count, world_size)
     # The rank that would take the next batch of the run is the first one here.
-    turn = (min(_numbers_of(shards)) + here.rank) % here.world_size
-    return shards[turn :: here.world_size]
+    first = (min(_numbers_of(shards)) + here.rank) % world_size
+    every = world_size // common
+    taken: list[_Shard] = []
+    for number in range(first % common, count, common):
+        # Its batches are the run's `number`, `number + count`, ...: the first that is the rank's.
+        turn = next(at for at in range(every) if (number + at * count - first) % world_size == 0)
+        taken.append(shards[number].divided(every, turn))
+    return taken
 
 
-def _one_by_one(shards: list[_Shard]) -> list[_Shard]:
-    """Returns shards in the order in which they are dealt, so that ranks have as many to make."""
-    return sorted(shards, key=lambda shard: (not shard.is_exhausted, shard.state["num_made"]))
+def _one_by_one(shards: list[_Shard], here: Here) -> list[_Shard]:
+    """Returns the shards of a rank where no order is the run's, so that ranks have as much left."""
+    rank = here.rank
+    world_size = here.world_size
+    ended = [shard for shard in shards if shard.is_exhausted]
+    live = [shard for shard in shards if not shard.is_exhausted]
+    live.sort(key=lambda shard: shard.state["num_made"])
+    num_whole = len(live) - len(live) % world_size
+    mine = ended[rank::world_size] + live[rank:num_whole:world_size]
+    mine += _shared(live[num_whole:], here)
+    # Of nothing a rank cannot be told that it is over.
+    return mine or ended[:1]
+
+
+def _shared(shards: list[_Shard], here: Here) -> list[_Shard]:
+    """Returns a rank's turns of shards that are fewer than the ranks."""
+    common = math.gcd(len(shards), here.world_size)
+    every = here.world_size // common
+    who, which = divmod(here.rank, common)
+    shared: list[_Shard] = []
+    for number, shard in enumerate(shards[which::common]):
+        num_before = shard.turns.num_in(shard.state["num_made"])
+        # Another one of the ranks begins with each shard.
+        turn = (num_before + who + number) % every
+        shared.append(shard.divided(every, turn))
+    return shared
 
 
 def _num_made(stream: StreamState) -> int:
-    return sum(shard["num_made"] for shard in stream["shards"])
+    """Returns how many batches before the place of a stream would have been this rank's."""
+    return sum(turns_in(shard).num_in(shard["num_made"]) for shard in stream["shards"])
 
 
 def _refused(why: str) -> UsageError:

@@ -6,7 +6,7 @@ there are, and a state keeps them, whatever number of workers and hosts goes on 
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
@@ -23,11 +23,37 @@ _OWN_WRONG = (
 _MAX_HELD = 4
 
 
+class Turns(NamedTuple):
+    """Which batches of a shard are a rank's, if several ranks read it: one in `every`, by turns.
+
+    Attributes:
+        turn: Position of its first one in the epoch, below `every`.
+    """
+
+    every: int = 1
+    turn: int = 0
+
+    def next_from(self, position: int) -> int:
+        """Returns the rank's first position from there on."""
+        return position + (self.turn - position) % self.every
+
+    def num_in(self, num_made: int) -> int:
+        """Returns how many of a shard's first batches are the rank's."""
+        return (self.next_from(num_made) - self.turn) // self.every
+
+    def divided(self, count: int, turn: int) -> "Turns":
+        """Returns those of one of `count` ranks that take these turns in turn."""
+        return Turns(self.every * count, self.turn + self.every * turn)
+
+
+ALL_TURNS = Turns()
+
+
 class ShardState(TypedDict):
     """How far one shard of an iterable dataset is, and how a new process of it begins.
 
     Attributes:
-        num_made: Batches that the script got; one that failed counts.
+        num_made: Batches up to the last one that the script got; one that failed counts.
         digest: Checksum of these.
         random: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: Batches made of each epoch since then; see `protocol.Stream`.
@@ -35,6 +61,7 @@ class ShardState(TypedDict):
         own_state: That of a dataset that has one, from before the last of these batches: after
             `own_made` of them, whose checksum is `own_digest`.
         origin: Of a shard of a rank of an earlier run; see protocol.ShardOrigin.
+        every, turn: If several ranks read the shard; see Turns.
     """
 
     num_made: int
@@ -46,6 +73,8 @@ class ShardState(TypedDict):
     own_made: NotRequired[int]
     own_digest: NotRequired[int]
     origin: NotRequired[dict[str, int]]
+    every: NotRequired[int]
+    turn: NotRequired[int]
 
 
 class StreamState(TypedDict):
@@ -88,7 +117,9 @@ def own_trouble_of(own: OwnState) -> str:
     return own.why_unused or _OWN_WRONG
 
 
-def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[OwnState]:
+def owns_with(
+    states: list[OwnState], own: OwnState, *, num_made: int, every: int = 1
+) -> list[OwnState]:
     """Returns the states that are needed when the script has `num_made` batches, and later.
 
     Args:
@@ -96,12 +127,13 @@ def owns_with(states: list[OwnState], own: OwnState, *, num_made: int) -> list[O
         own: A new one; one without batches says that the states do not lead to the same batches,
             or why there are no more.
         num_made: Some of these may be held back from the script.
+        every: One in so many is the script's.
     """
     if own.why_unused:
         return states
     if not own.num_made:
         return []
-    needed = own_before(states, num_made - _MAX_HELD)
+    needed = own_before(states, num_made - _MAX_HELD * every)
     least = 0 if needed is None else needed.num_made
     return [*(one for one in states if least <= one.num_made < own.num_made), own]
 
@@ -121,6 +153,12 @@ class ShardProgress:
     random_at_end: bytes = b""
     owns: list[OwnState] = field(default_factory=list)
     origin: ShardOrigin | None = None
+    turns: Turns = ALL_TURNS
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next batch that the script gets."""
+        return self.turns.next_from(self.num_made)
 
     def own_before(self, num_made: int) -> OwnState | None:
         return own_before(self.owns, num_made)
@@ -132,7 +170,7 @@ class StreamProgress:
 
     Attributes:
         num_here: Batches that the script got in this process.
-        num_resumed: Batches that an earlier process gave its script.
+        num_resumed: Batches that earlier processes gave their scripts.
         num_again: Those of them that are made again, as no state of the dataset leads to them.
         own_trouble: Why the dataset's own states are not used; empty: they are, or it has none.
         is_known: False: the script changed the dataset in mid-epoch.
@@ -154,16 +192,19 @@ class StreamProgress:
     is_known: bool = True
     keeps_order: bool = True
     # The last batches: their shards, and what their delivery changed.
-    _last: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_HELD))
+    _last: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_MAX_HELD))
 
     def deliver(self, shard_number: int, digest: int, own: OwnState | None = None) -> None:
         shard = self.shards[shard_number]
-        self._last.append((shard_number, shard.digest, self.next_number))
-        self.next_number = shard.num_made * len(self.shards) + shard_number + 1
-        shard.num_made = shard.num_made + 1
+        self._last.append((shard_number, shard.num_made, shard.digest, self.next_number))
+        position = shard.next_position
+        self.next_number = position * len(self.shards) + shard_number + 1
+        shard.num_made = position + 1
         shard.digest = digest
         if own is not None:
-            shard.owns = owns_with(shard.owns, own, num_made=shard.num_made)
+            shard.owns = owns_with(
+                shard.owns, own, num_made=shard.num_made, every=shard.turns.every
+            )
             self.own_trouble = own_trouble_of(own) or self.own_trouble
         self.num_here += 1
 
@@ -181,7 +222,8 @@ class StreamProgress:
 
     def is_exhausted(self, shard_number: int) -> bool:
         """Returns whether the order of batches has passed over the shard: it has no more."""
-        next_of_shard = self.shards[shard_number].num_made * len(self.shards) + shard_number
+        position = self.shards[shard_number].next_position
+        next_of_shard = position * len(self.shards) + shard_number
         return next_of_shard < self.next_number
 
     def next_numbers(self) -> list[int]:
@@ -189,7 +231,7 @@ class StreamProgress:
         count = len(self.shards)
         numbers: list[int] = []
         for which, shard in enumerate(self.shards):
-            position = shard.num_made
+            position = shard.next_position
             if self.is_exhausted(which):
                 position = -(-(self.next_number - which) // count)
             numbers.append(position * count + which)
@@ -203,9 +245,9 @@ class StreamProgress:
         shards = [replace(shard) for shard in self.shards]
         next_number = self.next_number
         num_held = self.num_here - num_here
-        for shard_number, digest, number in list(reversed(self._last))[:num_held]:
+        for shard_number, num_made, digest, number in list(reversed(self._last))[:num_held]:
             shard = shards[shard_number]
-            shard.num_made = shard.num_made - 1
+            shard.num_made = num_made
             shard.digest = digest
             next_number = number
         return StreamState(
@@ -233,6 +275,7 @@ def progress_from(state: StreamState) -> StreamProgress:
             random_at_end=shard["random_at_end"].numpy().tobytes(),
             owns=_owns_of(shard),
             origin=origin_in(shard),
+            turns=turns_in(shard),
         )
         for shard in state["shards"]
     ]
@@ -257,6 +300,18 @@ def origin_in(shard: ShardState) -> ShardOrigin | None:
     """Returns the origin that a shard's state has."""
     origin = shard.get("origin")
     return None if origin is None else ShardOrigin(**origin)
+
+
+def turns_in(shard: ShardState) -> Turns:
+    """Returns the turns that a shard's state has: all, unless other ranks read it, too."""
+    return Turns(shard.get("every", 1), shard.get("turn", 0))
+
+
+def with_turns(shard: ShardState, turns: Turns) -> ShardState:
+    """Returns a shard's state with turns."""
+    state = shard.copy()
+    state["every"], state["turn"] = turns
+    return state
 
 
 def with_origin(shard: ShardState, origin: ShardOrigin) -> ShardState:
@@ -291,7 +346,9 @@ def _shard_state(shard: ShardProgress) -> ShardState:
     if before is not None:
         state["own_state"] = tensor_of(before.state)
         state["own_made"], state["own_digest"] = before.num_made, before.digest
-    return state if shard.origin is None else with_origin(state, shard.origin)
+    if shard.origin is None:
+        return state
+    return with_turns(with_origin(state, shard.origin), shard.turns)
 
 
 def tensor_of(data: bytes) -> "torch.Tensor":

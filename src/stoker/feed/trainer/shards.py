@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 
 from stoker.errors import ProtocolError
 from stoker.feed.stream_progress import (
+    ALL_TURNS,
     ShardProgress,
     StreamProgress,
+    Turns,
     own_before,
     own_trouble_of,
     owns_with,
@@ -43,7 +45,10 @@ class Shard:
 
     Attributes:
         generation: Counts its starts; an answer of another one is refused.
-        asked, arrived, taken: Positions below were asked for, have come, were delivered.
+        asked, arrived, taken: Positions below were asked for, have come, were delivered: of those
+            that are this rank's.
+        turns: Which ones these are.
+        num_made: Batches up to the last one that has come.
         sent: Positions below would have been asked for by torch's loader, and so were drawn.
         digest: Checksum of everything that has arrived.
         digests: Checksums of everything up to each position that has come and is not taken.
@@ -66,6 +71,8 @@ class Shard:
     digests: dict[int, int] = field(default_factory=dict)
     early: dict[int, int] = field(default_factory=dict)
     taken: int = 0
+    num_made: int = 0
+    turns: Turns = ALL_TURNS
     sent: int = 0
     end: int | None = None
     is_left_out: bool = False
@@ -87,7 +94,7 @@ class Shard:
     def begin(self, *, is_kept: bool, prefetch: int) -> None:
         if not is_kept:
             self.owner, self.generation = None, self.generation + 1
-        self.asked = self.arrived = self.digest = self.taken = self.losses = 0
+        self.asked = self.arrived = self.digest = self.taken = self.num_made = self.losses = 0
         self.sent, self.is_left_out = prefetch, False
         self.end, self.owns, self.first = None, [], 0
         self.early.clear()
@@ -95,8 +102,10 @@ class Shard:
 
     def resume(self, progress: ShardProgress, *, is_exhausted: bool) -> None:
         """Continues an epoch, of which an earlier process gave its script the first batches."""
-        self.asked = self.arrived = self.taken = self.first = progress.num_made
+        self.num_made = progress.num_made
         self.digest = progress.digest
+        self.turns = progress.turns
+        self.asked = self.arrived = self.taken = self.first = progress.next_position
         self.end = self.taken if is_exhausted else None
         self.state, self.earlier = progress.random, list(progress.earlier)
         self.state_at_end, self.owns = progress.random_at_end, progress.owns
@@ -109,9 +118,14 @@ class Shard:
         self.early[position] = digest
         while self.arrived in self.early:
             self.digest = self.digests[self.arrived] = self.early.pop(self.arrived)
-            self.arrived += 1
+            self.num_made = self.arrived + 1
+            self.arrived += self.turns.every
             self.losses = 0
         return True
+
+    def num_between(self, first: int, last: int) -> int:
+        """Returns how many of this rank's batches are from one of its positions to another."""
+        return (last - first) // self.turns.every
 
     def ends(self, position: int) -> None:
         self.end = position if self.end is None else min(position, self.end)
@@ -198,15 +212,14 @@ class ShardScheduler(Scheduler):
         # The number that torch's loader would wait for next, and the shard whose turn it is then.
         self._received = self._turn = 0
         self.last_taken: tuple[int, int] | None = None
-        # Batches that an earlier process took.
-        self._num_resumed = 0
+        self._num_taken = 0
         self._own_trouble = ""
 
     def begin(self) -> None:
         is_noted = self._persists and not self._is_complete
         super().begin()
         self.epochs_before += is_noted
-        self._received = self._turn = self._num_resumed = 0
+        self._received = self._turn = self._num_taken = 0
         self.last_taken = None
         for shard in self._shards:
             if is_noted:
@@ -229,11 +242,10 @@ class ShardScheduler(Scheduler):
 
     def _resume(self, progress: StreamProgress) -> None:
         self.epochs_before = progress.epochs_before
-        if self._persists:
+        if self._asks_as_torch():
             self._ask_as_before(progress)
         for number, shard in enumerate(self._shards):
             shard.resume(progress.shards[number], is_exhausted=progress.is_exhausted(number))
-        self._num_resumed = progress.num_resumed
         self.head = progress.next_number
         self._skip()
 
@@ -271,7 +283,7 @@ class ShardScheduler(Scheduler):
 
     @property
     def num_taken(self) -> int:
-        return sum(shard.taken for shard in self._shards) - self._num_resumed
+        return self._num_taken
 
     def is_over(self) -> bool:
         return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
@@ -281,17 +293,19 @@ class ShardScheduler(Scheduler):
         return position < self._shards[shard].arrived
 
     def take(self, now: float) -> None:
-        if self._persists:
+        if self._asks_as_torch():
             self._ask_as_torch()
         shard = self._shard_of(self.head)
+        position = shard.taken
         digest = shard.digests.get(shard.taken, 0)
         # A signal's handler may raise at calls: from here to the next one there is none.
         self.last_taken = (self.head, digest)
-        shard.taken += 1
+        shard.taken += shard.turns.every
         self.head += 1
+        self._num_taken += 1
         self._taken += 1
         self._ready_at_takes += self._num_ready()
-        shard.digests.pop(shard.taken - 1, None)
+        shard.digests.pop(position, None)
         self._skip()
 
     def complete_take(self) -> None:
@@ -313,7 +327,7 @@ class ShardScheduler(Scheduler):
         state.asked.clear()
         for shard in self._shards:
             if shard.owner == peer:
-                self._moved[peer] += shard.asked - shard.arrived
+                self._moved[peer] += shard.num_between(shard.arrived, shard.asked)
                 shard.mark_lost()
 
     def arrived(
@@ -337,7 +351,9 @@ class ShardScheduler(Scheduler):
         if random_state:
             shard.state, shard.earlier = random_state, []
         if own is not None:
-            shard.owns = owns_with(shard.owns, own, num_made=shard.taken)
+            every = shard.turns.every
+            num_made = shard.taken - every + 1
+            shard.owns = owns_with(shard.owns, own, num_made=num_made, every=every)
             self._own_trouble = own_trouble_of(own) or self._own_trouble
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
@@ -357,7 +373,7 @@ class ShardScheduler(Scheduler):
         _, shard = self._answered(peer, batch_number, generation)
         if shard is None:
             return False
-        self._moved[peer] += shard.asked - shard.arrived
+        self._moved[peer] += shard.num_between(shard.arrived, shard.asked)
         # The process that died would have answered these: nothing is under way any more.
         for other in [n for n in self.peers[peer].asked if self._shard_of(n) is shard]:
             del self.peers[peer].asked[other]
@@ -376,7 +392,7 @@ class ShardScheduler(Scheduler):
             return []
         self._place(now)
         asks: list[tuple[Peer, int]] = []
-        num_open = sum(shard.asked - shard.taken for shard in self._shards)
+        num_open = self._num_open()
         window = self.window(now)
         while (batch_number := self._next_ask()) is not None:
             # The head in any case: the trainer waits for it, and frees memory only then.
@@ -386,7 +402,7 @@ class ShardScheduler(Scheduler):
             assert shard.owner is not None
             open_requests = self.peers[shard.owner].asked
             open_requests[batch_number] = (now, len(open_requests) + 1)
-            shard.asked += 1
+            shard.asked += shard.turns.every
             num_open += 1
             asks.append((shard.owner, batch_number))
         return asks
@@ -395,12 +411,12 @@ class ShardScheduler(Scheduler):
         shard = self._shard_of(batch_number)
         # Once for each process: it may be long.
         is_first = batch_number // len(self._shards) == shard.first
-        before = own_before(shard.owns, shard.arrived) if is_first else None
+        before = own_before(shard.owns, shard.num_made) if is_first else None
         return Stream(
             shard=batch_number % len(self._shards),
             num_shards=len(self._shards),
             generation=shard.generation,
-            made=shard.arrived,
+            made=shard.num_made,
             digest=shard.digest,
             shared_seed=shared_seed,
             persists=self._persists,
@@ -424,7 +440,7 @@ class ShardScheduler(Scheduler):
 
     @property
     def committed_bytes(self) -> int:
-        return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
+        return int(self._num_open() * self._mean_bytes)
 
     @property
     def num_workers(self) -> int:
@@ -471,9 +487,13 @@ class ShardScheduler(Scheduler):
             for which, shard in enumerate(self._shards)
             if shard.owner is not None
             and shard.end is None
-            and shard.asked < shard.taken + self._prefetch
+            and shard.num_between(shard.taken, shard.asked) < self._prefetch
         ]
         return min(numbers, default=None)
+
+    def _asks_as_torch(self) -> bool:
+        # The epoch after one that is dealt from earlier ranks' shards is of other processes.
+        return self._persists and all(shard.origin is None for shard in self._shards)
 
     def _shard_of(self, batch_number: int) -> Shard:
         return self._shards[batch_number % len(self._shards)]
@@ -501,7 +521,11 @@ class ShardScheduler(Scheduler):
         return position, shard
 
     def _num_ready(self) -> int:
-        return sum(shard.arrived - shard.taken for shard in self._shards)
+        return sum(shard.num_between(shard.taken, shard.arrived) for shard in self._shards)
+
+    def _num_open(self) -> int:
+        """Returns how many batches were asked for, and not taken."""
+        return sum(shard.num_between(shard.taken, shard.asked) for shard in self._shards)
 
     def _skip(self) -> None:
         if self.is_over():
@@ -510,9 +534,9 @@ class ShardScheduler(Scheduler):
             self.head += 1
 
     def _is_passed(self, batch_number: int) -> bool:
-        """Returns whether a number is none to take: behind a shard's end, or taken before.
+        """Returns whether a number is none to take: behind a shard's end, or below its next one.
 
-        Shards of an earlier run's ranks may be ahead of others.
+        Shards of an earlier run's ranks may be ahead of others, or read by several ranks in turn.
         """
         shard = self._shard_of(batch_number)
         return shard.is_exhausted() or batch_number // len(self._shards) < shard.taken

@@ -17,7 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import FeedError
 from stoker.feed.counts import Counts, changed_counts, set_counts
 from stoker.feed.seeding import counts_in, set_states, states_here
-from stoker.feed.stream_progress import StreamProgress, own_trouble_of
+from stoker.feed.stream_progress import StreamProgress, Turns, own_trouble_of
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import OwnState, Stream
@@ -78,17 +78,29 @@ class StreamInit:
     The script's own is called by the stream.
     """
 
-    def __init__(self, spec: DatasetSpec, *, resumed: tuple[Stream, ...]) -> None:
-        """Args: resumed: How each worker begins its first epoch."""
+    def __init__(
+        self, spec: DatasetSpec, *, resumed: tuple[Stream, ...], turns: tuple[Turns, ...]
+    ) -> None:
+        """Says how each worker begins.
+
+        Args:
+            resumed: Its first epoch.
+            turns: Which batches it hands out there.
+        """
         self._spec = spec
         self._resumed = resumed
+        self._turns = turns
 
     def __call__(self, worker_id: int) -> None:
         info = torch_worker._worker_info
         assert info is not None
         base_seed = info.seed - worker_id
         fetcher = StreamFetcher(
-            self._spec, self._resumed[worker_id], dataset=info.dataset, base_seed=base_seed
+            self._spec,
+            self._resumed[worker_id],
+            turns=self._turns[worker_id],
+            dataset=info.dataset,
+            base_seed=base_seed,
         )
         create = _DatasetKind.create_fetcher
 
@@ -111,13 +123,20 @@ class StreamFetcher:
     """
 
     def __init__(
-        self, spec: DatasetSpec, resumed: Stream, *, dataset: object, base_seed: int
+        self,
+        spec: DatasetSpec,
+        resumed: Stream,
+        *,
+        turns: Turns,
+        dataset: object,
+        base_seed: int,
     ) -> None:
         spec = replace(spec, dataset=dataset)
         self._stream = ShardStream(
             spec, shard=resumed.shard, num_shards=resumed.num_shards, base_seed=base_seed
         )
         self._resumed = resumed
+        self._turns = turns
         self._epoch_id = -1
         self._replay = StreamReplay(
             self._stream,
@@ -157,6 +176,9 @@ class StreamFetcher:
             is_whole = stream.own is None
             replay.begin(resumed.made, resumed=resumed, index=index)
             random = stream.state if is_whole else b""
+        # What other ranks hand out.
+        next_position = self._turns.next_from(stream.position)
+        replay.up_to(next_position, resumed=resumed, index=index)
         try:
             batch = stream.make(index)
             replay.note(batch)
