@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 
-from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import Make
@@ -21,9 +21,11 @@ def one(samples):
 def workers_of(dataset, deaths):
     spec = DatasetSpec(dataset=dataset, collate_fn=one)
     packed = pack_spec(spec, max_bytes=1 << 20)
-    how = {"num_workers": 2, "credits_each": 2, "context": None, "base_seed": 0, "seeding": "batch"}
-    told = {"wake": lambda: None, "on_death": deaths.append}
-    return LocalWorkers(spec, packed, **how, **told, splits=True, host="here")
+    how = {"num_workers": 2, "context": None, "base_seed": 0, "seeding": "batch", "host": "here"}
+    children = ChildStarter(spec, packed, **how)
+    return LocalWorkers(
+        children, credits_each=2, splits=True, wake=lambda: None, on_death=deaths.append
+    )
 
 
 def order(number):

@@ -26,7 +26,7 @@ from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.stream_progress import StreamProgress
 from stoker.feed.trainer.client import Feed
-from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
 from stoker.feed.trainer.pinned import current_device, device_in_use
 from stoker.feed.trainer.scheduler import BatchScheduler, Scheduler
 from stoker.feed.trainer.session import AskedBatch, EpochRequest, FeedSession
@@ -291,17 +291,20 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         if not count:
             return None
         settings, log = self._process.settings, self._feed.shared.log
-        return LocalWorkers(
+        children = ChildStarter(
             self._spec,
             self._packed,
             num_workers=count,
-            credits_each=settings.feed.credits,
             context=self._loader.multiprocessing_context,
             base_seed=int(self._base_seed),
             seeding=self._seeding,
+            host=settings.host,
+        )
+        return LocalWorkers(
+            children,
+            credits_each=settings.feed.credits,
             splits=settings.feed.split_batches,
             rules=LossRules.of(settings.feed),
-            host=settings.host,
             wake=self._feed.shared.wake,
             on_death=lambda how: log.event(EventName.LOCAL_WORKER_DIED, how=how),
         )

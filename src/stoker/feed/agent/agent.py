@@ -492,20 +492,9 @@ class Agent:
             with without_preempting():
                 # The first socket starts libzmq's threads.
                 self._allow = crypto.AllowList(self._context, self._keys)
-            self._router = self._context.socket(zmq.ROUTER)
-            # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
-            self._router.router_mandatory = True
-            # Unlimited here: credits bound the queue.
-            self._router.sndhwm = 0
-            crypto.secure_server(self._router, self._keys)
+            # 0: the system chooses both ports.
             wanted = self.port
-            self.port = self._bind_router(self.port)
-            self._guard = HandshakeGuard(
-                self._router,
-                RejectionLog(self._log, port=self.port),
-                port=self.port,
-                allow_list=self._allow,
-            )
+            self._open_router(self._context)
             self._batches = BatchPort(
                 bind=self._bind,
                 port=wanted + 1 if wanted else None,
@@ -524,6 +513,23 @@ class Agent:
             self._poller.register(source, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
         self._log.event(EventName.AGENT_LISTENING, port=self.port, workers=self._workers)
+
+    def _open_router(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Binds the socket of the trainers' requests, and sets `port`."""
+        self._router = context.socket(zmq.ROUTER)
+        # Else zmq silently drops messages for a peer that is gone; with it, `send` fails.
+        self._router.router_mandatory = True
+        # Unlimited here: credits bound the queue.
+        self._router.sndhwm = 0
+        # Before it is bound: nobody connects without the run's keys.
+        crypto.secure_server(self._router, self._keys)
+        self.port = self._bind_router(self.port)
+        self._guard = HandshakeGuard(
+            self._router,
+            RejectionLog(self._log, port=self.port),
+            port=self.port,
+            allow_list=self._allow,
+        )
 
     def run(self) -> None:
         """Serves until `stop` or a drain's end; raises FeedLostError if the fork server died."""

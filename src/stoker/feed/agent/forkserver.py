@@ -121,57 +121,86 @@ def _is_preload(order: Received) -> bool:
 
 
 def _serve_as_template(sock: socket.socket) -> None:
-    orders = Pipe(sock, blocking=False)
-    children = _Children()
-    modules = _Modules()
-    # Where an import hangs, the agent reads these. Its children register their own.
-    stacks_file = stacks.write_on_signal()
-    orders.send(_STACKS + str(stacks_file).encode())
-    # Of dataset processes that have threads, and so cannot fork.
-    ours, theirs = channel_pair()
-    returned = Pipe(ours, blocking=False)
-    serve_next = functools.partial(_serve_next_dataset, returns=theirs)
-    # The first one at once: its first batch waits for this.
-    spare = _ForkedAhead(children, orders, serve_next)
-    # Replaced by a new template, its dataset processes still serve, and would die with it.
-    while children.pids or not orders.is_closed:
-        has_spare = spare.is_there or modules.are_spoilt
-        seconds = None if has_spare or orders.is_closed else SPARE_SECONDS
-        inputs = [children.fileno(), returned.fileno()]
-        inputs += [] if orders.is_closed else [orders.fileno()]
+    _Template(Pipe(sock, blocking=False)).run()
+
+
+class _Template:
+    """A process that has imported a script's modules, and forks its dataset processes."""
+
+    def __init__(self, orders: Pipe) -> None:
+        self._orders = orders
+        self._children = _Children()
+        self._modules = _Modules()
+        # Where an import hangs, the agent reads these. Its children register their own.
+        self._stacks_file = stacks.write_on_signal()
+        orders.send(_STACKS + str(self._stacks_file).encode())
+        # Of dataset processes that have threads, and so cannot fork.
+        ours, self._returns = channel_pair()
+        self._returned = Pipe(ours, blocking=False)
+        serve_next = functools.partial(_serve_next_dataset, returns=self._returns)
+        # The first one at once: its first batch waits for this.
+        self._spare = _ForkedAhead(self._children, orders, serve_next)
+
+    def run(self) -> None:
+        # Replaced by a new template, its dataset processes still serve, and would die with it.
+        while self._children.pids or not self._orders.is_closed:
+            self._wait()
+            if self._spare.pid in self._children.take_ended():
+                self._spare.close()
+            # After the ended ones are known: what they have returned is there.
+            self._serve_returned()
+            self._serve_orders()
+            if self._orders.is_closed:
+                self._spare.close()
+
+    def _wait(self) -> None:
+        """Waits for something to do; forks a dataset process ahead if nothing comes for long."""
+        is_closed = self._orders.is_closed
+        has_spare = self._spare.is_there or self._modules.are_spoilt
+        seconds = None if has_spare or is_closed else SPARE_SECONDS
+        inputs = [self._children.fileno(), self._returned.fileno()]
+        if not is_closed:
+            inputs.append(self._orders.fileno())
         ready, _, _ = select.select(inputs, [], [], seconds)
         if not ready:
-            spare.fork()
-        if spare.pid in children.take_ended():
-            spare.close()
-        # After the ended ones are known: what they have returned is there.
-        orders_back = deque(returned.receive())
-        while orders_back:
-            data, (memory, channel) = orders_back.popleft()
-            serve = functools.partial(_serve_alone, data, memory, channel, is_loaded=True)
+            self._spare.fork()
+
+    def _serve_returned(self) -> None:
+        waiting = deque(self._returned.receive())
+        while waiting:
+            data, (memory, channel) = waiting.popleft()
             # A template that is spoilt cannot fork workers either.
-            run = functools.partial(serve, is_fresh=modules.num_threads > 0)
-            pid = _fork(children, orders, orders_back, spare.not_in(run))
-            children.tell_end_of(pid, channel)
+            is_fresh = self._modules.num_threads > 0
+            run = functools.partial(
+                _serve_alone, data, memory, channel, is_loaded=True, is_fresh=is_fresh
+            )
+            pid = _fork(self._children, self._orders, waiting, self._spare.not_in(run))
+            self._children.tell_end_of(pid, channel)
             _close(memory, channel)
-        arrived = deque([] if orders.is_closed else orders.receive())
-        while arrived and not orders.is_closed:
-            order = arrived.popleft()
+
+    def _serve_orders(self) -> None:
+        if self._orders.is_closed:
+            return
+        waiting = deque(self._orders.receive())
+        # A process that an order spoils closes the pipe: the fork server gives the rest to another.
+        while waiting and not self._orders.is_closed:
+            order = waiting.popleft()
             if _is_preload(order):
-                _preload(order, orders, modules, spare, waiting=arrived)
-                continue
-            data, (memory, channel) = order
-            _tell_once(channel, Up(os.getpid(), stacks_file, is_ready=False))
-            reply = _answer(modules.prepare(memory, orders), modules, spare)
-            if reply == _TAKEN:
-                run = functools.partial(_serve_dataset, data, memory, channel, returns=theirs)
-                spare.start(order, otherwise=run)
-            orders.send(reply)
-            _close(memory, channel)
-            if reply.startswith(_SPOILT):
-                orders.close()
-        if orders.is_closed:
-            spare.close()
+                _preload(order, self._orders, self._modules, self._spare, waiting=waiting)
+            else:
+                self._serve(order)
+
+    def _serve(self, order: Received) -> None:
+        data, (memory, channel) = order
+        _tell_once(channel, Up(os.getpid(), self._stacks_file, is_ready=False))
+        reply = _answer(self._modules.prepare(memory, self._orders), self._modules, self._spare)
+        if reply == _TAKEN:
+            run = functools.partial(_serve_dataset, data, memory, channel, returns=self._returns)
+            self._spare.start(order, otherwise=run)
+        self._orders.send(reply)
+        _close(memory, channel)
+        if reply.startswith(_SPOILT):
+            self._orders.close()
 
 
 def _preload(

@@ -27,17 +27,15 @@ from stoker.host.processes import start_to_last
 _HURRY_SECONDS = 1.0
 
 
-class LocalWorkers:
-    """Child processes that make batches; started by the iterating thread, used by the I/O thread.
+class ChildStarter:
+    """Starts child processes that make batches of one dataset.
 
     Args:
         spec: Forked children share it, others unpickle `packed`, and so do all of an iterable
             dataset: they may start in mid-epoch, and need it as it was at iter().
         num_workers: Children that make any batch. An iterable dataset has one child for each shard
             that is asked for here, and takes as many shards as this many workers would.
-        splits: Whether several workers may make one batch, as in FeedSettings.
-        rules: What is done with samples that end or block their worker.
-        wake: Called, from any thread, when the I/O thread should call `flush`.
+        context: The loader's; None: torch's default.
     """
 
     def __init__(
@@ -46,76 +44,105 @@ class LocalWorkers:
         packed: PackedSpec,
         *,
         num_workers: int,
-        credits_each: int,
         context: BaseContext | None,
         base_seed: int,
         seeding: Seeding,
-        splits: Splits,
         host: str,
-        wake: Callable[[], None],
-        on_death: Callable[[str], None],
-        rules: LossRules = RAISING,
     ) -> None:
-        chosen = context or torch.multiprocessing.get_context()
+        self.packed = packed
+        self.num_workers = num_workers
+        self.seeding = seeding
+        self.host = host
+        self.is_iterable = spec.is_iterable
+        self._base_seed = base_seed
+        self._context = context or torch.multiprocessing.get_context()
         # A child that is forked in mid-epoch would see the script's later changes to the dataset.
-        self._can_share = chosen.get_start_method() == "fork" and not spec.is_iterable
+        self._can_share = self._context.get_start_method() == "fork" and not spec.is_iterable
         self.share(spec)
-
-        def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
-            shared = self._shared() if self._shared is not None else None
-            child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
-                target=worker_main,
-                args=(sock, shared or packed.data),
-                kwargs={
-                    "worker_id": role.number,
-                    "num_workers": role.num_shards or num_workers,
-                    "base_seed": role.base_seed if role.num_shards else base_seed,
-                    "seeding": seeding,
-                    "host": host,
-                },
-                daemon=True,
-                name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",
-            )
-            # The I/O thread restarts workers, and a child ends with the thread that started it.
-            start_to_last(child.start)
-            return cast("ChildProcess", child)
-
-        self._digest = packed.digest
-        self._seeding = seeding
-        self._is_iterable = spec.is_iterable
-        self._max_credits = credits_each * num_workers
-        self._credits_each = credits_each
-        self._waiting: list[tuple[int, int, WorkerJob]] = []
-        self._hurry_at = 0.0
-        self._pool = WorkerPool(
-            start,
-            num_workers=0 if spec.is_iterable else num_workers,
-            host=host,
-            wake=wake,
-            on_death=on_death,
-            splits=splits_of(splits, seeding),
-            rules=rules,
-        )
 
     def share(self, spec: DatasetSpec) -> None:
         """Shares the dataset with forked children while the epoch's iterator lives."""
         # Weakly: a loader that is made again is recognised by its former dataset being gone.
         self._shared = weakref.ref(spec) if self._can_share else None
 
+    def start(self, role: WorkerRole, sock: socket.socket) -> ChildProcess:
+        shared = self._shared() if self._shared is not None else None
+        kind = "shard" if role.num_shards else "worker"
+        child: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+            target=worker_main,
+            args=(sock, shared or self.packed.data),
+            kwargs={
+                "worker_id": role.number,
+                "num_workers": role.num_shards or self.num_workers,
+                "base_seed": role.base_seed if role.num_shards else self._base_seed,
+                "seeding": self.seeding,
+                "host": self.host,
+            },
+            # The script's end must not wait for it.
+            daemon=True,
+            name=f"stoker-{kind}-{role.number}",
+        )
+        # The I/O thread restarts workers, and a child ends with the thread that started it.
+        start_to_last(child.start)
+        return cast("ChildProcess", child)
+
+
+class LocalWorkers:
+    """Child processes that make batches; started by the iterating thread, used by the I/O thread.
+
+    Args:
+        credits_each: Batches that may be in flight for each child.
+        splits: Whether several workers may make one batch, as in FeedSettings.
+        rules: What is done with samples that end or block their worker.
+        wake: Called, from any thread, when the I/O thread should call `flush`.
+        on_death: Called with how a child ended.
+    """
+
+    def __init__(
+        self,
+        children: ChildStarter,
+        *,
+        credits_each: int,
+        splits: Splits,
+        wake: Callable[[], None],
+        on_death: Callable[[str], None],
+        rules: LossRules = RAISING,
+    ) -> None:
+        self._children = children
+        self._max_credits = credits_each * children.num_workers
+        self._credits_each = credits_each
+        self._waiting: list[tuple[int, int, WorkerJob]] = []
+        self._hurry_at = 0.0
+        self._pool = WorkerPool(
+            children.start,
+            # Those of shards are started by the first request for each.
+            num_workers=0 if children.is_iterable else children.num_workers,
+            host=children.host,
+            wake=wake,
+            on_death=on_death,
+            splits=splits_of(splits, children.seeding),
+            rules=rules,
+        )
+
+    def share(self, spec: DatasetSpec) -> None:
+        """Shares the dataset with children that are forked from now on."""
+        self._children.share(spec)
+
     def makes(self, packed: PackedSpec, seeding: Seeding) -> bool:
         """Returns whether they make batches of that dataset, seeded in that way."""
-        return (self._digest, self._seeding) == (packed.digest, seeding)
+        children = self._children
+        return children.packed.digest == packed.digest and children.seeding == seeding
 
     @property
     def is_alive(self) -> bool:
         """Whether a worker is left, ready or not."""
-        return self._is_iterable or self._pool.num_alive > 0
+        return self._children.is_iterable or self._pool.num_alive > 0
 
     @property
     def credits(self) -> int:
         """Number of batches that may be in flight; 0: no worker is ready."""
         # More, where costs vary, would only bind later batches to a worker that may be slow.
-        if self._is_iterable:
+        if self._children.is_iterable:
             # Its processes start with their shards: none is alive before the first request.
             return self._max_credits
         return self._credits_each * self._pool.num_ready
