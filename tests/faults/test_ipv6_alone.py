@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from support.container_words import Container
+from support.forked_tree import forking
+
 pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
-_ALONE = "ip addr flush dev lo && ip addr add ::1/128 dev lo nodad && ip link set lo up && "
-_ALONE += "ip -4 addr del 127.0.0.1/8 dev lo && exec "
+_ALONE = """
+ip addr flush dev lo
+ip addr add ::1/128 dev lo nodad
+ip link set lo up
+ip -4 addr del 127.0.0.1/8 dev lo
+"""
 _SCRIPT = """
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -34,8 +41,11 @@ _GROUPS = {
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     if not Path("/proc/sys/net/ipv6").exists():
         pytest.skip("this kernel has no IPv6")
-    command = ["unshare", "-n", "sh", "-c", f'{_ALONE} "$@"', "sh", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
+    machine = Container(network=("unshare", "--net"), mounts=_ALONE, folder=str(folder))
+    # The processes in there, too, are forked of a Python that has torch.
+    with forking():
+        command = machine.words(words)
+        return subprocess.run(command, capture_output=True, text=True, timeout=180)
 
 
 @pytest.fixture

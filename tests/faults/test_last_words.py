@@ -166,6 +166,8 @@ SETTINGS = {
     "a dataset that is too large": ["feed.max_dataset_bytes=1000000"],
     "a loader of torch's class that is left": ["feed.replace_dataloader=false"],
 }
+# What spawns its ranks says so: then they are forked of a Python that has torch, as it is itself.
+ARGUMENTS = {"a module in the memory of ranks of mp.spawn": ["spawn"]}
 
 
 def last_words(
@@ -197,7 +199,8 @@ def end_of(lines: Sequence[str]) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_the_cause_and_the_remedy_are_in_the_last_words(name, tmp_path):
     script, words = CASES[name]
-    lines = last_words(tmp_path, script, *SETTINGS.get(name, []))
+    command = ["python", "script.py", *ARGUMENTS.get(name, [])]
+    lines = last_words(tmp_path, script, *SETTINGS.get(name, []), command=command)
     ended = end_of(lines)
     assert [word for word in words if word not in ended] == []
     # The same words in the record, so in the report and the webhook.
