@@ -38,6 +38,8 @@ class IgnorePatterns:
 
         A file in a folder that is left out cannot be brought back.
         """
+        if not self.lines:
+            return None
         for above in reversed(PurePosixPath(name).parents[:-1]):
             if self._of(str(above), is_folder=True):
                 return True

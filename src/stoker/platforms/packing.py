@@ -235,12 +235,14 @@ def _walked(top: Path, folder: Path, patterns: IgnorePatterns) -> Iterator[str]:
     # By default os.walk silently skips what it cannot read.
     for root, folders, files in os.walk(folder, onerror=_refuse):
         here = Path(root).relative_to(top)
+        # Joined as texts: a folder of data, which is refused, may have 50,000 files and more.
+        prefix = "" if here == Path() else f"{here.as_posix()}/"
         links = [name for name in folders if (Path(root) / name).is_symlink()]
         # os.walk lists a link to a folder as a folder, and does not enter it.
         entered = [name for name in folders if name not in links]
         folders[:] = [name for name in entered if not _is_pruned(here / name, patterns)]
         for name in (*files, *links):
-            yield (here / name).as_posix()
+            yield prefix + name
 
 
 def _refuse(err: OSError) -> None:
@@ -260,19 +262,19 @@ def _is_left_out(name: str, patterns: IgnorePatterns) -> bool:
     verdict = patterns.decided(name)
     if verdict is not None:
         return verdict
-    parts = PurePosixPath(name).parts
+    parts = name.split("/")
     is_cache = any(part in _CACHES for part in parts) or name.endswith((".pyc", ".pyo"))
     return is_cache or parts[0] in _OUTPUTS_AT_THE_TOP
 
 
 def _without_environments(names: Sequence[str], patterns: IgnorePatterns) -> Iterator[str]:
     """Leaves out virtual environments, which differ from machine to machine."""
-    paths = [PurePosixPath(name) for name in names]
-    homes = {path.parent for path in paths if path.name == "pyvenv.cfg"} - {PurePosixPath(".")}
-    for path in paths:
-        is_inside = bool(homes) and any(above in homes for above in path.parents)
-        if not is_inside or patterns.decided(str(path)) is False:
-            yield str(path)
+    markers = [name for name in names if name.endswith("/pyvenv.cfg")]
+    homes = {PurePosixPath(name).parent for name in markers}
+    for name in names:
+        is_inside = bool(homes) and any(above in homes for above in PurePosixPath(name).parents)
+        if not is_inside or patterns.decided(name) is False:
+            yield name
 
 
 def _content(folder: Path, name: str) -> bytes | None:

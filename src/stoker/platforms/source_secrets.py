@@ -6,8 +6,8 @@ has a special form; a password in a line of code has none.
 
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from fnmatch import translate
+from functools import cache
 from types import MappingProxyType
 
 # A larger file is data: only its name is looked at.
@@ -101,9 +101,15 @@ def secret_in(name: str, content: bytes) -> str:
 
 
 def _is_named_secret(name: str) -> bool:
-    path = PurePosixPath(name.lower())
-    if any(fnmatchcase(path.name, pattern) for pattern in _EXAMPLES):
+    parts = name.lower().split("/")
+    file_name = parts[-1]
+    if _any_of(_EXAMPLES).match(file_name):
         return False
-    tail = "/".join(path.parts[-2:])
-    is_named = any(fnmatchcase(path.name, pattern) for pattern in _NAMES)
-    return is_named or any(fnmatchcase(tail, pattern) for pattern in _PATHS)
+    tail = "/".join(parts[-2:])
+    return bool(_any_of(_NAMES).match(file_name) or _any_of(_PATHS).match(tail))
+
+
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns what matches a name that one of the patterns matches: a folder has many names."""
+    return re.compile("|".join(map(translate, patterns)))
