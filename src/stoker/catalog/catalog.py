@@ -284,7 +284,8 @@ class Catalog:
         ]
         for i in self.instances:
             kind = " ".join(self._notes(i))
-            gbps, coremark = _cell(i.network_gbps), _cell(i.coremark_per_vcpu)
+            gbps = _cell(i.network_gbps)
+            coremark = _cell(i.coremark_per_vcpu)
             lines.append(
                 f"{i.type:<21} {i.vcpus:>5} {kind:<14} {gbps:>6} {coremark:>8} "
                 f"{i.price_words:>10}  {i.priced_on or 'unknown'}"

@@ -78,9 +78,11 @@ def _findings(
 ) -> Iterator["Finding"]:
     if file is None and (place != "host" or overrides):
         if place == "host":
-            what, fix = "--set needs a workload", "stoker doctor --cluster FILE"
+            what = "--set needs a workload"
+            fix = "stoker doctor --cluster FILE"
         else:
-            what, fix = f"--{place} needs a workload", f"stoker doctor --{place} FILE"
+            what = f"--{place} needs a workload"
+            fix = f"stoker doctor --{place} FILE"
         raise UsageError(what, fix=fix)
     if file is not None and place == "host":
         fix = f"stoker doctor --cluster {file}, or stoker doctor --aws {file}"

@@ -86,7 +86,8 @@ def run(arguments: list[str]) -> int:
     from stoker.cli.app import app_for
 
     debug = "--debug" in arguments
-    typed_words, arguments = arguments, with_step(arguments)
+    typed_words = arguments
+    arguments = with_step(arguments)
     # `stoker help train`, as in other tools; `stoker` alone asks for help, too.
     if arguments[:1] in ([], ["help"]):
         arguments = [*arguments[1:2], "--help"]
@@ -127,9 +128,11 @@ def _say_unparsed(err: "ParserError", arguments: list[str]) -> int:
 
     begin = _command_at(err, arguments)
     if begin:
-        words, wanted = err.message, [*arguments[:begin], "--", *arguments[begin:]]
+        words = err.message
+        wanted = [*arguments[:begin], "--", *arguments[begin:]]
     else:
-        words, wanted = err.format_message(), ["--help"]
+        words = err.format_message()
+        wanted = ["--help"]
         if arguments[0] in VERBS:
             wanted.insert(0, arguments[0])
     words = words[:1].lower() + words[1:].rstrip(".")
@@ -218,7 +221,8 @@ def _is_command(words: list[str]) -> bool:
 
 def _refuse_bare_choice(arguments: list[str]) -> None:
     """Raises UsageError for `--replace-dataloader -- CMD`, which the parser takes for its value."""
-    name, values = "--replace-dataloader", ("auto", "true", "false")
+    name = "--replace-dataloader"
+    values = ("auto", "true", "false")
     for word, value in pairwise(_own(arguments)):
         if word == name and value not in values:
             raise UsageError(

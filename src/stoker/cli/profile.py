@@ -161,7 +161,8 @@ def profile_verb(
 
     words = words or []
     flags.refuse_contradictions(words)
-    outputs, given = outputs_of(files), step_inputs(files)
+    outputs = outputs_of(files)
+    given = step_inputs(files)
     if flags.training_job:
         observe(flags.training_job, region=flags.region, outputs=outputs, as_json=as_json)
         return

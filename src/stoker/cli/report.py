@@ -41,7 +41,8 @@ def report_verb(
     first, *others = runs
     # A folder of that name is a run like any other.
     if others and str(first) == "scaling" and not first.exists():
-        runs, scaling = others, True
+        runs = others
+        scaling = True
     if scaling:
         report_scaling(runs, as_json=as_json)
         return

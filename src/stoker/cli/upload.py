@@ -73,7 +73,8 @@ class PendingUpload:
             code = EXIT_NEW
         elif self.changes or self.missing or self.schedule.is_change:
             code = EXIT_CHANGED
-        name, state = self.workload.name, _CHECKED[code]
+        name = self.workload.name
+        state = _CHECKED[code]
         if as_json:
             document = {"name": name, "state": state, "changes": list(self.changes)}
             document |= {"inputs": list(self.missing), "diff": self.diff()}
@@ -93,7 +94,8 @@ class PendingUpload:
         return done
 
     def diff(self) -> list[str]:
-        was, now = _lines_of(self.deployed), _lines_of(self.wanted)
+        was = _lines_of(self.deployed)
+        now = _lines_of(self.wanted)
         # Without the header.
         lines = [*difflib.unified_diff(was, now, lineterm="", n=2)][2:]
         shown = []

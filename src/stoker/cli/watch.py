@@ -309,7 +309,8 @@ def memory_lines(memories: Sequence[HostMemoryNow], *, max_hosts: int | None) ->
 
 
 def _cells(host: HostRate) -> tuple[str, ...]:
-    slow, fast = host.slowest_worker, host.fastest_worker
+    slow = host.slowest_worker
+    fast = host.fastest_worker
     workers = "-"
     if slow is not None and fast is not None:
         workers = f"{slow:.1f} to {fast:.1f}"

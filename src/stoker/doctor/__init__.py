@@ -90,7 +90,8 @@ def torch_check(*, trains: bool) -> Finding:
 
 
 def vcpus_check() -> Finding:
-    usable, total = machine.usable_vcpus(), os.cpu_count() or 1
+    usable = machine.usable_vcpus()
+    total = os.cpu_count() or 1
     text = f"{usable} usable"
     if usable < total:
         text += f" of {total} ({_LIMITS[machine.cpu_limit()]})"
@@ -158,7 +159,8 @@ def gpu_load_checks(reader: Callable[[], GpuReader], *, has_gpus: bool) -> Itera
     with contextlib.closing(load_reader):
         if load_reader.left_out:
             yield Finding("gpu load", "warn", load_reader.left_out)
-        began, cpu = time.monotonic(), time.thread_time()
+        began = time.monotonic()
+        cpu = time.thread_time()
         look = load_reader.look()
         wall_ms = 1000 * (time.monotonic() - began)
         cpu_ms = 1000 * (time.thread_time() - cpu)

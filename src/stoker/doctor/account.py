@@ -107,7 +107,8 @@ def _roles(settings: SageMakerSettings) -> Iterator[tuple[str, str, str]]:
 
 def role_finding(aws: Aws, key: str, *, arn: str, service: str, account: str) -> Finding:
     """Checks that a role is there, and that `service` may take it."""
-    of_account, name = arn.split(":")[4], arn.rpartition("/")[2]
+    of_account = arn.split(":")[4]
+    name = arn.rpartition("/")[2]
     if of_account != account:
         words = f"{key} is of account {of_account}, and you are in {account}"
         return Finding("role", "fail", words, "log in to that account, or change the key")

@@ -97,7 +97,8 @@ def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
 
 
 def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
-    needed, where = [*needed_rights(settings, cluster.namespace)], f"namespace {cluster.namespace}"
+    needed = [*needed_rights(settings, cluster.namespace)]
+    where = f"namespace {cluster.namespace}"
     missing = [action for action in needed if not is_allowed(cluster, action)]
     if not missing:
         words = f"all {len(needed)} rights of configs/kubernetes/rbac.yaml, in {where}"
@@ -204,7 +205,8 @@ def _claims_of_pods(
     key = f"kubernetes.{role}.pod.spec.volumes"
     for volume in mappings(pods.pod.document, "spec", "volumes"):
         if source := mapping(volume, "persistentVolumeClaim"):
-            claim, is_written = str(source.get("claimName")), not source.get("readOnly")
+            claim = str(source.get("claimName"))
+            is_written = not source.get("readOnly")
             yield ClaimUse(claim, key, num_hosts, is_written, may_be_more)
 
 
@@ -214,8 +216,10 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
         words = f"claim {use.claim} not found in namespace {cluster.namespace} ({use.what})"
         fix = "make it (docs/kubeflow.md, Storage), or correct its name"
         return Finding("claim", "fail", words, fix)
-    spec, phase = mapping(claim, "spec"), text(claim, "status", "phase")
-    modes, storage = texts(spec, "accessModes"), text(spec, "storageClassName")
+    spec = mapping(claim, "spec")
+    phase = text(claim, "status", "phase")
+    modes = texts(spec, "accessModes")
+    storage = text(spec, "storageClassName")
     line = f"{use.claim} ({use.what}): {', '.join(modes)}, {storage or 'no storage class'}, {phase}"
     if use.access_modes.isdisjoint(modes):
         modes_words = " or ".join(sorted(use.access_modes))

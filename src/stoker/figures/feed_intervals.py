@@ -155,7 +155,8 @@ def read_csv(text: str) -> list[FeedInterval]:
     for row in csv.DictReader(text.splitlines()):
         cells = {column: cell for column, cell in row.items() if cell}
         try:
-            start, seconds = float(cells["start_seconds"]), float(cells["seconds"])
+            start = float(cells["start_seconds"])
+            seconds = float(cells["seconds"])
             ranks, hosts = by_time.setdefault((start, seconds), ([], []))
             if cells["kind"] == "rank":
                 ranks.append(msgspec.convert(cells, RankRate, strict=False))
@@ -186,7 +187,8 @@ def joined(intervals: Sequence[FeedInterval]) -> FeedInterval:
     """Merges intervals, in order of time, into one; without any it raises ValueError."""
     if not intervals:
         raise ValueError("no interval")
-    first, last = intervals[0], intervals[-1]
+    first = intervals[0]
+    last = intervals[-1]
     whole = sum(interval.seconds for interval in intervals)
     return FeedInterval(
         start_seconds=first.start_seconds,
@@ -252,10 +254,12 @@ def interval_between(
     hosts = defaultdict[str, list[_Share]](list)
     for rank, now in sorted(after.items()):
         then = before.get(rank, NO_PROGRESS)
-        work, earlier_work = now.feed or _NO_WORK, then.feed or _NO_WORK
+        work = now.feed or _NO_WORK
+        earlier_work = then.feed or _NO_WORK
         # A rank that restarted counts from its start: its clock begins again.
         if earlier_work.seconds > work.seconds:
-            then, earlier_work = NO_PROGRESS, _NO_WORK
+            then = NO_PROGRESS
+            earlier_work = _NO_WORK
         # By the rank's clock, as its reports may be a second old.
         span = work.seconds - earlier_work.seconds
         if span <= 0:
@@ -377,7 +381,8 @@ class FeedLog:
         )
         if interval is None or interval.seconds <= 0:
             return
-        self._before, self._looked_at = after, now
+        self._before = after
+        self._looked_at = now
         rows = csv_text(interval)
         self.log.event(EventName.FEED, rows=rows)
         if self._is_broken:

@@ -223,13 +223,15 @@ def loads_of(
 
 
 def _load(rows: Sequence[GpuRow], gpu: Gpu, *, host: str, spans: StepSpans) -> GpuLoad:
-    used, inside = rows, list[GpuRow]()
+    used = rows
+    inside = list[GpuRow]()
     during: Literal["steps", "command"] = "command"
     if bounds := spans.bounds:
         begin, end = bounds
         inside = [row for row in rows if begin <= row.middle_seconds <= end]
     if inside:
-        used, during = inside, "steps"
+        used = inside
+        during = "steps"
     # Beside the time from the first to the last step, which includes validation.
     stepping = [row for row in inside if spans.has(row.middle_seconds)]
     throttled: dict[str, float] = {}
@@ -415,9 +417,11 @@ class _Rows:
             self.write(now=now)
 
     def write(self, *, now: float) -> None:
-        start, seconds = self.start_seconds, now - self.start_seconds
+        start = self.start_seconds
+        seconds = now - self.start_seconds
         self.start_seconds = now
-        gathered, self.samples = self.samples, defaultdict(list)
+        gathered = self.samples
+        self.samples = defaultdict(list)
         if self.is_broken or seconds <= 0 or not gathered:
             return
         try:

@@ -152,7 +152,8 @@ def wait_shares(ranks: StepsByRank, progress: ProgressByRank) -> dict[int, float
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
     """Returns the samples per second of whole epochs; of all steps where there are few."""
-    run, whole = whole_run(steps), whole_step(steps)
+    run = whole_run(steps)
+    whole = whole_step(steps)
     if run and whole and whole.seconds:
         return run.samples / run.steps / whole.seconds
     seconds = sum(step.seconds for step in steps)
@@ -363,7 +364,8 @@ def _batch_cpu_seconds(
     if report.feed is None:
         return None
     here = dnn.instance_type
-    batches, seconds = 0, 0.0
+    batches = 0
+    seconds = 0.0
     for host in report.feed.hosts:
         kind = here if host.is_local else host_types.get(host.host, here)
         batches += host.batches

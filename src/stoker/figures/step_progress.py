@@ -78,7 +78,8 @@ class StepProgress:
     @property
     def whole_wait_share(self) -> float | None:
         """Share of whole epochs that waits for data; None: not known, or as within them."""
-        whole, wait = self.whole_step_seconds, self.whole_wait_seconds
+        whole = self.whole_step_seconds
+        wait = self.whole_wait_seconds
         if whole is None or wait is None or not is_whole_longer(self.step_seconds, whole):
             return None
         return wait_share(step_seconds=whole, wait_seconds=wait)
@@ -169,8 +170,10 @@ class _RankSteps:
         Neither an epoch's first step, which waits for its workers, nor a last one that validates
         is a step like the others.
         """
-        usual, self._usual = self._usual, []
-        first, self._first = self._first, []
+        usual = self._usual
+        self._usual = []
+        first = self._first
+        self._first = []
         # In rows of several steps epochs may begin everywhere, and with epochs of one step.
         rows = usual or [row for row in first if row.weight == 0]
         if not rows and self._last_usual is None and self._epoch_steps <= 1:
@@ -209,7 +212,8 @@ class _RankSteps:
         return before is not None and not self._is_whole and is_unlike(row, before)
 
     def _release(self, following: MeasuredStep) -> None:
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         if held is None:
             return
         if self._followed >= SKIPPED_STEPS:

@@ -152,7 +152,8 @@ class StrayProcesses:
         if len(own_cpus) >= (os.cpu_count() or 1):
             # There is nothing beyond: no process is looked at.
             return self._total
-        before, seen = self._seen, {}
+        before = self._seen
+        seen = {}
         for pid in descendant_pids():
             seen[pid] = _whole_cpu_seconds(pid)
             cpus = _affinity(pid)

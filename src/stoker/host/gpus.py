@@ -32,7 +32,9 @@ _LOST = (1, 9, 15, 16)
 # After these the same question gets the same answer: invalid, not supported, no permission, not in
 # this version of the library.
 _REFUSED = (2, 3, 4, 13, 25, 26)
-_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED, _FUNCTION_NOT_FOUND = 12, 9, 13
+_LIBRARY_NOT_FOUND = 12
+_DRIVER_NOT_LOADED = 9
+_FUNCTION_NOT_FOUND = 13
 # A look in which no question is answered, so often in a row: the GPU does not answer any more.
 _SILENT_LOOKS = 3
 
@@ -228,7 +230,8 @@ class GpuReader:
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._clock, self._cpu_clock = clock, cpu_clock
+        self._clock = clock
+        self._cpu_clock = cpu_clock
         self._open = False
         is_here = has_devices(devices)
         try:
@@ -271,7 +274,9 @@ class GpuReader:
 
     def look(self) -> "Look":
         """Asks all GPUs; takes about 20 ms for each GPU whose PCIe traffic is counted."""
-        states, refused, lost = [], [], []
+        states = []
+        refused = []
+        lost = []
         pcie_cpu_seconds = 0.0
         for gpu, handles in list(self._handles.items()):
             answers = handles.look(self._nvml, self._clock, self._cpu_clock)
@@ -347,7 +352,8 @@ class _Handles:
     """Handles of one GPU, or of its slice, and the questions that it still answers."""
 
     def __init__(self, own: object, *, whole: object, is_slice: bool) -> None:
-        self._own, self._whole = own, whole
+        self._own = own
+        self._whole = whole
         self._is_slice = is_slice
         self._questions = list(_OF_SLICE if is_slice else _QUESTIONS)
         self._pcie_at = -math.inf
@@ -357,7 +363,8 @@ class _Handles:
         self, nvml: ModuleType, clock: Callable[[], float], cpu_clock: Callable[[], float]
     ) -> _Answers:
         answers: dict[str, object] = {}
-        refused, failed = [], ""
+        refused = []
+        failed = ""
         pcie_cpu_seconds = 0.0
         for question in list(self._questions):
             is_pcie = question == "pcie_received_bytes_per_second"

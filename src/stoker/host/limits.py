@@ -74,7 +74,8 @@ def limits_here() -> HostLimits:
 
 def _rooms_of_groups() -> Iterator[tuple[int, str]]:
     for group in task_groups():
-        most, running = _number(group / "pids.max"), _number(group / "pids.current")
+        most = _number(group / "pids.max")
+        running = _number(group / "pids.current")
         if most is not None and running is not None:
             yield most - running, f"pids.max of the cgroup is {most}"
 

@@ -28,7 +28,9 @@ def listing_version(
         max_seconds: After which there is none either.
         clock: Monotonic seconds.
     """
-    digest, count, until = hashlib.sha256(), 0, clock() + max_seconds
+    digest = hashlib.sha256()
+    count = 0
+    until = clock() + max_seconds
     try:
         for root, folders, files in os.walk(folder):
             # The order of os.walk differs from machine to machine.

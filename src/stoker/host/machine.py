@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 # Linux encodes a process's CPU clock by its inverted pid and a thread's by its inverted tid.
-_PROCESS, _THREAD = 0b010, 0b110
+_PROCESS = 0b010
+_THREAD = 0b110
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # Version 1 has a folder for each controller; two may share one.

@@ -171,7 +171,8 @@ def _of_groups() -> Iterator[MemoryUse]:
 
 def _of_machine() -> Iterator[MemoryUse]:
     sizes = {name.rstrip(":"): kib for name, kib in _pairs(_MEMINFO)}
-    total, available = sizes.get("MemTotal"), sizes.get("MemAvailable")
+    total = sizes.get("MemTotal")
+    available = sizes.get("MemAvailable")
     if total and available is not None:
         yield MemoryUse((total - available) * _KIB, total * _KIB, is_cgroups=False)
 

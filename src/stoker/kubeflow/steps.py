@@ -360,8 +360,10 @@ def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
 
 def _secrets(task: Task, run: PipelineRun) -> None:
     """Gives a step the secrets that it needs: MLflow's login, or the webhook's address."""
-    workload, name = run.request.workload, task.component_spec.name
-    tracking, notify = workload.tracking, workload.notify
+    workload = run.request.workload
+    name = task.component_spec.name
+    tracking = workload.tracking
+    notify = workload.notify
     if tracking.mlflow and tracking.secret and name in _TRACKED:
         # Optional: the secret has only the keys that the server needs.
         keys = {key: key for key in MLFLOW_SECRETS}

@@ -155,7 +155,8 @@ class PipelineClient(ABC):
         Raises:
             PlatformError: If the service refuses, or does not answer for `PATIENCE_SECONDS`.
         """
-        heard, shown = self.clock(), set[tuple[str, str]]()
+        heard = self.clock()
+        shown = set[tuple[str, str]]()
         while True:
             try:
                 state = self.status(run)

@@ -176,7 +176,8 @@ def _differences(was: Json, now: Json, path: str) -> Iterator[tuple[str, Json, J
             below = f"{path}.{key}".removeprefix(".")
             yield from _differences(was.get(key), now.get(key), below)
         return
-    old, new = _by_name(was), _by_name(now)
+    old = _by_name(was)
+    new = _by_name(now)
     if old is not None and new is not None:
         for name in dict.fromkeys((*old, *new)):
             yield from _differences(old.get(name), new.get(name), f"{path}[{name}]")

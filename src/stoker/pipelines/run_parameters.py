@@ -80,7 +80,8 @@ def told_parameters(
         value = value.strip()
         checked_name = name
         if own:
-            value, checked_name = parse([text], workload=workload)[own.name], own.name
+            value = parse([text], workload=workload)[own.name]
+            checked_name = own.name
         value = _of_kind(name, value, declared[name], own=own)
         _check_value(checked_name, value, target=target, shown=name)
         found.append(ToldParameter(name=name, value=value, own=own))

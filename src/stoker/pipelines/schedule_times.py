@@ -315,7 +315,8 @@ def _rate(text: str, zone: str) -> ScheduleTimes:
     found = _RATE.fullmatch(text)
     if not found:
         raise ValueError("a rate is written rate(12 hours)")
-    count, unit = int(found[1]), found[2]
+    count = int(found[1])
+    unit = found[2]
     one = unit.removesuffix("s")
     if one not in _UNITS:
         raise ValueError(f"unknown unit {unit}: use minutes, hours or days")
@@ -353,7 +354,8 @@ def _of_kubeflow(text: str, zone: str) -> ScheduleTimes:
     def is_day(each: date) -> bool:
         if each.month not in months:
             return False
-        of_month, of_week = each.day in days, each.isoweekday() % 7 in weekdays
+        of_month = each.day in days
+        of_week = each.isoweekday() % 7 in weekdays
         if has_one:
             return of_month and of_week
         return of_month or of_week

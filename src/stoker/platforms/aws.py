@@ -122,7 +122,8 @@ def refusal(
     code = str(error.get("Code", ""))
     message = str(error.get("Message", "")).strip()
     kind = error_kind(code, message, status=status)
-    what, fix = f"{code}: {message}", ""
+    what = f"{code}: {message}"
+    fix = ""
     if kind == "denied":
         named = _ACTION.search(message)
         missing = named.group(1) if named else action
@@ -466,13 +467,17 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
         ) from err
     # RuntimeError: refreshed credentials that have expired already.
     except (BotoCoreError, ResponseParserError, RuntimeError) as err:
-        code, place = type(err).__name__, where or action
+        code = type(err).__name__
+        place = where or action
         kind: ServiceErrorKind = "away"
-        what, fix = f"AWS did not answer: {err}", ""
+        what = f"AWS did not answer: {err}"
+        fix = ""
         if isinstance(err, NoCredentialsError):
-            what, fix = "no AWS credentials were found", "aws configure, or run under a role"
+            what = "no AWS credentials were found"
+            fix = "aws configure, or run under a role"
         elif code in _STALE_LOGIN or isinstance(err, RuntimeError):
-            what, fix = str(err), _LOG_IN
+            what = str(err)
+            fix = _LOG_IN
         if fix:
             kind = "stale"
         elif isinstance(err, UnreachableError):

@@ -144,7 +144,8 @@ def _script(files: Mapping[str, bytes], command: Sequence[str]) -> str | None:
 
 
 def _imported_from(first: str, files: Mapping[str, bytes]) -> set[str]:
-    imported, left = {first}, [first]
+    imported = {first}
+    left = [first]
     roots = ("", posixpath.dirname(first))
     while left:
         name = left.pop()

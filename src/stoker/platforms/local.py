@@ -448,7 +448,8 @@ class LocalRun(Run):
                 signal.signal(number, handler or signal.SIG_DFL)
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        request, lock = self._request, self._lock
+        request = self._request
+        lock = self._lock
         assert lock is not None
         try:
             for host in request.hosts:
@@ -496,7 +497,8 @@ class LocalRun(Run):
                 while others and now > stop_at + STOP_OTHERS_SECONDS:
                     others.pop().process.terminate()
                 if self._interrupts and not is_hurried:
-                    is_hurried, stop_at = True, min(stop_at, now + HURRY_SECONDS - STOP_SECONDS)
+                    is_hurried = True
+                    stop_at = min(stop_at, now + HURRY_SECONDS - STOP_SECONDS)
                     for started in self._hosts:
                         started.process.terminate()
                 if self._interrupts > 1:
@@ -576,7 +578,8 @@ class LocalRun(Run):
         exit_code: int | None = None
         failure: str | None = self._failure
         if training:
-            exit_code, failure = training.exit_code, failure or training.failure
+            exit_code = training.exit_code
+            failure = failure or training.failure
         elif code >= 0:
             exit_code = code
         status: EndState = "succeeded"

@@ -368,7 +368,8 @@ def _add(archive: tarfile.TarFile, folder: Path, name: str, content: bytes | Non
     # Zero, as owner and group are: only name and content count.
     entry.mtime = 0
     if content is None:
-        entry.type, entry.mode = tarfile.SYMTYPE, 0o777
+        entry.type = tarfile.SYMTYPE
+        entry.mode = 0o777
         entry.linkname = _link(folder, path)
         archive.addfile(entry)
         return
@@ -382,7 +383,8 @@ def _add(archive: tarfile.TarFile, folder: Path, name: str, content: bytes | Non
 
 def _link(folder: Path, path: Path) -> str:
     """Returns a link's target relative to the link; refuses one outside `folder`."""
-    pointed, inside = Path(os.readlink(path)), folder.resolve()
+    pointed = Path(os.readlink(path))
+    inside = folder.resolve()
     try:
         target = path.resolve()
     except RuntimeError:

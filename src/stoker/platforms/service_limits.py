@@ -178,7 +178,8 @@ def _of_value(value: object, shape: ModelShape, path: RequestPath) -> Iterator[O
     if isinstance(value, bool):
         return
     number, unit = _measure(value, shape)
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    least = shape.metadata.get("min")
+    most = shape.metadata.get("max")
     if number is not None and isinstance(most, int | float) and number > most:
         yield OverLimit(path, f"{unit.format(number)}, at most {most}{_shown(value)}")
     elif number is not None and isinstance(least, int | float) and number < least:

@@ -256,7 +256,8 @@ def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> 
         # Only AWS may set its own.
         tags = [dict(tag) for tag in listed if not text(tag, "Key").startswith("aws:")]
     except ServiceError as err:
-        why, tags = err.code or err.what, []
+        why = err.code or err.what
+        tags = []
         notes.append(f"sagemaker.request.Tags: the job's tags could not be read ({why}).")
     request |= {"InputDataConfig": others, "Tags": tags}
     if left := [path.replace(" ", ".") for path in _NOT_FOR_GROUPS if _at(job, path)]:

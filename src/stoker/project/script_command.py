@@ -75,7 +75,8 @@ def command_of(given: str, folder: Path) -> ScriptCommand:
 
 
 def _of_file(path: Path, folder: Path) -> ScriptCommand:
-    place, name = _seen_from(folder, path), path.stem
+    place = _seen_from(folder, path)
+    name = path.stem
     if path.suffix == ".ipynb":
         script = path.with_suffix(".py")
         raise UsageError(

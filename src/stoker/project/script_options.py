@@ -212,7 +212,8 @@ def _read_constants(reader: _Reader) -> None:
     """Reads module-level names that are set once, to a constant."""
     for node in reader.tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target, value = node.targets[0], _value(reader, node.value)
+            target = node.targets[0]
+            value = _value(reader, node.value)
             if isinstance(target, ast.Name) and value is not _UNKNOWN:
                 reader.constants[target.id] = value
 
@@ -424,9 +425,11 @@ def _typed(
     listed = tuple(listed_choices) if isinstance(listed_choices, list) else ()
     kept, why = _passed(value, simple_type, is_several=is_several)
     if kept is not None and listed and not is_several and kept not in listed:
-        kept, why = None, "its default is not among its choices"
+        kept = None
+        why = "its default is not among its choices"
     if _name_of(kind) == "bool":
-        kept, why = None, "type=bool takes every text for true"
+        kept = None
+        why = "type=bool takes every text for true"
     return FoundOption(
         name=name,
         type="words" if is_several else simple_type or "str",
@@ -486,7 +489,8 @@ def _read_absl(reader: _Reader) -> None:
         kind = _name_of(call.func)
         if not kind.startswith("DEFINE_") or len(call.args) < 2:
             continue
-        name, default = _value(reader, call.args[0]), call.args[1]
+        name = _value(reader, call.args[0])
+        default = call.args[1]
         keywords = _keywords(call)
         if len(call.args) > 2:
             keywords.setdefault("help", call.args[-1])
@@ -517,7 +521,8 @@ def _read_click(reader: _Reader, function: ast.FunctionDef) -> None:
     for decorator in function.decorator_list:
         if not isinstance(decorator, ast.Call):
             continue
-        kind, keywords = _name_of(decorator.func), _keywords(decorator)
+        kind = _name_of(decorator.func)
+        keywords = _keywords(decorator)
         names = _texts(reader, decorator.args)
         if kind == "argument" and names:
             reader.leave(names[0], "a positional argument belongs in the command")
@@ -530,7 +535,8 @@ def _read_click(reader: _Reader, function: ast.FunctionDef) -> None:
 
 
 def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) -> None:
-    text, default = _help(reader, told), _value(reader, told.get("default"))
+    text = _help(reader, told)
+    default = _value(reader, told.get("default"))
     both = next((name for name in names if "/" in name), "")
     if both:
         name, _, off = both.partition("/")
@@ -551,7 +557,8 @@ def _add_click(reader: _Reader, names: list[str], told: Mapping[str, ast.expr]) 
 
 
 def _add_click_value(reader: _Reader, name: str, told: Mapping[str, ast.expr]) -> None:
-    kind, default = told.get("type"), _value(reader, told.get("default"))
+    kind = told.get("type")
+    default = _value(reader, told.get("default"))
     choices: ast.expr | None = None
     if isinstance(kind, ast.Call) and _name_of(kind.func) == "Choice":
         choices = kind.args[0] if kind.args else None
@@ -595,7 +602,8 @@ def _read_typer(reader: _Reader, function: ast.FunctionDef) -> None:
 
 
 def _add_typer(reader: _Reader, argument: ast.arg, default: ast.expr | None) -> None:
-    kind, call = argument.annotation, default
+    kind = argument.annotation
+    call = default
     if (
         isinstance(kind, ast.Subscript)
         and isinstance(kind.slice, ast.Tuple)
@@ -605,14 +613,18 @@ def _add_typer(reader: _Reader, argument: ast.arg, default: ast.expr | None) -> 
         call = next((part for part in parts if isinstance(part, ast.Call)), default)
     elif isinstance(call, ast.Call):
         default = call.args[0] if call.args else _keywords(call).get("default")
-    is_option, names, keywords = default is not None, [], {}
+    is_option = default is not None
+    names = []
+    keywords = {}
     if isinstance(call, ast.Call):
         is_option = _name_of(call.func) == "Option"
-        names, keywords = _texts(reader, call.args), _keywords(call)
+        names = _texts(reader, call.args)
+        keywords = _keywords(call)
     if not is_option:
         reader.leave(argument.arg, "a positional argument belongs in the command")
         return
-    name, text = _option_name(names) or argument.arg.replace("_", "-"), _help(reader, keywords)
+    name = _option_name(names) or argument.arg.replace("_", "-")
+    text = _help(reader, keywords)
     if _name_of(kind) == "bool":
         reader.add_bool(name, _value(reader, default), text)
         return
@@ -648,13 +660,18 @@ def _read_dataclasses(reader: _Reader) -> None:
 
 
 def _add_field(reader: _Reader, name: str, node: ast.AnnAssign) -> None:
-    default, text, is_made = node.value, "", False
+    default = node.value
+    text = ""
+    is_made = False
     if isinstance(default, ast.Call) and _name_of(default.func) == "field":
         keywords = _keywords(default)
         metadata = _value(reader, keywords.get("metadata"))
         text = str(metadata.get("help", "")) if isinstance(metadata, Mapping) else ""
-        is_made, default = "default_factory" in keywords, keywords.get("default")
-    kind, choices, is_several = _inner(node.annotation), None, False
+        is_made = "default_factory" in keywords
+        default = keywords.get("default")
+    kind = _inner(node.annotation)
+    choices = None
+    is_several = False
     if isinstance(kind, ast.Subscript):
         generic = _name_of(kind.value)
         is_several = generic in ("list", "List")

@@ -64,7 +64,8 @@ def _outside(performance: Performance | None) -> list[str]:
         return []
     if performance.is_inside_band is not False:
         return []
-    band, seconds = performance.band, performance.measured.counted_seconds
+    band = performance.band
+    seconds = performance.measured.counted_seconds
     return [
         f"a step took {ms(seconds)}, outside the predicted band of {ms(band.low_seconds)} to "
         f"{ms(band.high_seconds)}"

@@ -358,7 +358,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     def may_last_seconds(self) -> int:
         """The longest time of a job; with spot the wait for hosts is part of it."""
         limits = mapping(patch_document(self.request), "StoppingCondition")
-        wait, pending = limits.get("MaxWaitTimeInSeconds"), limits.get("MaxPendingTimeInSeconds")
+        wait = limits.get("MaxWaitTimeInSeconds")
+        pending = limits.get("MaxPendingTimeInSeconds")
         return int(str(wait or self.max_run_seconds)) + int(str(pending or 0))
 
     @property

@@ -186,7 +186,8 @@ class Observed(Record, frozen=True, kw_only=True):
         `neither`: both idle, so steps wait for storage, a service or too few workers, or one thread
         sets the pace.
         """
-        cpu, gpu = self.cpu_utilization, self.gpu_utilization
+        cpu = self.cpu_utilization
+        gpu = self.gpu_utilization
         # GPUs first: while they are busy, busy CPUs do not matter.
         if gpu is not None and gpu >= _BUSY:
             return "accelerator"

@@ -189,7 +189,8 @@ def _code_parts(then: ProfileOrigin, today: ProfileOrigin) -> Iterator[tuple[str
 
 def _data_parts(then: ProfileOrigin, today: ProfileOrigin) -> Iterator[tuple[str, str]]:
     for name in sorted(then.data.keys() & today.data.keys()):
-        was, is_now = then.data[name], today.data[name]
+        was = then.data[name]
+        is_now = today.data[name]
         if was != is_now and undated(was) != undated(is_now):
             yield f"data of {name}", f"data of {name} changed: {was} -> {is_now}"
         elif was != is_now:

@@ -16,7 +16,8 @@ def schema_of(kind: type[Record]) -> dict[str, Json]:
     kinds = {each.__name__: each for each in _kinds_below(Record)}
     for name, definition in schema["$defs"].items():
         definition["description"] = purpose_of(kinds[name])
-        texts, properties = field_texts(kinds[name]), definition["properties"]
+        texts = field_texts(kinds[name])
+        properties = definition["properties"]
         # In the order in which a file is written: a workload begins with its name.
         definition["properties"] = {
             key: {**properties[key], "description": texts.get(field, "")}

@@ -285,7 +285,8 @@ class Lineage(Record, frozen=True, kw_only=True):
 
     def joined(self, *others: "Lineage") -> "Lineage":
         """Returns all that is known; a later one counts before an earlier one."""
-        fields, inputs = _fields(self), dict(self.inputs)
+        fields = _fields(self)
+        inputs = dict(self.inputs)
         for other in others:
             for name, value in _fields(other).items():
                 if isinstance(value, dict):
@@ -317,7 +318,8 @@ class Lineage(Record, frozen=True, kw_only=True):
 
     def differences(self, other: "Lineage") -> list[tuple[str, str, str]]:
         """Returns name, value here and value there of all that differs; packages one by one."""
-        here, there = self._all_facts(), other._all_facts()
+        here = self._all_facts()
+        there = other._all_facts()
         # Each run has another job.
         names = sorted((here.keys() | there.keys()) - {"job_id", "packages"})
         return [
@@ -798,11 +800,15 @@ def training_record(facts: TrainingFacts) -> Training:
     leader = facts.leader
     # Only the leader's launcher sees these; without its record, what was requested has to do.
     inside = leader or facts
-    given, lineage = facts.hyperparameters, facts.lineage
+    given = facts.hyperparameters
+    lineage = facts.lineage
     # The platform's: it sees what the leader cannot record, such as the leader's death.
-    status, exit_code, release = facts.status, facts.exit_code, facts.release_seconds
+    status = facts.status
+    exit_code = facts.exit_code
+    release = facts.release_seconds
     if leader:
-        given, lineage = values_of(leader.hyperparameters), leader.lineage.joined(lineage)
+        given = values_of(leader.hyperparameters)
+        lineage = leader.lineage.joined(lineage)
         # The leader knows the training command's own code, a platform often only the host's.
         if leader.exit_code is not None:
             exit_code = leader.exit_code
@@ -953,7 +959,8 @@ def _spending(facts: TrainingFacts) -> tuple[GroupSpending, ...]:
     priced = []
     for group in facts.groups:
         spending = counted.get(group.name, GroupSpending(group=group.name))
-        seconds, price = facts.host_seconds.get(group.name), prices.get(group.name)
+        seconds = facts.host_seconds.get(group.name)
+        price = prices.get(group.name)
         usd = spending.usd
         if seconds is not None and price is not None:
             usd = seconds * price / 3600

@@ -211,7 +211,8 @@ class Gate(Record, frozen=True, kw_only=True):
         """Returns the gate with its bounds relative to a champion's value made absolute."""
         if champion is None:
             return Gate(metric=self.metric, min=self.min, max=self.max)
-        low, high = [], []
+        low = []
+        high = []
         if self.min is not None:
             low.append(self.min)
         if self.min_champion is not None:

@@ -142,7 +142,8 @@ class ReportedRun:
 
 def collect_strips(run: ReportedRun) -> list[Strip]:
     """Returns before and after, if known: a timeline, else the record's medians."""
-    decision, training = run.decision, run.training
+    decision = run.decision
+    training = run.training
     before: Strip | None = None
     if run.is_profiled_here:
         before = _strip("Before", "today's cluster", run.before_timeline, run.profiled)
@@ -175,7 +176,8 @@ def _strip(
 
 def collect_gpu_strips(run: ReportedRun) -> list[GpuStrip]:
     """Returns the GPUs' load before and after, if it was kept."""
-    profile, training = run.profile, run.training
+    profile = run.profile
+    training = run.training
     earlier: Sequence[GpuLoad] = ()
     if profile and profile.observed and run.is_profiled_here:
         earlier = profile.observed.gpus
@@ -270,7 +272,9 @@ def write_report(path: Path, run: ReportedRun) -> None:
 
 def _records(run: ReportedRun) -> dict[str, object]:
     """Returns the run's records and facts, as they are."""
-    decision, training, evaluation = run.decision, run.training, run.evaluation
+    decision = run.decision
+    training = run.training
+    evaluation = run.evaluation
     return {
         "run_id": run.run_id,
         "workload": run.workload,
@@ -378,7 +382,8 @@ def _feed_story(run: ReportedRun) -> FeedStory | None:
 
 
 def _commands(run: ReportedRun) -> dict[str, object]:
-    workload, decision = run.workload, run.decision
+    workload = run.workload
+    decision = run.decision
     train: list[str] = []
     if decision:
         # The command, as the workload's file may not be where the report is read.

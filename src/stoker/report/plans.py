@@ -65,7 +65,8 @@ def spots_of(decision: Decision) -> list[Spot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
     is_billed = decision.prices.is_billed
     front = {id(plan) for plan in pareto_front(decision.plans, is_billed=is_billed)}
-    chosen, probable = decision.plan, decision.probable
+    chosen = decision.plan
+    probable = decision.probable
     spots = [
         Spot(
             name=_short_name(plan),
@@ -177,9 +178,11 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
 
 
 def _description(picture: _PlansPicture, spots: Sequence[Spot]) -> str:
-    less, per = "takes less CPU time", "of CPU time per step"
+    less = "takes less CPU time"
+    per = "of CPU time per step"
     if picture.is_billed:
-        less, per = "cheaper", "for 1000 steps"
+        less = "cheaper"
+        per = "for 1000 steps"
     # From the fastest on, as the front is read in the picture.
     by_time = sorted(spots, key=lambda spot: spot.step_seconds)
     listed = "; ".join(
@@ -193,9 +196,11 @@ def _description(picture: _PlansPicture, spots: Sequence[Spot]) -> str:
 def _draw_axes(drawing: Drawing, picture: _PlansPicture, *, most: tuple[float, float]) -> Plane:
     most_seconds, most_cost = most
     unit = picture.unit
-    title, under = "Time against CPU time", "upwards: CPU-seconds per step"
+    title = "Time against CPU time"
+    under = "upwards: CPU-seconds per step"
     if picture.is_billed:
-        title, under = "Time against money", "upwards: $ for 1000 steps"
+        title = "Time against money"
+        under = "upwards: $ for 1000 steps"
     costs = ticks(most_cost, at_most=5)
     marks = [(cost, picture.cost_text(cost) if cost else "0") for cost in costs]
     plane = axes(drawing, title=title, most=most, marks=marks, under=under)
@@ -231,7 +236,8 @@ def _draw_dots(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> None:
         drawing.open_group(f"{spot.name}: {time}, {picture.cost_of(spot)}")
         if spot.is_chosen or spot.is_probable:
             drawing.circle(x, y, 9, "ring")
-        css, radius = "predicted", 2.5
+        css = "predicted"
+        radius = 2.5
         if spot.is_front or spot.is_today or spot.is_chosen:
             radius = 5
         if spot.is_today:

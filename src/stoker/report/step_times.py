@@ -92,7 +92,8 @@ def flat_steps(step_seconds: float, wait_seconds: float) -> StepTimes:
 
 def shown_seconds(step_seconds: Sequence[float]) -> float:
     """Returns the strips' common window: about 24 of the slowest steps, 40 of the fastest."""
-    slow, fast = max(step_seconds), min(step_seconds)
+    slow = max(step_seconds)
+    fast = min(step_seconds)
     # Two of the slow ones at least, and 400 of the fast ones at most, whose marks would run into
     # each other.
     return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
@@ -226,7 +227,8 @@ def _callout(
         if is_mirrored:
             # Near the right edge the labels are left of their lines, and the rows swapped, so that
             # no line crosses a label.
-            row, start = 3 - row, lead.begin_mirrored
+            row = 3 - row
+            start = lead.begin_mirrored
         y = base + row * _ROW + 3
         drawing.line(lead.x, y - 9, lead.x, bar, f"lead {lead.css}")
         drawing.text(start, y, lead.text, css=f"on-{lead.css}", size=_LABEL)
@@ -269,7 +271,8 @@ def _ordinary_step(steps: Sequence[MeasuredStep]) -> MeasuredStep:
 
 def draw_bar(promise: Predicted, *, is_measured: bool, largest: float) -> Markup:
     """Draws a step of the table of plans as a small bar, hidden from screen readers."""
-    width, height = 120.0, 14.0
+    width = 120.0
+    height = 14.0
     value, low, high = (
         round(min(seconds / largest, 1.0) * width, 1)
         for seconds in (promise.counted_seconds, promise.counted_low, promise.counted_high)

@@ -136,7 +136,8 @@ class Drawing:
 
     def markup(self) -> Markup:
         """Returns the element, named and described for screen readers."""
-        title, description = f"{self.name}-title", f"{self.name}-desc"
+        title = f"{self.name}-title"
+        description = f"{self.name}-desc"
         return Markup(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" class="{self.name}"'
             f' aria-labelledby="{title} {description}"'
@@ -176,11 +177,14 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
 
 def time_axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:
     """Draws an axis from 0 to `seconds` over the whole width, in ms, s or minutes."""
-    unit, size = "min", 60.0
+    unit = "min"
+    size = 60.0
     if seconds < 2:
-        unit, size = "ms", 1e-3
+        unit = "ms"
+        size = 1e-3
     elif seconds < 300:
-        unit, size = "s", 1.0
+        unit = "s"
+        size = 1.0
     marks = ticks(seconds / size, at_most=max(3, int(drawing.width / 90)))
     drawing.line(0, y, drawing.width, y, "axis")
     for mark in marks:
@@ -283,7 +287,8 @@ def along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
     """Returns small boxes on a line, for labels to keep off it."""
     count = max(1, int(max(abs(end[0] - start[0]), abs(end[1] - start[1])) / 6))
     parts = [index / count for index in range(count + 1)]
-    (x1, y1), (x2, y2) = start, end
+    (x1, y1) = start
+    (x2, y2) = end
     return [around(x1 + part * (x2 - x1), y1 + part * (y2 - y1), 1.5) for part in parts]
 
 

@@ -262,7 +262,9 @@ def _promised(decision: Decision, *, is_run: bool) -> Plan:
 
 def _steps(sources: _Sources) -> list[StepFigures]:
     """Returns the baseline, the prediction and the run, each with what is known of it alone."""
-    profile, outcome, promise = sources.profile, sources.outcome, sources.promise
+    profile = sources.profile
+    outcome = sources.outcome
+    promise = sources.promise
     baseline, predicted, measured = _step_costs(sources)
     if sources.today:
         baseline = replace(baseline, busy=sources.today.accelerator_utilization)
@@ -295,7 +297,8 @@ def _steps(sources: _Sources) -> list[StepFigures]:
 
 def _step_costs(sources: _Sources) -> list[StepFigures]:
     """Returns time and cost of the three steps, each figure from the record that knows it best."""
-    profile, performance = sources.profile, sources.performance
+    profile = sources.profile
+    performance = sources.performance
     rows: list[list[object]] = [[sources.today], [sources.promise], [sources.outcome]]
     if profile:
         rows[0].insert(0, profile.step)
@@ -351,8 +354,10 @@ def _with_gain(figures: Figures, sources: _Sources) -> Figures:
 
     Of an evaluation, these are its own; what it does not know is computed from the steps.
     """
-    promise, performance = sources.promise, sources.performance
-    before, planned = figures.baseline.seconds, figures.predicted.seconds
+    promise = sources.promise
+    performance = sources.performance
+    before = figures.baseline.seconds
+    planned = figures.predicted.seconds
     now = figures.measured.seconds
     speedup = _ratio(before, planned)
     if promise:
@@ -377,14 +382,17 @@ def _with_gain(figures: Figures, sources: _Sources) -> Figures:
 
 
 def _band_of(promise: Predicted, *, is_whole: bool) -> Band:
-    low, high = promise.step_seconds_low, promise.step_seconds_high
+    low = promise.step_seconds_low
+    high = promise.step_seconds_high
     if is_whole:
-        low, high = promise.counted_low, promise.counted_high
+        low = promise.counted_low
+        high = promise.counted_high
     return Band(low_seconds=low, high_seconds=high)
 
 
 def _as_evaluated(figures: Figures, performance: Performance) -> Figures:
-    error, change = performance.prediction_error, performance.cost_change
+    error = performance.prediction_error
+    change = performance.cost_change
     if error is not None:
         figures = replace(figures, prediction_error=error)
     if change is not None:
@@ -617,12 +625,14 @@ def _without_gain(run: JudgedRun) -> Verdict | None:
 
 def _faster(run: JudgedRun) -> Verdict:
     figures = run.figures
-    band, step = figures.band, figures.measured.seconds
+    band = figures.band
+    step = figures.measured.seconds
     headline = _step_words(figures, run.unit, run.decision)
     tone: Tone = "good"
     badge = "faster"
     if band and step and step > band.high_seconds:
-        tone, badge = "mixed", "faster, by less than predicted"
+        tone = "mixed"
+        badge = "faster, by less than predicted"
     verdict = run.verdict(tone, badge, headline, *run.wait, *run.idle, *run.rest)
     return replace(verdict, hero=_factor(figures.speedup or 0.0))
 
@@ -695,7 +705,9 @@ def _broken(run: JudgedRun) -> Verdict | None:
 
 def _ending(run: JudgedRun) -> tuple[str, str, str] | None:
     """Returns badge, headline and full text of an early end; None: there was none."""
-    training, outcome, failure = run.training, run.outcome, run.failure
+    training = run.training
+    outcome = run.outcome
+    failure = run.failure
     # The training's record first: later ones are missing because of it.
     if training and outcome and outcome.state in _BADGES:
         words = capital(outcome.words)
@@ -723,10 +735,12 @@ def _ending(run: JudgedRun) -> tuple[str, str, str] | None:
 
 
 def _wait(figures: Figures) -> list[str]:
-    share, now = figures.baseline.wait_share, figures.measured.wait_share
+    share = figures.baseline.wait_share
+    now = figures.measured.wait_share
     if share is None:
         return []
-    whole, whole_now = figures.baseline.whole_wait_share, figures.measured.whole_wait_share
+    whole = figures.baseline.whole_wait_share
+    whole_now = figures.measured.whole_wait_share
     words = f"The trainer waited {percent(share)} of every step for data"
     if whole is not None:
         words = f"The trainer waited {percent(whole)} of the time for data"
@@ -743,7 +757,8 @@ def _wait(figures: Figures) -> list[str]:
 
 def _within(figures: Figures, unit: TimeUnit) -> list[str]:
     """Returns the step within epochs, where the headline is of whole ones."""
-    before, now = figures.baseline.within, figures.measured.within
+    before = figures.baseline.within
+    now = figures.measured.within
     if not figures.is_longer or before is None:
         return []
     if now is None:
@@ -762,7 +777,8 @@ def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> 
     with_plan = "Now"
     if decision:
         with_plan = _with_plan(decision.plan)
-    now, before = unit.brief(figures.measured.seconds), unit.brief(figures.baseline.seconds)
+    now = unit.brief(figures.measured.seconds)
+    before = unit.brief(figures.baseline.seconds)
     whole = " over whole epochs" if figures.is_longer else ""
     return f"{with_plan} a step takes {now} instead of {before}{whole}."
 
@@ -803,10 +819,12 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
 
 
 def _cost(figures: Figures, nominal: bool) -> list[str]:
-    before, now = figures.baseline, figures.measured
+    before = figures.baseline
+    now = figures.measured
     if nominal and before.accelerator_seconds:
         return _busy_words(figures)
-    change, cost = figures.cost_change, ""
+    change = figures.cost_change
+    cost = ""
     if nominal:
         if before.cpu_seconds and now.cpu_seconds is not None:
             change = now.cpu_seconds / before.cpu_seconds - 1
@@ -828,7 +846,8 @@ def _busy_words(figures: Figures) -> list[str]:
     added = "No host was added."
     if figures.hosts_added:
         added = f"Hosts added: {figures.hosts_added}."
-    before, busy = figures.baseline.busy, figures.measured.busy
+    before = figures.baseline.busy
+    busy = figures.measured.busy
     if busy is None:
         busy = figures.predicted.busy
     if busy is None or before is None:

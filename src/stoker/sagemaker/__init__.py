@@ -115,7 +115,8 @@ def _profile_step(
     name: str = "Profile",
 ) -> RequestStep:
     request = run.request.profile
-    instance_type, instance_count = run.value("instance_type"), run.value("instance_count")
+    instance_type = run.value("instance_type")
+    instance_count = run.value("instance_count")
     hyperparameters = _hyperparameters(run, request)
     variables = {
         **_without(request["Environment"], _OF_ONE_PROFILE),
@@ -603,8 +604,10 @@ def register_step(
 
 def _longest_training(run: PipelineRun) -> int:
     """Returns how long the step that follows the training may last, and needs to."""
-    settings, policy = run.settings, run.workload.on_no_capacity
-    given, longest = settings.control.max_run_seconds, settings.may_last_seconds
+    settings = run.settings
+    policy = run.workload.on_no_capacity
+    given = settings.control.max_run_seconds
+    longest = settings.may_last_seconds
     num_plans = 1
     # Each plan is waited for as long.
     if policy.then == "next_plan":
@@ -716,7 +719,9 @@ def _job_request(run: PipelineRun, request: Document, *, image: Text | None) -> 
 
 def _channels(run: PipelineRun, request: Document) -> list[StepRequest]:
     """Returns the channels with the parameter for input data, without the token of one job."""
-    main, has_address, channels = main_channel(run.workload), _has_address(run), []
+    main = main_channel(run.workload)
+    has_address = _has_address(run)
+    channels = []
     for channel in mappings(request, "InputDataConfig"):
         copied: StepRequest = dict(channel)
         if channel["ChannelName"] == main and has_address:

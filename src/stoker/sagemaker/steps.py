@@ -668,7 +668,8 @@ def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
             where=_BODY,
             fix=f"{argument.name}: str, int, float or bool",
         )
-    kind, default = argument.annotation, argument.default
+    kind = argument.annotation
+    default = argument.default
     variable: PipelineVariable = _PARAMETERS[kind](
         name=argument.name,
         default_value=None if default is inspect.Parameter.empty else kind(default),

@@ -95,7 +95,8 @@ class KubeflowClient(PipelineClient):
             cluster=lambda: ClusterApi(context=self._context, namespace=self._home),
             namespace=lambda: self._home,
         )
-        self._token, named = of_host.token, settings.namespace or kubernetes.namespace
+        self._token = of_host.token
+        named = settings.namespace or kubernetes.namespace
         self._namespace = named or of_host.namespace
 
     @property
@@ -140,7 +141,8 @@ class KubeflowClient(PipelineClient):
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Adds a version to the pipeline, which is created if necessary."""
-        name, about = compiled.name, {"description": compiled.description[:_MAX_DESCRIPTION]}
+        name = compiled.name
+        about = {"description": compiled.description[:_MAX_DESCRIPTION]}
         pipeline = self._find(name)
         action = "updated"
         if pipeline is None:
@@ -152,7 +154,8 @@ class KubeflowClient(PipelineClient):
         if version and not is_changed:
             action = "unchanged"
         else:
-            words, text = about["description"], compiled.definition
+            words = about["description"]
+            text = compiled.definition
             version = add_version(self.call, name, id=id, definition=text, about=words)
         page = self._page(f"pipelines/details/{id}/version/{version.get('pipeline_version_id')}")
         return {**told_version(version), "action": action, "id": id, "url": page}
@@ -311,7 +314,8 @@ class KubeflowClient(PipelineClient):
         return next((item for item in matching_items if item.get("display_name") == name), None)
 
     def _run(self, document: Document) -> RunState:
-        id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
+        id = str(document.get("run_id"))
+        state = str(document.get("state") or "PENDING")
         has_ended = state in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
         steps_of_document = steps_of_run(document, tasks_of(self._spec_of(document)))
         steps = tuple(self._logs.explained(step, document) for step in steps_of_document)
@@ -393,11 +397,14 @@ class KubeflowClient(PipelineClient):
         try:
             options = {"_preload_content": False, "_request_timeout": TIMEOUT_SECONDS}
             answer = send({**given, **options})
-            status, body = 200, bytes(getattr(answer, "data", b"")).decode(errors="replace")
+            status = 200
+            body = bytes(getattr(answer, "data", b"")).decode(errors="replace")
         except refused as err:
-            status, body = int(err.status or 0), str(err.body or err.reason or "")
+            status = int(err.status or 0)
+            body = str(err.body or err.reason or "")
         except (HTTPError, OSError) as err:
-            status, body = 0, str(getattr(err, "reason", None) or err)
+            status = 0
+            body = str(getattr(err, "reason", None) or err)
         document: Json = None
         with contextlib.suppress(ValueError):
             document = json.loads(body or "{}")
@@ -408,7 +415,8 @@ class KubeflowClient(PipelineClient):
             what = f"Kubeflow Pipelines answers {status}"
         words = str(item_at(document, "message") or item_at(document, "error") or body)
         if body.lstrip().startswith("<"):
-            status, words = 401, "a web page in place of JSON, such as a login"
+            status = 401
+            words = "a web page in place of JSON, such as a login"
         raise ServiceError(
             f"{what}: {' '.join(words.split())[:400]}",
             where=self._place,
@@ -436,7 +444,8 @@ class KubeflowClient(PipelineClient):
                 kfp = importlib.import_module("kfp")
             except ModuleNotFoundError as err:
                 raise MissingExtraError.of(err, extra="kubeflow") from None
-            credentials, settings = None, self._settings
+            credentials = None
+            settings = self._settings
             token = self._token or None
             if settings.token_file:
                 file = Path(settings.token_file).expanduser()
@@ -454,12 +463,14 @@ class KubeflowClient(PipelineClient):
                 kube_context=self._context,
             )
         config = client._existing_config
-        address, renew = config.host, config.refresh_api_key_hook
+        address = config.host
+        renew = config.refresh_api_key_hook
 
         def renew_token(config: SimpleNamespace) -> None:
             # A kube config's hook also sets the host, without the path of the service.
             renew(config)
-            config.host, config.refresh_api_key_hook = address, renew_token
+            config.host = address
+            config.refresh_api_key_hook = renew_token
 
         if renew:
             config.refresh_api_key_hook = renew_token

@@ -47,7 +47,8 @@ MEMORY = "memory"
 MEMORY_FOLDER = "/mnt/memory"
 # Where the step that compares has the data, each channel in a folder of its name.
 CHANNELS_FOLDER = "/mnt/channels"
-COMPARE, REMEMBER = "compare", "remember"
+COMPARE = "compare"
+REMEMBER = "remember"
 _CHAMPION = (
     "The model in use, for gates such as accuracy>=champion-0.005: a folder of champions, an "
     "evaluation.json there, or registry:GROUP of SageMaker; empty: none."

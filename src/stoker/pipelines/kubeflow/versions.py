@@ -66,7 +66,10 @@ class KubeflowVersions(VersionHistory):
     """
 
     def __init__(self, call: KubeflowCall, *, pipeline: str, id: str, newest: Document) -> None:
-        self._call, self._pipeline, self._id, self._newest = call, pipeline, id, newest
+        self._call = call
+        self._pipeline = pipeline
+        self._id = id
+        self._newest = newest
 
     def listed(self) -> list[UploadedVersion]:
         latest = self._newest.get("pipeline_version_id")
@@ -98,9 +101,11 @@ class KubeflowVersions(VersionHistory):
         return self._call("pipelines", "get_pipeline_version", **which).get("pipeline_spec")
 
     def set_again(self, version: UploadedVersion) -> dict[str, Json]:
-        action, newest = "unchanged", self._newest
+        action = "unchanged"
+        newest = self._newest
         if not version.is_latest:
-            action, file = "updated", _file_of(self._spec(version))
+            action = "updated"
+            file = _file_of(self._spec(version))
             newest = add_version(
                 self._call,
                 self._pipeline,

@@ -61,7 +61,9 @@ class SageMakerClient(PipelineClient):
         if run.startswith("arn:") and run.count(":") > 4:
             region = run.split(":")[3] or region
         self._aws = aws or Aws(region=region)
-        self._settings, self.clock, self.sleep = settings, self._aws.clock, self._aws.sleep
+        self._settings = settings
+        self.clock = self._aws.clock
+        self.sleep = self._aws.sleep
 
     def check_caller(self) -> None:
         """Raises UsageError if the login is not in the account of the workload's roles."""
@@ -70,13 +72,15 @@ class SageMakerClient(PipelineClient):
 
     def compared(self, compiled: Compiled) -> tuple[Json, Json]:
         """Returns the uploaded pipeline, None if there is none, and the compiled one."""
-        described, wanted = self._find(compiled.name), self._request(compiled)
+        described = self._find(compiled.name)
+        wanted = self._request(compiled)
         wanted["PipelineDefinition"] = json.loads(compiled.definition)
         if not described:
             return None, wanted
         there = {key: described.get(key) for key in wanted}
         there["PipelineDefinition"] = json.loads(str(described["PipelineDefinition"]))
-        arn, ours = described["PipelineArn"], mappings(wanted, "Tags")
+        arn = described["PipelineArn"]
+        ours = mappings(wanted, "Tags")
         there["Tags"] = []
         if ours:
             listed = [*self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)]
@@ -96,7 +100,9 @@ class SageMakerClient(PipelineClient):
 
     def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
         """Writes the inputs that are missing, and creates or updates the pipeline."""
-        settings, aws, request = self._settings, self._aws, self._request(compiled)
+        settings = self._settings
+        aws = self._aws
+        request = self._request(compiled)
         assert settings
         missing = self.missing_inputs(compiled)
         # Before the definition: a run that a schedule starts in between finds them.
@@ -105,7 +111,8 @@ class SageMakerClient(PipelineClient):
         if settings.tags:
             tag_group(aws, settings.model.group or compiled.name, settings.tags)
         pipeline = self._find(compiled.name)
-        action, version = "unchanged", ""
+        action = "unchanged"
+        version = ""
         if pipeline is None:
             action = "created"
             request["ClientRequestToken"] = secrets.token_hex(16)
@@ -113,7 +120,8 @@ class SageMakerClient(PipelineClient):
         elif is_changed:
             # UpdatePipeline takes no tags.
             tags = request.pop("Tags")
-            action, answer = "updated", aws.call("sagemaker", "UpdatePipeline", **request)
+            action = "updated"
+            answer = aws.call("sagemaker", "UpdatePipeline", **request)
             version = text(answer, "PipelineVersionId")
             if tags:
                 aws.call("sagemaker", "AddTags", ResourceArn=pipeline["PipelineArn"], Tags=tags)
@@ -191,7 +199,8 @@ class SageMakerClient(PipelineClient):
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a job."""
         if is_service_job(run):
             return queued_state(self._aws, run)
-        name, id = run, None
+        name = run
+        id = None
         if named := _RUN.fullmatch(run):
             name, id = named.groups()
         # A job may have the name of a pipeline: an ARN says which of the two is meant.
@@ -229,7 +238,8 @@ class SageMakerClient(PipelineClient):
         """
         arn = f"{pipeline['PipelineArn']}/execution/{id}"
         answer = self._aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=arn)
-        status, reason = answer["PipelineExecutionStatus"], answer.get("FailureReason")
+        status = answer["PipelineExecutionStatus"]
+        reason = answer.get("FailureReason")
         listed = steps_of(self._aws, arn)
         state = _state(f"{name}/{id}", status, reason, steps=listed)
         steps = [run_step(step, aws=self._aws, is_over=state.has_ended) for step in listed]
@@ -240,7 +250,8 @@ class SageMakerClient(PipelineClient):
         # The names of a run's jobs, of all attempts, contain its id.
         asked = {"items": "TrainingJobSummaries", "NameContains": id}
         for job in self._aws.pages("sagemaker", "ListTrainingJobs", **asked):
-            job_name, job_status = job["TrainingJobName"], str(job["TrainingJobStatus"])
+            job_name = job["TrainingJobName"]
+            job_status = str(job["TrainingJobStatus"])
             steps.append(RunStep(name=f"{_JOB}{job_name}", status=job_status))
         failed = next((step for step in steps if step.status == "Failed"), None)
         state = with_reason(state, failed=failed, listed=listed, aws=self._aws)
@@ -271,7 +282,8 @@ class SageMakerClient(PipelineClient):
         elif not slash:
             stop_job(self._aws, name)
         elif pipeline := self._find(name):
-            arn, token = f"{pipeline['PipelineArn']}/execution/{id}", secrets.token_hex(16)
+            arn = f"{pipeline['PipelineArn']}/execution/{id}"
+            token = secrets.token_hex(16)
             asked = {"PipelineExecutionArn": arn, "ClientRequestToken": token}
             self._aws.call("sagemaker", "StopPipelineExecution", **asked)
 
@@ -304,7 +316,8 @@ class SageMakerClient(PipelineClient):
         told = told_parameters(parameters, workload=workload, declared=declared, target=self.target)
         for each in told:
             values[each.name] = as_sent(each)
-            own, value = each.own, each.value
+            own = each.own
+            value = each.value
             if own and (excess := len(argument_of(own, value)) - MAX_ARGUMENT) > 0:
                 words = f"{len(value)} characters, at most {len(value) - excess}"
                 raise UsageError(

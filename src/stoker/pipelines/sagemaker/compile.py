@@ -278,7 +278,8 @@ def _code_digest(inputs: Inputs) -> str:
 
 def _cached_profile(inputs: Inputs) -> _CachedProfile:
     """Returns the profile's own inputs; without `sagemaker.cache_days` those of all steps."""
-    workload, settings = inputs.workload, sagemaker_of(inputs.workload)
+    workload = inputs.workload
+    settings = sagemaker_of(inputs.workload)
     if not settings.cache_days:
         return _CachedProfile(workload=workload)
     packed = inputs.files.get(CODE)

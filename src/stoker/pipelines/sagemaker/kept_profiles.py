@@ -116,7 +116,8 @@ def sizes_of(workload: Workload, *, aws: Aws) -> dict[str, DataSize]:
 def data_change(was: Mapping[str, DataSize], now: Mapping[str, DataSize]) -> str:
     """Returns how data differ so much that a step may cost otherwise; empty: they do not."""
     for name in sorted(was.keys() | now.keys()):
-        before, today = was.get(name), now.get(name)
+        before = was.get(name)
+        today = now.get(name)
         if before is None or today is None:
             return f"the size of the data of {name} is not known for both"
         if _is_other(before, today):

@@ -51,7 +51,9 @@ class SageMakerVersions(VersionHistory):
     """
 
     def __init__(self, aws: Aws, *, pipeline: str, arn: str) -> None:
-        self._aws, self._pipeline, self._arn = aws, pipeline, arn
+        self._aws = aws
+        self._pipeline = pipeline
+        self._arn = arn
 
     def listed(self) -> list[UploadedVersion]:
         asked = {"PipelineName": self._pipeline, "SortOrder": "Descending"}

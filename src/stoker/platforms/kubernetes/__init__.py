@@ -154,7 +154,8 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         return KubernetesPlatform(cluster=self._cluster, adopts_only=True)
 
     def kept(self, request: KubernetesRequest) -> str:
-        settings, run = request.layout.settings, request.job.name
+        settings = request.layout.settings
+        run = request.job.name
         workload = name_of_workload(request.job.platform_settings)
         cluster = self._cluster_of(settings)
         digest = request.request_sha256
@@ -257,7 +258,8 @@ class KubernetesPlatform(Platform[KubernetesRequest]):
         with self._explained(known) as asked:
             cluster = _patient(asked, Log(run=name, host=SERVICE))
             for found in self._jobs_of(cluster, name, settings, run_id=run_id):
-                state, job = job_state(found), name_of(found)
+                state = job_state(found)
+                job = name_of(found)
                 if state.is_deleted or (state.has_ended and kind == "JobSet"):
                     continue
                 cluster.delete(OF_KIND[kind], job, uid=state.uid)

@@ -323,7 +323,8 @@ def explained(action: ApiAction) -> Iterator[None]:
 
 
 def _unsafe(err: object, action: ApiAction) -> PlatformError:
-    words, fix = _words(err), "check the cluster's certificate in the kube config"
+    words = _words(err)
+    fix = "check the cluster's certificate in the kube config"
     if any(rule in words for rule in _STRICT_RULES):
         fix = _NOT_STRICT
     return failed(f"no safe connection to the cluster: {words}", action, kind="refused", fix=fix)
@@ -399,7 +400,8 @@ class ClusterApi:
     def patient(self, tell: Callable[[ServiceError], None]) -> "ClusterApi":
         """Returns the same cluster for calls that matter: repeated for READ_AGAIN_SECONDS."""
         api = copy.copy(self)
-        api._patience_seconds, api._tell = READ_AGAIN_SECONDS, tell
+        api._patience_seconds = READ_AGAIN_SECONDS
+        api._tell = tell
         return api
 
     @property

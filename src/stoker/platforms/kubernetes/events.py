@@ -79,7 +79,8 @@ class Happenings:
     def take(self, event: Document) -> Iterator[Happening]:
         """Yields an event of this run if it is new and important."""
         about = mapping(event, "involvedObject")
-        kind, name = text(about, "kind"), text(about, "name")
+        kind = text(about, "kind")
+        name = text(about, "name")
         reason = text(event, "reason")
         age = seconds_between(self._since, _time_of(event))
         if not self._is_ours(kind, name) or (age is not None and age < 0):
@@ -123,7 +124,8 @@ class Happenings:
 
 def _time_of(event: Document, *, is_first: bool = False) -> str:
     # It depends on the event's writer which of them are set.
-    first, last = text(event, "firstTimestamp"), text(event, "lastTimestamp")
+    first = text(event, "firstTimestamp")
+    last = text(event, "lastTimestamp")
     only = text(event, "eventTime")
     if is_first:
         return first or only or last

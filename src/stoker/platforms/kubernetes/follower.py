@@ -73,7 +73,8 @@ class Follower:
         """Returns the answer of the Workflow; True if it is gone."""
         if self.workflow is None:
             return None
-        workflow, api = self.workflow, self.home or cluster
+        workflow = self.workflow
+        api = self.home or cluster
 
         def look() -> bool:
             there = api.find(WORKFLOWS, text(workflow, "name"))

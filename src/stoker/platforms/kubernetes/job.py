@@ -119,10 +119,12 @@ def conclude(
     if state and state.phase == "succeeded":
         status = "succeeded"
     elif state:
-        status, failure = "failed", _failure(state, latest, layout, training)
+        status = "failed"
+        failure = _failure(state, latest, layout, training)
     elif training and not is_stopped:
         # With a TTL of 0 a job may be gone before its end is seen.
-        status, failure = training.status, training.failure
+        status = training.status
+        failure = training.failure
     folder = _output_uri(layout)
     unfetched = None
     has_record = training or (layout.job.settings.profile and output.files)
@@ -307,12 +309,14 @@ class RunPicture:
 
     def changed_pods(self) -> list[tuple[PodState, bool]]:
         """Returns the pods with news since the last call, and whether each is deleted."""
-        changed, self._changed = self._changed, []
+        changed = self._changed
+        self._changed = []
         return changed
 
     def troubles(self, now: float) -> list[Trouble]:
         """Returns why hosts do not run now (monotonic seconds)."""
-        layout, namespace = self._layout, self._namespace
+        layout = self._layout
+        namespace = self._namespace
         pods = [*self._pods.values()]
         there = Counter(pod.group for pod in pods)
         for group in layout.groups:
@@ -326,7 +330,8 @@ class RunPicture:
             *troubles_of(pods, layout, namespace=namespace, deleted_seconds=seconds, unfit=unfit),
             *(refused_pods(self._groups[job], said) for job, said in self._refused.items()),
         ]
-        name, state = layout.dnn.group.name, self.state
+        name = layout.dnn.group.name
+        state = self.state
         has_reason = any(each.group == name and each.fatal_after is not None for each in troubles)
         if state is not None and not has_reason:
             pods += [pod for pod in self._gone_pods.values() if pod.has_succeeded]
@@ -370,7 +375,8 @@ class RunPicture:
         # Once this job is gone, another may have its name.
         same_uid = [item for item in news.items if text(item, "metadata", "uid") == self._uid]
         for document in same_uid:
-            before, self.state = self.state, job_state(document)
+            before = self.state
+            self.state = job_state(document)
             if self._is_suspended:
                 self._refused.clear()
             yield from self._words_of_job(before, self.state)
@@ -778,7 +784,8 @@ class KubernetesRun(FollowedRun):
         """Returns the error for missing hosts; only a quota is worth a retry."""
         job = self._layout.job
         waited = trouble.what
-        fix, types = trouble.fix, frozenset[str]()
+        fix = trouble.fix
+        types = frozenset[str]()
         if not trouble.may_pass:
             types = frozenset(g.instance_type for g in job.groups if g.name == trouble.group)
         if trouble.key.startswith("unschedulable"):
@@ -791,7 +798,8 @@ class KubernetesRun(FollowedRun):
             minutes = self._layout.settings.queue_wait_minutes
             waited += f" (for {minutes} min, kubernetes.queue_wait_minutes)"
         error = NoCapacityError(waited, where=self._place, fix=fix)
-        error.types, error.may_pass = types, trouble.may_pass
+        error.types = types
+        error.may_pass = trouble.may_pass
         dnn = self._layout.dnn.group
         pods = self._picture.all_pods
         started = {pod.index for pod in pods if pod.is_started and pod.group == dnn.name}

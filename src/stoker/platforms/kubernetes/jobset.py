@@ -75,7 +75,8 @@ def job_of(
     spec = _jobset_spec(layout, pods)
     if settings.api == "jobset":
         main = object_of_run(JOBSET_API, "JobSet", described, spec=spec)
-        job, runtime = _signed(main, layout, parts=[files, None]), None
+        job = _signed(main, layout, parts=[files, None])
+        runtime = None
     else:
         name = settings.runtime or layout.name
         runtime = _training_runtime(layout, spec, name=name)
@@ -246,7 +247,8 @@ def _compared(spec: Json) -> Json:
 
 
 def _patch(pods: Pods) -> Document:
-    group, spec = pods.group, pods.of_run
+    group = pods.group
+    spec = pods.of_run
     if group.is_dnn:
         # Trainer takes the variables of its container from the TrainJob's trainer only.
         (container,) = mappings(spec, "containers")

@@ -262,7 +262,8 @@ def lay_out(checked: CheckedJob) -> Layout:
 
 
 def _pod_group(of_group: GroupSettings, *, name: str, settings: KubernetesSettings) -> PodGroup:
-    group, pool = of_group.group, of_group.pool
+    group = of_group.group
+    pool = of_group.pool
     job = _job_name(group, settings)
     hosts = host_pattern(name, job)
     gpus = _gpus_of_pod(of_group)
@@ -352,8 +353,10 @@ def _check_data_nodes(of_group: GroupSettings) -> None:
 
 def _resources(of_group: GroupSettings, settings: KubernetesSettings, *, gpus: int) -> Document:
     """Returns what a pod requests of its node, and its limits, before patches."""
-    pods, pool = of_group.pods, of_group.pool
-    cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
+    pods = of_group.pods
+    pool = of_group.pool
+    cpu = pods.cpu or pool.cpu
+    memory = pods.memory or pool.memory
     if cpu is None or memory is None:
         raise _unknown(
             of_group.group, "what a pod requests of its node, which daemons use as well,"

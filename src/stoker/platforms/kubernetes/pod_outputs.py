@@ -46,7 +46,8 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
 
 
 def _log_file(name: str, content: bytes, log: Log) -> None:
-    packed, most = zlib.compress(content, 9), MAX_BYTES[Path(name).suffix]
+    packed = zlib.compress(content, 9)
+    most = MAX_BYTES[Path(name).suffix]
     if len(packed) > most and name.endswith(".csv"):
         lines = content.splitlines(keepends=True)
         packed, kept = _packed_head(lines, packed, most=most)
@@ -102,7 +103,8 @@ class OutputParts:
     def _add(self, values: Mapping[str, str]) -> None:
         name, digest, data = (values.get(key, "") for key in ("file", "digest", "data"))
         try:
-            number, count = int(values.get("part", "")), int(values.get("parts", ""))
+            number = int(values.get("part", ""))
+            count = int(values.get("parts", ""))
         except ValueError:
             return
         # Untrusted, as a script may print such lines: names become paths, and counts take memory.

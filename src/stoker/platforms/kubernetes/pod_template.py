@@ -160,7 +160,8 @@ def _share_claims(spec: dict[str, Json]) -> None:
     kept: dict[str, Document] = {}
     names: dict[str, str] = {}
     for volume in mappings(spec, "volumes"):
-        name, claim = str(volume["name"]), mapping(volume, "persistentVolumeClaim")
+        name = str(volume["name"])
+        claim = mapping(volume, "persistentVolumeClaim")
         key = f"claim {claim.get('claimName')}" if claim else f"volume {name}"
         first = kept.setdefault(key, volume)
         names[name] = str(first["name"])

@@ -85,7 +85,8 @@ class PodState:
 
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
     """Returns the state of a pod; None if it is in none of the groups (by replicated job)."""
-    described, status = mapping(document, "metadata"), mapping(document, "status")
+    described = mapping(document, "metadata")
+    status = mapping(document, "status")
     labels = mapping(described, "labels")
     group = groups.get(text(labels, REPLICATED_JOB_LABEL))
     if group is None:

@@ -159,7 +159,8 @@ def jobs_of_run(
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
     """Deletes a pipeline run's unfinished jobs, without a wait; returns kind and name of each."""
-    deleted, refusals = [], []
+    deleted = []
+    refusals = []
     for resource in (JOBSETS, TRAINJOBS):
         try:
             jobs, _ = cluster.list(resource, query=_OURS)
@@ -170,7 +171,8 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
             refusals.append(err)
             continue
         for job in jobs:
-            state, name = job_state(job), name_of(job)
+            state = job_state(job)
+            name = name_of(job)
             is_its = _is_step_of(job, run_id) or is_run_of(_annotation(job, RUN_ANNOTATION), run_id)
             if is_its and not (state.has_ended or state.is_deleted):
                 cluster.delete(resource, name, uid=state.uid)

@@ -114,7 +114,8 @@ def provide_runtime(
     """Makes the runtime, first owned by `owners`, unless it exists; returns whether it was made."""
     wanted = request.runtime
     assert wanted is not None
-    name, digest = name_of(wanted), _digest(wanted)
+    name = name_of(wanted)
+    digest = _digest(wanted)
     if not request.runtime_is_ours:
         runtime = cluster.find(RUNTIMES, name)
         if _digest(runtime) != digest:

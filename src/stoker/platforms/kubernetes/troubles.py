@@ -116,7 +116,8 @@ def troubles_of(
 
 def refused_pods(group: PodGroup, message: str) -> Trouble:
     """Returns the trouble of a group whose pods are refused, with the job controller's message."""
-    what, fix = f"pods of {group.group.name} are refused: {message}", "ask who runs the cluster"
+    what = f"pods of {group.group.name} are refused: {message}"
+    fix = "ask who runs the cluster"
     is_for_ever = is_of_quota(message) and exceeds(message, times=group.group.count)
     if is_for_ever:
         fix = "the quota is smaller than the request: ask for more, or plan fewer or smaller hosts"
@@ -146,7 +147,8 @@ def exceeds(message: str, *, times: int) -> bool:
     match = _QUOTA.search(message)
     if match is None:
         return False
-    requested, limited = _amounts(match["requested"]), _amounts(match["limited"])
+    requested = _amounts(match["requested"])
+    limited = _amounts(match["limited"])
     try:
         return any(
             times * amount(requested[key]) > amount(limited[key])
@@ -218,7 +220,8 @@ def _without_node(
         refusals: Why the autoscaler has no group of nodes for them; empty if it may have one.
     """
     wait_minutes = job.platform_settings.on_no_capacity.wait_minutes
-    kind, seconds = "unschedulable", 60.0 * wait_minutes
+    kind = "unschedulable"
+    seconds = 60.0 * wait_minutes
     pool = bare_type(group.group.instance_type)
     what = f"{_hosts(pods, group)} for a node of {pool}"
     missing = short_of(reason)
@@ -227,9 +230,11 @@ def _without_node(
     what += f": {reason}"
     # A node that is only full may get free, and the autoscaler does not know all nodes.
     if refusals and not missing:
-        kind, seconds = "unfit", UNFIT_SECONDS
+        kind = "unfit"
+        seconds = UNFIT_SECONDS
         what += f"; {refusals[0]}"
-    fix, fix_after = job.next_best_advice, CAPACITY_SECONDS
+    fix = job.next_best_advice
+    fix_after = CAPACITY_SECONDS
     if group.is_dnn:
         limit = f"it waits {wait_minutes} min in all (on_no_capacity)"
         fix = "; ".join(filter(None, (limit, fix)))
@@ -403,7 +408,8 @@ def idle_wait(
     """
     if state.phase == "suspended":
         return _admission(layout, events, namespace=namespace)
-    name, count = layout.dnn.group.name, layout.dnn.group.count
+    name = layout.dnn.group.name
+    count = layout.dnn.group.count
     hosts = {pod.index: pod for pod in by_attempt(pods) if pod.group == name}
     idle = [pod for pod in hosts.values() if not (pod.is_running or pod.has_succeeded)]
     told_after = START_SECONDS
@@ -411,13 +417,18 @@ def idle_wait(
     if idle:
         number_of = len(idle)
         kind, words = _idleness(idle[0])
-        what, why = f"wait: pod {idle[0].name} {words}", events.last_of("Pod", idle[0].name)
+        what = f"wait: pod {idle[0].name} {words}"
+        why = events.last_of("Pod", idle[0].name)
         # A pod that is deleted may still be there for its grace period.
         told_after += idle[0].grace_seconds
     elif len(hosts) != count:
-        number_of, kind, what = count - len(hosts), "unmade", "have no pod"
+        number_of = count - len(hosts)
+        kind = "unmade"
+        what = "have no pod"
     elif all(pod.has_succeeded for pod in hosts.values()):
-        number_of, kind, what = count, "unended", "have succeeded, and their job does not end"
+        number_of = count
+        kind = "unended"
+        what = "have succeeded, and their job does not end"
     else:
         return None
     wait_minutes = layout.job.platform_settings.on_no_capacity.wait_minutes
@@ -524,7 +535,8 @@ class TroubleLog:
         self._current = {(trouble.group, trouble.key): trouble for trouble in troubles}
         troubled = {group for group, _ in self._current}
         self._waits = {key: wait for key, wait in self._waits.items() if key[0] in troubled}
-        seconds, self._looked_at = now - self._looked_at, now
+        seconds = now - self._looked_at
+        self._looked_at = now
         for key in before.keys() & self._waits.keys():
             self._waits[key].seconds += seconds
         for key, trouble in self._current.items():
@@ -534,7 +546,8 @@ class TroubleLog:
             is_new_fix = wait.told_at is not None and has_fix and not wait.fix_is_told
             if not (wait.is_due(trouble) or is_new_fix):
                 continue
-            wait.told_at, wait.told_hosts = wait.seconds, trouble.hosts
+            wait.told_at = wait.seconds
+            wait.told_hosts = trouble.hosts
             wait.fix_is_told = has_fix
             words = trouble.what
             if wait.seconds >= 1:

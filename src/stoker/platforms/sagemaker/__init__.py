@@ -81,7 +81,9 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
         if not pipeline_execution():
             check_caller(self._aws.caller(), settings_of(request.job))
         log = Log(run=request.job.name, host="sagemaker")
-        aws, job, rename = self._aws, request.job, self._renamed(request)
+        aws = self._aws
+        job = request.job
+        rename = self._renamed(request)
         if request.queued:
             started, entry = self._patiently(
                 lambda: start_queued(aws, request, rename=rename, log=log), job=job, log=log
@@ -99,7 +101,8 @@ class SageMakerPlatform(Platform[SageMakerRequest]):
         )
 
     def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
-        first, job = requests[0], requests[0].job
+        first = requests[0]
+        job = requests[0].job
 
         def find() -> int:
             there = [*enumerate(requests)][1:] if self._has_begun(first) else []

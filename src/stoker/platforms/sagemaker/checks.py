@@ -124,7 +124,9 @@ def check_secrets(job: JobSpec, settings: SageMakerSettings, variables: Document
 
 def _channel_rules(body: Body) -> Iterator[UsageError]:
     for name, channel in channels_of(body):
-        where, source, mode = f"channel {name}", s3_source(channel), mode_of(body, channel)
+        where = f"channel {name}"
+        source = s3_source(channel)
+        mode = mode_of(body, channel)
         is_augmented = source.get("S3DataType") == "AugmentedManifestFile"
         if is_augmented and mode != "Pipe":
             what = f"an augmented manifest is streamed: it needs mode Pipe, not {mode}"
@@ -274,8 +276,10 @@ def _registry_rules(body: Body) -> Iterator[UsageError]:
 
 def _time_rules(body: Body) -> Iterator[UsageError]:
     """Checks times and volumes whose limits are in the API's reference, but in no model."""
-    stopping, key = mapping(body, "StoppingCondition"), "key sagemaker.max_run_seconds"
-    seconds, waited = stopping.get("MaxRuntimeInSeconds"), stopping.get("MaxWaitTimeInSeconds")
+    stopping = mapping(body, "StoppingCondition")
+    key = "key sagemaker.max_run_seconds"
+    seconds = stopping.get("MaxRuntimeInSeconds")
+    waited = stopping.get("MaxWaitTimeInSeconds")
     if isinstance(seconds, int) and seconds > MAX_RUN_SECONDS:
         what = f"a training job may run for 28 days ({MAX_RUN_SECONDS} s), not {seconds} s"
         yield UsageError(what, where=key, fix="set fewer seconds, and continue from a checkpoint")
@@ -346,7 +350,8 @@ def _pending_rules(body: Document) -> Iterator[UsageError]:
         return
     # From the model of the botocore that is installed, which is updated with the service.
     limits = service_model("sagemaker").shape_for("MaxPendingTimeInSeconds").metadata
-    least, most = int(limits["min"]), int(limits["max"])
+    least = int(limits["min"])
+    most = int(limits["max"])
     if not least <= seconds <= most:
         what = f"a job may be pending for {least} to {most} s, not {seconds} s"
         yield UsageError(

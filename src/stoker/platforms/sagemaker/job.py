@@ -285,7 +285,8 @@ class SageMakerRun(FollowedRun):
 
     def utilisation(self, sizes: InstanceSizes) -> tuple[GroupLoad, ...]:
         """Returns the average load of each group's hosts so far; () before the training begins."""
-        state, roster = self._state, self._labels.roster
+        state = self._state
+        roster = self._labels.roster
         if state is None or state.began_at is None or not roster:
             return ()
         types = {
@@ -311,7 +312,8 @@ class SageMakerRun(FollowedRun):
     def _conclude(self) -> JobEnd:
         assert self._state is not None
         self._delete_token()
-        state, job = self._state, self._job
+        state = self._state
+        job = self._job
         # The service looks for hosts after it has created the job.
         lack = shortage(state, limit_seconds=self._pending_seconds)
         if lack is not None:
@@ -333,9 +335,11 @@ class SageMakerRun(FollowedRun):
         # The service has the launcher's code, which is 0 for a run that a rule ended.
         if training and training.exit_code is not None:
             exit_code = training.exit_code
-        model_uri, model_copy_uri = _model_uri(self._aws, state), None
+        model_uri = _model_uri(self._aws, state)
+        model_copy_uri = None
         if status == "succeeded" and model_uri and self._asked_name != state.name:
-            name, log = self._asked_name, self._log
+            name = self._asked_name
+            log = self._log
             model_copy_uri = _copy_model(
                 self._aws, model_uri, state, name, is_step=self._is_step, log=log
             )
@@ -443,5 +447,6 @@ class SageMakerRun(FollowedRun):
 
     def _delete_token(self) -> None:
         if self._token_uri:
-            uri, self._token_uri = self._token_uri, None
+            uri = self._token_uri
+            self._token_uri = None
             delete_token(self._aws, uri, log=self._log)

@@ -119,7 +119,8 @@ def objects_version(aws: Aws, uri: str, *, max_pages: int) -> str:
     Raises:
         ServiceError: If S3 refuses to list them.
     """
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     for page in itertools.islice(aws.object_pages(uri), max_pages):
         for item in mappings(page, "Contents"):
             count += 1

@@ -116,7 +116,8 @@ class _Stream:
             if not self._token or not err.code.startswith("InvalidParameter"):
                 raise
             # Tokens expire after a day. The start is inclusive: known events are skipped below.
-            self._token, num_read = None, self._num_at_last
+            self._token = None
+            num_read = self._num_at_last
             answer = self._get(startTime=self._last_millis)
         token = answer.get("nextForwardToken")
         return mappings(answer, "events")[num_read:], token if isinstance(token, str) else None

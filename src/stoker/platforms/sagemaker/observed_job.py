@@ -87,7 +87,8 @@ def observe_job(
     end = now
     if state.ended_at:
         end = datetime.fromisoformat(state.ended_at)
-    age, seconds = (now - begin).total_seconds(), (end - begin).total_seconds()
+    age = (now - begin).total_seconds()
+    seconds = (end - begin).total_seconds()
     loads = read_utilisation(
         aws,
         job_name=state.name,

@@ -115,15 +115,19 @@ def check_caller(caller: str | None, settings: SageMakerSettings) -> None:
         caller: The ARN that STS tells; None: it is not known, and nothing is refused.
         settings: The workload's settings; `check_places` compares their accounts.
     """
-    role, logged_in = _ARN.match(settings.role), _ARN.match(caller or "")
+    role = _ARN.match(settings.role)
+    logged_in = _ARN.match(caller or "")
     if role is None or logged_in is None:
         return
-    account, partition = role[4], role[1]
+    account = role[4]
+    partition = role[1]
     if (account, partition) == (logged_in[4], logged_in[1]):
         return
-    here, there = f"account {logged_in[4]}", f"account {account}"
+    here = f"account {logged_in[4]}"
+    there = f"account {account}"
     if partition != logged_in[1]:
-        here, there = f"{here} ({logged_in[1]})", f"{there} ({partition})"
+        here = f"{here} ({logged_in[1]})"
+        there = f"{there} ({partition})"
     raise UsageError(
         f"you are logged in to {here}, and the workload's roles are in {there}",
         where=f"key sagemaker.role; the login is {caller}",
@@ -134,7 +138,8 @@ def check_caller(caller: str | None, settings: SageMakerSettings) -> None:
 def _addresses(
     job: JobSpec, settings: SageMakerSettings, others: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
-    control, model = settings.control, settings.model
+    control = settings.control
+    model = settings.model
     request = patch_document(settings.request)
     texts: dict[str, Json] = {
         "sagemaker.role": settings.role,
@@ -194,12 +199,14 @@ def _own(settings: SageMakerSettings, named: list[NamedPlace]) -> NamedPlace:
     # The service's model refuses a role that is no ARN, with the key.
     role = next(roles, NamedPlace(key="sagemaker.role", kind="role"))
     if settings.region:
-        key, region = "sagemaker.region", settings.region
+        key = "sagemaker.region"
+        region = settings.region
     else:
         # What boto3 finds is not known here; but the image is in the job's region.
         images = (place for place in named if place.kind == "image" and place.region)
         first = next(images, role)
-        key, region = first.key, first.region
+        key = first.key
+        region = first.region
     return NamedPlace(
         key=key, kind="own", account=role.account, region=region, partition=role.partition
     )

@@ -134,9 +134,11 @@ class QueuedRun(SageMakerRun):
         """Raises NoCapacityError for a job that will not start, or has waited for too long."""
         now = self._aws.clock()
         if self._entry.has_hosts:
-            self._had_hosts, self._waiting_since = True, now
+            self._had_hosts = True
+            self._waiting_since = now
             return
-        queue, minutes = self._queue.name, self._queue.wait_minutes
+        queue = self._queue.name
+        minutes = self._queue.wait_minutes
         if self._entry.can_never_start:
             raise self._without_hosts(f"the queue {queue} cannot start it: {self._entry.reason}")
         if now >= self._waiting_since + 60 * minutes:
@@ -166,7 +168,8 @@ class QueuedRun(SageMakerRun):
         return lineage_in(self._entry.tags, job_id=state.arn)
 
     def _conclude(self) -> JobEnd:
-        job, spec = self._entry, self._job
+        job = self._entry
+        spec = self._job
         is_failed = job.status == "FAILED"
         if is_failed and "ResourceLimitExceeded" in job.reason:
             self._delete_token()
@@ -190,7 +193,8 @@ class QueuedRun(SageMakerRun):
             raise self._final(err) from err
 
     def _final(self, error: NoCapacityError) -> NoCapacityError:
-        error.may_pass, error.had_hosts = False, self._had_hosts
+        error.may_pass = False
+        error.had_hosts = self._had_hosts
         return error
 
     def _without_training(self) -> JobEnd:

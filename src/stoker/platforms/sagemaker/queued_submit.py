@@ -134,7 +134,8 @@ def _own_among(
 def _submit(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: Log) -> ServiceJob:
     """Writes token and code, and submits the job; an earlier submission's is returned instead."""
     submission = _with_facts(aws, request, packed=packed)
-    name, is_sent = request.job.name, False
+    name = request.job.name
+    is_sent = False
     try:
         write_inputs(aws, request, packed=packed)
         is_sent = True

@@ -191,7 +191,9 @@ def console_url(arn: str) -> str:
     parts = arn.split(":")
     if len(parts) < 6:
         return ""
-    partition, region, name = parts[1], parts[3], arn.rpartition("/")[2]
+    partition = parts[1]
+    region = parts[3]
+    name = arn.rpartition("/")[2]
     domain = {
         "aws-cn": "console.amazonaws.cn",
         "aws-us-gov": "console.amazonaws-us-gov.com",
@@ -430,7 +432,8 @@ def write_inputs(aws: Aws, request: SageMakerRequest, *, packed: bytes | None) -
 def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: Log) -> bool:
     """Writes token and code and creates the job; returns False if the name is taken."""
     facts = lineage_tags(aws, request, packed=packed)
-    name, is_sent = request.job.name, False
+    name = request.job.name
+    is_sent = False
     try:
         write_inputs(aws, request, packed=packed)
         is_sent = True

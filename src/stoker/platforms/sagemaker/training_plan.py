@@ -56,7 +56,8 @@ def read_plan(aws: Aws, arn: str) -> TrainingPlan:
 
 def plan_of(answer: Document) -> TrainingPlan:
     """Returns the plan in an answer of DescribeTrainingPlan; raises UsageError for one in vain."""
-    name, status = str(answer.get("TrainingPlanName")), str(answer.get("Status"))
+    name = str(answer.get("TrainingPlanName"))
+    status = str(answer.get("Status"))
     if status not in _USABLE:
         raise UsageError(
             f"the training plan {name} is {status}: no job can have its hosts",
@@ -75,7 +76,8 @@ def plan_of(answer: Document) -> TrainingPlan:
     hours = sum(
         _hours(each, of_plan=answer) * _number(each, "TotalInstanceCount") for each in reserved
     )
-    fee, currency = _number(answer, "UpfrontFee"), answer.get("CurrencyCode") or "USD"
+    fee = _number(answer, "UpfrontFee")
+    currency = answer.get("CurrencyCode") or "USD"
     usd_per_hour = None
     # The fee is for all hosts: of several types it does not say which share is whose.
     if len(types) == 1 and hours > 0 and fee > 0 and currency == "USD":
