@@ -207,6 +207,7 @@ def _worth_running(
         and (is_late or ranking.gain(plan.predicted, today) > error_band(plan.predicted))
     ]
     at_no_cost = [plan for plan, _ in worth if ranking.is_free(plan, keep)]
+    # Among plans at no cost the fastest counts, also where the objective is money.
     by_time = Ranking(objective="time", is_billed=ranking.is_billed)
     free = min(at_no_cost, key=by_time.rank, default=None)
     if free is None or free.predicted is None:

@@ -260,6 +260,7 @@ def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
         shards_of_rank=inputs.feed.shards,
         data=data,
     )
+    # One call for a whole batch cannot be divided among workers.
     is_one_by_one = profile.loader is not None and profile.loader.splits is True
     return replace(work, splits=is_one_by_one and inputs.feed.splits)
 

@@ -35,6 +35,7 @@ def unpack(package: Path, folder: Path) -> Path:
     """
     # Inside of it: perhaps the only writable folder, and on another disk.
     fresh = folder / f".unpacked.{os.getpid()}"
+    # Then a refused package leaves no folder behind.
     is_new = not folder.exists()
     try:
         fresh.mkdir(parents=True)
@@ -70,6 +71,7 @@ def _replace(entry: Path, target: Path) -> None:
         shutil.rmtree(target)
     elif target.is_symlink() or target.exists():
         target.unlink()
+    # On the same disk: nobody sees half of it.
     entry.rename(target)
 
 

@@ -78,6 +78,7 @@ class HostMemoryWatch:
         self._sources = sources or MemorySources()
         self._clock = clock
         self._due_at = self._processes_due_at = 0.0
+        # The control group may be older than this run.
         self._kills_before = self._sources.num_kills() or 0
         self._peak: MemoryUse | None = None
         self._now: MemoryUse | None = None
@@ -117,6 +118,7 @@ class HostMemoryWatch:
         if use is None:
             return
         self._now = use
+        # By share, as the nearest limit may be another one later.
         if self._peak is None or use.share > self._peak.share:
             self._peak = use
         if self._sources.is_swapping():
@@ -127,6 +129,7 @@ class HostMemoryWatch:
             self._counted_share = use.share
             self._ours_bytes = self._count_ours()
             seconds = self._clock() - now
+            # The count took so many seconds: they are 1 % of the time until the next one.
             self._processes_due_at = now + seconds / _MAX_SHARE
 
     def _count_ours(self) -> int:
@@ -184,6 +187,7 @@ class MemoryLog:
 
 def _higher(before: MemoryPeak, peak: MemoryPeak) -> MemoryPeak:
     highest = max(before, peak, key=lambda one: one.peak_bytes / one.limit_bytes)
+    # A report without a count does not undo an earlier one.
     ours = peak.ours_bytes
     if ours is None:
         ours = before.ours_bytes
@@ -227,6 +231,7 @@ def memory_shares(
     """
     shares: dict[str, list[float]] = {host: [] for host in topology.dnn_hosts}
     for rank, report in progress.items():
+        # Ranks are numbered host by host.
         place = rank // max(1, processes_per_host)
         if place < len(topology.dnn_hosts):
             shares[topology.dnn_hosts[place]].append(getattr(report, of))

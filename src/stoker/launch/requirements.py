@@ -23,6 +23,7 @@ from stoker.records.platforms import REQUIREMENTS_FILE, requirements_named
 # Less than the time for which data hosts wait for the run to start (1800 s).
 INSTALL_SECONDS = 1500.0
 _POLL_SECONDS = 0.2
+# Of pip's errors, whose last lines have the reason.
 _NUM_LINES = 5
 _VARIABLES = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -75,6 +76,7 @@ def install_requirements(
             python=python,
             seconds=round(time.monotonic() - began, 1),
         )
+    # This process may have looked for these packages before.
     importlib.invalidate_caches()
 
 
@@ -102,11 +104,13 @@ def _install(
             cwd=folder,
             env={**environ, **_VARIABLES},
             stdin=subprocess.DEVNULL,
+            # A file: nobody reads while pip runs, and a full pipe would stop it.
             stderr=errors,
         )
         try:
             is_done = _wait(process, inbox)
         finally:
+            # After a signal or the deadline; nothing happens to one that has ended.
             process.kill()
             process.wait()
         if is_done and process.returncode != 0:

@@ -54,6 +54,7 @@ class Release:
         self._message: Unfed | None = None
         self._settles_at: float | None = None
         self._is_done = False
+        # Of an earlier attempt in the same folder.
         for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
             file.unlink(missing_ok=True)
 
@@ -88,6 +89,7 @@ class Release:
         """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
         messages = self._messages()
         if len(messages) < self._ranks:
+            # One is missing, or was withdrawn: the time begins again.
             self._settles_at = None
             return None
         if not self._is_settled(max(message.settle_seconds for message in messages)):
@@ -175,6 +177,7 @@ class RunGuards:
 
     def close(self) -> None:
         """Writes last lines, also of what came after the last look."""
+        # An error of one of them does not cost the others' last lines.
         with contextlib.ExitStack() as closing:
             for log in self._logs:
                 closing.callback(log.close)
@@ -261,6 +264,7 @@ class LeaderGuards(RunGuards):
         """
         failure = self.watchdog.failure
         code = self.watchdog.exit_code
+        # It may have seen a hang while the command ended for another reason.
         if not failure or ending.decided != failure:
             # All hosts end with 0, which no platform restarts; the record says that it failed.
             failure = self.lease.failure or self.spending.failure
@@ -303,6 +307,7 @@ class LeaderGuards(RunGuards):
         logs.append(MemoryLines(run.log, hosts=self.memory_of_all))
         if self._coordinator:
             file = run.output / "feed.csv"
+            # An earlier attempt's rows are not this one's.
             file.unlink(missing_ok=True)
             logs.append(FeedLog(file, run.log, progress=self._progress))
         return logs

@@ -80,6 +80,7 @@ class _Command:
 def train(training: TrainingRun) -> Ending:
     """Runs the training command of this host to its end, for which it blocks."""
     output = training.run.output
+    # All of an earlier attempt in the same folder.
     finish.forget_failures(output)
     discard_loadings(output)
     profile_ended = output / PROFILE_ENDED_FILE
@@ -156,6 +157,7 @@ def _supervise(training: TrainingRun, command: _Command) -> Ending:
             )
         if isinstance(line, Ending):
             return line
+        # Not before: a command that is refused leaves no samples.
         guards.gpus.start()
         closed.callback(guards.gpus.close)
         ending = _watched(training, line, mpi_host.environ if mpi_host else command.environ)

@@ -65,6 +65,7 @@ def promote(evaluation_file: Path, *, named: str) -> str:
         return f"not made the champion: in {named} people choose it"
     record = read_json(evaluation_file, Evaluation)
     content = evaluation_file.read_bytes()
+    # Again whenever another run has taken the number.
     while True:
         files = _champions(folder)
         # A retried step: its model may have been replaced since.
@@ -91,17 +92,20 @@ def _champions(folder: Path) -> list[Path]:
             where=str(folder),
             fix="mount the claim of kubernetes.champion there, or make the folder",
         ) from None
+    # By number: from 1000000 on names are longer.
     return sorted(numbered, key=lambda file: int(file.stem))
 
 
 def _link(content: bytes, made: Path) -> bool:
     """Writes a file atomically; returns False if its name is taken."""
+    # The dot keeps it from being taken for a champion.
     written = made.with_name(f".{secrets.token_hex(8)}")
     try:
         try:
             with written.open("wb") as file:
                 file.write(content)
                 file.flush()
+                # Before it gets its name: whoever sees the name can read all of it.
                 os.fsync(file.fileno())
             made.hardlink_to(written)
         finally:

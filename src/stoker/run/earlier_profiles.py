@@ -169,6 +169,7 @@ def _found_for(
     aws = Aws(region=workload.sagemaker_region)
     answer = find_profile(workload, aws=aws, key=key, run=run)
     out = outputs.out or Path("profile.json")
+    # The pipeline's condition on SageMaker reads it.
     write_text(out.parent / "found.json", found_document(answer))
     return EarlierProfile(
         profile=answer.profile, words=answer.words, is_answer=True, package=packed

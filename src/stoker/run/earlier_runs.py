@@ -82,6 +82,7 @@ def memory_of(workload: Workload, *, runs: Path, besides: Path) -> Memory:
             if last is None:
                 return Memory(why_not=f"{folder.name} cannot be read: {err.what}")
             continue
+        # The folders come newest first.
         last = last or LastRun(run=folder.name, decision=run.decision, training=run.training)
         earlier_runs.append(run)
         if len(earlier_runs) == MOST_RUNS:

@@ -85,6 +85,7 @@ def is_memory(folder: Path) -> bool:
 
 def why_unwritable(folder: Path) -> str:
     """Returns why no run can be kept in a folder, which need not exist; empty: it can."""
+    # The nearest folder that exists: those below it would be made there.
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return ""
@@ -176,5 +177,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _file_name(run: RememberedRun) -> str:
+    # The time in front: names are sorted by it.
     moment = re.sub(r"[^0-9TZ]", "", run.ended_at.partition(".")[0])
     return f"{moment}--{run.run}.json"

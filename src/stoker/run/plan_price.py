@@ -32,6 +32,7 @@ def with_plan_price(
     try:
         plan = read_plan(aws or Aws(region=settings.region), arn)
     except ServiceError as err:
+        # A wrong name is a mistake; without the right to see a plan the list's prices are left.
         if err.kind == "missing":
             what = f"there is no training plan {arn}"
             raise UsageError(what, where=KEY, fix="name another plan, or leave it out") from err

@@ -196,6 +196,7 @@ def profile_and_keep(
     """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured."""
     job = profiled_job(workload, group=cluster.dnn, run_dir=run_dir, records=records)
     request = platform.plan(job)
+    # A step that is retried does not pay for the measurement again.
     if records and (kept := platform.kept(request)):
         say(f"{job.name} has measured before: this is its record", quiet=quiet)
         return read_json(kept, Profile)

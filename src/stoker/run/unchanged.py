@@ -53,6 +53,7 @@ class Since:
 
 def code_here(workload: Workload) -> Code:
     """Returns the code of a workload with `skip_unchanged`; reads all files of this folder."""
+    # Nobody would compare it, and a large folder takes seconds.
     if not workload.skip_unchanged:
         return Code(why="skip_unchanged is false")
     if not workload.platform_info.is_this_machine:

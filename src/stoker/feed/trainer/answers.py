@@ -106,7 +106,9 @@ class Answers:
             ended=lambda ended: self._shared.post(partial(self._lost_batches, link, ended)),
             max_head_bytes=self._max_bytes,
         )
+        # Before it starts: its end is compared with the link's receiver.
         link.receive_by(receiver)
+        # For forks, which have to close their descriptors.
         self._shared.receivers.add(receiver)
         receiver.start()
 
@@ -127,6 +129,7 @@ class Answers:
             if session is not None:
                 with self._shared.lock:
                     session.mark_failed(error)
+            # The payload stays unread, so that no next head can be found: the connection is lost.
             raise ProtocolError(error.what)
         payload = _NOTHING
         is_part = isinstance(batch, protocol.BatchPart)

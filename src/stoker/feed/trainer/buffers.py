@@ -81,6 +81,7 @@ class LayoutCache:
             # `decode` has checked that it fits a payload of this size.
             layout = _layout(_decoder.decode(tree))
             if layout is not None:
+                # The oldest goes: a dictionary keeps the order of insertion.
                 while len(self._known) >= MAX_PLANS:
                     del self._known[next(iter(self._known))]
                 self._known[key] = layout
@@ -126,10 +127,12 @@ def _build(node: object, leaves: list[_Leaf], numbers: dict[int, list[int]]) -> 
         leaves: The tensors so far.
         numbers: Of the tensors that lie at an offset.
     """
+    # A number or a text of the tree: equal in all batches with this tree.
     if not isinstance(node, list):
         return lambda _: node
     match node:
         case [Tag.TENSOR, str(name), [*shape], int(offset)]:
+            # Left to `decode`: rare types, and tensors without an element, which lie nowhere.
             if name not in TENSOR_DTYPES or not math.prod(shape):
                 return None
             leaf = _Leaf(name, tuple(shape), offset)
@@ -192,6 +195,7 @@ def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]]
     try:
         array_dtype: np.dtype[np.generic[object]] = np.dtype(name)
         return array_dtype if torch.from_numpy(np.empty(0, array_dtype)).dtype == dtype else None
+    # NumPy lacks bfloat16, for one: torch reads these bytes itself.
     except TypeError:
         return None
 

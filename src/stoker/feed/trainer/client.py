@@ -70,6 +70,8 @@ class Requester:
         self._feed = settings.feed
         self._links = links
         self._hosts = hosts
+        # Sessions that were told of idle data workers: once is enough, their number of shards
+        # stays.
         self._warned_of: set[str] = set()
 
     def announce(self, session: FeedSession) -> None:
@@ -86,6 +88,7 @@ class Requester:
                 continue
             if link.opened.get(session.name) != session.spec.digest:
                 link.opened[session.name] = session.spec.digest
+                # Until the agent is ready with this spec it gets no order.
                 link.ready.discard(session.name)
                 link.attach()
                 link.send(
@@ -109,6 +112,7 @@ class Requester:
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""
+        # What the plan decided goes before the setting.
         decided = self._settings.workers.get("dnn")
         if decided is None and self._feed.local_workers != "auto":
             decided = self._feed.local_workers
@@ -116,6 +120,7 @@ class Requester:
 
     def ask(self, session: FeedSession, now: float) -> None:
         schedule = session.schedule
+        # First: what is assigned below is bounded by it.
         schedule.max_bytes = self._max_bytes(session)
         if session.local is not None:
             session.local.spare_memory(self._shared.memory_share)
@@ -379,6 +384,7 @@ class IoThread:
         self._poll = select.poll()
         self._link_of: dict[int, Link] = {}
         self._links: dict[str, AgentLink] = {}
+        # The ranks of a host share its memory evenly.
         self._guard = MemoryGuard(
             max_bytes=memory.max_bytes(settings.feed) // max(1, settings.local_world_size)
         )
@@ -430,6 +436,7 @@ class IoThread:
         now = time.monotonic()
         shared = self._shared
         links = [self._coordinator, *self._links.values()]
+        # What zmq has read already: no descriptor signals it again.
         served = {link for link in links if link.has_input()}
         children: _ChildSessions = {}
         seconds = min(self._check_links(links, now), self._check_sessions(children, now))
@@ -602,11 +609,13 @@ class IoThread:
         if self._shared.memory_share != self._guard.share:
             self._shared.memory_share = self._guard.share
             self._pool.keep_at_most(int(MAX_IDLE_BYTES * self._guard.share))
+        # One rank says it for all of its host.
         is_first = self._settings.rank % max(1, self._settings.local_world_size) == 0
         if words and is_first:
             self._shared.log.event(EventName.MEMORY_SHORT, text=words)
 
     def _tick_session(self, session: FeedSession, now: float) -> None:
+        # Before orders: they follow the Open on the same connection.
         if session.has_news:
             self._asking.announce(session)
         if session.is_busy:
@@ -643,6 +652,7 @@ class IoThread:
 
     def _remove(self, link: AgentLink) -> None:
         link.close_for_good()
+        # A host that came back has another link under its name.
         if self._links.get(link.member.host) is link:
             del self._links[link.member.host]
 
@@ -727,6 +737,7 @@ class Feed:
             for idle in list(sessions):
                 if not idle.is_idle() or idle.name not in shared.sessions:
                     continue
+                # Its workers ended with their iterator: the next epoch needs a fresh session.
                 if idle.schedule.workers_live == "iterator":
                     sessions.remove(idle)
                     shared.close_session(idle)
@@ -755,11 +766,13 @@ class Feed:
 
         Blocks for at most CLOSE_SECONDS; does nothing in a forked child.
         """
+        # A fork has no I/O thread, and its sockets are the parent's.
         if os.getpid() != self._pid:
             return
         self.shared.is_closing = True
         self.shared.wake()
         self._thread.join(CLOSE_SECONDS)
+        # Else the thread still polls the descriptor, whose number another file might get.
         if not self._thread.is_alive():
             self.shared.close()
 

@@ -129,6 +129,7 @@ class Connection:
                 self.is_up = True
                 self._pause = FIRST_PAUSE_SECONDS
             elif event & _DOWN:
+                # Closes the monitor, which ends this loop.
                 self.mark_lost(now)
         return self.is_up != was_up
 

@@ -141,6 +141,7 @@ class LateBatches:
             return
         has_timed_out = _has_timed_out(session, makers, now)
         if has_timed_out or seconds >= self._hang_due(session):
+            # A timeout is raised in the script: it uses up no report.
             session.num_hangs_told += not has_timed_out
             text += f"; rank {session.rank} waits for it"
             self._shared.log.event(EventName.BATCH_HANGS, text=text)
@@ -152,6 +153,7 @@ class LateBatches:
 
     def _hang_due(self, session: FeedSession) -> float:
         num_told = session.num_hangs_told
+        # Behind the last one: after each multiple of it.
         most = len(_HANG_SECONDS) - 1
         due = _HANG_SECONDS[min(num_told, most)] * max(1, num_told - most + 1)
         p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())

@@ -42,6 +42,7 @@ class Link(Connection):
         self.is_closed = False
         self._address = ""
         self._is_resolving = False
+        # Counts the dials: each takes the next of a name's addresses.
         self._attempt = -1
         self._post = post
 
@@ -79,6 +80,7 @@ class Link(Connection):
             else:
                 self._dial(address)
 
+        # A link belongs to the I/O thread.
         self._post(use)
 
     def _dial(self, address: str) -> None:
@@ -149,6 +151,7 @@ class AgentLink(Link):
         elif self.has_asked or not receiver.has_been_up:
             self._fruitless += 1
         if self._fruitless < MAX_FRUITLESS:
+            # As control connections back off: doubled each time.
             pause = min(FIRST_PAUSE_SECONDS * 2**self._fruitless, MAX_PAUSE_SECONDS)
             self.mark_lost(now, pause_seconds=pause)
             return None

@@ -167,9 +167,11 @@ class LocalWorkers:
     def ask(self, order: Make) -> list[Result]:
         """Asks for a batch, oldest first where any worker will do; returns what is lost."""
         generation = order.stream.generation if order.stream else 0
+        # With the generation: what a shard's next process makes is another job.
         job = WorkerJob((order.epoch_id, order.batch_number, generation), order)
         if order.stream is not None:
             return self._pool.assign(job)
+        # A heap: a batch that is asked for again comes before later ones.
         heapq.heappush(self._waiting, (order.epoch_id, order.batch_number, job))
         self._feed()
         return []

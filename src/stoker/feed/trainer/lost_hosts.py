@@ -48,6 +48,7 @@ class HostWatch:
 
     def check(self, session: FeedSession, now: float) -> None:
         """Fails a session that has had no peer for too long, or that no host can serve."""
+        # Somebody can be asked: the time without a peer begins again.
         if any(state.credits for state in session.schedule.peers.values()):
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
@@ -66,6 +67,7 @@ class HostWatch:
         if alone > limit:
             session.mark_failed(self._lost_error(session, now))
         elif alone > patience and not session.is_waiting:
+            # Logged once, not at each tick.
             session.is_waiting = True
             self._shared.log.event(
                 EventName.TRAINING_WAITING,
@@ -156,6 +158,7 @@ class HostWatch:
                 yield f"{host} (connected, not ready)"
             elif host not in self.lost and host not in goodbyes:
                 yield f"{host} (no connection for {now - link.down_since:.1f} s)"
+        # Those without a link, too: the roster has dropped them.
         for host, heard_at in self._heard_at.items():
             if host in self.lost:
                 yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"

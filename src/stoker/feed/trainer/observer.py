@@ -124,6 +124,7 @@ class Observer:
         for host in credits:
             self._hosts[host]  # Listed from now on.
         hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
+        # The hosts share the room of one message.
         max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
         works: list[HostWork] = []
         for host, books in hosts:

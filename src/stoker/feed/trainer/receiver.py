@@ -102,6 +102,7 @@ class BatchReceiver:
             connection.sendall(self._ticket.ticket)
             tune(connection)
             unsealer = Unsealer(self._ticket.key)
+            # A head without a batch: the data host has taken the ticket, and has its key.
             answer = BatchReader(
                 connection,
                 unsealer,

@@ -508,6 +508,7 @@ class SharedState:
         self.receivers: weakref.WeakSet[BatchReceiver] = weakref.WeakSet()
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False
+        # A counter of the kernel: several calls before a poll are one.
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Appended to by finalizers and threads, emptied by the I/O thread: atomic operations only.
         self._closing: deque[FeedSession] = deque()
@@ -565,11 +566,13 @@ class SharedState:
 
     def take_closing(self) -> list[FeedSession]:
         """Removes and returns the sessions to close; for the I/O thread, under the lock."""
+        # As many as there are now: a finalizer may add another one meanwhile.
         names = [self._closing.popleft().name for _ in range(len(self._closing))]
         return [self.sessions.pop(name) for name in dict.fromkeys(names) if name in self.sessions]
 
     def close(self) -> None:
         """Closes the descriptor, after the I/O thread's end; may be called twice."""
+        # The number first, then the file: a finalizer may call `wake` in between.
         descriptor = self.wake_fd
         self.wake_fd = -1
         if descriptor >= 0:

@@ -94,6 +94,7 @@ def strided(
         itemsize: Bytes of an element.
     """
     reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    # Negative strides reach below the first element.
     begin = address + sum(step for step in reach if step < 0)
     end = address + sum(step for step in reach if step > 0) + itemsize
     return View(begin, end, key, address, shape, strides, itemsize)
@@ -112,6 +113,7 @@ def are_apart(ranges: list[tuple[int, int]]) -> bool:
 
 def regions_of(views: list[View]) -> dict[int, Region]:
     """Returns the region of each view that shares elements with another, or with itself."""
+    # By their first byte: then only neighbours can overlap.
     views.sort()
     regions: dict[int, Region] = {}
     for cluster in _clusters(views):
@@ -142,6 +144,7 @@ def _clusters(views: Sequence[View]) -> Iterator[list[View]]:
 
 def _groups(cluster: list[View]) -> list[list[View]]:
     """Divides views into those that share elements, also by way of others."""
+    # Too many pairs: they count as one region, which is sent whole.
     if len(cluster) > _MAX_COMPARED:
         return [cluster]
     groups: list[list[View]] = []

@@ -57,6 +57,7 @@ def cut(block: torch.Tensor, parts: Sequence[BlockPart]) -> list[torch.Tensor]:
         for dtype, shape, strides, start, num_equal, step in parts:
             numbers = typed.get(dtype)
             if numbers is None:
+                # A view has whole elements only; no tensor lies in the rest.
                 rest = nbytes % dtype.itemsize
                 numbers = (block[:-rest] if rest else block).view(dtype)
                 typed[dtype] = numbers
@@ -77,6 +78,7 @@ def merged(parts: Sequence[BlockPart]) -> list[BlockPart]:
         if last is None or part[:3] != last[:3]:
             rows.append(part)
             continue
+        # From the first of them: the next one lies `num_equal` steps behind it.
         step = part.start - last.start
         if last.num_equal == 1 and step > 0:
             rows[-1] = last._replace(num_equal=2, step=step)

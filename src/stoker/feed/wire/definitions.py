@@ -160,6 +160,7 @@ def _mark_of(value: object) -> str:
 def _names_of_script() -> Iterator[tuple[str, object]]:
     names = vars(script())
     is_notebook = "get_ipython" in names
+    # Sorted: ranks that define in another order have the same digest.
     for name in sorted(names):
         value = names.get(name)
         is_special = name.startswith("__") and name.endswith("__")
@@ -233,9 +234,11 @@ def _inside(part: object) -> list[object] | None:
     kind = type(part)
     if kind in _ATOMS or isinstance(part, _PLAIN + _DEFINITIONS):
         return []
+    # By their names: torch need not be imported.
     if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"):
         return []
     if issubclass(kind, (dict, *_CONTAINERS)):
+        # A library's subclass may run its own code when it is pickled.
         is_usual = (
             kind in (dict, *_CONTAINERS) or is_of_script(kind) or kind.__module__ == "collections"
         )
@@ -284,6 +287,7 @@ class _DefinitionPickler(SpecPickler):
         if are_scripts_globals(func.__globals__):
             _, slots = cast("tuple[object, dict[str, dict[str, object]]]", usual[2])
             self.reads.update(slots["__globals__"])
+            # What it reads travels as definitions of its own, by name.
             slots["__globals__"] = {}
         return usual
 
@@ -346,6 +350,7 @@ class Rebuilding:
             value = _DefinitionUnpickler(definition.data, self._load).load()
         finally:
             self._loading.discard(name)
+        # Code that ran while it was unpickled may have set it.
         names.setdefault(name, value)
         for read in definition.reads:
             # Where it is used, it is a NameError, as of a name that the script has not set yet.
@@ -360,6 +365,7 @@ class Rebuilding:
             definition = self._script.definitions.get(waiting.pop())
             if definition is None:
                 continue
+            # An import may take long, or fail: only if somebody asks for the name.
             if any(module not in sys.modules for module in definition.modules):
                 return False
             news = {*definition.reads} - seen

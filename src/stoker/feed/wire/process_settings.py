@@ -91,6 +91,7 @@ class InheritedSettings:
 
     def packed_of_rank(self) -> bytes:
         """Returns RANK_SETTINGS_BYTES bytes."""
+        # Filled with spaces, which mean nothing in JSON.
         return self.of_rank.encode().ljust(RANK_SETTINGS_BYTES)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -170,7 +171,9 @@ def _packed_in(values: dict[str, object], max_bytes: int) -> tuple[str, list[str
     """Returns JSON of at most `max_bytes`, and the names of those that are too long for it."""
     texts = {name: json.dumps(value, sort_keys=True) for name, value in sorted(values.items())}
     too_long: list[str] = []
+    # 8: more than the quotes, colon, comma and spaces of an entry.
     while sum(len(name) + len(text) + 8 for name, text in texts.items()) > max_bytes:
+        # The longest first: so the fewest are left out.
         longest = max(texts, key=lambda name: len(texts[name]))
         too_long.append(longest)
         del texts[longest]

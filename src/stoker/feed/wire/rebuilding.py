@@ -75,6 +75,7 @@ def _of_error(
             why = _of_attribute(str(err), side, raised=raised, code=code)
     why = why or cause_on_host(err, side, raised=raised)
     if why is None and isinstance(err, ImportError) and err.name:
+        # From Python 3.12 on an ImportError has what was to be imported from the module.
         name = getattr(err, "name_from", None) or "what is asked of it"
         return _of_name(str(name), err.name, side, raised=raised, code=code)
     return why
@@ -97,6 +98,7 @@ def _of_module(
     theirs = code.versions.get(package, "")
     if package in _SCRIPTS:
         return why_unfed.missing_name(name, name, side, raised=raised, is_script=True)
+    # The package is here and lacks a part of it: another version.
     if package != name and _is_there(package) and package not in code.files:
         return why_unfed.other_version(
             package,
@@ -107,6 +109,7 @@ def _of_module(
             lacks=name,
         )
     is_file = package in code.files or name in code.files
+    # The sender has it, with neither file nor version: its script made it in memory.
     if (code.files or code.versions) and name in modules and not (theirs or is_file):
         return why_unfed.module_in_memory(name, side, raised=raised)
     return why_unfed.missing_module(name, side, raised=raised, version=theirs, is_file=is_file)
@@ -127,6 +130,7 @@ def _of_name(name: str, module: str, side: Side, *, raised: str, code: CodeFacts
     here = installed_version(package)
     there = code.versions.get(package, "")
     is_script = module in (*_SCRIPTS, _name_of_main())
+    # Files of the sender's own have no version to compare.
     is_package = not is_script and module not in code.files
     if is_package and here and (there or not code.versions) and here != there:
         return why_unfed.other_version(
@@ -142,6 +146,7 @@ def _reason_left_out(name: str) -> str:
 
     Empty: it is not known.
     """
+    # That of `definitions.Rebuilding`, which knows what was left out.
     ask = vars(sys.modules["__main__"]).get("__getattr__")
     if ask is None:
         return ""

@@ -66,6 +66,7 @@ class SharedRanges:
         self._ends = [end for _, end in ranges]
 
     def __contains__(self, address: int) -> bool:
+        # The kernel lists maps by address, and they do not overlap.
         index = bisect.bisect_right(self._starts, address) - 1
         return index >= 0 and address < self._ends[index]
 

@@ -73,6 +73,7 @@ class BufferPool:
             return np.empty(size, dtype=np.uint8)
         # Four classes to each doubling: at most 25 % is unused.
         step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
+        # Rounded up to a multiple of the step.
         size_class = -(-size // step) * step
         free = self._free.setdefault(size_class, deque())
         try:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 # Contexts that are entered for the rest of a worker's life.
 _ENTERED: list[object] = []
+# Torch's own, in a fresh process.
 _PRINTED = {
     "precision": 4,
     "threshold": 1000,
@@ -235,6 +236,7 @@ TORCH_SETTINGS = (
 def _collate_types() -> object:
     from torch.utils.data._utils import collate
 
+    # What torch registers is there in every process.
     torchs = collate.default_collate.__module__
     registered = list(collate.default_collate_fn_map.items())
     return [(kind, function) for kind, function in registered if function.__module__ != torchs]

@@ -114,8 +114,10 @@ class LossSearch:
         if at.is_whole_call:
             return self._call_again(death)
         order = job.again
+        # MakeAlone of several samples is the search in a call for all of them.
         is_alone = isinstance(order, pipe.MakeAlone) and order.last == order.first + 1
         if not is_alone:
+            # Perhaps another sample than before: its deaths are counted from the first.
             self._num_alone = 0
             return self._alone(at)
         self._num_alone += 1
@@ -126,6 +128,7 @@ class LossSearch:
     def survived(self, job: WorkerJob) -> WorkerJob | None:
         """Returns what has to be made next, as a worker survived a sample, or all one by one."""
         assert isinstance(job.again, pipe.MakeAlone)
+        # Made one by one they end no process: the call for all of them does.
         if self._is_one_by_one and not self._rules.is_tolerant:
             self.verdict = f"the call for all of its samples ends its process: {self._last_words}"
             return None
@@ -147,6 +150,7 @@ class LossSearch:
 
     def _call_again(self, death: WorkerDeath) -> WorkerJob | None:
         self._num_calls += 1
+        # The same call first: the process may have died of something else.
         if self._num_calls <= self._num_needed(death):
             return self._again()
         self._last_words = death.words

@@ -163,6 +163,7 @@ class Result:
 
     def release(self) -> None:
         """Returns the memory to the worker, from any thread, also twice; no view may be left."""
+        # Cleared before the call: whoever releases it again finds nothing.
         release = self._release
         self._release = None
         if release is not None:
@@ -296,6 +297,7 @@ class SplitBatch:
     def add(self, first: int, part: FinishedPart) -> None:
         former = self.parts.get(first)
         is_known = former is not None and former.content.num_samples >= part.content.num_samples
+        # Of two parts from one place the longer one is kept.
         if is_known or self.is_collating:
             part.close()
             return
@@ -359,6 +361,7 @@ class SplitBatch:
     def fail(self, first: int, error: Result) -> None:
         if self.error is None or first < self.error[0]:
             self.error = first, error
+            # Samples behind the first error are of no use.
             self._left = deque(places for places in self._left if places[0] < first)
             self._awaited = deque(places for places in self._awaited if places[0] < first)
 
@@ -369,8 +372,10 @@ class SplitBatch:
         for first in sorted(self.parts):
             part = self.parts[first]
             last = first + part.content.num_samples
+            # A gap: what lies behind it waits for the part that fills it.
             if first > covered:
                 break
+            # Else the parts before have all of it.
             if last > covered:
                 parts.append((part, covered - first))
                 covered = last
@@ -391,6 +396,7 @@ class SplitBatch:
     def _awaited_job(self) -> WorkerJob:
         # The last ones first: the other host begins with the first ones.
         first, last = self._awaited.pop()
+        # From a multiple of the step on, as the other host divides its samples.
         begin = max(first, (last - 1) // self.step * self.step)
         if first < begin:
             self._awaited.append((first, begin))

@@ -64,8 +64,10 @@ def memory_of(encoded: codec.Encoded) -> Iterator[tuple[int, ...]]:
     descriptor = os.memfd_create(f"stoker-part-{os.getpid()}", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, encoded.nbytes)
+        # The map ends here: from now on the descriptor alone keeps the memory.
         with mmap.mmap(descriptor, encoded.nbytes) as memory, memoryview(memory) as view:
             encoded.write_into(view)
+        # Open until the message is sent: a worker's channel blocks until then.
         yield (descriptor,)
     finally:
         os.close(descriptor)
@@ -101,12 +103,14 @@ class PartsAsSamples:
         for part in self._parts:
             payload: Bytes1D | None = None
             if part.nbytes:
+                # Copied on write: a collate function may change its samples.
                 private = mmap.MAP_PRIVATE
                 memory = mmap.mmap(next(descriptors), part.nbytes, flags=private)
                 payload = np.frombuffer(memory, dtype=np.uint8)
             of_part = cast("list[object]", codec.decode(part.tree, payload, allow_pickle=False))
             if len(of_part) != part.num_samples:
                 raise ProtocolError(f"a part of {part.num_samples} samples has {len(of_part)}")
+            # The part before has its first ones as well.
             samples += of_part[part.skipped :]
         self._mark(samples)
         return samples

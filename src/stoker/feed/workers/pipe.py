@@ -23,7 +23,9 @@ from stoker.feed.wire.protocol import NO_NOTES, BadSample, Make, OwnState, Sampl
 MAX_MESSAGE_BYTES = 256 << 20
 # Of the parts of a batch; else two are sent at most, memory of a spec and a channel.
 MAX_DESCRIPTORS = 32
+# Length of the message, then the number of its descriptors.
 _HEAD = struct.Struct("<IB")
+# Nearly every message comes in one read.
 _READ_BYTES = 1 << 16
 # For one message: a read never returns the descriptors of two (unix(7)).
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -298,6 +300,7 @@ class Pipe:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
+            # Reset by the other end: as if it had closed.
             data = b""
             ancillary = []
             flags = 0
@@ -318,6 +321,7 @@ class Pipe:
     def _parse(self) -> Iterator[Received]:
         while len(self._incoming) >= _HEAD.size:
             length, count = _HEAD.unpack_from(self._incoming)
+            # Nobody sends that: the stream is out of step, and no later head can be found.
             if length > MAX_MESSAGE_BYTES or count > MAX_DESCRIPTORS:
                 self.is_closed = True
                 raise ProtocolError(f"message of {length} bytes, more than {MAX_MESSAGE_BYTES}")

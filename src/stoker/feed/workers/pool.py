@@ -311,6 +311,7 @@ class WorkerPool:
         )
         if worker is None:
             return []
+        # The descriptor may be ready for writing, which is not said.
         worker.channel.flush()
         self._known_load = None
         results: list[Result] = []
@@ -451,6 +452,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
+        # First: from now on slots that come back are dropped, and no worker is replaced.
         self._is_closed = True
         workers = list(self._all())
         self._workers = {}
@@ -484,6 +486,7 @@ class WorkerPool:
             ours.close()
             raise
         worker = WorkerHandle(role.number, Pipe(ours, blocking=False), process)
+        # Memory is short already: a new worker does not know it.
         if self._num_spare_slots < pipe.SPARE_SLOTS:
             worker.channel.send(pipe.pack(pipe.KeepSlots(self._num_spare_slots)))
         return worker
@@ -813,6 +816,7 @@ class WorkerPool:
     def _mark_dead(self, fileno: int, worker: WorkerHandle, failure: str) -> list[Result]:
         worker.channel.close()
         with contextlib.suppress(Exception):
+            # Its connection ends a moment before its process does.
             worker.process.join(REAP_SECONDS)
         if worker.process.exitcode is None:
             # It has closed its connection and still runs, or its status is unknown.

@@ -62,12 +62,14 @@ def stacks_of(pid: int, descriptor: int) -> str:
         return ""
     try:
         with open(f"/proc/{pid}/fd/{descriptor}", "rb", buffering=0) as file:
+            # Stacks of earlier signals stay in the file: only what is added now is read.
             begin = os.fstat(file.fileno()).st_size
             os.kill(pid, STACKS_SIGNAL)
             end = _size_when_quiet(file.fileno(), begin)
             file.seek(begin)
             text = file.read(min(end - begin, MAX_STACK_CHARACTERS)).decode(errors="replace")
     except OSError:
+        # Its process is gone, and with it the file below /proc.
         return _STATES["Z"]
     return text or _STATES.get(_state_of(pid), "")
 
@@ -81,6 +83,7 @@ def words_of(stacks: str) -> str:
     first = users[0] if users else 0
     innermost = [_frame_words(frame) for frame in frames[first::-1]]
     callers = [_frame_words(frames[place]) for place in users[1:2]]
+    # Of a deep chain of calls: where it begins, and the function in which it is now.
     called = ", calls ".join(innermost[: _MAX_FRAMES - 1] + innermost[_MAX_FRAMES - 1 :][-1:])
     return f"in {called}" + "".join(f"; called by {caller}" for caller in callers)
 
@@ -114,6 +117,7 @@ def _size_when_quiet(descriptor: int, begin: int) -> int:
     """Waits until a file has grown from `begin` and grows no more; returns its size."""
     size = begin
     deadline = time.monotonic() + WRITE_SECONDS
+    # In the future: before its first byte the file is not quiet yet.
     grown_at = deadline
     while (now := time.monotonic()) < deadline and now - grown_at < _QUIET_SECONDS:
         time.sleep(_LOOK_SECONDS)
@@ -127,6 +131,7 @@ def _size_when_quiet(descriptor: int, begin: int) -> int:
 def _state_of(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # Behind the program's name, in which there may be spaces and brackets.
             return file.read().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"

@@ -94,6 +94,7 @@ class StreamInit:
     def __call__(self, worker_id: int) -> None:
         info = torch_worker._worker_info
         assert info is not None
+        # Torch seeds a worker with the epoch's base seed plus its number.
         base_seed = info.seed - worker_id
         fetcher = StreamFetcher(
             self._spec,
@@ -187,6 +188,7 @@ class StreamFetcher:
         except Exception as err:
             replay.note_error(err)
             where = f"in DataLoader worker process {resumed.shard}"
+            # As torch's worker sends an error: raised in the trainer, in place of the batch.
             batch = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
             return OfShard(batch, resumed.shard, replay.digest, random)
         return OfShard(batch, resumed.shard, replay.digest, random, replay.own())
@@ -261,6 +263,7 @@ class InlineStream:
             return False
         # The user's code: what the stream gives is compared.
         with contextlib.suppress(Exception):
+            # A dataset may keep what it loads, and change it.
             set_own_state(self._dataset, copy.deepcopy(state))
         return True
 

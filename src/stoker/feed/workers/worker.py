@@ -135,6 +135,7 @@ def _begun(
     side: Side | None,
 ) -> "tuple[Source, Slots]":
     up = Up(os.getpid(), stacks.write_on_signal())
+    # Before the dataset is unpickled, which may hang: now its stacks can be asked for.
     channel.send(pack(msgspec.structs.replace(up, is_ready=False)))
     slots = Slots(channel)
     source: Source
@@ -146,6 +147,7 @@ def _begun(
         return source, slots
     slots.shares_arrays = not spec.has_workers
     torch.set_num_threads(spec.num_threads)
+    # default_collate then stacks into the slot, also where a script's collate_fn calls it.
     torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
     spec.settings.set()
     if spec.is_iterable:
@@ -186,6 +188,7 @@ def become_worker() -> None:
     signal.set_wakeup_fd(-1)
     # Out of memory, a worker is the cheapest process to lose.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        # Of 1000: before processes of the same size that have the usual 0.
         file.write("500")
 
 
@@ -390,6 +393,7 @@ class IndexedSource:
         if self._spec.worker_init_fn is not None:
             self._spec.worker_init_fn(self._id)
         if not self._spec.num_workers:
+            # The script has no workers: get_worker_info() is None there.
             hide_worker()
         if self._seeding != "torch":
             roots = {"dataset": self._spec.dataset, "collate_fn": self._spec.collate_fn}

@@ -157,6 +157,7 @@ class WorkerHandle:
                     # mmap keeps a duplicate of the descriptor.
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
                 case pipe.SlotClosed(slot):
+                    # Views of a batch that lies in it keep the memory.
                     self.slots.pop(slot, None)
                 case pipe.LastWords(words):
                     self.last_words = words
@@ -181,6 +182,7 @@ class WorkerHandle:
         self, batch: pipe.Batch, return_slot: "Callable[[WorkerHandle, int], None]"
     ) -> Result:
         memory = self.slots.get(batch.slot) if batch.slot >= 0 else None
+        # Its process runs the user's code: what it sends is checked.
         if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
             raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
         result = self._finish()
@@ -229,8 +231,9 @@ class WorkerHandle:
         return result
 
     def _finish(self) -> Result:
-        # A worker answers in order, each job once.
+        # If it was to be killed for its sample, the answer was faster.
         self.hung_at = None
+        # A worker answers in order, each job once.
         if not self.jobs:
             raise ProtocolError("unexpected result from a worker")
         self.num_answered += 1
