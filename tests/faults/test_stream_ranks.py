@@ -157,15 +157,39 @@ def test_what_is_not_in_order_is_dealt_again(tmp_path, hosts):
         assert ("so their batches have another order" in run.errors) == bool(batches)
 
 
+@pytest.mark.parametrize(("is_fed", "is_grouped"), [(True, True), (False, True), (True, False)])
+def test_data_pipes_are_divided_again_by_ranks_and_workers(tmp_path, hosts, is_fed, is_grouped):
+    options: dict[str, object] = {"kind": "pipe"}
+
+    def started(runs: Runs, world: int, name: str, **given) -> list:
+        # Without a process group each rank reads the whole pipe, in an order of its own.
+        group = {"group": str(tmp_path / f"group-{name}")} if is_grouped else {}
+        return runs.start(world, options, **given, **group)
+
+    whole = started(Runs(tmp_path), 2, "whole", torch=True)
+    expected = in_steps([run.finish() for run in whole])
+    runs = Runs(tmp_path, hosts if is_fed else None)
+    first = started(runs, 2, "first", saves="0", save_at=3)
+    batches = in_steps([run.finish() for run in first])
+    load = {"load": runs.files("0", 2)}
+    second = started(runs, 3, "second", saves="1", save_at=4, **load)
+    batches += in_steps([run.finish() for run in second])
+    last = started(runs, 1, "last", load=runs.files("1", 3))
+    batches += in_steps([run.finish() for run in last])
+    assert batches == expected
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
 @pytest.mark.parametrize("victim", ["worker", "host", "trainer"])
-def test_what_is_killed_while_other_ranks_continue_changes_nothing(tmp_path, victim):
+def test_what_is_killed_while_other_ranks_continue_changes_nothing(tmp_path, victim, ranks):
     expected = uninterrupted(2, {})
     with Cluster(agents=2, workers=2) as cluster:
         cluster.wait_for_agents()
         runs = Runs(tmp_path, cluster)
         before = in_steps([run.finish() for run in runs.start(2, {}, saves="0", save_at=3)])
         load = {"load": runs.files("0", 2)}
-        first, *others = runs.start(4, {}, **load, pause_at=2)
+        pause_at = 6 // ranks + 1
+        first, *others = runs.start(ranks, {}, **load, pause_at=pause_at)
         for run in (first, *others):
             run.until("pause")
         if victim == "worker":
@@ -175,7 +199,7 @@ def test_what_is_killed_while_other_ranks_continue_changes_nothing(tmp_path, vic
         else:
             first.process.kill()
             first.end()
-            first = runs.start_rank(0, 4, {}, **load, pause_at=2)
+            first = runs.start_rank(0, ranks, {}, **load, pause_at=pause_at)
             first.until("pause")
         for run in (first, *others):
             run.go_on()

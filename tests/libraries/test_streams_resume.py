@@ -82,6 +82,46 @@ def test_a_stream_of_hugging_face_is_fed_by_hosts_and_told_its_epochs(hosts, tmp
     assert ("loader_made_here" in fed.errors) == persists
 
 
+def runs_of_ranks(world: int, given: dict[str, object], start, **more) -> list:
+    """Starts a run of each rank; `save` is a folder for their states."""
+    runs = []
+    for rank in range(world):
+        options = given | {"rank": rank, "world": world} | more
+        if "save" in options:
+            options["save"] = f"{options['save']}/{rank}.pt"
+        runs.append(start(options, rank=rank, world=world))
+    return runs
+
+
+def hashes_of(runs: list) -> list[object]:
+    return [line["hash"] for run in runs for line in run.finish() if line["epoch"] == 0]
+
+
+@pytest.mark.parametrize("is_fed", [True, False])
+@pytest.mark.parametrize("stream", ["datasets", "datasets in order"])
+def test_a_stream_of_hugging_face_continues_on_other_ranks(hosts, tmp_path, stream, is_fed):
+    pytest.importorskip("datasets")
+
+    def start_here(options: dict[str, object], *, rank: int, world: int):
+        env = QUIET | {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        return run_script(options, script=SCRIPT, env=env)
+
+    def start_fed(options: dict[str, object], **ranks: int):
+        return hosts.train(**options | ranks, workers=0, script=SCRIPT, env=QUIET)
+
+    start = start_fed if is_fed else start_here
+    given: dict[str, object] = {"library": stream, "folder": str(tmp_path), "num_workers": 2}
+    expected = hashes_of(runs_of_ranks(2, given, start_here))
+    given["save_at"] = SAVE_AT
+    batches = hashes_of(runs_of_ranks(2, given, start, save=str(tmp_path)))
+    load = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
+    rest = runs_of_ranks(3, given | {"save_at": None}, start, load=load)
+    batches += hashes_of(rest)
+    assert sorted(map(str, batches)) == sorted(map(str, expected))
+    for run in rest:
+        assert "3 ranks read a shard" in run.errors
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stream", OWN_STATES)
 def test_a_librarys_own_state_is_used_where_it_leads_to_the_same(tmp_path, stream, num_workers):

@@ -6,7 +6,7 @@ stdin; with `pause_before`, before that epoch begins. `left` has the epochs that
 after how many batches. With `until`, a file, it takes up epochs until that is there. With `save`, a
 file, it saves its loader's state there before batch `save_at` of epoch `save_epoch`, or before
 epoch `save_before`, and ends; with `load` it begins from such a file, or from those of all ranks,
-a list.
+a list. With `group`, a file, ranks form a process group, by which torch divides data pipes.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ import stoker
 
 # Numbers of samples or batches, a file, a length: none, unless they are given.
 _PLACES = ("pause_at", "pause_before", "break_at", "raise_at", "die_at", "until", "length")
-_FILES = ("save", "load", "save_at", "save_before")
+_FILES = ("save", "load", "save_at", "save_before", "group")
 DEFAULTS = dict.fromkeys((*_PLACES, *_FILES)) | {
     "kind": "sharded",
     "samples": 40,
@@ -179,6 +179,13 @@ def main() -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+    if given["group"] is not None:
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{given['group']}",
+            rank=given["rank"],
+            world_size=given["world"],
+        )
     make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
     generator = torch.Generator().manual_seed(3) if given["generator"] else None
     init = use_shard if given["init"] else None

@@ -302,6 +302,7 @@ class CountedIterator:
     # Torch's.
     _dataset_kind: int
     _num_yielded: int
+    _world_size: int
 
     def _next_data(self) -> object:
         batch: object = super()._next_data()  # type: ignore[misc]
@@ -341,8 +342,12 @@ class CountedIterator:
         self._drawn_shared_seed = drawn
 
     def _note_shared_seed(self) -> None:
-        if self._epoch.stream is not None:
-            self._epoch.stream.shared_seed = self._shared_seed
+        stream = self._epoch.stream
+        if stream is None:
+            return
+        stream.shared_seed = self._shared_seed
+        if self._epoch.resumed_stream is None:
+            stream.divides_pipes = self._world_size > 1
 
     @contextlib.contextmanager
     def _undrawn(self, loader: "DataLoader[object] | LoaderView") -> Iterator[None]:
@@ -773,7 +778,8 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
     def _next_stream(self) -> StreamProgress | None:
         progress = self._epoch.stream
         is_pipe = isinstance(self._dataset, IterDataPipe)
-        if progress is None or not self._persistent_workers or is_pipe:
+        is_kept = self._persistent_workers and not self._epoch.has_other_workers
+        if progress is None or not is_kept or is_pipe:
             return None
         following = StreamProgress(
             num_workers=progress.num_workers,

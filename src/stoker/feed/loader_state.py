@@ -23,7 +23,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, _DatasetKind
+from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import (
@@ -297,11 +297,6 @@ def load(
         stream = None
     books = process.books(loader)
     if stream is not None and has_other_ranks(stream):
-        if isinstance(loader.dataset, IterDataPipe):
-            raise UsageError(
-                "a data pipe cannot be resumed on another number of ranks in mid-epoch",
-                fix="resume on as many ranks as before until the epoch has ended",
-            )
         books.rank_datasets = datasets_of(stream, dataset_of)
     books.loaded = copy.deepcopy(given)
     # Persistent workers are elsewhere in another epoch, and are replaced.

@@ -35,6 +35,7 @@ from stoker.feed.stream_progress import (
     origin_in,
     turns_in,
     with_origin,
+    with_shared_seed,
     with_turns,
 )
 from stoker.feed.wire.protocol import ShardOrigin
@@ -53,10 +54,12 @@ class RankDatasets(IterableDataset[object]):
 
     Attributes:
         datasets: By rank.
+        divides_pipes: torch divided data pipes by these ranks.
     """
 
-    def __init__(self, datasets: dict[int, object]) -> None:
+    def __init__(self, datasets: dict[int, object], *, divides_pipes: bool = False) -> None:
         self.datasets = datasets
+        self.divides_pipes = divides_pipes
 
     def __iter__(self) -> Iterator[object]:
         raise NotImplementedError("a shard is read from the dataset of its rank")
@@ -187,7 +190,10 @@ def datasets_of(stream: StreamState, dataset_of: DatasetOfRank | None) -> RankDa
             fix="pass load_state_dict(STATE, dataset_of=FUNCTION), where FUNCTION(rank, "
             "world_size) returns a rank's dataset",
         )
-    return RankDatasets({rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)})
+    return RankDatasets(
+        {rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)},
+        divides_pipes=stream.get("divides_pipes", False),
+    )
 
 
 def _has_begun(state: LoaderState) -> bool:
@@ -252,7 +258,8 @@ def _shards_of(state: LoaderState, stream: StreamState) -> Iterator[_Shard]:
         next_position = turns_in(shard).next_from(shard["num_made"])
         is_exhausted = next_position * num_shards + number < stream["next_number"]
         place = origin.shard * origin.world_size + origin.rank
-        yield _Shard(place, with_origin(shard, origin), is_exhausted)
+        seeded = with_shared_seed(shard, stream["shared_seed"])
+        yield _Shard(place, with_origin(seeded, origin), is_exhausted)
 
 
 def _origin(state: LoaderState, stream: StreamState, number: int) -> ShardOrigin:
@@ -308,6 +315,7 @@ def _dealt(shards: list[_Shard], here: Here, begun: EpochBeginning) -> StreamSta
         epochs_before=stream["epochs_before"],
         shards=[copy.deepcopy(shard.state) for shard in mine],
         keeps_order=keeps_order,
+        divides_pipes=stream.get("divides_pipes", False),
         own_state=None,
         own_made=0,
     )

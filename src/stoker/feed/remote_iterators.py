@@ -335,7 +335,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         # Built in workers alone.
         shown_workers = max(1, shown_workers)
     init = worker_init_of(loader, num_shards=num_shards * is_iterable)
-    if isinstance(loader.dataset, IterDataPipe):
+    if isinstance(dataset, IterDataPipe):
         # As torch's loader does it: a data pipe is sharded by rank and worker.
         world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
         init = partial(_sharding_worker_init_fn, init, world_size, rank)

@@ -62,6 +62,7 @@ class ShardState(TypedDict):
             `own_made` of them, whose checksum is `own_digest`.
         origin: Of a shard of a rank of an earlier run; see protocol.ShardOrigin.
         every, turn: If several ranks read the shard; see Turns.
+        shared_seed: torch's in that rank, for data pipes.
     """
 
     num_made: int
@@ -75,6 +76,7 @@ class ShardState(TypedDict):
     origin: NotRequired[dict[str, int]]
     every: NotRequired[int]
     turn: NotRequired[int]
+    shared_seed: NotRequired[int]
 
 
 class StreamState(TypedDict):
@@ -86,6 +88,7 @@ class StreamState(TypedDict):
         next_number: Shard s has the numbers s, s + S, s + 2S, ... for its batches.
         keeps_order: Of shards of another number of ranks: they continue in the order of that run.
         shared_seed: torch's, for data pipes.
+        divides_pipes: torch divided data pipes by the ranks of its process group.
         epochs_before: Epochs of the same workers before this one.
         own_at_begin: State of a dataset that the trainer's process reads, when the epoch began.
         own_state: The same in what an earlier version saved, not packed; in what the version before
@@ -99,6 +102,7 @@ class StreamState(TypedDict):
     epochs_before: int
     shards: list[ShardState]
     keeps_order: NotRequired[bool]
+    divides_pipes: NotRequired[bool]
     own_at_begin: NotRequired["torch.Tensor"]
     own_state: object
     own_made: int
@@ -154,6 +158,7 @@ class ShardProgress:
     owns: list[OwnState] = field(default_factory=list)
     origin: ShardOrigin | None = None
     turns: Turns = ALL_TURNS
+    shared_seed: int | None = None
 
     @property
     def next_position(self) -> int:
@@ -181,6 +186,7 @@ class StreamProgress:
     is_inline: bool = False
     next_number: int = 0
     shared_seed: int | None = None
+    divides_pipes: bool = False
     epochs_before: int = 0
     own_at_begin: bytes = b""
     own_state: object = None
@@ -258,6 +264,7 @@ class StreamProgress:
             epochs_before=self.epochs_before,
             shards=[_shard_state(shard) for shard in shards],
             keeps_order=self.keeps_order,
+            divides_pipes=self.divides_pipes,
             own_at_begin=tensor_of(self.own_at_begin),
             own_state=self.own_state,
             own_made=self.own_made,
@@ -276,6 +283,7 @@ def progress_from(state: StreamState) -> StreamProgress:
             owns=_owns_of(shard),
             origin=origin_in(shard),
             turns=turns_in(shard),
+            shared_seed=shard.get("shared_seed"),
         )
         for shard in state["shards"]
     ]
@@ -288,6 +296,7 @@ def progress_from(state: StreamState) -> StreamProgress:
         is_inline=state["is_inline"],
         next_number=state["next_number"],
         shared_seed=state["shared_seed"],
+        divides_pipes=state.get("divides_pipes", False),
         epochs_before=state["epochs_before"],
         own_state=state["own_state"],
         own_made=state["own_made"],
@@ -311,6 +320,15 @@ def with_turns(shard: ShardState, turns: Turns) -> ShardState:
     """Returns a shard's state with turns."""
     state = shard.copy()
     state["every"], state["turn"] = turns
+    return state
+
+
+def with_shared_seed(shard: ShardState, shared_seed: int | None) -> ShardState:
+    """Returns a shard's state with the seed of its rank's data pipes, if it has none."""
+    if shared_seed is None or "shared_seed" in shard:
+        return shard
+    state = shard.copy()
+    state["shared_seed"] = shared_seed
     return state
 
 
@@ -348,7 +366,8 @@ def _shard_state(shard: ShardProgress) -> ShardState:
         state["own_made"], state["own_digest"] = before.num_made, before.digest
     if shard.origin is None:
         return state
-    return with_turns(with_origin(state, shard.origin), shard.turns)
+    state = with_turns(with_origin(state, shard.origin), shard.turns)
+    return with_shared_seed(state, shard.shared_seed)
 
 
 def tensor_of(data: bytes) -> "torch.Tensor":

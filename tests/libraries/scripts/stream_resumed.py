@@ -3,9 +3,11 @@
 Prints a line per batch. `folder` holds the data, which the first run writes; with `save`, a file,
 it saves there before batch `save_at` of epoch `save_epoch`, and ends; with `load` it begins there.
 With `asks_at_once` a dataset is asked for its own state after each batch; with `sets_epoch` it is
-told each epoch before that begins; with `persists` its workers outlive it.
+told each epoch before that begins; with `persists` its workers outlive it. With `world` it is the
+part of rank `rank`, and `load` has the files of all ranks that saved it.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -228,16 +230,26 @@ def digest(batch: dict[str, object]) -> str:
     return whole.hexdigest()[:16]
 
 
+def dataset_of(given: dict[str, Any], rank: int, world_size: int) -> Any:
+    """Returns a stream, or a rank's part of one of Hugging Face."""
+    dataset = STREAMS[given["library"]](Path(given["folder"]))
+    if world_size == 1:
+        return dataset
+    from datasets.distributed import split_dataset_by_node
+
+    return split_dataset_by_node(dataset, rank, world_size)
+
+
 def main() -> None:
     given: dict[str, Any] = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
-    given |= {"save_epoch": 0, "sets_epoch": False, "persists": False}
+    given |= {"save_epoch": 0, "sets_epoch": False, "persists": False, "rank": 0, "world": 1}
     given |= json.loads(sys.argv[1])
     if given["asks_at_once"]:
         own_states.MIN_SECONDS = own_states._SHARE = 0.0
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
-    dataset: Any = STREAMS[given["library"]](Path(given["folder"]))
+    dataset: Any = dataset_of(given, given["rank"], given["world"])
     loader: stoker.DataLoader[Any] = stoker.DataLoader(
         dataset,
         batch_size=4,
@@ -245,7 +257,10 @@ def main() -> None:
         persistent_workers=given["persists"],
     )
     first_epoch = first = 0
-    if given["load"]:
+    if isinstance(given["load"], list):
+        states = [torch.load(path, weights_only=True) for path in given["load"]]
+        loader.load_state_dict(states, dataset_of=functools.partial(dataset_of, given))
+    elif given["load"]:
         state = torch.load(given["load"], weights_only=True)
         first_epoch, first = state["epoch"], state["num_yielded"]
         loader.load_state_dict(state)

@@ -60,6 +60,7 @@ class Shard:
         owns: States that the dataset gave of itself; see ShardProgress.
         first: Position with which its process begins.
         origin: Of a shard of a rank of an earlier run, until the epoch ends.
+        shared_seed: torch's in the rank of its origin, for data pipes.
         is_left_out: torch's loader has learned that it is exhausted.
     """
 
@@ -83,6 +84,7 @@ class Shard:
     owns: list[OwnState] = field(default_factory=list)
     first: int = 0
     origin: ShardOrigin | None = None
+    shared_seed: int | None = None
 
     def note_epoch(self) -> None:
         if self.state_at_end:
@@ -110,6 +112,7 @@ class Shard:
         self.state, self.earlier = progress.random, list(progress.earlier)
         self.state_at_end, self.owns = progress.random_at_end, progress.owns
         self.origin = progress.origin
+        self.shared_seed = progress.shared_seed
 
     def arrives(self, position: int, *, digest: int) -> bool:
         """Records a batch; False if it had come before."""
@@ -418,7 +421,7 @@ class ShardScheduler(Scheduler):
             generation=shard.generation,
             made=shard.num_made,
             digest=shard.digest,
-            shared_seed=shared_seed,
+            shared_seed=shared_seed if shard.shared_seed is None else shard.shared_seed,
             persists=self._persists,
             state=shard.state,
             earlier=tuple(shard.earlier),

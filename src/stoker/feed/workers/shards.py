@@ -1,6 +1,7 @@
 """A shard of an iterable dataset in one process: its batches in order, made again after a loss."""
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch.utils.data import IterDataPipe, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
@@ -102,10 +104,25 @@ class ShardStream:
 
     def _take_over(self, origin: ShardOrigin) -> None:
         """Becomes the shard of a rank of an earlier run."""
-        datasets = cast("RankDatasets", self.spec.dataset).datasets
-        self._dataset = datasets[origin.rank]
+        of_ranks = cast("RankDatasets", self.spec.dataset)
+        self._dataset = of_ranks.datasets[origin.rank]
         self._shard, self._num_shards = origin.shard, max(1, origin.num_workers)
         self._base_seed, self._hides_worker = origin.base_seed, not origin.num_workers
+        if isinstance(self._dataset, IterDataPipe):
+            self._divide_pipe(origin, by_rank=of_ranks.divides_pipes)
+
+    def _divide_pipe(self, origin: ShardOrigin, *, by_rank: bool) -> None:
+        """Has a data pipe divided as torch's loader did it in that rank, before its init function.
+
+        Args:
+            origin: Of the shard.
+            by_rank: Not only by worker.
+        """
+        world_size = origin.world_size if by_rank else 1
+        rank = origin.rank if by_rank else 0
+        user_init = self.spec.worker_init_fn
+        init = functools.partial(_sharding_worker_init_fn, user_init, world_size, rank)
+        self.spec = replace(self.spec, worker_init_fn=init)
 
     def start_over(self, resumed: Stream, index: object) -> None:
         """Begins the epoch with its first batch: the dataset's state does not lead to the same."""

@@ -60,7 +60,7 @@ def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream
             generation=0,
             made=shard.num_made,
             digest=shard.digest,
-            shared_seed=progress.shared_seed,
+            shared_seed=progress.shared_seed if shard.shared_seed is None else shard.shared_seed,
             persists=persists,
             state=shard.random,
             earlier=tuple(shard.earlier),
