@@ -170,6 +170,7 @@ def how_to_profile(profile: Profile) -> str:
 def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | None:
     """Returns the allowed CPU-only type with the most CPU for its price."""
     names = allowed_types(constraints, catalog)
+    # The user allows none.
     if not constraints.max_data_hosts:
         return None
     able = [

@@ -104,6 +104,7 @@ def _why_replaced(
         saved = f"{percentage(gain)} {ranking.saved_words} saved"
         return f"{saved}, more than the {percentage(needed)} needed"
     is_by_time = ranking.objective == "time" and ranking.is_billed
+    # Ranked by time, plans of one step time differ in money alone.
     most = ranking.other_value(last) * (1 - needed)
     if is_by_time and gain >= -TIE and ranking.other_value(rival) < most:
         return f"it costs more than {percentage(needed)} too much, and saves no time"
@@ -163,6 +164,7 @@ def _why_forgotten(decision: Decision, last: LastRun) -> str:
         return "its data hosts gave it nothing"
     if last.decision.objective != decision.objective:
         return f"it was ranked by {last.decision.objective}"
+    # By other prices another plan is the cheapest: what was saved cannot be compared.
     lists = [(prices.source, prices.region, prices.purchase) for prices in (before, now)]
     if lists[0] != lists[1]:
         return f"it was decided by other prices: {before.source}, {before.purchase}"
@@ -193,6 +195,7 @@ def _with(
 def _key(plan: Plan) -> tuple[object, ...]:
     """Returns what makes two plans the same: the change, the hosts, and workers to tune."""
     hosts = tuple((group.role, group.instance_type, group.count) for group in plan.groups)
+    # They are the change of `tune` only; in other plans they follow from the hosts.
     workers = None
     if plan.action == "tune":
         workers = plan.groups[0].workers_per_host

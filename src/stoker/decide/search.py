@@ -90,6 +90,7 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
         return min((not plan.feasible, rules.ranking.of_plan(plan)[1]) for plan in plans[name])
 
     names = sorted(plans, key=best)[:_BEST_TYPES]
+    # And the best by what counts second: by time where dollars decide, by dollars where time does.
     names += sorted(plans, key=best_by_other)[:_BEST_BY_OTHER]
     # A type that is best by both comes once.
     for name in dict.fromkeys(names):
@@ -117,6 +118,7 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
     work = site.work
     if not work.shards or site.unfed:
         return []
+    # Work as it would be if the stream had as many shards as any plan can use.
     freed = with_any_shards(site)
     plans_of = (plan_on(freed, candidate, rules) for candidate in _best_heterogeneous(freed, rules))
     able = [plan for plan in plans_of if plan.feasible and plan.predicted]

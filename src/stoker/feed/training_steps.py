@@ -150,7 +150,7 @@ def _numbered(rows: Sequence[MeasuredStep], *, first_epoch: int) -> list[Measure
     until = -math.inf
     for row in rows:
         if _start(row) > until:
-            epoch = epoch + 1
+            epoch += 1
             batch = 0
         until = max(until, ends[row.loader, row.epoch])
         numbered.append(replace(row, epoch=epoch, batch=batch))

@@ -233,7 +233,7 @@ class WatchedBatches:
             self._end = err
             return
         number = self._num_drawn
-        self._num_drawn = self._num_drawn + 1
+        self._num_drawn += 1
         order = Make(
             session="local",
             epoch_id=self._epoch_id,

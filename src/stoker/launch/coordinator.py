@@ -186,7 +186,9 @@ class Coordinator:
     @property
     def gpu_states(self) -> dict[str, tuple[GpuState, ...]]:
         """The latest samples of the other dnn hosts' GPUs, by host."""
+        # A host that is gone has no load: its last sample is not shown for ever.
         since = self._clock() - GPU_TIMEOUT_SECONDS
+        # A copy: the coordinator's thread adds to it.
         reports = self._gpu_states.copy().items()
         return {host: states for host, (told_at, states) in reports if told_at > since}
 
@@ -320,8 +322,10 @@ class Coordinator:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
                 guard.handle(ready, self._clock())
+                # Addresses that came with the token of another run.
                 while guard.others:
                     address = guard.others.pop()
+                    # New: trainers hear why a host that they wait for does not come.
                     if self._members.note_other_token(address):
                         self._note_refusals(socket)
                 if socket in ready:
@@ -367,6 +371,7 @@ class Coordinator:
         if self._end is None:
             # An end that was put a moment ago is still sent.
             return self._ending.empty()
+        # From the outcome on, not from `close`: hosts may have said goodbye meanwhile.
         elapsed = self._clock() - self._ended_at
         awaits_goodbye = bool(self._members.live) and elapsed < GOODBYE_SECONDS
         awaits_start = bool(self._members.awaited) and elapsed < self._straggler_seconds

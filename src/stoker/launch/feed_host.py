@@ -134,15 +134,18 @@ def _run_agent(
         agent.run()
     except StokerError as err:
         failure = err
+        # The trainers are told: "failed" is what they look for.
         reason = f"failed: {err}"
     except Exception as err:
         # A bug of stoker's: the traceback goes to this host's log, its last line to the trainers.
         reason = f"failed: {type(err).__name__}: {err}"
         raise
     finally:
+        # The watcher first: it would reap what is ended below.
         is_over.set()
         watcher.join()
         membership.leave(reason=reason or _end_words(agent, membership))
+        # Behind the goodbye, which it sends.
         membership.close()
         end_descendants()
     return failure

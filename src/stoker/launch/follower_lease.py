@@ -80,6 +80,7 @@ class FollowerLease:
         except (OSError, ValueError):
             self._renewed = None
             return False
+        # 0 minutes: the user wants no limit.
         if renewed != self._renewed or minutes <= 0:
             self._renewed = renewed
             self._since = now
@@ -88,6 +89,7 @@ class FollowerLease:
         seen = min(SEEN_SECONDS, 30 * minutes)
         last_part = minutes * 60 - seen
         if now >= self._since + last_part and self._is_away(now):
+            # Its last part begins again with the server's return.
             self._since = now - last_part
         elif now >= self._since + minutes * 60:
             self.failure = (
@@ -108,4 +110,5 @@ class FollowerLease:
         answers = []
         while not self._answers.empty():
             answers.append(self._answers.get())
+        # One without an answer is enough: then no follower could renew.
         return not all(answers)

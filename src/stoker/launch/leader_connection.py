@@ -121,6 +121,7 @@ class Silence:
         self._turned_at = now
         if seconds <= STANDSTILL_SECONDS or self.heard_at is None:
             return 0.0
+        # As if that time had not passed: what the leader sent meanwhile is still to be read.
         self.heard_at += seconds
         if self._refused_since is not None:
             self._refused_since += seconds
@@ -281,6 +282,7 @@ class Membership:
                     finally:
                         connection.disable_monitor()
                         monitor.close(linger=0)
+                        # Milliseconds for the goodbye to leave.
                         connection.linger = 500
                         connection.close()
                 else:
@@ -292,6 +294,7 @@ class Membership:
                 reason = "membership failed: too many open files; raise their limit (ulimit -n)"
             self._decide(MembershipVerdict(kind="failed", reason=reason))
         finally:
+            # Behind all sockets: it waits until they are closed.
             self._context.term()
 
     def _connect(self) -> "zmq.Socket[bytes] | None":

@@ -41,6 +41,7 @@ class LogMetrics:
 
     def read(self, lines: bytes) -> None:
         """Gives whole lines to the search."""
+        # A line that came in two parts would be searched as two.
         end = b"" if lines.endswith(b"\n") else b"\n"
         with self._lock, contextlib.suppress(OSError):
             if self._is_open and self._process.stdin:
@@ -58,6 +59,7 @@ class LogMetrics:
             results = json.loads(answer or b"{}")
         except (OSError, ValueError, subprocess.TimeoutExpired):
             results = {}
+        # Where it took longer than a minute; else it has ended.
         self._process.kill()
         self._process.wait()
         self.values = results.get("values", {})

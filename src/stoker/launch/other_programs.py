@@ -41,6 +41,7 @@ class OthersWatch:
         """Returns the counters since the start; takes milliseconds where it looks again."""
         seconds = self._clock() - self._began
         if is_last or seconds >= self._last.seconds + LOOK_SECONDS:
+            # The kernel's counters are read one after the other: a difference of two may shrink.
             used = max(self._last.cpu_seconds, self._used() - self._before)
             self._last = OthersCpu(seconds=seconds, cpu_seconds=used, vcpus=self._vcpus)
         return self._last
@@ -84,6 +85,7 @@ def busiest_quarter(looks: Sequence[OthersCpu]) -> float | None:
     for mark in looks:
         seconds = mark.seconds - first.seconds
         if seconds >= least:
+            # Looks are some seconds apart: a stretch is a quarter of the time, or a little more.
             stretches.append((mark.cpu_seconds - first.cpu_seconds) / seconds)
             first = mark
     whole = looks[-1].cpu_seconds / looks[-1].seconds

@@ -44,6 +44,7 @@ def check_restarts(settings: ProcessSettings, *, output: Path, log: Log) -> None
     # Logs of the script may be in the other folders, which are no progress.
     saved = _times_of_saved_files(folders[:1], output) or _times_of_saved_files(folders, output)
     saved_at = max(saved, default=0)
+    # A first start in a folder that another run has used counts nothing of it.
     before = _read(output) if settings.restarts else Restarts()
     without = 0
     if settings.restarts:

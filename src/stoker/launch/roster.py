@@ -158,6 +158,7 @@ class HostLeases:
             state.stage = "begun"
         state.join = message
         state.heard_at = now
+        # Also one that was lost before: its lease begins again.
         state.is_live = True
         state.has_left = False
         state.cut_off_at = None
@@ -182,6 +183,7 @@ class HostLeases:
         absent = {host: state for host, state in self._hosts.items() if state.join is None}
         refused = {host: state.refusal for host, state in absent.items() if state.refusal}
         unexplained = [host for host in absent if host not in refused]
+        # Only one host is missing: the stranger is that host.
         if self._strangers and len(unexplained) == 1:
             refused[unexplained[0]] = _OTHER_TOKEN
         elif unexplained:
@@ -218,6 +220,7 @@ class HostLeases:
     def cut_off(self, host: str, now: float) -> None:
         """Records that a launcher's connection ended; unless it reconnects it is lost."""
         state = self._hosts[host]
+        # The first time counts: it is asked after at each late heartbeat.
         state.cut_off_at = now if state.cut_off_at is None else state.cut_off_at
 
     def stood_still(self, seconds: float) -> None:
@@ -322,6 +325,7 @@ class HostLeases:
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
+    # Several in each lease: one that is lost does not end it.
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 

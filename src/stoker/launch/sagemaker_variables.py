@@ -42,6 +42,7 @@ def hyperparameters(settings: RunEnvironment) -> dict[str, Json]:
     config = settings.base_dir / "input" / "config"
     document = _read(config / "hyperparameters.json")
     given = {name: text for name, text in document.items() if not _is_reserved(name)}
+    # A pipeline names the literal ones by place: their values, which it fills in, come later.
     names = sorted(given)
     literals = {names[place] for place in settings.literal_hyperparameters if place < len(names)}
     values = {
@@ -49,6 +50,7 @@ def hyperparameters(settings: RunEnvironment) -> dict[str, Json]:
     }
     ordered = in_order(values, settings.hyperparameter_order)
     more = _read(settings.more_hyperparameters) if settings.more_hyperparameters else {}
+    # From a file: what leaves a step's cost as it is must not make the job another one.
     return {**ordered, **more}
 
 

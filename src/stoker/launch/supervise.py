@@ -62,6 +62,7 @@ class OutputTail:
         held = b"".join(self._chunks)
         if self._is_cut or len(held) > STDERR_TAIL_BYTES:
             held = held[-STDERR_TAIL_BYTES:]
+            # The first line is cut in the middle, unless it is all that there is.
             held = held.partition(b"\n")[2] or held
         return held.decode(errors="replace")
 
@@ -123,6 +124,7 @@ def _write_all(target: int, shown: bytes) -> None:
     with contextlib.suppress(OSError):
         view = memoryview(shown)
         while view:
+            # A pipe may take a part of it only.
             view = view[os.write(target, view) :]
 
 
@@ -233,6 +235,7 @@ def supervise(
     kills_before = machine.num_memory_kills()
     began = time.monotonic()
     cpu_before = _cpu_seconds()
+    # Children that were there before are not the command's.
     spared = {*others, *(child.pid for child in psutil.Process().children())}
     process = _started(command)
     log.event(EventName.COMMAND_STARTED, pid=process.pid)
@@ -242,6 +245,7 @@ def supervise(
         signals, decided = _follow(
             process, inbox, log, on_tick, others, spared=spared, asks_children=command.asks_children
         )
+        # That thread reads the exit status, which is asked for below.
         waiter.join()
         # Leftover processes hold the pipes open.
         end_descendants(spared=spared)

@@ -59,6 +59,7 @@ class RankStacks:
         self._left: deque[psutil.Process] = deque()
 
     def begin(self) -> None:
+        # Others ignore the signal. Ranks first: their stacks tell most.
         with_handler = sorted(filter(_has_handler, descendants()), key=_is_worker)
         self._left = deque(with_handler[:_MAX_STACKS])
 
@@ -78,6 +79,7 @@ def _has_handler(process: psutil.Process) -> bool:
     with contextlib.suppress(OSError, StopIteration):
         with open(f"/proc/{process.pid}/status", encoding="ascii", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:"))
+        # A mask in hexadecimal, whose lowest bit is signal 1.
         return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     return False
 
@@ -143,6 +145,7 @@ class Watchdog:
         """Seconds without a step or a sign of life after which it acts."""
         usual = 0.0
         if self._gaps:
+            # Not the mean: a checkpoint now and then is no usual step.
             usual = median(self._gaps)
         # A step may take longer than the longest one so far, such as one with a checkpoint.
         limit = max(MIN_SECONDS, _STEPS_FACTOR * usual, _GAP_FACTOR * self._longest_gap)
@@ -174,6 +177,7 @@ class Watchdog:
     def _look(self, now: float) -> None:
         counted = self._count()
         if counted != self._counted:
+            # What was there before the watchdog is no step.
             is_first = self._counted is None
             self._counted = counted
             if not is_first:
@@ -252,8 +256,8 @@ def _newest(folders: Sequence[Path]) -> tuple[int, int, float]:
             for name in names:
                 with contextlib.suppress(OSError):
                     facts = os.stat(os.path.join(parent, name))
-                    count = count + 1
-                    size = size + facts.st_size
+                    count += 1
+                    size += facts.st_size
                     newest = max(newest, facts.st_mtime)
                 if count >= _MAX_FILES:
                     return count, size, newest

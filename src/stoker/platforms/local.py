@@ -655,7 +655,7 @@ class LocalPlatform(Platform[LocalRequest]):
         offset = 0
         hosts = []
         for group in job.groups:
-            number = number - group.count
+            number -= group.count
             size = self._num_cores(group, job)
             for index in range(group.count):
                 hosts.append(

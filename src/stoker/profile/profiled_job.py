@@ -109,6 +109,7 @@ def timed_profile(
 ) -> Profile | None:
     """Returns the profile by `stoker.timed`, if any; raises UsageError if it is malformed."""
     file = output / FILE
+    # A rank that was measured whole says more than its steps alone.
     if any(rank.accelerator for rank in ranks) or not file.exists():
         return None
     profile = read_json(file, Profile)
@@ -129,6 +130,7 @@ def too_few(output: Path) -> str:
     steps: list[int] = []
     for usage in read_usage(output):
         steps += [loader.steps for loader in usage.loaders.values() if loader.is_elsewhere]
+    # Other loaders, as a validation's, are shorter: the longest is the training's.
     if not steps or max(steps) >= MIN_STEPS:
         return ""
     return f"the script ended too soon: after {max(steps) + 1} batches of stoker.timed"
@@ -166,6 +168,7 @@ class CommandUsage:
 
     @property
     def utilization(self) -> float:
+        # Starts and ends are counted at slightly different times: never more than all vCPUs.
         return min(1.0, self.cpu_seconds / max(1e-9, self.wall_seconds * self.vcpus * self.hosts))
 
 

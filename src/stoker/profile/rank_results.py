@@ -460,6 +460,7 @@ def block_means(values: Sequence[float], *, workers: int) -> list[float]:
         workers: Of the loader; a block holds whole bursts.
     """
     size = block_steps(workers=workers)
+    # Too few for quartiles.
     if len(values) < MIN_BLOCKS * size:
         return [sum(values) / len(values)]
     blocks = [values[at : at + size] for at in range(0, len(values) - size + 1, size)]

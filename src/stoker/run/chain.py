@@ -79,12 +79,14 @@ class Chain:
     ) -> RecordT:
         """Makes the step's record and writes it (`train` itself does), or reads an earlier one."""
         file = self.run_dir / f"{RECORD_OF[name]}.json"
+        # `--from` a later step: this one has been paid for.
         if STEPS.index(name) < self.first:
             record = read_json(file, kind)
             self.say_line(name, f"reused: {words(record)}")
             self.tell_age(record)
             return record
         began = time.monotonic()
+        # Before it is made: whoever stops the run is told in which step.
         self.doing = name
         record = make()
         if name != "train":
@@ -239,6 +241,7 @@ def run_chain(chain: Chain) -> ChainEnd:
             _report_stopped(chain)
             raise
         finally:
+            # Also after an error: the webhook says in which step it came.
             ending.step = chain.doing
         end = ChainEnd(code=code, evaluation=evaluation, report=report_of_chain(chain))
         _tell_end(chain, end, ending)

@@ -175,6 +175,7 @@ class HostNews:
         self._unsure.pop(host, None)
         if host in self._gone:
             self._gone.discard(host)
+            # One is back: if the last one leaves again, that is news.
             self._is_alone = False
             there = len(self._hosts - self._gone)
             yield f"data host {host} is back: {there} of {len(self._hosts)} data hosts make batches"

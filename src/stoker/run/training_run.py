@@ -153,6 +153,7 @@ def _trained(run: FollowedTraining) -> tuple[Training, NoCapacityError | None]:
 
     However it ends, the report and MLflow learn of it.
     """
+    # Of this folder before the run, to tell an old record from a new one.
     earlier = run.record_so_far()
     try:
         try:
@@ -290,6 +291,7 @@ class _Follower(JobObserver):
         """Copies the record to the run's second file, and prints how to continue."""
         run = self._run
         out = self._run.out
+        # This one is written already.
         files = [run.record_file]
         if out:
             write_json(out, copied_to(out, record, run_dir=run.folder))

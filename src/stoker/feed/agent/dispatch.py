@@ -160,6 +160,7 @@ class CreditPool:
 
     def count(self, *, is_dry: bool) -> None:
         self._jobs += 1
+        # A worker had nothing to do: the next request comes a round trip later.
         self._dry += is_dry
 
     def add_cost(self, seconds: float, *, worker: int) -> bool:
@@ -170,6 +171,7 @@ class CreditPool:
             return False
         self._costs.append(seconds)
         self._measured += 1
+        # Not at each batch: the mean has to settle.
         if self._measured % _MIN_COSTS:
             return False
         return self._raise_to(self._wanted())
@@ -213,6 +215,7 @@ def credits_for(costs: Collection[float], *, at_least: int) -> int:
 
 
 def _part(total: int, parts: int, index: int) -> int:
+    # The first ones get one more, so that the parts add up to the total.
     return total // parts + (index < total % parts)
 
 

@@ -95,6 +95,7 @@ class PeerState:
         if num_before >= workers or not self.service_seconds:
             return usual
         asked_at, queued = self.asked[batch_number]
+        # The batches before it come first.
         due_at = asked_at + queued * self.service_seconds
         return min(usual, abs(due_at - now))
 
@@ -110,6 +111,7 @@ class PeerState:
         latencies.append(latency)
         bisect.insort(ordered, latency)
         count = len(ordered)
+        # The value itself, not interpolated between two.
         p95 = self.p95_seconds = ordered[math.ceil(0.95 * count) - 1]
         # Without the longest: one batch that waited for a cold cache is an exception.
         long = ordered[-2] if count > 1 else latency
@@ -467,6 +469,7 @@ class BatchScheduler(Scheduler):
             if batch_number is None:
                 break
             able = free
+            # Who makes it already, or could not, is not asked again.
             if batch_number in self._makers or batch_number in self._refused:
                 barred = self._makers.get(batch_number, set()) | self._refused.get(
                     batch_number, set()
@@ -476,6 +479,7 @@ class BatchScheduler(Scheduler):
                     skipped.append(batch_number)
                     continue
             peer = able[0] if len(able) == 1 else min(able, key=self._preference)
+            # Near the epoch's end only: a slow peer's batch would be what all wait for.
             if self._is_complete and self._is_better_kept(peer, now):
                 skipped.append(batch_number)
                 break
@@ -521,6 +525,8 @@ class BatchScheduler(Scheduler):
         if stock <= 0:
             return False
         for state in self.peers.values():
+            # As many as all peers together may have: more are drawn with the next batch that is
+            # taken.
             stock -= state.credits
         return stock >= 0
 
@@ -585,9 +591,11 @@ class BatchScheduler(Scheduler):
                 window = _MAX_WINDOW_PER_CREDIT * total
             elif interval > 0:
                 window += math.ceil(slowest / interval)
+        # Those under way will come: they are counted as if they were here.
         free_bytes = self.max_bytes - self._held_bytes - len(self._makers) * self._batch_bytes
         if free_bytes < window * self._batch_bytes:
             begun = self._next_new - self.head
+            # What is begun stays so, however much memory it takes.
             window = min(window, begun + max(free_bytes, 0) // self._batch_bytes)
         return window if window > 1 else 1
 
@@ -613,6 +621,7 @@ class BatchScheduler(Scheduler):
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
         state = self.peers[peer]
+        # Where no pace is known yet, all finish at 0: the one with the fewest for its size.
         return (state.finish_seconds(), len(state.asked) / state.credits)
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
@@ -644,6 +653,7 @@ class BatchScheduler(Scheduler):
         while self._again:
             batch_number = heapq.heappop(self._again)
             self._queued_again.discard(batch_number)
+            # It may have come from its first peer meanwhile.
             if self._is_open(batch_number):
                 return batch_number
         if self._next_new < min(limit, self.supplied):

@@ -225,6 +225,7 @@ class ShardScheduler(Scheduler):
         self._received = self._turn = self._num_taken = 0
         self.last_taken = None
         for shard in self._shards:
+            # Before `begin`, which forgets what the epoch asked for.
             if is_noted:
                 shard.note_epoch()
             shard.begin(is_kept=self._persists and shard.owner is not None, prefetch=self._prefetch)
@@ -292,6 +293,7 @@ class ShardScheduler(Scheduler):
         return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
 
     def is_there(self, batch_number: int) -> bool:
+        # Numbers go round the shards, as torch's loader goes round its workers.
         position, shard = divmod(batch_number, len(self._shards))
         return position < self._shards[shard].arrived
 
@@ -358,6 +360,7 @@ class ShardScheduler(Scheduler):
             num_made = shard.taken - every + 1
             shard.owns = owns_with(shard.owns, own, num_made=num_made, every=every)
             self._own_trouble = own_trouble_of(own) or self._own_trouble
+        # Smoothed: the sizes of a stream's batches may drift.
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
         )

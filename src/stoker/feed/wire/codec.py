@@ -83,6 +83,7 @@ class Arena:
 
     def reserve(self, nbytes: int) -> int | None:
         """Returns an aligned offset for `nbytes` bytes; None if they do not fit."""
+        # Rounded up, for the decoder's views.
         offset = -(-self.end // ALIGNMENT) * ALIGNMENT
         if offset + nbytes > self.memory.nbytes:
             return None
@@ -181,6 +182,7 @@ class Encoded:
         if isinstance(value, int) and kind is int:
             if -(1 << 63) <= value < 1 << 64:
                 return value
+            # With a bit for the sign.
             nbytes = value.bit_length() // 8 + 1
             return [Tag.INTEGER, value.to_bytes(nbytes, "little", signed=True)]
         if isinstance(value, str) and kind is str:

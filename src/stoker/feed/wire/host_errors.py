@@ -94,6 +94,7 @@ def words_of_error(err: BaseException) -> str:
 def place_of(err: BaseException) -> str:
     """Returns where the user's own code raised it: `__setstate__ (data.py:12)`; empty: unknown."""
     frames = traceback.extract_tb(err.__traceback__)
+    # The innermost of them, as libraries raise below the user's code.
     for frame in reversed(frames):
         file = frame.filename
         is_own = not (INSTALLED.search(file) or _OF_STOKER.search(file) or file.startswith("<"))
@@ -108,6 +109,7 @@ def errors_behind(err: BaseException) -> Iterator[BaseException]:
     for _ in range(_MAX_ERRORS):
         if not waiting:
             return
+        # The nearest first: what lies behind it says less of this host.
         error = waiting.pop(0)
         yield error
         if isinstance(error, BaseExceptionGroup):
@@ -138,6 +140,7 @@ def cause_on_host(err: BaseException, side: Side, *, raised: str) -> WhyUnfed | 
             why = _of_os_error(err, side, raised=raised)
             if why is not None:
                 return why
+    # By name: the libraries that raise these need not be there.
     names = {kind.__name__ for kind in type(err).__mro__}
     if names & _CREDENTIALS_NAMES:
         return why_unfed.no_credentials(side, raised=raised)
@@ -151,6 +154,7 @@ def _of_os_error(err: OSError, side: Side, *, raised: str) -> WhyUnfed | None:
     path = err.filename if isinstance(err.filename, str) else ""
     if err.errno == errno.ENOENT and path and _is_of_subprocess(err):
         return why_unfed.missing_program(path, side, raised=raised)
+    # With a path the same numbers are a file system's.
     if err.errno in _NETWORK_NUMBERS and not path:
         return why_unfed.no_network(side, raised=raised)
     return _of_number(err.errno or 0, path, side, raised=raised)
@@ -240,6 +244,7 @@ def _last_frame(err: BaseException) -> FrameType | None:
 
 def _is_of_environment(err: KeyError) -> bool:
     frame = _last_frame(err)
+    # A KeyError of another mapping has the same form: only the frame tells them apart.
     return frame is not None and frame.f_locals.get("self") is os.environ
 
 

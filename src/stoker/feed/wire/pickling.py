@@ -112,6 +112,7 @@ def reduced(obj: object) -> tuple[object, ...] | None:
             return None
         function = cast("functools._lru_cache_wrapper[object]", obj)
         parameters = function.cache_parameters()
+        # Without what is cached, which may be large, and of this process alone.
         return (_cached, (function.__wrapped__, parameters["maxsize"], parameters["typed"]))
     if kind is functools.cached_property:
         # It has a lock until Python 3.12.
@@ -307,6 +308,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         shared = self._shared
         if shared is None or not self._named:
             return "", None
+        # By name: the error says by which of them the memory is reached.
         roots = {str(getattr(named, "__qualname__", named)): named for named in self._named}
         within_reach = reachable(roots, max_objects=_MAX_GLOBALS, is_leaf=shared.holds)
         return next(
@@ -320,8 +322,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Pickled as usual: its order is the same everywhere, or cannot be determined.
         if not all(map(_is_atom, found)) or _RANDOM_HASHES.isdisjoint(map(type, found)):
             return None
+        # In the order in which they are met, which is the same in each process.
         number = len(self._sets)
         self._sets[id(found)] = (number, found)
+        # By type first: numbers and texts cannot be compared.
         ordered = sorted(found, key=lambda item: (type(item).__name__, repr(item)))
         return (number, ordered, isinstance(found, frozenset))
 

@@ -117,6 +117,7 @@ class Slots:
     def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
         first = batch[0]
         count = len(batch) * first.numel()
+        # Torch stacks in memory of its own: nothing to be built, or not in this memory.
         if self._arena is None or not count or first.device.type != "cpu":
             return None
         offset = self._arena.reserve(count * first.element_size())
@@ -128,6 +129,7 @@ class Slots:
     def _take(self, nbytes: int) -> tuple[int, mmap.mmap]:
         fitting = [n for n, memory in self._free.items() if len(memory) >= nbytes]
         if fitting:
+            # The smallest that fits: larger ones are left for larger batches.
             slot = min(fitting, key=lambda number: len(self._free[number]))
             memory = self._free.pop(slot)
         else:
@@ -142,11 +144,12 @@ class Slots:
         # A little more, so that batches of slightly different sizes share slots.
         size = -(-(nbytes + nbytes // 8) // mmap.PAGESIZE) * mmap.PAGESIZE
         slot = self._next
-        self._next = self._next + 1
+        self._next += 1
         descriptor = os.memfd_create(f"stoker-{os.getpid()}-{slot}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
             memory = mmap.mmap(descriptor, size)
+            # The pool maps it, too: after this neither needs the descriptor.
             self._channel.send(pack(Slot(slot, size)), [descriptor])
         finally:
             os.close(descriptor)
