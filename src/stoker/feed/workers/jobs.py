@@ -106,16 +106,11 @@ def received_part(part: BatchPart) -> FinishedPart:
     )
     if not part.payload:
         return FinishedPart(content)
-    descriptor = os.memfd_create(f"stoker-part-{os.getpid()}", os.MFD_CLOEXEC)
-    finished = FinishedPart(content, descriptor)
-    try:
-        os.ftruncate(descriptor, content.nbytes)
-        with mmap.mmap(descriptor, content.nbytes) as memory:
-            memory[:] = part.payload
-    except BaseException:
-        finished.close()
-        raise
-    return finished
+
+    def fill(memory: memoryview) -> None:
+        memory[:] = part.payload
+
+    return FinishedPart(content, pipe.part_memory(content.nbytes, fill))
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from stoker.feed.tolerance import MarkedSample
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.protocol import BadSample
-from stoker.feed.workers.pipe import Collate
+from stoker.feed.workers.pipe import Collate, part_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,8 @@ def memory_of(encoded: codec.Encoded) -> Iterator[tuple[int, ...]]:
     if not encoded.nbytes:
         yield ()
         return
-    descriptor = os.memfd_create(f"stoker-part-{os.getpid()}", os.MFD_CLOEXEC)
+    descriptor = part_memory(encoded.nbytes, encoded.write_into)
     try:
-        os.ftruncate(descriptor, encoded.nbytes)
-        # The map ends here: from now on the descriptor alone keeps the memory.
-        with mmap.mmap(descriptor, encoded.nbytes) as memory, memoryview(memory) as view:
-            encoded.write_into(view)
         # Open until the message is sent: a worker's channel blocks until then.
         yield (descriptor,)
     finally:

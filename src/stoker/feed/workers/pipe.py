@@ -5,13 +5,14 @@ blocks; the worker's side does. The payload of a batch is in shared memory (`slo
 """
 
 import array
+import mmap
 import os
 import resource
 import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -204,6 +205,23 @@ def _close_what_is_not_for_children() -> None:
 
 # For every fork of this process, also by multiprocessing and the script.
 os.register_at_fork(after_in_child=_close_what_is_not_for_children)
+
+
+def part_memory(nbytes: int, fill: Callable[[memoryview], None]) -> int:
+    """Returns a descriptor of new memory for a part of a batch, once `fill` has written it.
+
+    Raises OSError if there is no memory, or no descriptor.
+    """
+    descriptor = os.memfd_create(f"stoker-part-{os.getpid()}", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        # The map ends here: from now on the descriptor alone keeps the memory.
+        with mmap.mmap(descriptor, nbytes) as memory, memoryview(memory) as view:
+            fill(view)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def no_descriptor_left() -> str:
