@@ -31,7 +31,7 @@ from stoker.feed.workers.worker import worker_main
 
 SECONDS = 150
 SIZE = 1000
-SEGFAULT, EXIT, KILLED, HANGING, RAISING = 3, 5, 6, 9, 12
+SEGFAULT, EXIT, KILLED, HANGING, RAISING, CLOSING = 3, 5, 6, 9, 12, 15
 
 
 def strike(kind):
@@ -48,6 +48,9 @@ def strike(kind):
             time.sleep(3600)
         case 12:
             raise ValueError("damaged")
+        case 15:
+            # As a program that becomes a daemon.
+            os.closerange(3, 1000)
 
 
 class Deadly(Dataset[object]):
@@ -277,6 +280,26 @@ def test_a_death_that_does_not_come_again_condemns_no_sample(tmp_path):
     assert (len(batch), bad) == (4, [])
 
 
+class PanicError(BaseException):
+    """As Rust's libraries raise: no Exception."""
+
+
+class Panicking(Deadly):
+    """Its sample 2 panics, after a process that happens to be killed at it."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if index == 2:
+            raise PanicError("index out of bounds")
+        return sample
+
+
+def test_a_panic_stays_one_where_a_worker_is_killed_at_that_sample(tmp_path):
+    with pool_of(Panicking((), once=(2, str(tmp_path / "once")))) as pool:
+        batch, bad = made(pool, [job(0, range(4))])[0]
+    assert (len(batch), [one[:3] for one in bad]) == (3, [(2, "2", "PanicError")])
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
 def test_workers_that_died_before_they_began_a_batch_are_no_try_of_it(kind, on_error):
@@ -301,6 +324,26 @@ def test_with_raise_the_error_names_the_sample(kind):
     assert is_lost
     assert "sample 103 ends its process" in text
     assert "SIGSEGV" in text
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
+def test_a_sample_that_closes_its_workers_connection_is_left_out(kind, splits, parts_made):
+    with pool_of(kind((CLOSING, RAISING)), splits=splits) as pool:
+        batch, bad = made(pool, [job(0, range(11, 18))])[0]
+    assert [int(row[0]) for row in batch] == [11, 13, 14, 16, 17]
+    assert [one[:3] for one in bad] == [(1, "12", "ValueError"), (4, "15", "ProcessDiedError")]
+    assert "lost its connection" in bad[1][3]
+
+
+@pytest.mark.parametrize("given", [(14, 15, 16), [torch.tensor(14), np.int64(15)]])
+@pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
+def test_with_raise_the_error_names_the_sample_that_closes_the_connection(kind, given):
+    with pool_of(kind((CLOSING,)), on_error="raise", num_workers=4) as pool:
+        text, is_lost = made(pool, [job_of(0, given)])[0]
+    assert is_lost
+    assert "sample 15 ends its process" in text
+    assert "have the dataset close only what it has opened" in text
 
 
 @pytest.mark.parametrize(

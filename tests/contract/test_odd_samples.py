@@ -49,6 +49,11 @@ class WordlessError(Exception):
         raise ValueError("no words")
 
 
+class LeavingError(Exception):
+    def __str__(self) -> str:
+        sys.exit("no words")
+
+
 class LockedError(Exception):
     """Cannot be pickled."""
 
@@ -104,6 +109,7 @@ ODD = MappingProxyType(
             "BaseExceptionGroup",
         ),
         "wordless": (raises(WordlessError), "WordlessError"),
+        "leaving": (raises(LeavingError), "LeavingError"),
         "locked": (raises(LockedError), "LockedError"),
         "recursion": (recurse, "RecursionError"),
         "warning": (warn, "UserWarning"),

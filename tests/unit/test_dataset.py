@@ -192,6 +192,16 @@ class HopelessError(Exception):
         super().__init__("hopeless")
 
 
+class LeavingError(Exception):
+    """Its own code ends the process that looks at it."""
+
+    def __str__(self):
+        sys.exit("no words")
+
+    def __reduce__(self):
+        sys.exit("not to be pickled")
+
+
 def raised(err):
     try:
         raise err
@@ -220,6 +230,9 @@ def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_e
     hopeless = raised(HopelessError(1, 2))
     assert type(hopeless) is RuntimeError
     assert "HopelessError" in str(hopeless)
+    leaving = raised(LeavingError())
+    assert type(leaving) is RuntimeError
+    assert "Caught LeavingError in index 7" in str(leaving)
 
 
 def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error():

@@ -277,7 +277,13 @@ class TolerantDataset:
             index = replacement(index, attempt - 1, length=length, seed=seed)
             if self._seeder is not None:
                 self._seeder.place_again(index, place)
-        self.sample(index, attempt=attempt)
+        try:
+            self.sample(index, attempt=attempt)
+        except BaseException as err:
+            if not is_samples_fault(err):
+                raise
+            # It is no death: so also where the batch is made, unless its text is one.
+            _bad(index, err)
 
     def sample(self, index: object, *, attempt: int) -> object:
         """Returns one sample of the dataset, as it makes it."""
@@ -480,7 +486,7 @@ def _as_error(err: BaseException) -> Exception:
 def _bad(index: object, err: BaseException) -> BadSample:
     try:
         text = " ".join(str(err).split())
-    except Exception:
+    except (Exception, SystemExit):
         text = "its text cannot be shown"
     try:
         shown = repr(shown_index(index))

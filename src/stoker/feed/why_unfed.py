@@ -483,6 +483,8 @@ def advice_on(how: str) -> str:
     """Returns what to try after a data worker ended as `pool.describe_exit` has it."""
     if "ulimit -n" in how:
         return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
+    if "lost its connection" in how:
+        return "have the dataset close only what it has opened"
     if "ended with exit code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
     if any(f"({number.name})" in how for number in _ASKED_TO_END):

@@ -637,7 +637,7 @@ def unpack_error(data: bytes | memoryview) -> Exception:
             original.add_note(packed.message)
         return original
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             # As torch does: such a class takes its message by name.
             words = {"message": message}
             error = kind(**words) if getattr(kind, "message", None) else kind(message)
@@ -687,6 +687,6 @@ def _parts(spec: DatasetSpec) -> Mapping[str, object]:
 
 
 def _try_unpickle(data: bytes | None) -> object:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         return None if data is None else AnswerUnpickler(io.BytesIO(data)).load()
     return None

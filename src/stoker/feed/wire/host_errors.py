@@ -229,7 +229,7 @@ def _text_of(err: BaseException) -> str:
     # An exception's own __str__ may raise.
     try:
         text = str(err)
-    except Exception:
+    except (Exception, SystemExit):
         return "its text cannot be shown"
     if len(text) > _MAX_TEXT:
         # A dataset may raise with all that it holds: begin and end are searched.

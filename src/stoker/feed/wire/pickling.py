@@ -620,7 +620,7 @@ def largest(parts: Mapping[str, object]) -> str:
 def pickle_of(value: object) -> bytes | None:
     try:
         data: bytes = cloudpickle.dumps(value)
-    except Exception:
+    except (Exception, SystemExit):
         return None
     return data
 

@@ -3,7 +3,8 @@
 A worker that dies leaves behind which sample it was making (`progress`). It may have died of
 something else: the kernel's out-of-memory killer chooses among all processes. So that sample is
 made alone, and only if a process dies of it again it is to blame. Where one call makes all samples
-of a batch, the call is repeated; if it ends its process again, they are made one by one.
+of a batch, the call is repeated; if it ends its process again, they are made one by one. So are
+those of a worker that finds its channel closed when it has made its batch.
 """
 
 import signal
@@ -15,7 +16,7 @@ from stoker.feed.sample_index import index_at
 from stoker.feed.workers import pipe
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.progress import SamplePlace
-from stoker.feed.workers.splitting import num_samples, plain_index
+from stoker.feed.workers.splitting import plain_index
 from stoker.records import FeedSettings
 
 # Anyone may have sent these, twice by chance as well: such a sample has to end two lone processes.
@@ -82,6 +83,11 @@ class WorkerDeath:
         """Whether another process may have ended it."""
         return not self.is_hanging and self.status in _FROM_OUTSIDE
 
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the user's code had closed its channel, at a sample that is not known."""
+        return self.at is None and self.status == pipe.DISCONNECTED
+
 
 class LossSearch:
     """The search for samples of one batch that end or block their worker.
@@ -95,6 +101,7 @@ class LossSearch:
         self._rules = rules
         self._lost: list[LostSample] = []
         self._is_one_by_one = False
+        self._has_made_each = False
         self._num_calls = 0
         self._num_alone = 0
         self._num_tries = 0
@@ -109,6 +116,9 @@ class LossSearch:
             death: Of the worker.
         """
         at = death.at
+        if death.is_disconnected and not self._has_made_each:
+            self._has_made_each = True
+            return self._each_alone()
         if at is None:
             return self._try_again()
         if at.is_whole_call:
@@ -157,8 +167,7 @@ class LossSearch:
         self._is_one_by_one = True
         if self._rules.is_tolerant:
             return self._again()
-        order = self._job.order
-        return self._asked(pipe.MakeAlone(order, 0, num_samples(order)))
+        return self._each_alone()
 
     def _try_again(self) -> WorkerJob | None:
         self._num_tries += 1
@@ -174,6 +183,9 @@ class LossSearch:
     def _alone(self, at: SamplePlace) -> WorkerJob:
         order = self._job.order
         return self._asked(pipe.MakeAlone(order, at.place, at.place + 1, at.attempt))
+
+    def _each_alone(self) -> WorkerJob:
+        return self._asked(pipe.MakeAlone(self._job.order, 0, 0))
 
     def _asked(self, again: pipe.MakeAgain | pipe.MakeAlone) -> WorkerJob:
         return replace(self._job, again=again)

@@ -31,6 +31,9 @@ _READ_BYTES = 1 << 16
 # For one message: a read never returns the descriptors of two (unix(7)).
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
+# Exit code of a worker whose channel is gone in its own process: the user's code has closed it.
+DISCONNECTED = 207
+
 # Free slots that a worker keeps, warm for its next batches, where there is memory for them.
 SPARE_SLOTS = 3
 
@@ -127,7 +130,8 @@ class MakeAgain(msgspec.Struct, frozen=True, tag=True):
 class MakeAlone(msgspec.Struct, frozen=True, tag=True):
     """Requests samples of a batch from place `first` to before `last`, which are thrown away.
 
-    It shows whether a process survives them. `attempt` is LostSample's.
+    It shows whether a process survives them, and whether they leave its channel open. `last` 0: to
+    the batch's end. `attempt` is LostSample's.
     """
 
     order: Make
@@ -239,6 +243,7 @@ class Pipe:
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
         sock.setblocking(blocking)
         self._socket = sock
+        self._inode = os.fstat(sock.fileno()).st_ino
         self._blocking = blocking
         self._incoming = bytearray()
         self._descriptors: deque[int] = deque()
@@ -248,6 +253,13 @@ class Pipe:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def is_connected(self) -> bool:
+        """Returns whether its descriptor is still its own: `os.closerange` closes any."""
+        try:
+            return os.fstat(self.fileno()).st_ino == self._inode
+        except OSError:
+            return False
 
     @property
     def wants_write(self) -> bool:

@@ -81,6 +81,8 @@ def describe_exit(status: int | None, *, kills_before: int | None = None) -> str
     """
     if status is None:
         return "ended"
+    if status == pipe.DISCONNECTED:
+        return "lost its connection, which code in its own process closed (as os.closerange does)"
     return f"ended with {ended_words(status)}{killed_words(status, kills_before=kills_before)}"
 
 

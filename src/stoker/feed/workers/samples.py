@@ -4,7 +4,7 @@ Torch's fetcher makes all samples of a batch and collates them in one call. Here
 their own, so that a worker may make some samples of a batch, and knows which one it is at.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,7 @@ from stoker.feed.tolerance import (
 )
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import BadSample, Make
+from stoker.feed.workers.pipe import MakeAlone
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +120,18 @@ class SampleMaker:
         finally:
             dataset.lost = {}
 
-    def alone(self, order: Make, index: object, *, places: range, attempt: int) -> None:
+    def alone(self, order: Make, index: object, alone: MakeAlone) -> Iterator[None]:
         """Makes some samples of a batch, for nothing but to see whether this process survives it.
 
+        Yields after each of them.
+
         Args:
-            places: In the batch.
-            attempt: As in LostSample.
+            index: What the sampler gave.
         """
         indices = list(cast("Iterable[object]", index)) if self._is_batched else [index]
-        for place in places:
-            self._alone(order, indices[place], place, attempt)
+        for place in range(alone.first, alone.last or len(indices)):
+            self._alone(order, indices[place], place, alone.attempt)
+            yield
 
     def _alone(self, order: Make, index: object, place: int, attempt: int) -> None:
         if self._tolerant_dataset is not None:

@@ -40,6 +40,10 @@ class Slots:
         self._last_nbytes = 0
         self._num_spare = SPARE_SLOTS
 
+    def is_connected(self) -> bool:
+        """Returns whether batches can still be sent: no sample has closed the channel."""
+        return self._channel.is_connected()
+
     def keep(self, number: int) -> None:
         """Keeps so many free slots from now on."""
         self._num_spare = number

@@ -36,6 +36,7 @@ from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.part_memory import EncodedSamples, PartsAsSamples, memory_of
 from stoker.feed.workers.pipe import (
+    DISCONNECTED,
     AloneMade,
     Batch,
     Collate,
@@ -108,6 +109,8 @@ def worker_main(
             side=side,
         )
         serve(channel, slots, source)
+    if not channel.is_connected():
+        os._exit(DISCONNECTED)
 
 
 @contextlib.contextmanager
@@ -452,12 +455,16 @@ class IndexedSource:
         maker = self._maker
         order = alone.order
         index = codec.unpack_value(order.index, allow_pickle=True)
-        places = range(alone.first, alone.last)
+
+        def make() -> None:
+            for _ in maker.alone(order, index, alone):
+                if not self._slots.is_connected():
+                    # The sample's place stays where the pool reads it.
+                    os._exit(DISCONNECTED)
+
         # An error comes again where the batch is made.
         with contextlib.suppress(Exception):
-            self._seeded(
-                order, lambda: maker.alone(order, index, places=places, attempt=alone.attempt)
-            )
+            self._seeded(order, make)
         self.progress.note(NO_SAMPLE, 0)
 
     def make_part(self, part: MakePart) -> EncodedSamples | Unsplittable | Error:
