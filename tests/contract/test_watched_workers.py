@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import data
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
 
 from stoker import DataLoader
@@ -161,6 +162,36 @@ def test_workers_find_it_in_a_loader_without_workers_of_its_own(tmp_path, plan):
     (batches,) = epochs_of(loader, process, 1)
     assert [len(batch) for batch in batches] == [5] * 6 + [4] + [5] * 2 + [3]
     assert [row[3] for row in rows_of(tmp_path)] == [str(RAISING)]
+
+
+class Makers(Dataset[int]):
+    """Its samples are the processes that make them."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("plan", [2, None])
+def test_a_loop_that_takes_one_batch_of_each_iterator_starts_no_worker_for_each(tmp_path, plan):
+    loader = data.DataLoader(Makers(), batch_size=5)
+    process = process_of(tmp_path, on_error="skip", workers=plan)
+    for _ in range(6):
+        assert set(next(placed(loader, process)).tolist()) == {os.getpid()}
+    # Which goes on after all.
+    makers = [set(batch.tolist()) for batch in placed(loader, process)]
+    assert makers[0] == {os.getpid()}
+    assert all(os.getpid() not in pids for pids in makers[1:])
+    assert os.getpid() not in next(placed(loader, process)).tolist()
+
+
+def test_where_a_samples_time_is_limited_workers_make_all_but_the_first_batches(tmp_path):
+    loader = data.DataLoader(Makers(), batch_size=5)
+    process = process_of(tmp_path, sample_timeout_seconds=100)
+    makers = [next(placed(loader, process)).tolist()[0] for _ in range(4)]
+    assert [pid == os.getpid() for pid in makers] == [True, True, False, False]
 
 
 def test_a_sample_that_hangs_is_left_out(tmp_path):

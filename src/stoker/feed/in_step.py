@@ -123,7 +123,7 @@ class InStep:
         return may_make and not is_stokers
 
     def make_meanwhile(self, numbered: Numbered) -> object:
-        """Makes a batch of a loader whose first batches have shown that the script changes nothing.
+        """Makes a batch before others do, once the first ones have shown that nothing is changed.
 
         What is filled or counted as it is made is no change of the script's.
         """

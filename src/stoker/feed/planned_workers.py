@@ -4,6 +4,10 @@ torch makes nothing for such a loader before it is asked. Its first batches are 
 one; if the script changes nothing in the meantime, torch's workers make batches ahead from then on.
 After a change, what they made is discarded, and the trainer makes the rest of the epoch from the
 same indices.
+
+A loop that asks `next(iter(loader))` at each step would start workers for each batch, and have them
+make others that nobody wants. So where the last epoch was left after its first batches, as many are
+made here before workers start.
 """
 
 import weakref
@@ -18,8 +22,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from stoker.feed.bookkeeping import TrainerProcess
-from stoker.feed.in_step import InStep, Say
+from stoker.feed.bookkeeping import Position, TrainerProcess
+from stoker.feed.in_step import NUM_TRIED, InStep, Say
 from stoker.feed.iterators import (
     CountedIterator,
     Epoch,
@@ -109,6 +113,10 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
             say: Takes why the loader is made here, the path, and whether it is for good.
         """
         seeding = seeding_of(loader, process)
+        # Whoever limits a sample's time wants none to be made here.
+        is_limited = process.settings.feed.sample_timeout_seconds is not None
+        last_epoch = process.books(loader).position
+        self._num_made_first = 0 if is_limited else _num_taken_of(last_epoch)
         self._epoch = Epoch(process, loader, seeding=seeding, is_fed=True)
         self._view = with_workers(loader, num_workers)
         super().__init__(cast("DataLoader[object]", self._view))
@@ -133,7 +141,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         if path:
             self._change_at(path)
         try:
-            batch = self._data_ahead() if self._in_step.place == "fed" else self._data_made_here()
+            batch = self._data()
         except StopIteration:
             self._end()
             raise
@@ -152,6 +160,13 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
         else:
             # Nothing is made yet: the epoch begins here.
             self._in_step.look()
+
+    def _data(self) -> object:
+        if self._in_step.place != "fed":
+            return self._pinned(self._in_step.make(next(self._indices)))
+        if self._ahead is None and self._num_taken_here < self._num_made_first:
+            return self._pinned(self._in_step.make_meanwhile(next(self._indices)))
+        return self._data_ahead()
 
     def _data_ahead(self) -> object:
         try:
@@ -183,8 +198,7 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
                 return batches
         return _Ahead(self._numbered_view(), self._indices, self._epoch)
 
-    def _data_made_here(self) -> object:
-        batch = self._in_step.make(next(self._indices))
+    def _pinned(self, batch: object) -> object:
         # Objects of the script may pin themselves.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
@@ -214,6 +228,14 @@ class PlannedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[mis
 
     def _num_taken(self) -> int:
         return self._num_taken_here
+
+
+def _num_taken_of(last_epoch: Position | None) -> int:
+    """Returns how many batches of an epoch the script took before it left it; 0: not so few."""
+    if last_epoch is None or last_epoch.is_over:
+        return 0
+    num_taken = last_epoch.num_yielded or 0
+    return num_taken if num_taken <= NUM_TRIED else 0
 
 
 def _end(epoch: Epoch) -> None:

@@ -256,8 +256,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             the error; skip: the batch is one sample shorter; replace: another sample is in its
             place, drawn from its seed and index. The same on any host. A sample that ends its
             process counts, too, where workers make it: with `num_workers=0` from the third batch
-            on. Errors of a host (a full disk, a network) and of `collate_fn` are raised in any
-            case.
+            on, but for the first ones of `next(iter(loader))` in a loop. Errors of a host (a full
+            disk, a network) and of `collate_fn` are raised in any case.
         max_errors: With `on_error`, how many bad samples of an epoch a rank accepts before the
             training fails, of each loader: a number, or below 1 a share of the epoch's samples.
             It fails as soon as it has more, or where the sampler has no length from 100 samples on.
