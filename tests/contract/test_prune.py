@@ -7,6 +7,7 @@ import botocore.client
 import pytest
 
 from stoker.errors import ServiceError
+from stoker.pipelines.sagemaker import prune
 from stoker.pipelines.sagemaker.prune import delete_folder, left_folders
 from stoker.platforms.aws import Aws
 from stoker.records import Workload
@@ -152,13 +153,30 @@ def test_other_workloads_and_other_folders_are_never_touched(aws):
     assert not set(left(aws)) & {f"{name.rpartition('/')[0]}/" for name in others}
 
 
-def test_more_than_a_page_of_objects_is_counted_and_deleted(aws):
-    for number in range(1003):
+def test_more_than_a_page_of_objects_is_counted_and_deleted(aws, monkeypatch):
+    # As many as the service takes in one request; here fewer, for objects take 7 ms each.
+    assert prune._MAX_KEYS == 1000
+    monkeypatch.setattr(prune, "_MAX_KEYS", 3)
+    pages, deleted = [], []
+
+    def in_pages_of_two(params, **_):
+        pages.append(params)
+        return {**params, "MaxKeys": 2}
+
+    events = aws.client("s3").meta.events
+    events.register("provide-client-params.s3.ListObjectsV2", in_pages_of_two)
+    events.register(
+        "provide-client-params.s3.DeleteObjects",
+        lambda params, **_: deleted.append(len(params["Delete"]["Objects"])),
+    )
+    for number in range(5):
         aws.write_object(f"{OUT}/stoker/inputs/{GONE}/{number}", b"1")
     folders = left_folders(workload(), aws=aws, older_than_days=1, now=LATER)
     (folder,) = [each for each in folders if GONE in each.uri]
-    assert (folder.num_objects, folder.num_bytes) == (1005, 2005)
+    assert (folder.num_objects, folder.num_bytes) == (7, 1007)
+    assert sum("ContinuationToken" in params for params in pages) >= 3
     delete_folder(aws, folder)
+    assert deleted == [3, 3, 1]
     assert f"stoker/inputs/{GONE}/" not in left(aws)
     assert aws.has_object(f"{OUT}/stoker/inputs/{OLD}/workload.json")
 
