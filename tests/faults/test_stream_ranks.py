@@ -115,6 +115,22 @@ def test_later_epochs_are_of_the_ranks_here(tmp_path, hosts):
     assert ids == [line["ids"] for line in alone if line.get("epoch") == 1]
 
 
+@pytest.mark.parametrize("is_fed", [True, False])
+def test_a_state_between_epochs_has_nothing_of_the_shards_of_other_ranks(tmp_path, hosts, is_fed):
+    runs = Runs(tmp_path, hosts if is_fed else None)
+    for run in runs.start(2, PERSISTENT, saves="0", save_at=3):
+        run.finish()
+    # A shard for each, as many as they have in the next epoch.
+    options = PERSISTENT | {"epochs": 2, "num_workers": 1}
+    load = {"load": runs.files("0", 2)}
+    on_and_on = [run.finish() for run in runs.start(4, options, **load)]
+    for run in runs.start(4, options, saves="1", save_before=1, **load):
+        run.finish()
+    again = [runs.start_rank(rank, 4, options, load=runs.file("1", rank)) for rank in range(4)]
+    fresh = in_steps([run.finish() for run in again], epoch=1)
+    assert fresh == in_steps(on_and_on, epoch=1)
+
+
 # Two ranks of two workers, whose shards have 1, 3, 3 and 5 batches.
 RAGGED: dict[str, object] = {"kind": "ragged"}
 

@@ -325,3 +325,14 @@ def test_shards_of_any_lengths_are_dealt_to_any_ranks_and_no_batch_is_lost(world
     given, _ = run(lengths, world, later)
     expected = [(place, at) for place, length in enumerate(lengths) for at in range(length)]
     assert sorted(given) == expected
+
+
+def test_a_batch_that_is_held_back_leaves_its_shards_turn_as_it_was():
+    stream = dealt([state(0, [2, 1]), state(1, [2, 1])], 0, 3)["begun"]["stream"]
+    progress = progress_from(stream)
+    for which in (2, 1):
+        progress.deliver(which, digest=50 + which)
+    before = repr(progress.state(2))
+    progress.deliver(0, digest=50)
+    assert repr(progress.state(2)) == before
+    assert repr(progress.state(3)) != before
