@@ -87,6 +87,7 @@ class ScriptPython(msgspec.Struct, frozen=True, kw_only=True):
             return why_unfed.other_stoker(
                 self.python, theirs=self.protocol or 0, own=PROTOCOL_VERSION
             )
+        # Functions are sent as byte code, which differs between minor versions.
         if hosts and self.version.split(".")[:2] != hosts.split(".")[:2]:
             return why_unfed.other_python(
                 self.version, own=hosts, who="the data hosts run", python=self.python
@@ -148,6 +149,7 @@ def interpreter_of(command: Sequence[str]) -> tuple[str, ...]:
     except OSError:
         return ()
     # Of programs that pip installs: torchrun, accelerate.
+    # A script's first line names its interpreter.
     words = os.fsdecode(head[2:]).split() if head.startswith(b"#!") else []
     if not words or not _PYTHON.match(Path(words[0]).name):
         return ()
@@ -186,6 +188,7 @@ def ask_python(
     except (OSError, subprocess.TimeoutExpired):
         # The command's own start will tell.
         return None
+    # The last one, as what the user's code prints may look alike.
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     try:
         answer = json.loads(answers[-1].removeprefix(_MARK))

@@ -159,6 +159,7 @@ def _role_by_name(group: str) -> Role:
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
     """Returns the platform that started this run, by its files and variables."""
     # First, as a local run may be inside a job or a pod.
+    # "local.cpu" and the like: only the local platform names hosts so.
     if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"
     for name, info in PLATFORM_INFOS.items():

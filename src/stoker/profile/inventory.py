@@ -172,6 +172,7 @@ def _by_nvml(load: Callable[[], ModuleType]) -> tuple[int, str | None] | None:
             text = name.decode(errors="replace") if isinstance(name, bytes) else name
             answers.append((int(count), text))
 
+    # A driver that hangs must not hang the profile.
     _in_time(ask, _NVML_SECONDS)
     return next(iter(answers), None)
 
@@ -211,6 +212,7 @@ def _fetch(
     with contextlib.closing(connection):
         connection.request(method, path, headers=dict(headers))
         answer = connection.getresponse()
+        # Whoever answers at this address need not be the service: no more than a token is read.
         text = answer.read(1024).decode("ascii")
     if answer.status != 200 or not 0 < len(text) <= (1024 if method == "PUT" else _MAX_NAME):
         raise ValueError(f"status {answer.status}")

@@ -219,6 +219,7 @@ class StepClock:
         """
         if first.event is not None and last.event is not None and first.device == last.device:
             with contextlib.suppress(RuntimeError):
+                # A device gives milliseconds.
                 return max(0.0, first.event.elapsed_time(last.event) / 1e3)
         return last.host_seconds - first.host_seconds
 
@@ -259,6 +260,7 @@ class WarmUp:
     @property
     def has_waited(self) -> bool:
         """Whether a batch was waited for since the last slow step: then there was no stock left."""
+        # What was prefetched during a slow step is used up by then.
         return self._waited_at > self._slow_at or not self._prefetched
 
     @property
@@ -286,6 +288,7 @@ class WarmUp:
     def end(self) -> None:
         """Ends it, whatever the steps were, for good; may be called twice."""
         self.is_over = True
+        # So that no later slow step begins it again.
         self._restarts = _MAX_RESTARTS
 
     def add(

@@ -62,6 +62,7 @@ def finish_run(
     platform = platform_named(workload.platform, settings=workload)
     if state not in _SUCCEEDED:
         if platform.is_cancelled(workload):
+            # Whatever the outcome says: a run that is being cancelled has not failed.
             state = "cancelled"
         elif state in _UNPUBLISHED:
             state = "failed" if platform.has_failed(workload) else "succeeded"
@@ -86,6 +87,7 @@ def finish_run(
                 quiet=as_json,
             )
             followed, is_left = lost.follow_all()
+        # A job that may still run is left alone: `stoker stop` ends it.
         if not is_left:
             ended = platform.clean_up(run, workload, run_id=run_id)
     if outputs.report and not outputs.report.exists():

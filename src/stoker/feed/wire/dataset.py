@@ -116,6 +116,7 @@ class ScriptEnvironment:
     def packed_arguments(self) -> bytes:
         """Returns ARGUMENT_BYTES bytes; no arguments if they are longer."""
         packed = json.dumps(self.arguments).encode()
+        # Filled with spaces, which mean nothing in JSON.
         return (packed if len(packed) <= ARGUMENT_BYTES else b"[]").ljust(ARGUMENT_BYTES)
 
     def set(self) -> None:
@@ -140,6 +141,7 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
                 # The second word after the command's name, which may have spaces and parentheses.
                 status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
                 pid = status.rpartition(")")[2].split()[1]
+        # The kernel keeps it as it was when the program was started.
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
@@ -173,6 +175,7 @@ def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
     for argument in arguments:
         if not is_value and not _RANK_ARGUMENT.match(argument):
             kept.append(argument)
+        # Its value may be the next word.
         is_value = not is_value and argument in ("--local-rank", "--local_rank")
     return tuple(kept)
 
@@ -293,6 +296,7 @@ def pack_spec(
         raise _why(spec, err).error(ShippingError) from err
     place = DatasetPlace.of_spec(spec, modules=pickler.modules, checks_code=checks_code)
     counted = (place.packed(), buffer.getbuffer())
+    # In a thread, as the hash of a large spec takes long.
     with _meanwhile(partial(_digest_of, counted)) as digested:
         if _scripts:
             script = _script_with(digested(), wanted=pickler.annotated)
@@ -324,6 +328,7 @@ _scripts: dict[str, bytes] = {}
 def _script_with(name: str, *, wanted: Iterable[str]) -> bytes:
     """Returns what the script defines, as of the spec's first epoch: it takes 5 ms to look at."""
     if name not in _scripts:
+        # The oldest goes: a dictionary keeps the order of insertion.
         while len(_scripts) >= _MAX_SCRIPTS:
             del _scripts[next(iter(_scripts))]
         _scripts[name] = _packed_script(wanted=wanted)

@@ -136,6 +136,7 @@ class ScriptFiles:
         """Reads the files of modules that were imported since the last time."""
         fresh = sys.modules.keys() - self._seen
         self._seen |= fresh
+        # By package, not by module: to look at each of thousands takes milliseconds.
         packages = {name.partition(".")[0] for name in fresh}
         # Of thousands of modules nearly all are in a few packages.
         foreign = {name for name in packages if name == "stoker" or _is_installed(name)}
@@ -223,12 +224,14 @@ def plain_values() -> list[list[object]]:
 def _literal(value: object) -> str | None:
     """Returns a value's text, if it says all of the value."""
     try:
+        # A text needs no class of the user's to be read, and runs no code.
         text = repr(value)
         if len(text) > _MAX_VALUE_BYTES:
             return None
         again = ast.literal_eval(text)
     except Exception:
         return None
+    # nan, for one, is not equal to itself: it is sent as an object, or not at all.
     return text if type(again) is type(value) and again == value else None
 
 

@@ -128,12 +128,14 @@ def _time_zone() -> object:
 
 def _set_time_zone(value: tuple[str | None, list[str], int, int]) -> None:
     zone, *names_and_offsets = value
+    # The same zone already, perhaps by another name.
     if [list(time.tzname), time.timezone, time.altzone] == names_and_offsets:
         return
     before = os.environ.get("TZ")
     # The variable itself is among those of the environment, which have their own rules.
     _set_variable("TZ", zone)
     time.tzset()
+    # The C library keeps the zone: the variable is needed by `tzset` alone.
     _set_variable("TZ", before)
     if [list(time.tzname), time.timezone, time.altzone] != names_and_offsets:
         raise ValueError(f"no such time zone here: {zone or '/etc/localtime of the trainer'}")
@@ -171,6 +173,7 @@ def _set_garbage_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
 def _umask() -> object:
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     line = _UMASK.search(status)
+    # Read from /proc: os.umask() would have to change it to read it.
     return int(line[1], 8) if line else 0o022
 
 
@@ -179,6 +182,7 @@ def _open_files() -> object:
 
 
 def _raise_open_files(limit: int) -> None:
+    # Above the hard limit only root may go.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     # Only up: this process may have more open than the script.
@@ -245,6 +249,7 @@ def _root_handlers() -> list[RootHandler]:
     """Returns the handlers that write to a standard stream; others are the script's own."""
     handlers: list[RootHandler] = []
     for handler in logging.root.handlers:
+        # Subclasses and filters are the script's code, which is not sent here.
         if type(handler) is not logging.StreamHandler or handler.filters:
             continue
         stream = next((name for name in _STREAMS if handler.stream is getattr(sys, name)), "")

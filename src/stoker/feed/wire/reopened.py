@@ -91,6 +91,7 @@ class OpenFile(NamedTuple):
     @classmethod
     def of(cls, descriptor: int) -> "OpenFile":
         """Raises PicklingError if its path does not name it any more, or it is no regular file."""
+        # Not the object's own name: it may be relative, and the folder another one by now.
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -99,6 +100,7 @@ class OpenFile(NamedTuple):
             named = os.stat(path)
         except OSError:
             raise pickle.PicklingError("its file was removed or renamed") from None
+        # A file that was replaced has the name of the old one.
         if (named.st_dev, named.st_ino) != (status.st_dev, status.st_ino):
             raise pickle.PicklingError(f"{path} is a different file now")
         return cls(path, status.st_size)
@@ -141,6 +143,7 @@ def _separate(descriptor: int) -> None:
         position = os.lseek(descriptor, 0, os.SEEK_CUR)
         fresh = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(fresh, position, os.SEEK_SET)
+        # Under the old number: the object that has it need not know.
         os.dup2(fresh, descriptor, inheritable=False)
         os.close(fresh)
 
@@ -161,6 +164,7 @@ def _raw(obj: object) -> Reduction | None:
     raw = cast("io.FileIO", obj)
     if raw.closed:
         return (_closed_raw, (_name(raw),))
+    # A writable file on another host would be another file.
     if raw.mode != "rb":
         return None
     open_file = OpenFile.of(raw.fileno())
@@ -269,6 +273,7 @@ def _newline_of(text: io.TextIOWrapper) -> str | None:
     decoder = parts[number]
     if isinstance(decoder, io.IncrementalNewlineDecoder):
         state = decoder.getstate()
+        # Its state is put back below: the file is read on afterwards.
         decoder.reset()
         # Typed for text; it decodes what the decoder below it decodes.
         line = decoder.decode(cast("str", "\r\n".encode(text.encoding)), final=True)

@@ -109,6 +109,7 @@ class OwnStates:
             iterator: Its iterator.
             roots: What may hold random generators.
         """
+        # An expensive state is taken less often, so that it costs a bounded share of the time.
         least_seconds = max(MIN_SECONDS, _SHARE * self._cost_seconds)
         if self._is_off or self._making_seconds < least_seconds:
             return b""
@@ -125,6 +126,7 @@ class OwnStates:
             mib = 1 << 20
             self.leave_unused(_LONG.format(len(packed) / mib, MAX_OWN_BYTES // mib))
             return b""
+        # It has none: nothing is asked again in each batch.
         self._is_off |= not packed
         return packed
 
@@ -196,6 +198,7 @@ def taken(take: StateTaker, *, random: bytes, roots: Mapping[str, object]) -> ob
     try:
         return take()
     finally:
+        # A dataset may shuffle, or draw a seed, as it describes itself.
         if random and states_here(roots) != random:
             set_states(random, roots)
 
@@ -246,6 +249,7 @@ def spare_of(parts: tuple[object, object]) -> tuple[object, object] | None:
     roots = dict(zip(("dataset", "collate_fn"), parts, strict=True))
     for one in reachable(roots, max_objects=_MAX_OBJECTS, is_leaf=_is_large):
         if _is_large(one.value):
+            # By address: copy and pickle ask for objects by it.
             shared[id(one.value)] = one.value
     try:
         # It notes other objects in what it is given.
