@@ -258,7 +258,8 @@ class RunEnvironment:
 
     @classmethod
     def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
-        replaced, most = workload.feed.replace_dataloader, workload.constraints.max_usd
+        replaced = workload.feed.replace_dataloader
+        most = workload.constraints.max_usd
         if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
             # A profile measures the script's own loaders; other engines feed differently.
             replaced = False
@@ -290,7 +291,8 @@ class RunEnvironment:
 
     def to_environ(self, *only: str) -> dict[str, str]:
         """Returns the given fields as variables; by default all that differ from their defaults."""
-        default, variables = type(self)(), {}
+        default = type(self)()
+        variables = {}
         kind: object = type(self)
         for name, (variable, _) in _variables(kind).items():
             value = getattr(self, name)

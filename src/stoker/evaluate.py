@@ -227,7 +227,8 @@ def _whole_epochs(
 
     `keep` is today's prediction if the profile was taken elsewhere, else None.
     """
-    profiled, run = profile.epochs, measured.epochs
+    profiled = profile.epochs
+    run = measured.epochs
     if profiled is None or run is None or measured.whole_step_seconds is None:
         return _WholeEpochs()
     if run.start is not None and profiled.start is None:
@@ -267,9 +268,12 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     outcome = _cost_of(promise, measured.step_seconds, whole=whole.measured, is_billed=is_billed)
     if is_billed:
         outcome = _with_bill(outcome, measured, is_estimate=training.is_estimate)
-    band, predicted, error = whole.band, None, None
+    band = whole.band
+    predicted = None
+    error = None
     if promise is not None:
-        low, high = promise.step_seconds_low, promise.step_seconds_high
+        low = promise.step_seconds_low
+        high = promise.step_seconds_high
         band = band or Band(low_seconds=low, high_seconds=high)
         predicted = _cost_of(
             promise, promise.step_seconds, whole=whole.predicted, is_billed=is_billed

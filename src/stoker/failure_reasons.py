@@ -79,7 +79,8 @@ def innermost(raised: str) -> str:
     frames = list(_CAUGHT.finditer(raised))
     if not frames:
         return ""
-    kind, lines = frames[-1]["kind"], raised[frames[-1].end() :].splitlines()
+    kind = frames[-1]["kind"]
+    lines = raised[frames[-1].end() :].splitlines()
     printed = re.compile(rf"(?:[\w.<>]+\.)?{kind}(?::|$)")
     # After a frame of the traceback: a message may have lines like this, too.
     at = [

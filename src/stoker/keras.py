@@ -88,14 +88,16 @@ class _FitSteps:
             self.process, loader=self.books.number, epoch=self.books.next_epoch()
         )
         self._epoch.ask()
-        self._known, self._batches = self.read(), 0
+        self._known = self.read()
+        self._batches = 0
         self._ended = self.clock()
 
     def batch_ended(self, last: int) -> None:
         """Records that the epoch's batches up to number `last` are done."""
         if self._epoch is None:
             return
-        now, sums = self.clock(), self.read()
+        now = self.clock()
+        sums = self.read()
         # With `steps_per_execution` Keras reports only the last of several batches.
         count = max(1, last + 1 - self._batches)
         seconds = (now - self._ended) / count
@@ -103,7 +105,9 @@ class _FitSteps:
         rows = round((sums[1] - self._known[1]) / count)
         for _ in range(count):
             self._epoch.took(seconds=seconds, wait=min(max(0.0, waited), seconds), samples=rows)
-        self._ended, self._known, self._batches = now, sums, last + 1
+        self._ended = now
+        self._known = sums
+        self._batches = last + 1
 
     def epoch_ended(self) -> None:
         """Ends the epoch: a validation that follows is not a step."""

@@ -240,7 +240,8 @@ def parse_line(line: str) -> LogEvent | None:
     head = _HEAD.search(line)
     if head is None:
         return None
-    words, at = [], head.start() + len(_PREFIX)
+    words = []
+    at = head.start() + len(_PREFIX)
     while word := _WORD.match(line, at):
         words.append(_QUOTED.sub(lambda each: each[1] or each[2] or "", word[1]))
         at = word.end()

@@ -51,7 +51,9 @@ class RunEnding:
         self.warnings = tuple(notice.text for notice in notices)
 
     def failed(self, error: str, *, exit_code: int | None = None) -> None:
-        self.status, self.error, self.exit_code = "failed", error, exit_code
+        self.status = "failed"
+        self.error = error
+        self.exit_code = exit_code
 
 
 def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str, Json]:

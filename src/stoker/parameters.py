@@ -358,7 +358,8 @@ def _hyperparameter(
         default = _words_in(value)
     kind = kinds[type(default)]
     if option and option.type == "float" and kind == "integer":
-        default, kind = float(default), "number"
+        default = float(default)
+        kind = "number"
     meant = _KINDS.get(option.type, "string") if option and value is None else None
     choices: tuple[str, ...] = ("true", "false") if "boolean" in (kind, meant) else ()
     if option and option.choices is not None:
@@ -489,7 +490,8 @@ def _gate(value: str, *, patterns: Mapping[str, str] = MappingProxyType({})) -> 
         bound = bound.replace(" ", "")
         key = "min" if sign == ">=" else "max"
         if bound.startswith("champion"):
-            key, bound = f"{key}_champion", bound.removeprefix("champion") or "0"
+            key = f"{key}_champion"
+            bound = bound.removeprefix("champion") or "0"
         try:
             number = float(bound)
         except ValueError:

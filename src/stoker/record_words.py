@@ -81,7 +81,8 @@ _LIMITS: dict[Bottleneck, str] = {
 
 
 def profile_words(record: Profile) -> str:
-    step, check = record.timed_step, record.check
+    step = record.timed_step
+    check = record.check
     if step.wait_seconds is None:
         return f"a step takes {ms(step.step_seconds)}"
     whole_wait = None
@@ -164,7 +165,8 @@ def loader_words(loader: ProfiledLoader) -> str:
 
 
 def decision_words(record: Decision) -> str:
-    plan, probable = record.plan, record.probable
+    plan = record.plan
+    probable = record.probable
     if record.kind == "probable" and probable:
         what = "tried" if plan.action != "keep" else "not tried: constraints.follow is not probable"
         return f"probably {_plan_and_speed(probable)}, within the error band; {what}"
@@ -200,7 +202,8 @@ def plan_reason(decision: Decision) -> str:
 
 def kept_words(decision: Decision, style: Style = "terminal") -> str:
     """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
-    is_known, reason = decision.kind == "none", plan_reason(decision)
+    is_known = decision.kind == "none"
+    reason = plan_reason(decision)
     begin = "stoker does not help here"
     if any(advice.id == "elsewhere" for advice in decision.advice):
         begin = "This machine has nothing left for it"
@@ -305,7 +308,8 @@ def free_words(decision: Decision) -> str:
     plan = free_first(decision)
     if plan is None or plan.predicted is None:
         return ""
-    dnn, outcome = plan.groups[0], plan.predicted
+    dnn = plan.groups[0]
+    outcome = plan.predicted
     workers = dnn.workers_per_host or 0
     text = f"First, at no cost: {numbered(workers, 'loader worker')} per host"
     if plan.action == "scale_up":
@@ -688,7 +692,8 @@ def has_whole_epochs(performance: Performance) -> bool:
 
 
 def _gpu_change(performance: Performance) -> list[str]:
-    before, now = performance.baseline.gpu_utilization, performance.measured.gpu_utilization
+    before = performance.baseline.gpu_utilization
+    now = performance.measured.gpu_utilization
     if now is None:
         return []
     words = f"the GPUs were {percentage(now)} busy"
@@ -707,7 +712,8 @@ def prediction_words(
             # Evaluations of early versions have no band.
             return words
         inside = "inside" if is_inside else "outside"
-        low, high = unit.brief(band.low_seconds), unit.brief(band.high_seconds)
+        low = unit.brief(band.low_seconds)
+        high = unit.brief(band.high_seconds)
         return f"{words}, {inside} the band of {low} to {high}"
     words = than_predicted(error)
     if band is None:
@@ -742,7 +748,9 @@ def epoch_words(
     """
     lines = []
     shortest = _WORTH_A_WORD * step_seconds
-    start, between, inside = times.start, times.between, times.inside_seconds
+    start = times.start
+    between = times.between
+    inside = times.inside_seconds
     steps = times.steps or 0.0
     if start and start.seconds >= shortest * steps and steps:
         seen = f"{start.count} seen" if start.count else "as one worker takes for a batch alone"

@@ -243,7 +243,8 @@ class Parts:
 
     @property
     def limit(self) -> Limit:
-        terms, step = self.terms, self.step_seconds
+        terms = self.terms
+        step = self.step_seconds
         return next(name for name in _ORDER if terms[name] >= step * (1 - 1e-9))
 
     @property
@@ -306,7 +307,9 @@ class Parts:
 
 def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
     """Returns the parts of a profile's step; None if one was not measured."""
-    step, vcpus, hosts = profile.step, profile.host.capacity, profile.host.count
+    step = profile.step
+    vcpus = profile.host.capacity
+    hosts = profile.host.count
     if (
         step is None
         or vcpus is None
@@ -357,7 +360,8 @@ def _taking_seconds(step: StepTerms) -> tuple[float, float]:
     if not step.num_workers:
         # The trainer's own thread loads.
         return 0.0, 0.0
-    handover, local = step.handover_seconds or 0.0, step.local_receive_seconds
+    handover = step.handover_seconds or 0.0
+    local = step.local_receive_seconds
     if local is None:
         return max(step.receive_seconds or 0.0, handover), 0.0
     # The longer of the worker's answer and the trainer's own CPU time.
@@ -391,7 +395,9 @@ def lost_share(*, step_seconds: float, wait_seconds: float, accelerator_seconds:
 
 def turns_cpu_seconds(step: StepTerms, *, ranks: int) -> float:
     """Returns CPU-seconds that a step used beyond loading and training apart; 0: not known."""
-    used, loader, trainer = step.used_cpu_seconds, step.loader_cpu_seconds, step.trainer_cpu_seconds
+    used = step.used_cpu_seconds
+    loader = step.loader_cpu_seconds
+    trainer = step.trainer_cpu_seconds
     if used is None or loader is None or trainer is None:
         return 0.0
     if step.num_workers == 0:
@@ -414,20 +420,25 @@ def read_seconds(profile: Profile) -> float:
 
 def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
     """Returns what the profile's loader workers share, on `vcpus` of all hosts."""
-    step, hosts = profile.timed_step, profile.host.count
-    cpu, wall = step.loader_cpu_seconds, step.loader_wall_seconds
+    step = profile.timed_step
+    hosts = profile.host.count
+    cpu = step.loader_cpu_seconds
+    wall = step.loader_wall_seconds
     rates = sorted(profile.loader_rates, key=lambda rate: rate.workers)
     if cpu is None or not rates:
         return SharedLoading()
     if wall is None:
         # A worker that was not timed alone is taken to compute all the time.
         wall = cpu
-    few, many = rates[0], rates[-1]
-    least, most = few.workers * hosts, many.workers * hosts
+    few = rates[0]
+    many = rates[-1]
+    least = few.workers * hosts
+    most = many.workers * hosts
     if least == most:
         return SharedLoading(least=least, most=most)
     # The ends: between them the difference is smaller, but the noise is not.
-    alone, together = 1 / few.steps_per_second, 1 / many.steps_per_second
+    alone = 1 / few.steps_per_second
+    together = 1 / many.steps_per_second
     # More workers divide the time, up to all of the CPU.
     expected = max(least * alone / most, cpu / max(min(most, vcpus), 1e-9))
     noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
@@ -564,7 +575,9 @@ def tuned(parts: Parts, *, least: int = 1) -> Parts:
     Args:
         least: Fewest workers of all hosts.
     """
-    hosts, parallel, cpu = parts.hosts, parts.parallel_seconds, parts.loader_cpu_seconds
+    hosts = parts.hosts
+    parallel = parts.parallel_seconds
+    cpu = parts.loader_cpu_seconds
     most = most_workers(
         vcpus=parts.vcpus / hosts, free=parts.free_vcpus / hosts, parallel=parallel, cpu=cpu
     )

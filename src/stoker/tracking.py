@@ -137,7 +137,8 @@ def kept(
         environ: Variables of the process with MLflow.
         timeout: Seconds that it may take; None: as the settings say.
     """
-    training, evaluation = records.training, records.evaluation
+    training = records.training
+    evaluation = records.evaluation
     order = TrackingOrder(
         address=_address(settings),
         experiment=settings.experiment or records.run,

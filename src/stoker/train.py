@@ -346,7 +346,8 @@ class _Attempts(Generic[RequestT]):
         return replace(facts, is_interrupted=True)
 
     def _facts(self, job: JobSpec, end: JobEnd, *, ran: Job, lost: str = _LOST) -> TrainingFacts:
-        catalog, decision = self.catalog, self.decision
+        catalog = self.catalog
+        decision = self.decision
         return facts_of(job, end, ran=ran, catalog=catalog, decision=decision, lost=lost)
 
 
@@ -480,9 +481,11 @@ def limiting_budget(
     budget = budget_of(job, catalog=catalog, decision=decision)
     for groups in clusters:
         other = budget_of(replace(job, groups=groups), catalog=catalog, decision=None)
-        dearest, usd = budget.total_usd_per_hour(job.groups), other.total_usd_per_hour(groups)
+        dearest = budget.total_usd_per_hour(job.groups)
+        usd = other.total_usd_per_hour(groups)
         if dearest is not None and usd is not None and usd > dearest:
-            prices, estimated = other.usd_per_hour, other.estimated
+            prices = other.usd_per_hour
+            estimated = other.estimated
             budget = msgspec.structs.replace(budget, usd_per_hour=prices, estimated=estimated)
     return budget
 

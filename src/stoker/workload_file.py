@@ -411,7 +411,8 @@ def _merge(
     """
     nodes = _nodes_of(node)
     for key, value in values.items():
-        there, below = document.get(key), nodes.get(key)
+        there = document.get(key)
+        below = nodes.get(key)
         if isinstance(value, Mapping):
             copied = dict(there) if isinstance(there, Mapping) else {}
             _merge(copied, value, below, is_verbatim=is_verbatim or key == "hyperparameters")

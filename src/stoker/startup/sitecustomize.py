@@ -214,7 +214,8 @@ def _watch_without_stoker(err: ImportError) -> None:
     import atexit
     from importlib import import_module
 
-    pid, steps = os.getpid(), 0
+    pid = os.getpid()
+    steps = 0
 
     def before_step(*_: object) -> None:
         nonlocal steps
@@ -315,7 +316,8 @@ def _abort_with_mpi() -> None:
 
     # Options and program; `python -m MODULE` has one word less in sys.argv.
     words = len(sys.argv) + (sys.argv[0] in ("-m", "-c"))
-    options, program = sys.orig_argv[1:-words], sys.orig_argv[-words:]
+    options = sys.orig_argv[1:-words]
+    program = sys.orig_argv[-words:]
     is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and program[1:2] != ["mpi4py"]
     if is_rank and sys.argv[0] and find_spec("mpi4py"):
         os.execv(sys.executable, [sys.executable, *options, "-m", "mpi4py", *program])

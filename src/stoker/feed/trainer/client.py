@@ -274,7 +274,8 @@ class Requester:
         self, session: FeedSession, order: protocol.Make, collator: Peer, now: float
     ) -> BatchShares | None:
         """Returns which idle hosts make which samples of a batch; None: that does not pay."""
-        peers, size = session.schedule.peers, num_samples(order)
+        peers = session.schedule.peers
+        size = num_samples(order)
         able = self._workers_of(session)
         num_workers = able.get(collator, 0)
         if size < 2 or not num_workers:
@@ -313,7 +314,9 @@ class Requester:
             session = self._shared.sessions.get(part.session)
             if session is None or session.epoch_id != part.epoch_id or not session.is_busy:
                 return None
-            sharing, batch_number, host = session.sharing, part.batch_number, link.member.host
+            sharing = session.sharing
+            batch_number = part.batch_number
+            host = link.member.host
             sharing.add_part(part, nbytes=payload.nbytes)
             session.schedule.came_part(host, batch_number, num_samples=part.num_samples)
             collator = sharing.collators.get(batch_number)

@@ -314,7 +314,8 @@ class SplitBatch:
         is_safe = step == self.step or num_own + num_foreign + 1 <= pipe.MAX_DESCRIPTORS
         if self.elsewhere or not is_safe:
             return
-        self.foreign_samples, self.elsewhere = step, shares.elsewhere
+        self.foreign_samples = step
+        self.elsewhere = shares.elsewhere
         for first, last in shares.elsewhere:
             self._awaited.extend(_within(self._left, first, last))
             self._left = _without(self._left, first, last)

@@ -631,7 +631,8 @@ class WorkerPool:
     def _split_behind(
         self, worker: WorkerHandle, job: WorkerJob, shares: Share
     ) -> SplitBatch | None:
-        place, size = worker.next_place(job), num_samples(job.order)
+        place = worker.next_place(job)
+        size = num_samples(job.order)
         if place is None or size < 2 or place >= size:
             return None
         split = SplitBatch(job, size, step=shares.part_samples, begin=place)
