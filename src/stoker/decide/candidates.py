@@ -107,6 +107,7 @@ def tune(site: Site) -> Iterator[Candidate]:
     if better is None or (has_shards and (work.divides is False or work.are_shards_set)):
         return
     shape = replace(today, dnn=replace(today.dnn, workers=better.workers // work.hosts))
+    # The script has to make more shards with its workers: `problem` says so.
     tuned = _candidate(with_any_shards(site), "tune", shape)
     problem = ""
     if has_shards:
@@ -163,6 +164,7 @@ def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Cand
     They start from the free plan: at most its workers join on a dnn host.
     """
     dnn = _dnn(site, site.today)
+    # What costs nothing comes first: data hosts are not to be credited with it.
     if free := next(tune(site), None):
         dnn = free.shape.dnn
     for count in range(1, most + 1):

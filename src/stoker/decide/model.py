@@ -266,6 +266,7 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
         # The feed hands batches over, not torch's own loader.
         receive = work.receive_seconds
     accelerator = local.accelerator_seconds * work.factor("accelerator")
+    # The share that data hosts make is the one with which the step is shortest.
     lines, share = _lines(work, shape, local)
     terms = dict.fromkeys(_LIMITS, 0.0)
     # The trainer's thread receives between two steps of the accelerator: its time is added.
@@ -282,6 +283,7 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
         # CPU and workers are one limit where loading does not wait.
         same.update(LOADING)
     second = max((name for name in _LIMITS if name not in same), key=terms.__getitem__)
+    # Where no term is known the step would be 0, and the speed-up without end.
     step = max(largest, work.step_seconds * _LEAST_STEP)
     return Estimate(
         step_seconds=step,

@@ -56,6 +56,7 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
         return "break-even: it costs no more per hour than today's cluster"
     cost = promise.usd_per_1000_steps or 0.0
     cost_today = keep.usd_per_1000_steps or 0.0
+    # Dollars a step.
     saved = (cost_today - cost) / 1000
     if saved <= 0:
         return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
@@ -119,6 +120,7 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     is_of_data = any(hosts.instance.type != work.reference.type for hosts in shape.data)
     if work.has_own_storage and made.limit == "storage" and is_of_data:
         widths.append(_OTHER_STORAGE)
+    # As squares: the doubts do not depend on each other.
     return min(math.hypot(*widths), _WIDEST)
 
 

@@ -427,6 +427,7 @@ class Coordinator:
         else:
             # A host may join again, from another connection: the latest one is answered.
             self._launchers[host] = sender
+            # It may have lost the order with its earlier connection.
             self._send_start(socket, host)
             decided = self._decided_for(host)
             if decided or self._stage != "begun":
@@ -487,6 +488,7 @@ class Coordinator:
             if change.exit_code is not None:
                 what += f" with exit code {change.exit_code}"
             if reason:
+                # One line each: the record shows them in a table.
                 what += f": {reason}"
             self._events.append(Event(when=now_utc(), what=what[:500], host=change.host))
             self._log.event(
@@ -500,6 +502,7 @@ class Coordinator:
                 self._ended_agents[change.host] = self._clock()
                 self._gone_agents[change.host] = change.reason or change.what
             elif change.kind == "agent":
+                # It is back.
                 self._gone_agents.pop(change.host, None)
             if change.fails_the_run and self._end is None:
                 self._on_failure(change)

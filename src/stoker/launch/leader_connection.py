@@ -352,11 +352,13 @@ class Membership:
                     self._silence.hear(heard_at)
                     is_member = self._hear(message, is_member)
                     if is_member:
+                        # A Welcome may ask for heartbeats at shorter intervals.
                         next_at = min(next_at, heard_at + self._beat_seconds)
             self._look_at(monitor)
             self.memory.look()
             self._judge_silence()
             # libzmq retries the same address forever; a new connection resolves the name again.
+            # The leader answers each heartbeat: two without an answer.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self.clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
@@ -391,6 +393,7 @@ class Membership:
             self._judge_key()
 
     def _beat(self) -> Heartbeat:
+        # Before it is sent: if another thread changes it now, that is news again.
         self._said_stage = self._stage
         self._said_unfed_ranks = self._unfed_ranks
         return Heartbeat(
@@ -409,6 +412,7 @@ class Membership:
             try:
                 frames = connection.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                # All that have come are read.
                 return messages
             try:
                 messages.append(self._unpack(frames[0]))
@@ -432,6 +436,7 @@ class Membership:
                 # The leader lost this host, or is a new process: the next message is a Join.
                 return False
             case State():
+                # Once: the leader repeats its state with each answer.
                 is_ending = message.stage == "ending" != self.run_stage
                 self.run_stage = message.stage
                 self.stacks = message.stacks

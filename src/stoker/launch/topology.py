@@ -195,6 +195,7 @@ def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
 
 
 def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
+    # Kubernetes has no resourceconfig.json: the pod's variables say the same.
     variables = RunEnvironment.from_environ(environ, "pod_groups", "group")
     number = environ.get("JOB_COMPLETION_INDEX", "")
     own_group = next(

@@ -318,6 +318,7 @@ def combine(
 def _global_step(ranks: Sequence[RankResult]) -> _GlobalStep:
     measured_ranks = tuple(_MeasuredRank(rank) for rank in ranks)
     wait_shares = {place: signs_of(rank).wait_share for place, rank in enumerate(ranks)}
+    # Those that a device does not hide.
     handovers = [seconds for seconds in map(_handover, measured_ranks) if seconds]
     batch_bytes = [rank.reads.batch_bytes if rank.reads else None for rank in ranks]
     return _GlobalStep(
@@ -489,6 +490,7 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
                 where=f"rank {rank.rank}, host {rank.host}",
                 fix=LONGER,
             )
+    # All ranks of one run say the same.
     world = ranks[0].world_size
     if len({rank.rank for rank in ranks}) != world:
         present = ", ".join(str(rank.rank) for rank in ranks)
@@ -526,6 +528,7 @@ def _vcpus_of_hosts(
     used = defaultdict[str, float](float)
     for rank in ranks:
         if rank.as_is is not None:
+            # CPU-seconds a step over seconds a step are vCPUs.
             used[rank.host] += cpu_seconds(rank.as_is) / rank.as_is.step_seconds.mean
     return used
 
@@ -558,6 +561,7 @@ def _without_strays(rank: RankResult, *, inside: float, outside: float) -> RankR
     # Where no process is known to have left, one did that has ended since.
     children = as_is.children_cpu_seconds
     beyond = max(0.0, inside - rank.vcpus) * as_is.step_seconds.mean / rank.ranks_on_host
+    # No more than its children used at all.
     unseen = min(children, beyond)
     limit = "its CPU quota" if rank.cpu_limit == "quota" else "its CPU affinity"
     return msgspec.structs.replace(
@@ -585,6 +589,7 @@ def _loader_cpu(rank: _MeasuredRank) -> Quartiles:
     as_is = rank.as_is
     seconds = as_is.children_cpu_seconds
     if not rank.num_workers:
+        # Without workers the trainer's CPU is both: what cached batches leave is loading.
         trainer_alone = rank.accelerator.trainer_cpu_seconds.mean
         seconds = max(0.0, as_is.trainer_cpu_seconds - trainer_alone)
     samples = as_is.step_seconds.samples

@@ -371,10 +371,12 @@ def _steady_tail(busy: Sequence[float]) -> Sequence[float]:
     # With gradient accumulation each n-th step is longer, and all of them are the training.
     # The fewest that show it: longer ago there may be slow ones.
     lengths = (cycle_of(busy[-steps:]) for steps in _CYCLE_STEPS if steps <= len(busy))
+    # 1: no cycle was seen.
     length = next((length for length in lengths if length > 1), 1)
     if length == 1:
         return ()
     tail = busy[-3 * length :]
+    # Whole cycles are compared: steps within one differ by design.
     sums = [sum(tail[at : at + length]) for at in range(0, len(tail), length)]
     if max(sums) > _ALIKE * min(sums):
         return ()
@@ -452,6 +454,7 @@ def _outside_seconds(stray: StrayCpu, *, before: StrayCpu, children: float, room
         children: CPU-seconds of all children during that time.
         room: CPU-seconds of this process's vCPUs that it did not use itself.
     """
+    # The two are read one after the other: a part may not be more than the whole.
     left = min(stray.seconds - before.seconds, children)
     # What those that stayed leave of the vCPUs is the most that the others can have used there.
     inside = min(stray.inside - before.inside, max(0.0, room - (children - left)))
@@ -612,6 +615,7 @@ class AsIsSteps:
             others: Waits for other loaders since the batch before.
             ready: Batches that the loader had when it was asked; None: not known.
         """
+        # All that came, counted or not: the clock begins with one of the first.
         self.batches += 1
         self._ready = ready
         had_to_wait = self._had_to_wait(asked, got, ready=ready)

@@ -600,6 +600,7 @@ class WorkerPool:
             return
         now = self._clock()
         heavy = self._split_costs.heavy_seconds
+        # A list: what is given below changes the load.
         due = [worker for worker in self._load.workers if now - worker.begun_at >= heavy]
         for worker in due:
             if worker.has_undecided and self._load.num_idle:
@@ -608,11 +609,13 @@ class WorkerPool:
 
     def _share(self, job: WorkerJob, worker: WorkerHandle, place: int) -> None:
         """Has others make a batch from that place on, where that is worth it."""
+        # A part, or answered, or divided already.
         if not job.is_whole or job.key not in self._open or self._split_with(job) is not None:
             return
         split = split_of(job, num_workers=max(1, self._load.num_idle), begin=place)
         if split is None:
             return
+        # What is left of it, if its samples cost alike.
         seconds = self._split_costs.usual_seconds * (split.size - place) / split.size
         if not self._split_costs.pays(seconds):
             return
