@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from support import forked_workers
 from support.moto_server import aws_server, moto_process
 from support.property_tests import PROFILES
 
@@ -32,9 +33,16 @@ sys.dont_write_bytecode = False
 
 # Of what tests start: see there. In one process (`make soak`, `make faults`) it is as for users.
 _RARE_GC = str(Path(__file__).parent / "support" / "rare_gc")
+
+
+def _make_gc_rare_in_what_is_started() -> None:
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _RARE_GC not in places:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_RARE_GC, *places]))
+
+
 if "PYTEST_XDIST_WORKER" in os.environ:
-    found = (_RARE_GC, os.environ.get("PYTHONPATH"))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, found))
+    _make_gc_rare_in_what_is_started()
     # Rare here, too: with kfp, moto and SageMaker's SDK imported, each whole collection takes 0.2
     # CPU-seconds. What a test makes is soon gone, and most of it is in no cycle.
     gc.set_threshold(20_000, 20, 20)
@@ -88,22 +96,15 @@ def pytest_collection() -> Generator[None, object, object]:
             torch.set_num_threads(1)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Has each of several processes begin at another file of a folder.
-
-    In a new clone pytest compiles each file of tests, which takes ten CPU-seconds in all. Processes
-    that read the same file at the same time would all compile it; so the others find it compiled.
-    """
-    report = yield
-    if isinstance(collector, pytest.Dir) and hasattr(collector.config, "workerinput"):
-        given = collector.config.workerinput
-        number = int(given["workerid"].removeprefix("gw"))
-        first = len(report.result) * number // given["workercount"]
-        report.result = [*report.result[first:], *report.result[:first]]
-    return report
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[object]) -> None:
+    """Forks the processes that share the tests; what measures them is not forked with them."""
+    if "COVERAGE_RUN" not in os.environ:
+        # Some tests read it as they are imported.
+        _make_gc_rare_in_what_is_started()
+        gc.disable()
+        forked_workers.fork(len(specs), config.args)
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -167,8 +168,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[own for own in items if own not in set(chosen)])
         items[:] = chosen
     if hasattr(config, "workerinput"):
-        # First as one process reads them: see `pytest_make_collect_report`.
-        items.sort(key=lambda item: item.path)
         items.sort(key=_turn)
         places = {file: place for place, file in enumerate(_files_in_turn(items))}
         items.sort(key=lambda item: places[item.path])
