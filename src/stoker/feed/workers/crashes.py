@@ -85,8 +85,8 @@ class WorkerDeath:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the user's code had closed its channel, at a sample that is not known."""
-        return self.at is None and self.status == pipe.DISCONNECTED
+        """Whether the user's code had closed its channel; at no sample: it was seen too late."""
+        return self.status == pipe.DISCONNECTED
 
 
 class LossSearch:
@@ -116,11 +116,14 @@ class LossSearch:
             death: Of the worker.
         """
         at = death.at
-        if death.is_disconnected and not self._has_made_each:
+        if at is None and death.is_disconnected and not self._has_made_each:
             self._has_made_each = True
             return self._each_alone()
         if at is None:
             return self._try_again()
+        if death.is_disconnected:
+            # Nobody else can have closed it, and it was open before this sample.
+            return self._found(at, death)
         if at.is_whole_call:
             return self._call_again(death)
         order = job.again
