@@ -1,5 +1,7 @@
 """A signal's handler raises within next(), and the script goes on with the same iterator."""
 
+import functools
+
 import pytest
 
 from support.cluster import run_script
@@ -19,14 +21,18 @@ OPTIONS: dict[str, dict[str, object]] = {
 def given(options: str, *, error: str, **changes: object) -> dict[str, object]:
     """Returns what the script is given; error: own or Ctrl-C; empty: no signal comes."""
     defaults = {"handler": "function", "is_stream": False}
-    defaults |= {"in_draws": False, "epochs": 2, "samples": 24}
+    defaults |= {"in_draws": False, "epochs": 2, "samples": 12}
     return {**defaults, "options": OPTIONS[options], "error": error, **changes}
 
 
 def expected(options: str, **changes: object) -> list[object]:
     """Returns what the script takes if no signal comes; spawned workers change nothing of it."""
-    same = "two workers" if "spawned" in options else options
-    lines = run_script(given(same, error="", **changes), script=SCRIPT).finish()
+    return undisturbed("two workers" if "spawned" in options else options, **changes)
+
+
+@functools.cache
+def undisturbed(options: str, **changes: object) -> list[object]:
+    lines = run_script(given(options, error="", **changes), script=SCRIPT).finish()
     return [line["taken"] for line in lines]
 
 
