@@ -12,10 +12,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # CPU builds is asked first. CPU_TORCH= asks the usual index alone.
 NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/dxg)
 CPU_TORCH := $(if $(NVIDIA),,$(if $(filter Linux,$(shell uname)),https://download.pytorch.org/whl/cpu))
-# Images for Python often set it: each of a thousand processes would compile stoker, each of JOBS all tests.
+# Images for Python often set it: each of a thousand processes would compile stoker.
 unexport PYTHONDONTWRITEBYTECODE
 # Processes that share the tests, on two cores: most tests of faults wait.
-JOBS ?= 4
+JOBS ?= 5
 CHECKS := check-format check-lint check-spelling check-types check-layers
 BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
 
@@ -49,7 +49,7 @@ setup: $(DEV)  ## .venv with everything that developing needs
 run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, report
 	@$(BIN)/stoker run configs/mnist.yaml --yes --group dnn=local.c1:1 --group data=local.c1:1:1
 
-test: $(DEV)  ## all tests: unit, contract, faults, end to end; in four processes (most wait), or JOBS
+test: $(DEV)  ## all tests: unit, contract, faults, end to end; in five processes (most wait), or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
 
 test-unit: $(DEV)  ## the unit tests alone: with `make check` a minute and a half on two cores
