@@ -1,6 +1,7 @@
 """An iterable dataset that is saved in mid-epoch continues on another number of ranks."""
 
 import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,28 @@ def test_what_is_not_in_order_is_dealt_again(tmp_path, hosts):
     for run, batches in zip(last, in_turn(rest), strict=True):
         # A rank whose shard has ended has nothing to say.
         assert ("so their batches have another order" in run.errors) == bool(batches)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_ranks_continue_anywhere_in_the_runs_order(tmp_path, hosts, seed):
+    rng = random.Random(seed)
+    world = rng.randint(1, 3)
+    options: dict[str, object] = {"num_workers": rng.randint(1, 2)}
+    options["kind"] = rng.choice(["sharded", "holding", "stateful"])
+    expected = uninterrupted(world, options)
+    num_given, batches = 0, []
+    load: dict[str, object] = {}
+    for number in range(3):
+        runs = Runs(tmp_path, hosts if rng.random() < 0.5 else None)
+        save = {"saves": str(number), "save_at": -(-num_given // world) + rng.randint(1, 2)}
+        started = runs.start(world, options, **load, **save)
+        batches += in_steps([run.finish() for run in started])
+        num_given = len(batches)
+        load = {"load": runs.files(str(number), world)}
+        world = rng.randint(1, 5)
+    last = Runs(tmp_path, hosts).start(world, options, **load)
+    batches += in_steps([run.finish() for run in last])
+    assert batches == expected, f"{options}"
 
 
 @pytest.mark.parametrize(("is_fed", "is_grouped"), [(True, True), (False, True), (True, False)])

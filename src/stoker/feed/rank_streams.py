@@ -165,8 +165,11 @@ def state_of_rank(states: list[LoaderState], here: Here, *, is_stream: bool) -> 
         # Nothing of the epoch is gone: it is these ranks' own.
         state["begun"] = None
     elif begun is not None:
-        begun["stream"] = _dealt(_shards_in(by_rank), here, begun)
-        state["num_yielded"] = begun["num_yielded"] = _num_made(begun["stream"])
+        shards = _shards_in(by_rank)
+        begun["stream"] = _dealt(shards, here, begun)
+        # The same for all ranks: scripts count their steps from there.
+        num_steps = _num_made(shards) // here.world_size
+        state["num_yielded"] = begun["num_yielded"] = num_steps
     return state
 
 
@@ -378,9 +381,8 @@ def _shared(shards: list[_Shard], here: Here) -> list[_Shard]:
     return shared
 
 
-def _num_made(stream: StreamState) -> int:
-    """Returns how many batches before the place of a stream would have been this rank's."""
-    return sum(turns_in(shard).num_in(shard["num_made"]) for shard in stream["shards"])
+def _num_made(shards: list[_Shard]) -> int:
+    return sum(shard.turns.num_in(shard.state["num_made"]) for shard in shards)
 
 
 def _refused(why: str) -> UsageError:
