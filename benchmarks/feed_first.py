@@ -1,4 +1,4 @@
-"""Measures an epoch of a few long batches: when the first is there, and the last; beside torch.
+"""Measures an epoch of a few long batches: its first one, its last four, and all; beside torch.
 
 The first epoch, in which workers start, is left out. Samples sleep, so that two cores are enough.
 """
@@ -17,18 +17,19 @@ from stoker_hosts import run_under_stoker
 LOADERS = ("torch local", "stoker encrypted")
 _ON_TWO_HOSTS = "stoker encrypted, 2 data hosts"
 # Of even costs: what it gives that two data hosts make the first batch, each with as many workers.
+# And where the last batch takes five times as long: that they make it together.
 EVEN_LOADERS = (*LOADERS, _ON_TWO_HOSTS)
 # Of heavy costs: what it gives that a dear batch is shared out in mid-epoch.
 HEAVY_LOADERS = (*LOADERS, "stoker encrypted, batches whole")
-_LOADERS_OF = {"even": EVEN_LOADERS, "heavy": HEAVY_LOADERS}
+_LOADERS_OF = {"even": EVEN_LOADERS, "last": EVEN_LOADERS, "heavy": HEAVY_LOADERS}
 # Seconds of a batch, workers, how the costs of samples are distributed.
 CASES = tuple(
     (batch_seconds, workers, costs)
     for batch_seconds in (0.6, 2.0)
     for workers in (4, 8, 16)
-    for costs in ("even", "exponential", "pareto", "heavy")
+    for costs in ("even", "exponential", "pareto", "last", "heavy")
 )
-QUICK_CASES = ((0.6, 4, "even"), (0.6, 4, "pareto"), (0.6, 4, "heavy"))
+QUICK_CASES = tuple((0.6, 4, costs) for costs in ("even", "pareto", "last", "heavy"))
 _SECONDS = 300.0
 _MAX_TIMES_TORCH = 1.0
 
@@ -69,6 +70,7 @@ def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
                 seen[loader].append(seconds)
         words = f"{batch_seconds} s, {costs} costs, {workers} workers"
         yield from _rows_of("first batch", words, seen)
+        yield from _rows_of("last batches", words, seen)
         yield from _rows_of("epoch", words, seen)
 
 

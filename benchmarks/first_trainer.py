@@ -1,9 +1,10 @@
-"""Takes the batches of some epochs: how long each first one took, and each epoch, as JSON.
+"""Takes the batches of some epochs: how long first and last ones took, and each epoch, as JSON.
 
     python first_trainer.py LOADER WORKERS BATCH_SECONDS COSTS RESULT
 
-LOADER is torch, or stoker for one that data hosts feed; COSTS is even, exponential, pareto or
-heavy: with it the training's step is so long that workers idle, and some batches are dear.
+LOADER is torch, or stoker for one that data hosts feed; COSTS is even, exponential, pareto, last or
+heavy: with it the training's step is so long that workers idle, and some batches are dear. With
+last only an epoch's last batch is dear.
 """
 
 import json
@@ -17,12 +18,15 @@ import torch
 BATCH = 64
 # Two more than each of 4, 8 or 16 workers has the same number of.
 BATCHES = 18
+NUM_LAST = 4
 EPOCHS = 4
 # Of Pareto's distribution: a finite mean, and no variance.
 _SHAPE = 1.5
 # Of heavy costs: one batch in so many is dear: one of its samples in so many costs so many times
 # the usual. So it takes five times as long as the others.
 _DEAR_BATCH, _DEAR_SAMPLE, _DEAR_TIMES = 6, 8, 32
+# And the last batch of an epoch costs so many times the usual.
+_LAST_TIMES = 5
 # A step, by the time in which all workers make a usual batch: without dear ones a third of them
 # would idle.
 _STEP_TIMES = 1.5
@@ -44,6 +48,9 @@ class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
 
     def _seconds(self, index: int) -> float:
         drawn = random.Random(index)
+        if self._costs == "last":
+            is_last = index // BATCH == BATCHES - 1
+            return self._mean * _LAST_TIMES if is_last else self._mean
         if self._costs == "heavy":
             batch_number = index // BATCH
             if batch_number % _DEAR_BATCH == _DEAR_BATCH - 1 and index % _DEAR_SAMPLE == 0:
@@ -59,17 +66,24 @@ class Sleeping(torch.utils.data.Dataset[torch.Tensor]):
 def seconds_of(
     loader: "torch.utils.data.DataLoader[torch.Tensor]", *, step_seconds: float
 ) -> dict[str, list[float]]:
-    """Returns the seconds from iter() to the first batch and to the last one, epoch by epoch."""
-    seconds: dict[str, list[float]] = {"first batch": [], "epoch": []}
+    """Returns, epoch by epoch, seconds from iter() to the first batch, and to the epoch's end.
+
+    And those of the last NUM_LAST batches: from when the batch before them was there.
+    """
+    seconds: dict[str, list[float]] = {"first batch": [], "last batches": [], "epoch": []}
     for _ in range(EPOCHS):
         began = time.monotonic()
         iterator = iter(loader)
         next(iterator)
         seconds["first batch"].append(time.monotonic() - began)
+        arrivals = [time.monotonic()]
         time.sleep(step_seconds)
         for _ in iterator:
+            arrivals.append(time.monotonic())
             time.sleep(step_seconds)
-        seconds["epoch"].append(time.monotonic() - began)
+        ended = time.monotonic()
+        seconds["last batches"].append(ended - arrivals[-1 - NUM_LAST])
+        seconds["epoch"].append(ended - began)
     return seconds
 
 

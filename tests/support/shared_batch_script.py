@@ -2,8 +2,9 @@
 
 Prints one JSON line a batch: its epoch, number and values, or its error. With `pause_at` it waits
 for a line before that epoch. From the second epoch on, samples in `holds` wait until the test has
-made a file `go` in `folder`; `bad` ones raise. `heavy` ones take so many seconds. With
-`leaves_at` it leaves that epoch before that batch, once `go` is there.
+made a file `go` in `folder`; `bad` ones raise. `heavy` ones take so many seconds, and all
+of them `slower` times as long on a data host. With `leaves_at` it leaves that epoch before that
+batch, once `go` is there.
 """
 
 import itertools
@@ -31,6 +32,7 @@ DEFAULTS = {
     "heavy": {},
     "leaves_at": None,
     "num_workers": 0,
+    "slower": 1,
 }
 SECONDS = 60.0
 
@@ -40,6 +42,7 @@ class Noted(torch.utils.data.Dataset):
 
     def __init__(self, given: dict) -> None:
         self.given = given
+        self.trainer_pid = os.getpid()
 
     def __len__(self) -> int:
         return self.given["samples"]
@@ -51,7 +54,10 @@ class Noted(torch.utils.data.Dataset):
             with (folder / f"{index}").open("a") as file:
                 file.write(f"{os.getpid()}\n")
             self._wait(index, folder)
-        time.sleep(given["heavy"].get(str(index), given["sample_seconds"]))
+        seconds = given["heavy"].get(str(index), given["sample_seconds"])
+        # Local workers are children of the trainer.
+        is_here = self.trainer_pid in (os.getpid(), os.getppid())
+        time.sleep(seconds if is_here else seconds * given["slower"])
         drawn = torch.rand(given["size"])
         if index in given["bad"]:
             raise LookupError(f"sample {index} is broken")

@@ -136,12 +136,12 @@ def test_a_host_that_helps_is_free_once_its_samples_are_there():
     assert schedule.may_share()
 
 
-@pytest.mark.parametrize(("now", "left"), [(2.0, 2.0), (3.5, 0.5), (4.0, 0.0), (4.5, 0.5), (9, 2)])
-def test_what_is_left_of_a_batch_follows_from_when_it_was_asked_for(now, left):
+@pytest.mark.parametrize(("now", "due"), [(1.0, 2.0), (2.0, 2.0), (3.5, 0.5), (4.5, -0.5)])
+def test_when_a_batch_is_due_follows_from_when_it_was_asked_for(now, due):
     # Its worker makes a batch in 2 s, and has made one of two that it was asked for at 0 s.
     host = PeerState(is_remote=True, asked={3: (0.0, 2)}, service_seconds=2.0)
-    seconds = host.left_seconds(3, workers=1, usual=2.0, now=now)
-    assert seconds == pytest.approx(left)
+    seconds = host.due_seconds(3, workers=1, usual=2.0, now=now)
+    assert seconds == pytest.approx(due)
     # One that waits behind another one is not begun.
     host.asked[2] = (0.0, 1)
-    assert host.left_seconds(3, workers=1, usual=2.0, now=now) == 2.0
+    assert host.due_seconds(3, workers=1, usual=2.0, now=now) == 2.0

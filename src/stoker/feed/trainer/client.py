@@ -284,13 +284,16 @@ class Requester:
         workers = {collator: max(1, num_workers // len(peers[collator].asked))}
         workers |= {peer: able[peer] for peer in able if peers[peer].has_nothing}
         usual = session.sharing.usual_seconds
+        due = peers[collator].due_seconds(
+            order.batch_number, workers=num_workers, usual=usual, now=now
+        )
+        # One that is late takes as long again as it is late; how far it is, nobody knows.
         left = 1.0
         if usual:
-            seconds = peers[collator].left_seconds(
-                order.batch_number, workers=num_workers, usual=usual, now=now
-            )
-            left = seconds / usual
-        begin = int(size * (1 - left))
+            left = min(1.0, abs(due) / usual)
+        begin = 0
+        if due > 0:
+            begin = int(size * (1 - left))
         shares = shares_of(size, collator=collator, workers=workers, begin=begin)
         if shares is None or self._feed.split_batches is True:
             return shares
@@ -324,10 +327,9 @@ class Requester:
             if not is_awaited or payload.nbytes > self._feed.max_dataset_bytes:
                 return None
             sharing.count_passed_on(batch_number, host, part.num_samples)
-            local = session.local if collator == LOCAL else None
-            to = self._links.get(str(collator))
+            local, to = session.local, self._links.get(str(collator))
         whole = msgspec.structs.replace(part, payload=payload.tobytes())
-        if local is not None:
+        if collator == LOCAL and local is not None:
             return session, local.add_part(whole)
         # In pieces, as the agent's frames are short.
         if to is not None:

@@ -43,6 +43,9 @@ _OVERDUE_FACTOR = 4.0
 _QUICK_SECONDS = 0.001
 # Of batches that are worth being made by several workers; of short ones they may be more.
 _CREDITS_PER_WORKER = 2
+# How often hosts without a batch are looked at, which may help with those of others: what is left
+# of one that is late is not known until it is late by enough.
+_SHARE_LOOK_SECONDS = 0.1
 # A hung peer must not let the window grow without end.
 _MAX_WINDOW_PER_CREDIT = 32
 
@@ -84,8 +87,8 @@ class PeerState:
         has_work = bool(self.asked or self.helps_with)
         return self.is_remote and self.credits > 0 and not (self.is_draining or has_work)
 
-    def left_seconds(self, batch_number: int, *, workers: int, usual: float, now: float) -> float:
-        """Returns what is left of a batch for one worker; one that is late takes as long again.
+    def due_seconds(self, batch_number: int, *, workers: int, usual: float, now: float) -> float:
+        """Returns in how many seconds one worker has made a batch; below 0: it is late by so much.
 
         Args:
             workers: How many batches it makes at a time.
@@ -97,7 +100,7 @@ class PeerState:
         asked_at, queued = self.asked[batch_number]
         # The batches before it come first.
         due_at = asked_at + queued * self.service_seconds
-        return min(usual, abs(due_at - now))
+        return min(usual, due_at - now)
 
     def finish_seconds(self) -> float:
         return (len(self.asked) + 1) * self.service_seconds
@@ -268,11 +271,11 @@ class Scheduler(ABC):
     def came_part(self, peer: Peer, batch_number: int, *, num_samples: int) -> None:
         """Records samples of another peer's batch, which `helps_with` says are to come."""
         state = self.peers.get(peer)
-        left = 0 if state is None else state.helps_with.get(batch_number, 0) - num_samples
-        if state is not None and left > 0:
+        if state is None:
+            return
+        left = state.helps_with.pop(batch_number, 0) - num_samples
+        if left > 0:
             state.helps_with[batch_number] = left
-        elif state is not None:
-            state.helps_with.pop(batch_number, None)
 
     def unfinished(self) -> list[tuple[int, Peer]]:
         """Returns the batches that just one peer makes, in order."""
@@ -565,6 +568,14 @@ class BatchScheduler(Scheduler):
         return again
 
     def next_check(self, now: float) -> float | None:
+        wait = self._next_overdue_check(now)
+        if not self.may_share():
+            return wait
+        if wait is None:
+            return _SHARE_LOOK_SECONDS
+        return min(wait, _SHARE_LOOK_SECONDS)
+
+    def _next_overdue_check(self, now: float) -> float | None:
         makers = self._makers.get(self.head)
         if not makers or self.head in self._queued_again:
             return None

@@ -108,7 +108,9 @@ class BatchSharing:
     @property
     def usual_seconds(self) -> float:
         """What a batch costs one worker, the median; 0: that is not known."""
-        return statistics.median(self._batches) if self._batches else 0.0
+        if not self._batches:
+            return 0.0
+        return statistics.median(self._batches)
 
     def add_batch(self, seconds: float, *, nbytes: int, read_seconds: float) -> None:
         """Adds a batch.

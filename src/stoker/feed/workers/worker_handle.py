@@ -120,7 +120,9 @@ class WorkerHandle:
         if job is not self.jobs[0]:
             return 0
         at = self.at
-        return None if at is None or at.place < 0 else at.place + 1
+        if at is None or at.place < 0:
+            return None
+        return at.place + 1
 
     def take_begun(self) -> WorkerJob | None:
         """Takes the job out that it had begun, once it is dead; None: it had begun none."""
