@@ -137,8 +137,9 @@ class _ExecutedLoader(SourceFileLoader):
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        names = dict(vars(module))
-        for name in self.imports:
-            importlib.import_module(name)
         # A module that is imported is a name of its package, which may mean another thing by it.
+        names = dict(vars(module)) if hasattr(module, "__path__") else {}
+        for name in self.imports:
+            if name not in sys.modules:
+                importlib.import_module(name)
         vars(module).update(names)
