@@ -17,7 +17,7 @@ from stoker import DataLoader
 
 DEFAULTS = {
     "kind": "clients",
-    "num": 12,
+    "num": 8,
     "batches": 6,
     "options": {},
     "sample_seconds": 0.0,
