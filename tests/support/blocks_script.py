@@ -69,7 +69,7 @@ def main() -> None:
         time.sleep(given["stalls"])
         keep_blocks(self)
 
-    FeedSession.keep_blocks = kept
+    setattr(FeedSession, "keep_blocks", kept)  # noqa: B010
     collate = KINDS[given["kind"]]
     loader = DataLoader(Pixels(), batch_size=4, collate_fn=collate, **given["loader"])
     moved = to_device(loader, "cpu:0", mean=given["mean"])
