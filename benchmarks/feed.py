@@ -38,7 +38,8 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
     if part == "mnist":
         return feed_job.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "first":
-        return feed_first.rows(repetitions=repetitions, is_quick=arguments.quick)
+        cases = feed_first.QUICK_CASES if arguments.quick else feed_first.CASES
+        return feed_first.rows(repetitions=repetitions, cases=arguments.cases or cases)
     if part == "balance":
         return feed_balance.rows(repetitions=repetitions, is_quick=arguments.quick)
     if part == "crowd":
@@ -77,6 +78,13 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table, to keep")
     parser.add_argument("--repetitions", type=int, help="default 5")
     parser.add_argument("--workers", type=int, nargs="+", default=(), metavar="K")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        type=feed_first.case,
+        metavar="SECONDS,WORKERS,COSTS",
+        help="first: only these, such as 2,8,even",
+    )
     parser.add_argument(
         "--hosts", action="store_true", help="overhead: k data hosts of 1 worker, not 1 of k"
     )

@@ -3,11 +3,12 @@
 The first epoch, in which workers start, is left out. Samples sleep, so that two cores are enough.
 """
 
+import argparse
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from measuring import HERE, rotated, run, say, spread
@@ -22,14 +23,16 @@ EVEN_LOADERS = (*LOADERS, _ON_TWO_HOSTS)
 # Of heavy costs: what it gives that a dear batch is shared out in mid-epoch.
 HEAVY_LOADERS = (*LOADERS, "stoker encrypted, batches whole")
 _LOADERS_OF = {"even": EVEN_LOADERS, "last": EVEN_LOADERS, "heavy": HEAVY_LOADERS}
+COSTS = ("even", "exponential", "pareto", "last", "heavy")
 # Seconds of a batch, workers, how the costs of samples are distributed.
+Case = tuple[float, int, str]
 CASES = tuple(
     (batch_seconds, workers, costs)
     for batch_seconds in (0.6, 2.0)
     for workers in (4, 8, 16)
-    for costs in ("even", "exponential", "pareto", "last", "heavy")
+    for costs in COSTS
 )
-QUICK_CASES = tuple((0.6, 4, costs) for costs in ("even", "pareto", "last", "heavy"))
+QUICK_CASES = tuple((0.6, 4, costs) for costs in COSTS if costs != "exponential")
 _SECONDS = 300.0
 _MAX_TIMES_TORCH = 1.0
 
@@ -57,9 +60,21 @@ def epoch_seconds(loader: str, batch_seconds: float, workers: int, costs: str) -
     return {figure: statistics.median(values[1:]) for figure, values in seconds.items()}
 
 
-def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
+def case(text: str) -> Case:
+    """Reads a case, such as 2,8,even; raises ArgumentTypeError."""
+    try:
+        seconds, workers, costs = text.split(",")
+        named = float(seconds), int(workers), costs
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SECONDS,WORKERS,COSTS") from None
+    if costs not in COSTS:
+        raise argparse.ArgumentTypeError(f"{costs!r} is none of {', '.join(COSTS)}")
+    return named
+
+
+def rows(*, repetitions: int, cases: Sequence[Case]) -> Iterator[Row]:
     """Returns a row of each loader and case."""
-    for batch_seconds, workers, costs in QUICK_CASES if is_quick else CASES:
+    for batch_seconds, workers, costs in cases:
         loaders = _LOADERS_OF.get(costs, LOADERS)
         seen: dict[str, list[dict[str, float]]] = {loader: [] for loader in loaders}
         for turn in range(repetitions):
