@@ -8,7 +8,13 @@ import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.base import JobSpec
-from stoker.platforms.local import SHARED_CORES, LocalPlatform, lock_run_folder, make_job_folder
+from stoker.platforms.local import (
+    SHARED_CORES,
+    LocalPlatform,
+    host_variables,
+    lock_run_folder,
+    make_job_folder,
+)
 from stoker.records import Channel, Group
 from support.builders import group
 
@@ -28,6 +34,32 @@ def job(*groups: Group, **changes: object) -> JobSpec:
 
 def reads(uri: str) -> JobSpec:
     return job(channels={"train": Channel(uri=uri)})
+
+
+@pytest.mark.parametrize(
+    ("of_workload", "of_user", "threads"),
+    [
+        ({}, {}, "2"),
+        ({}, {"OMP_NUM_THREADS": "3"}, "3"),
+        ({"OMP_NUM_THREADS": "5"}, {}, "5"),
+        ({"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "3"}, "5"),
+    ],
+)
+def test_a_rank_begins_threads_for_its_cores_unless_somebody_says_how_many(
+    tmp_path, of_workload, of_user, threads
+):
+    platform = LocalPlatform(cores=CORES, environ=of_user)
+    dnn = group("dnn", "local.c4", processes_per_host=2)
+    request = platform.plan(job(dnn, environment=of_workload, run_dir=tmp_path))
+    variables = host_variables(
+        request,
+        request.leader,
+        environ=of_user,
+        ports={request.leader.name: 7000},
+        engine={},
+        token_file=tmp_path / "token",
+    )
+    assert variables["OMP_NUM_THREADS"] == threads
 
 
 def test_a_dry_run_shows_the_hosts_with_their_cores():

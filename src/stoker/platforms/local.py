@@ -309,7 +309,8 @@ def host_variables(
         engine_hosts=engine,
         tensorboard=(job.run_dir / "tensorboard").absolute() if job.tracking.tensorboard else None,
     )
-    # Otherwise each rank would start as many threads as its host has cores.
+    # Otherwise each rank would start as many threads as its host has cores. First: what the
+    # workload or the user says counts.
     threads = {"OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes))}
     inherited = {
         name: value
@@ -319,7 +320,7 @@ def host_variables(
     for name, source in job.secrets.items():
         if not source.is_for(host.role):
             inherited.pop(name, None)
-    return {**inherited, **job.environment, **threads, **environment.to_environ()}
+    return {**threads, **inherited, **job.environment, **environment.to_environ()}
 
 
 def check_secrets(job: JobSpec, environ: Mapping[str, str]) -> None:
