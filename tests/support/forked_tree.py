@@ -88,8 +88,6 @@ _AHEAD = (
 )
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
-_MADV_COLLAPSE = 25
-_HUGE_PAGE_BYTES = 2**21
 _MESSAGE_BYTES = 2**17
 _MOST_DESCRIPTORS = 32
 _FIRST_FREE_DESCRIPTOR = 300
@@ -488,19 +486,6 @@ def _run(order: dict) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-def _use_huge_pages() -> None:
-    """Moves memory into huge pages, so that a fork takes 3 ms instead of 12."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, *_, inode, name = (*line.split(maxsplit=5), "")[:6]
-        if rights.startswith("rw") and inode == "0" and name in ("", "[heap]"):
-            start, end = (int(address, 16) for address in place.split("-"))
-            start += -start % _HUGE_PAGE_BYTES
-            if start + _HUGE_PAGE_BYTES <= end:
-                madvise(start, (end - start) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES, _MADV_COLLAPSE)
-
-
 def _start_others_with(channel: socket.socket, *, is_script: bool) -> None:
     globals()["_zygote"] = lambda: channel
     vars(multiprocessing.util)["spawnv_passfds"] = _spawn
@@ -539,5 +524,5 @@ if __name__ == "__main__":
     # Of what Python itself has found, without this file's folder and PYTHONPATH.
     _PLACES = [each for each in sys.path[1:] if each not in _places(os.environ)]
     gc.freeze()
-    _use_huge_pages()
+    importlib.import_module("huge_pages").use_huge_pages()
     _main(socket.socket(fileno=int(sys.argv[1])))

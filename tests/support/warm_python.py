@@ -55,9 +55,6 @@ _AHEAD = (
     *(f"stoker.feed.{name}" for name in _OF_FEED),
     "stoker.launch.leader_connection",
 )
-# Linux 6.1; elsewhere it is refused.
-_MADV_COLLAPSE = 25
-_HUGE_PAGE_BYTES = 2**21
 
 
 class WarmProcess:
@@ -200,19 +197,6 @@ def check_alive() -> None:
         )
 
 
-def _use_huge_pages() -> None:
-    """Moves memory into huge pages, so that a fork takes 3 ms instead of 12."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, *_, inode, name = (*line.split(maxsplit=5), "")[:6]
-        if rights.startswith("rw") and inode == "0" and name in ("", "[heap]"):
-            start, end = (int(address, 16) for address in place.split("-"))
-            start += -start % _HUGE_PAGE_BYTES
-            if start + _HUGE_PAGE_BYTES <= end:
-                madvise(start, (end - start) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES, _MADV_COLLAPSE)
-
-
 def _serve(channel: socket.socket) -> tuple[dict, list[int]]:
     """Returns in each forked process, with its message and streams."""
     while True:
@@ -325,5 +309,5 @@ if __name__ == "__main__":
     # Of this file's folder.
     importlib.import_module("inherited_exits").forget()
     gc.freeze()
-    _use_huge_pages()
+    importlib.import_module("huge_pages").use_huge_pages()
     _run(_become_script(*_serve(socket.socket(fileno=int(sys.argv[1])))))
