@@ -273,6 +273,19 @@ def test_later_batches_of_an_epoch_are_made_by_one_worker_each():
         assert pool._try_split(job(0, range(8), epoch_id=1))
 
 
+def test_behind_the_first_batches_each_worker_has_one_before_any_has_two():
+    loads = []
+
+    def look(turn):
+        workers = list(pool._workers.values())
+        if any(worker.has_parts for worker in workers):
+            loads.extend(sum(job.split is None for job in worker.jobs) for worker in workers)
+
+    with pool_of(Equal(seconds=0.01), default_collate, num_workers=4) as pool:
+        made(pool, [job(number, range(12)) for number in range(12)], at_turn=look)
+    assert max(loads) == 1
+
+
 def test_the_last_batches_of_an_epoch_are_shared_out_with_the_bytes_of_one_worker():
     begin = [job(number, range(8)) for number in range(5)]
     last = [job(number, range(number, number + 8), is_among_last=True) for number in (5, 6)]

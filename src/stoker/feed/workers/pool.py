@@ -123,7 +123,13 @@ class _Load(NamedTuple):
             jobs = [worker.load for worker in workers]
         else:
             jobs = [len(worker.jobs) for worker in workers]
-        return cls(workers, num_idle=jobs.count(0), num_free=DEPTH * len(jobs) - sum(jobs))
+        num_idle = jobs.count(0)
+        num_free = DEPTH * len(jobs) - sum(jobs)
+        if is_splitting and any(worker.has_parts for worker in workers):
+            # Those with parts are idle in a moment: a batch that waits behind another one meanwhile
+            # would come a whole batch later.
+            num_free = num_idle
+        return cls(workers, num_idle=num_idle, num_free=num_free)
 
 
 class WorkerPool:

@@ -82,8 +82,12 @@ class WorkerHandle:
     @property
     def load(self) -> int:
         # Behind a part nothing waits: the worker has the next part, or the collation, at once.
-        has_parts = any(job.split and not job.split.is_over for job in self.jobs)
-        return DEPTH if has_parts else len(self.jobs)
+        return DEPTH if self.has_parts else len(self.jobs)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it makes a part of a batch, for a moment only."""
+        return any(job.split and not job.split.is_over for job in self.jobs)
 
     @property
     def generation(self) -> int:
