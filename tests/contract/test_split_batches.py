@@ -274,7 +274,7 @@ def test_later_batches_of_an_epoch_are_made_by_one_worker_each():
 
 
 def test_behind_the_first_batches_each_worker_has_one_before_any_has_two():
-    loads = []
+    loads: list[int] = []
 
     def look(turn):
         workers = list(pool._workers.values())
@@ -773,15 +773,21 @@ def made_by_two(here, there, orders, *, comes=lambda part: True):
             return value_of(whole), came
 
 
+def drawn_batch(chosen, *, seconds, has_failures):
+    """A dataset, a collate function and the indices of a batch, by chance; two of them may fail."""
+    dataset = Slow(chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=seconds)
+    collate = chosen.choice([plain, drawing, padded])
+    indices = [chosen.randrange(1000) for _ in range(24)]
+    if has_failures:
+        for place in chosen.sample(range(24), 2):
+            indices[place] = chosen.randrange(1000, 1400)
+    return dataset, collate, indices
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_batch_of_two_hosts_is_the_batch_that_one_worker_makes(seed):
     chosen = random.Random(seed)
-    dataset = Slow(chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=0.003)
-    collate = chosen.choice([plain, drawing, padded])
-    indices = [chosen.randrange(1000) for _ in range(24)]
-    if seed % 4 == 3:
-        for place in chosen.sample(range(24), 2):
-            indices[place] = chosen.randrange(1000, 1400)
+    dataset, collate, indices = drawn_batch(chosen, seconds=0.003, has_failures=seed % 4 == 3)
     lost = chosen.choice([0.0, 0.3, 1.0])
     orders = shared_orders(0, indices, part_samples=3, first_elsewhere=chosen.choice([3, 12, 21]))
     with pool_of(dataset, collate, num_workers=1, splits=False) as alone:
@@ -826,12 +832,7 @@ def later_orders(number, indices, *, part_samples, first_elsewhere):
 @pytest.mark.parametrize("seed", range(12))
 def test_a_batch_that_others_help_with_once_it_is_begun_is_the_same(seed):
     chosen = random.Random(seed)
-    dataset = Slow(chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=0.004)
-    collate = chosen.choice([plain, drawing, padded])
-    indices = [chosen.randrange(1000) for _ in range(24)]
-    if seed % 4 == 3:
-        for place in chosen.sample(range(24), 2):
-            indices[place] = chosen.randrange(1000, 1400)
+    dataset, collate, indices = drawn_batch(chosen, seconds=0.004, has_failures=seed % 4 == 3)
     lost = chosen.choice([0.0, 0.3, 1.0])
     first_elsewhere = chosen.choice([3, 12, 21])
     whole, shares, theirs = later_orders(
