@@ -1,6 +1,9 @@
 """Each peer that speaks to a socket of the run proves that it has its token."""
 
 import io
+import os
+import select
+import socket
 from dataclasses import replace
 
 import pytest
@@ -107,6 +110,38 @@ def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(monk
         guard.handle({guard.monitor}, 0.0)
         assert cuts.reasons == []
     finally:
+        guard.close()
+        allow_list.close()
+        context.destroy(linger=0)
+
+
+def test_a_number_that_is_a_pipes_by_now_is_left_alone():
+    keys = Keys.from_token(bytes(range(32)))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    allow_list, cuts = AllowList(context, keys), Cuts()
+    server = context.socket(zmq.ROUTER)
+    crypto.secure_server(server, keys)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    guard = crypto.HandshakeGuard(server, cuts, port=port, allow_list=allow_list)
+    reading, writing = os.pipe()
+    try:
+        with socket.socket() as stranger:
+            stranger.connect(("127.0.0.1", port))
+            assert guard.monitor.poll(10_000)
+            event, number = crypto.read_event(guard.monitor)
+            assert event == zmq.EVENT_ACCEPTED
+        assert guard.monitor.poll(10_000)
+        # libzmq has closed it; the next who opens something gets the number.
+        os.dup2(writing, number)
+        os.close(writing)
+        assert guard._address_of(number) == ""
+        assert guard._address_of(number, is_to_end=True) == ""
+        os.close(number)
+        # Nobody else has the pipe's end: who reads hears that it is closed.
+        assert select.select([reading], [], [], 0) == ([reading], [], [])
+        assert os.read(reading, 1) == b""
+    finally:
+        os.close(reading)
         guard.close()
         allow_list.close()
         context.destroy(linger=0)

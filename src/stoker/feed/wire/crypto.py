@@ -182,6 +182,17 @@ def derive(secret: bytes, *, info: bytes) -> bytes:
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
 
+def _socket_of(descriptor: int) -> socket.socket:
+    """Returns a socket with a copy of a descriptor; raises OSError if that is not a socket."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        # Else the reader of a pipe, say, would never hear that it was closed.
+        os.close(copy)
+        raise
+
+
 class RejectionLog:
     """Logs rejected connections: one line every 10 s, and less often while they go on."""
 
@@ -289,8 +300,8 @@ class HandshakeGuard:
     def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
         """Returns the peer's address; empty if it is no connection to this port any more."""
         try:
-            # libzmq may have closed it: the number is unused (dup fails), or of another port.
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
+            # libzmq may have closed it: the number is unused (dup fails), or of something else.
+            with _socket_of(descriptor) as connection:
                 if connection.getsockname()[1] != self._port:
                     return ""
                 address = str(connection.getpeername()[0])
