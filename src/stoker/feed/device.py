@@ -267,6 +267,19 @@ class _Pixels:
         return torch.addcmul(self._offset, pixels, self._factor, out=numbers)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Coming(Generic[_T]):
+    """What an iterator gives next.
+
+    The epoch's end is no error here: one that is kept keeps the frames that it went through, with
+    the script's model and batches, until Python looks for cycles.
+    """
+
+    batch: _T | None = None
+    error: Exception | None = None
+    is_end: bool = False
+
+
 class _CopiedAhead(Generic[_T]):
     """Iterator over one epoch on a device with streams; the next batch is under way."""
 
@@ -278,35 +291,41 @@ class _CopiedAhead(Generic[_T]):
         number = streams.current_device() if index is None else index
         self._stream = _copy_stream(torch.device(owner.device.type, number))
         # A batch or an error of the loader that the script has not got yet.
-        self._coming: tuple[_T | None, Exception | None] | None = None
+        self._coming: _Coming[_T] | None = None
 
     def __iter__(self) -> Iterator[_T]:
         return self
 
     def __next__(self) -> _T:
-        batch, error = coming = self._coming or self._start()
-        if isinstance(error, StopIteration):
+        coming = self._coming or self._start()
+        if coming.is_end:
             self._coming = coming
             self._owner.hold(0, is_under_way=False)
             raise StopIteration
         # The script's kernels begin after this batch is copied; the host does not wait for it.
         self._streams.current_stream(self._owner.device).wait_stream(self._stream)
         self._coming = self._start()
-        self._owner.hold(not isinstance(self._coming[1], StopIteration), is_under_way=True)
-        if error is not None:
-            raise error
-        return cast("_T", batch)
+        self._owner.hold(not self._coming.is_end, is_under_way=True)
+        if coming.error is None:
+            return cast("_T", coming.batch)
+        try:
+            raise coming.error
+        finally:
+            # An error knows this call, and so all variables of its callers: see `_Coming`.
+            del coming
 
-    def _start(self) -> tuple[_T | None, Exception | None]:
+    def _start(self) -> "_Coming[_T]":
         """Asks for the next batch and starts its copy; an error waits for its turn."""
         try:
             batch = next(self._batches)
             # Memory that the script gave back is free for this copy when the steps so far are done.
             self._stream.wait_stream(self._streams.current_stream(self._owner.device))
             with self._streams.stream(self._stream):
-                return self._owner.moved_together(batch), None
+                return _Coming(self._owner.moved_together(batch))
+        except StopIteration:
+            return _Coming(is_end=True)
         except Exception as err:
-            return None, err
+            return _Coming(error=err)
 
 
 def _streams_of(device: torch.device) -> _Streams | None:

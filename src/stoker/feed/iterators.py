@@ -455,7 +455,11 @@ class TrainerMaker:
 def raising(error: BaseException | None) -> Iterator[Numbered]:
     """Yields nothing; raises how a sampler failed, once all indices before it are taken."""
     if error is not None and not isinstance(error, StopIteration):
-        raise error
+        try:
+            raise error
+        finally:
+            # It knows this call: the script's variables would live until they are collected.
+            del error
     yield from ()
 
 

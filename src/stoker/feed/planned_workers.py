@@ -89,7 +89,11 @@ class _Ahead(_MultiProcessingDataLoaderIter):
         if not self.pending:
             error = self.error or StopIteration()
             self.error = None
-            raise error
+            try:
+                raise error
+            finally:
+                # It knows this call: the script's variables would live until they are collected.
+                del error
         try:
             return self._next_data()  # type: ignore[no-untyped-call]
         finally:

@@ -252,7 +252,11 @@ class _Draws:
         elif self._error is not None:
             error = self._error
             self._error = None
-            raise error
+            try:
+                raise error
+            finally:
+                # It knows this call: the script's variables would live until they are collected.
+                del error
         else:
             index = self._order.draw(position, self._iterator)
         position.num_handed += 1

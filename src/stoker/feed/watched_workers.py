@@ -189,7 +189,11 @@ class WatchedBatches:
         if not self._asked:
             error = self._end or StopIteration()
             self._end = None
-            raise error
+            try:
+                raise error
+            finally:
+                # It knows this call: the script's variables would live until they are collected.
+                del error
         began = time.monotonic()
         self._turn(0.0)
         while self._head not in self._results:
@@ -314,7 +318,10 @@ class WatchedBatches:
             weakref.finalize(payload, result.release).atexit = False
         outcome = self._buffers.decoded(result.tree or b"", payload, allow_pickle=True)
         if outcome.error is not None:
-            raise outcome.error
+            try:
+                raise outcome.error
+            finally:
+                del outcome
         bad = result.samples.bad
         return ToleratedBatch(outcome.value, bad, worker=result.worker) if bad else outcome.value
 

@@ -270,12 +270,15 @@ class FeedSession:
                 self._wake()
             if outcome is not None:
                 break
-        error = outcome.error
-        if error is not None:
-            # In place of its batch.
-            self.unreturned = None
-            raise error
-        return outcome
+        if outcome.error is None:
+            return outcome
+        # In place of its batch.
+        self.unreturned = None
+        try:
+            raise outcome.error
+        finally:
+            # It knows this call: the script's variables would live until they are collected.
+            del outcome
 
     def take_back(self, epoch_id: int) -> tuple[list[AskedBatch], BaseException | None]:
         """Ends an epoch for data hosts.

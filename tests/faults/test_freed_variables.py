@@ -1,0 +1,64 @@
+"""What a script's function has is freed as it returns, however its epoch ended.
+
+Else models and batches would stay in memory until Python looks for cycles, and workers of a loader
+that was left would be waited for, by whichever thread looks.
+"""
+
+import pytest
+
+from support.cluster import Cluster, reference, run_script
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+SCRIPT = "freed_script.py"
+STREAM = {"stream": True, "ways": ["whole", "left", "broken"]}
+LOADERS = {
+    "no workers": {},
+    "workers": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "loader": {"persistent_workers": True}},
+    "stream": STREAM,
+    "stream, workers": STREAM | {"num_workers": 2},
+}
+on_device = pytest.mark.parametrize("on_device", [False, True], ids=["plain", "device"])
+
+
+def torchs(options):
+    """Returns which ways torch's loader frees; it never does behind an error of its workers."""
+    lines = reference(script=SCRIPT, torch=True, **options)
+    assert all(line["freed"] for line in lines if line["epoch"] in ("whole", "left", "sampler"))
+    return lines
+
+
+@on_device
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_without_data_hosts_keeps_no_variable(name, on_device):
+    options = LOADERS[name]
+    alone = run_script(options | {"on_device": on_device}, script=SCRIPT)
+    assert alone.finish() == torchs(options)
+
+
+FEEDS = {
+    "raise": {},
+    "skip": {"on_error": "skip", "max_errors": 1.0},
+    "watched": {"sample_timeout_seconds": 60.0},
+}
+# A stream's samples cannot be left out.
+FED = [(feed, name) for feed in FEEDS for name in ("no workers", "workers")]
+FED += [("raise", "stream, workers"), ("watched", "stream, workers")]
+
+
+@pytest.fixture(scope="module")
+def fed(request):
+    with Cluster(agents=1, feed=FEEDS[request.param]) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+@on_device
+@pytest.mark.parametrize("workers", [0, 1], ids=["hosts", "both"])
+@pytest.mark.parametrize(("fed", "name"), FED, indirect=["fed"])
+def test_a_fed_loader_keeps_no_variable(fed, name, workers, on_device):
+    options = LOADERS[name]
+    lines = fed.train(workers=workers, script=SCRIPT, on_device=on_device, **options).finish()
+    kept = {line["epoch"] for line in lines if not line["freed"]}
+    assert kept <= {line["epoch"] for line in torchs(options) if not line["freed"]}

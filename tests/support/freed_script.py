@@ -1,0 +1,123 @@
+"""Goes through epochs with Python's garbage collector off. Argument: one JSON object, `DEFAULTS`.
+
+Prints one JSON line for each epoch: {"epoch": how it ended, "freed": whether the variables of the
+function that went through it were freed as it returned}.
+"""
+
+import gc
+import json
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+
+import torch
+
+import stoker
+from stoker.feed import device as device_module
+
+DEFAULTS = {
+    "torch": False,
+    "num_workers": 0,
+    "stream": False,
+    "on_device": False,
+    "loader": {},
+    "ways": ["whole", "left", "broken", "sampler"],
+}
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index < 0:
+            raise LookupError(f"sample {index} is broken")
+        return torch.full((8,), index)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(16):
+            if self.way == "broken" and number == 9:
+                raise LookupError("a sample is broken")
+            yield torch.full((8,), number)
+
+
+class Order(torch.utils.data.Sampler[int]):
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(8)
+        if self.way == "sampler":
+            raise OSError("the list of samples is not there")
+        yield -1 if self.way == "broken" else 8
+        yield from range(9, 16)
+
+    def __len__(self) -> int:
+        return 16
+
+
+class Watched:
+    """A variable of the function that goes through an epoch."""
+
+
+class _Stream:
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+
+class Streams:
+    """What a module of a device with streams has, on a CPU."""
+
+    def Stream(self, device: torch.device) -> _Stream:
+        return _Stream()
+
+    def current_stream(self, device: torch.device) -> _Stream:
+        return _Stream()
+
+    def stream(self, stream: object) -> torch.no_grad:
+        return torch.no_grad()
+
+    def current_device(self) -> int:
+        return 0
+
+
+def loader(given: dict, way: str) -> Iterable[object]:
+    make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
+    options = {"batch_size": 4, "num_workers": given["num_workers"], **given["loader"]}
+    if given["stream"]:
+        return make(Stream(way), **options)
+    return make(Samples(), sampler=Order(way), **options)
+
+
+def go_through(batches: Iterable[object], way: str) -> "weakref.ref[Watched]":
+    watched = Watched()
+    try:
+        for number, _ in enumerate(batches):
+            if way == "left" and number == 1:
+                break
+    except (LookupError, OSError):
+        pass
+    return weakref.ref(watched)
+
+
+def main() -> None:
+    given = DEFAULTS | json.loads(sys.argv[1])
+    if given["on_device"]:
+        vars(device_module)["_streams_of"] = lambda device: Streams()
+    gc.disable()
+    for way in given["ways"]:
+        batches = loader(given, way)
+        if given["on_device"]:
+            batches = stoker.to_device(batches, "cpu")
+        freed = go_through(batches, way)() is None
+        print(json.dumps({"epoch": way, "freed": freed}), flush=True)
+        del batches
+
+
+if __name__ == "__main__":
+    main()
