@@ -412,7 +412,8 @@ class CountedIterator:
             position.next_stream = self._next_stream()
             position.is_over = True
             raise
-        except Exception:
+        except Exception as err:
+            forget_itself(err)
             yielded(position, self._num_taken())
             raise
         yielded(position, self._num_taken())
@@ -450,6 +451,20 @@ class TrainerMaker:
     def make(self, numbered: Numbered) -> object:
         with _making_here():
             return self._fetcher.fetch(numbered.index if self._seeding == "torch" else numbered)
+
+
+def forget_itself(err: Exception) -> None:
+    """Ends the cycle that torch makes where it raises what a worker raised.
+
+    Its function names the error, which knows the function's frame, and so the variables of all its
+    callers: they would live until Python looks for cycles.
+    """
+    raising_code = ExceptionWrapper.reraise.__code__
+    traceback = err.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is raising_code:
+            traceback.tb_frame.clear()
+        traceback = traceback.tb_next
 
 
 def raising(error: BaseException | None) -> Iterator[Numbered]:
