@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.catalog import Catalog, load_catalog
 from stoker.catalog.catalog import extended, parse_table
 from stoker.decide import explain, pareto_front
-from stoker.decide.choose import Walk, choose, local_core_words, walk
+from stoker.decide.choose import FlowChart, choose, decision_path, local_core_words
 from stoker.decide.ranking import Ranking, error_band, ranking_of
 from stoker.decide.step_work import measure
 from stoker.errors import UsageError
@@ -491,9 +491,11 @@ def test_a_data_group_is_said_to_help_where_one_is_chosen(others, constraints, a
     profile = builders.profile(step_seconds=0.1, loader_cpu_seconds=0.1)
     work = measure(profile, today=LOCAL.get("local.c1"), processes=1)
     plans = {"keep": keep, "choice": choice, "chosen": chosen, "plans": (keep, *others)}
-    found = Walk(work=work, bottleneck="cpu", constraints=limits, ranking=ranking, **plans)
+    found = FlowChart(work=work, bottleneck="cpu", constraints=limits, ranking=ranking, **plans)
     assert chosen.action == action
-    answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
+    answer = next(
+        each for each in decision_path(found) if each.question.startswith("Would a data group")
+    )
     assert answer.answer == said
     assert words in answer.because
     if said == "yes":

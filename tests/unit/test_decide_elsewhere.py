@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.main import run
 from stoker.decide import TakeAs
-from stoker.decide.model import Work
+from stoker.decide.model import StepWork
 from stoker.decide.ranking import error_band
 from stoker.decide.scaled_profile import taken_as
 from stoker.decide.step_work import measure, today_of
@@ -151,7 +151,7 @@ def test_the_same_type_at_the_same_speed_changes_nothing_but_the_band(profile):
         work, profile=profile, target=work.reference, processes=1, given=same, catalog=LOCAL
     )
     assert how.cpu_speed == 1.0
-    for name in Work.__dataclass_fields__.keys() - {"doubts", "step_seconds", "parts_seconds"}:
+    for name in StepWork.__dataclass_fields__.keys() - {"doubts", "step_seconds", "parts_seconds"}:
         here, there = getattr(work, name), getattr(taken, name)
         assert there == (pytest.approx(here) if isinstance(here, float) else here), name
     # All plans rest on the terms above.

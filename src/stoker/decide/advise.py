@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from stoker.catalog import Instance, is_burst_type
-from stoker.decide.choose import Walk, best_of, cluster
+from stoker.decide.choose import FlowChart, best_of, cluster
 from stoker.decide.gpu_decoding import MOST_BUSY, advice_on_decoding, device_loading
-from stoker.decide.pricing import Rules, why_unusable
+from stoker.decide.pricing import PlanRules, why_unusable
 from stoker.decide.ranking import error_band
 from stoker.record_words import estimates_in_words
 from stoker.records import Advice, Bottleneck, Fix, Plan, PlatformInfo, Prices, Profile, Storage
@@ -87,7 +87,7 @@ def before_money(*, is_billed: bool) -> str | None:
     return None
 
 
-def _advice_of_states(chart: Walk, profile: Profile) -> Iterator[Advice]:
+def _advice_of_states(chart: FlowChart, profile: Profile) -> Iterator[Advice]:
     """Yields advice for each state that no plan resolves."""
     before = before_money(is_billed=chart.ranking.is_billed)
     named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
@@ -103,7 +103,9 @@ def _advice_of_states(chart: Walk, profile: Profile) -> Iterator[Advice]:
             yield Advice(id=name, text=text, when=before if is_first else None)
 
 
-def _advice_on_storage(chart: Walk, *, is_awaited: bool, before: str | None) -> Iterator[Advice]:
+def _advice_on_storage(
+    chart: FlowChart, *, is_awaited: bool, before: str | None
+) -> Iterator[Advice]:
     """Yields what to do about a storage that is the limit, is waited for, or comes next.
 
     Args:
@@ -151,7 +153,7 @@ def unfed_advice(unfed: str, profile: Profile) -> Advice:
     return Advice(id="unfed", text=f"{text}.", when="data hosts are wanted")
 
 
-def advice_of(chart: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
+def advice_of(chart: FlowChart, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
     """Returns the advice: free fixes first, then what needs work on the training."""
     of_states = list(_advice_of_states(chart, profile))
     fixes = _advice_of_fixes(chart, profile, of_states)
@@ -178,7 +180,7 @@ def advice_of(chart: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
     return tuple(advice)
 
 
-def _advice_of_fixes(chart: Walk, profile: Profile, of_states: list[Advice]) -> list[Advice]:
+def _advice_of_fixes(chart: FlowChart, profile: Profile, of_states: list[Advice]) -> list[Advice]:
     """Returns the profile's fixes, but for those that other advice answers."""
     answered = {advice.id for advice in of_states}
     if chart.chosen.action == "tune":
@@ -197,7 +199,7 @@ def _work_words(fix: Fix) -> str | None:
     return f"{fix.cost} work"
 
 
-def _advice_on_hosts(chart: Walk, profile: Profile) -> Iterator[Advice]:
+def _advice_on_hosts(chart: FlowChart, profile: Profile) -> Iterator[Advice]:
     """Yields what to do where this machine is full, or data hosts cannot help the loader."""
     if _is_full(chart):
         busy = percentage(chart.work.accelerator_seconds / chart.work.step_seconds)
@@ -211,7 +213,7 @@ def _advice_on_hosts(chart: Walk, profile: Profile) -> Iterator[Advice]:
         yield unfed_advice(chart.unfed, profile)
 
 
-def _advice_on_free_workers(chart: Walk) -> Iterator[Advice]:
+def _advice_on_free_workers(chart: FlowChart) -> Iterator[Advice]:
     tuned = best_of(chart, "tune")
     if tuned is None or tuned.predicted is None:
         return
@@ -224,7 +226,7 @@ def _advice_on_free_workers(chart: Walk) -> Iterator[Advice]:
     yield Advice(id="num-workers", text=f"{text}{chart.work.num_workers}: {promise}.")
 
 
-def _advice_on_more_shards(chart: Walk) -> Advice | None:
+def _advice_on_more_shards(chart: FlowChart) -> Advice | None:
     """Returns what a plan needs that a stream has too few shards for."""
     tunes = (plan for plan in chart.plans if plan.action == "tune" and not plan.feasible)
     plan = next(tunes, None)
@@ -236,7 +238,7 @@ def _advice_on_more_shards(chart: Walk) -> Advice | None:
     return Advice(id="num-workers", text=f"{capital(plan.reason)}{promise}.")
 
 
-def _advice_on_more_accelerators(chart: Walk) -> Iterator[Advice]:
+def _advice_on_more_accelerators(chart: FlowChart) -> Iterator[Advice]:
     wider = best_of(chart, "scale_out")
     is_kept = chart.chosen.action == "keep"
     if wider is None or not is_kept or chart.work.unexplained or chart.fix_first:
@@ -250,7 +252,7 @@ def _advice_on_more_accelerators(chart: Walk) -> Iterator[Advice]:
         )
 
 
-def _advice_on_chosen(chart: Walk) -> Iterator[Advice]:
+def _advice_on_chosen(chart: FlowChart) -> Iterator[Advice]:
     """Yields what the script has to change with the chosen plan."""
     chosen = chart.chosen
     if chosen.action == "scale_out":
@@ -269,7 +271,7 @@ def _advice_on_chosen(chart: Walk) -> Iterator[Advice]:
         yield Advice(id="num-workers", text=text)
 
 
-def _gain_of_more(wider: Plan, chart: Walk) -> str:
+def _gain_of_more(wider: Plan, chart: FlowChart) -> str:
     """Returns what more accelerators gain: dollars, or time where nothing is billed."""
     outcome = wider.predicted
     if outcome is None:
@@ -283,7 +285,7 @@ def _gain_of_more(wider: Plan, chart: Walk) -> str:
     return f"{outcome.speedup:.2f}x as fast"
 
 
-def _is_full(chart: Walk) -> bool:
+def _is_full(chart: FlowChart) -> bool:
     """Whether accelerators wait on a machine whose cores are all used."""
     today = chart.keep.predicted
     return (
@@ -295,7 +297,7 @@ def _is_full(chart: Walk) -> bool:
     )
 
 
-def _advice_on_accelerators(chart: Walk, profile: Profile) -> Iterator[Advice]:
+def _advice_on_accelerators(chart: FlowChart, profile: Profile) -> Iterator[Advice]:
     """Yields advice to load on the accelerators, if the CPU is the limit and they have time."""
     work = chart.work
     if chart.bottleneck != "cpu":
@@ -315,7 +317,7 @@ def _advice_on_accelerators(chart: Walk, profile: Profile) -> Iterator[Advice]:
         yield Advice(id="offload-gpu", text=text, when=when)
 
 
-def _advice_on_starts(chart: Walk) -> Iterator[Advice]:
+def _advice_on_starts(chart: FlowChart) -> Iterator[Advice]:
     """Yields what an epoch's first batch costs the chosen plan, as long as one worker makes it."""
     times = chart.work.epochs
     outcome = chart.chosen.predicted
@@ -342,7 +344,7 @@ def _advice_on_starts(chart: Walk) -> Iterator[Advice]:
     )
 
 
-def _advice_on_profiling(chart: Walk, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
+def _advice_on_profiling(chart: FlowChart, profile: Profile, *, is_taken: bool) -> Iterator[Advice]:
     before = before_money(is_billed=chart.ranking.is_billed)
     if profile.unmeasured:
         text = (
@@ -363,7 +365,7 @@ def _advice_on_profiling(chart: Walk, profile: Profile, *, is_taken: bool) -> It
 
 
 def warnings_of(
-    chart: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
+    chart: FlowChart, profile: Profile, rules: PlanRules, prices: Prices, *, is_taken: bool = False
 ) -> tuple[str, ...]:
     """Returns what makes the figures doubtful.
 
@@ -415,7 +417,7 @@ def _unlike_the_catalog(profile: Profile, listed: Instance) -> Iterator[str]:
             )
 
 
-def _warnings_of_rules(rules: Rules) -> Iterator[str]:
+def _warnings_of_rules(rules: PlanRules) -> Iterator[str]:
     """Yields what cannot be checked, or is in no plan."""
     for name in sorted(rules.allowed or ()):
         if problem := why_unusable(rules.catalog.get(name), rules):
@@ -428,7 +430,7 @@ def _warnings_of_rules(rules: Rules) -> Iterator[str]:
     yield from _unpriced_pools(rules)
 
 
-def _unpriced_pools(rules: Rules) -> list[str]:
+def _unpriced_pools(rules: PlanRules) -> list[str]:
     """Returns warnings of pools whose price, or whose lack of one, today's pool does not share."""
     if not rules.catalog.has_pools:
         return []
@@ -463,7 +465,7 @@ def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
     return warnings
 
 
-def warnings_of_types(rules: Rules, used: Iterable[Instance]) -> Iterator[str]:
+def warnings_of_types(rules: PlanRules, used: Iterable[Instance]) -> Iterator[str]:
     """Yields what is to be known of the chosen plan's types, and of today's: prices, bursts."""
     types = {instance.type: instance for instance in used}
     guessed = {name: instance.estimate for name, instance in types.items() if instance.estimate}

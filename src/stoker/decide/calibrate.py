@@ -13,8 +13,8 @@ from functools import partial
 from typing import Literal
 
 from stoker.catalog import Catalog
-from stoker.decide.candidates import Site, named
-from stoker.decide.model import ClusterShape, Work, estimate
+from stoker.decide.candidates import SearchSpace, named
+from stoker.decide.model import ClusterShape, StepWork, estimate
 from stoker.decide.step_work import corrected, data_hosts_of, measure, today_of
 from stoker.errors import UsageError
 from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training, bare_type
@@ -120,7 +120,7 @@ def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
     )
 
 
-def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
+def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[StepWork, ClusterShape]:
     groups = run.training.groups
     today = today_of(run.profile, catalog.get(run.profile.host.instance_type))
     processes = groups[0].processes_per_host or max(1, today.accelerators)
@@ -131,8 +131,10 @@ def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
         data=data_hosts_of(run.profile, catalog),
         storage=run.decision.constraints.storage or "unknown",
     )
-    site = Site(work=work, catalog=catalog, today=today, processes=processes, feed=FeedSettings())
-    return work, named(site, groups).shape
+    space = SearchSpace(
+        work=work, catalog=catalog, today=today, processes=processes, feed=FeedSettings()
+    )
+    return work, named(space, groups).shape
 
 
 def _solved(step_of: Callable[[float], float], seconds: float, *, low: float, high: float) -> float:

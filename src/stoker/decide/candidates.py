@@ -9,7 +9,7 @@ from stoker.decide.model import (
     ClusterShape,
     Estimate,
     Hosts,
-    Work,
+    StepWork,
     cpu_seconds,
     estimate,
     of_workers,
@@ -51,8 +51,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """What plans are made from: today's work, today's hosts, and the catalog of types.
+class SearchSpace:
+    """What candidates are made from: a step's work, today's hosts, and the catalog of types.
 
     Attributes:
         own_storage: The work with a separate storage per host; None: known or irrelevant.
@@ -62,8 +62,8 @@ class Site:
         most_workers: Loader workers that one of today's hosts has memory for. None: not known.
     """
 
-    work: Work
-    own_storage: Work | None = None
+    work: StepWork
+    own_storage: StepWork | None = None
     catalog: Catalog
     today: Instance
     processes: int
@@ -86,20 +86,22 @@ class Site:
         )
 
 
-def keep(site: Site) -> Candidate:
-    work = site.work
-    dnn = Hosts(instance=site.today, count=work.hosts, workers=work.num_workers)
-    return _candidate(site, "keep", ClusterShape(dnn=dnn, data=work.data, processes=site.processes))
+def keep(space: SearchSpace) -> Candidate:
+    work = space.work
+    dnn = Hosts(instance=space.today, count=work.hosts, workers=work.num_workers)
+    return _candidate(
+        space, "keep", ClusterShape(dnn=dnn, data=work.data, processes=space.processes)
+    )
 
 
-def tune(site: Site) -> Iterator[Candidate]:
+def tune(space: SearchSpace) -> Iterator[Candidate]:
     """Yields today's hosts with as many loader workers as help, where that is more than today."""
-    work = site.work
-    if work.num_workers is None or work.data or site.in_step:
+    work = space.work
+    if work.num_workers is None or work.data or space.in_step:
         return
     today = ClusterShape(
-        dnn=Hosts(instance=site.today, count=work.hosts, workers=work.num_workers),
-        processes=site.processes,
+        dnn=Hosts(instance=space.today, count=work.hosts, workers=work.num_workers),
+        processes=space.processes,
     )
     better = more_workers(parts_on(work, today))
     has_shards = work.shards > 0
@@ -108,91 +110,91 @@ def tune(site: Site) -> Iterator[Candidate]:
         return
     shape = replace(today, dnn=replace(today.dnn, workers=better.workers // work.hosts))
     # The script has to make more shards with its workers: `problem` says so.
-    tuned = _candidate(with_any_shards(site), "tune", shape)
+    tuned = _candidate(with_any_shards(space), "tune", shape)
     problem = ""
     if has_shards:
-        problem = more_shards_words(site, tuned.groups)
+        problem = more_shards_words(space, tuned.groups)
     workers_per_host = better.workers // work.hosts
-    if site.most_workers is not None and workers_per_host > max(1, site.most_workers):
+    if space.most_workers is not None and workers_per_host > max(1, space.most_workers):
         problem = f"the host has no memory for {workers_per_host} loader workers"
     # What a script sets is of one rank, and a host may have several.
     num_workers = math.ceil(better.workers / better.ranks)
     yield replace(tuned, problem=problem, num_workers=num_workers)
 
 
-def with_any_shards(site: Site) -> Site:
-    """Returns the site with a stream that has a shard for each worker."""
-    own_storage = site.own_storage and replace(site.own_storage, shards=0)
-    return replace(site, work=replace(site.work, shards=0), own_storage=own_storage)
+def with_any_shards(space: SearchSpace) -> SearchSpace:
+    """Returns the search space with a stream that has a shard for each worker."""
+    own_storage = space.own_storage and replace(space.own_storage, shards=0)
+    return replace(space, work=replace(space.work, shards=0), own_storage=own_storage)
 
 
-def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
+def more_shards_words(space: SearchSpace, groups: Sequence[Group]) -> str:
     """Returns what to change so that each worker of these groups has a shard of the stream."""
     workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
     processes = sum(g.count * (g.processes_per_host or 1) for g in groups if g.role == "dnn")
     # Shards and num_workers are of one rank of the script.
-    per_process = math.ceil(workers / max(1, round(processes * site.work.ranks_per_process)))
-    shards = site.work.shards
+    per_process = math.ceil(workers / max(1, round(processes * space.work.ranks_per_process)))
+    shards = space.work.shards
     change = f"feed.shards: {per_process}"
-    if not site.work.are_shards_set:
+    if not space.work.are_shards_set:
         change = f"num_workers={per_process} in the script, or {change}"
-    if site.work.divides is None:
+    if space.work.divides is None:
         change += ", if it divides itself by get_worker_info()"
     return f"the stream has {numbered(shards, 'shard')}: set {change}"
 
 
-def scale_up(site: Site) -> Iterator[Candidate]:
+def scale_up(space: SearchSpace) -> Iterator[Candidate]:
     """Yields larger types of the same family with the same accelerators."""
-    today = site.today
-    for instance in _of_the_family(site):
+    today = space.today
+    for instance in _of_the_family(space):
         if instance.vcpus > today.capacity and instance.accelerators == today.accelerators:
-            shape = ClusterShape(dnn=_dnn(site, instance), processes=site.processes)
-            yield _planned(site, "scale_up", shape)
+            shape = ClusterShape(dnn=_dnn(space, instance), processes=space.processes)
+            yield _planned(space, "scale_up", shape)
 
 
-def _of_the_family(site: Site) -> Iterator[Instance]:
-    model = site.today.accelerator_model
-    for listed in site.catalog.instances:
-        instance = site.get(listed.type)
-        if instance.family == site.today.family and instance.accelerator_model == model:
+def _of_the_family(space: SearchSpace) -> Iterator[Instance]:
+    model = space.today.accelerator_model
+    for listed in space.catalog.instances:
+        instance = space.get(listed.type)
+        if instance.family == space.today.family and instance.accelerator_model == model:
             yield instance
 
 
-def heterogeneous(site: Site, instance: Instance, *, most: int) -> Iterator[Candidate]:
+def heterogeneous(space: SearchSpace, instance: Instance, *, most: int) -> Iterator[Candidate]:
     """Yields today's hosts with 1 to `most` data hosts of a type.
 
     They start from the free plan: at most its workers join on a dnn host.
     """
-    dnn = _dnn(site, site.today)
+    dnn = _dnn(space, space.today)
     # What costs nothing comes first: data hosts are not to be credited with it.
-    if free := next(tune(site), None):
+    if free := next(tune(space), None):
         dnn = free.shape.dnn
     for count in range(1, most + 1):
         shape = ClusterShape(
             dnn=dnn,
             data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
-            processes=site.processes,
+            processes=space.processes,
         )
-        yield _planned(site, "heterogeneous", shape)
+        yield _planned(space, "heterogeneous", shape)
 
 
-def scale_out(site: Site) -> Iterator[Candidate]:
+def scale_out(space: SearchSpace) -> Iterator[Candidate]:
     """Yields more accelerators of the same model: larger instances first, then more instances."""
-    today = site.today
-    work = site.work
+    today = space.today
+    work = space.work
     # All hosts of this machine have the same accelerators.
-    if today.accelerators == 0 or site.catalog.info.is_this_machine:
+    if today.accelerators == 0 or space.catalog.info.is_this_machine:
         return
-    for instance in _of_the_family(site):
+    for instance in _of_the_family(space):
         if instance.accelerators > today.accelerators:
             # The fewest larger hosts with more accelerators than today.
             count = work.hosts * today.accelerators // instance.accelerators + 1
-            yield _planned(site, "scale_out", _replicated(site, instance, count))
+            yield _planned(space, "scale_out", _replicated(space, instance, count))
     for times in _MORE_HOSTS:
-        yield _planned(site, "scale_out", _replicated(site, today, work.hosts * times))
+        yield _planned(space, "scale_out", _replicated(space, today, work.hosts * times))
 
 
-def named(site: Site, groups: Sequence[Group]) -> Candidate:
+def named(space: SearchSpace, groups: Sequence[Group]) -> Candidate:
     """Returns the cluster that the user named.
 
     Raises UsageError if it has no dnn group or several, or a type that is not in the catalog.
@@ -206,40 +208,40 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
         )
     group = dnn_groups[0]
     # A group without :WORKERS leaves them to stoker, as a searched cluster does.
-    instance = site.get(group.instance_type)
+    instance = space.get(group.instance_type)
     workers = group.workers_per_host
-    data = tuple(_data_hosts(site, other) for other in groups if other.role == "data")
-    shape = replace(_replicated(site, instance, group.count), data=data)
+    data = tuple(_data_hosts(space, other) for other in groups if other.role == "data")
+    shape = replace(_replicated(space, instance, group.count), data=data)
     if group.processes_per_host is not None:
         shape = replace(shape, processes=group.processes_per_host)
     if workers is not None:
         shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
-    action = _action(site, shape)
-    problem = _problem(site, shape, workers=workers)
+    action = _action(space, shape)
+    problem = _problem(space, shape, workers=workers)
     if workers is None and not problem:
-        candidate = _planned(site, action, shape)
+        candidate = _planned(space, action, shape)
     else:
-        candidate = _candidate(site, action, shape, problem=problem)
+        candidate = _candidate(space, action, shape, problem=problem)
     return replace(candidate, asked_for=True)
 
 
-def _data_hosts(site: Site, group: Group) -> Hosts:
+def _data_hosts(space: SearchSpace, group: Group) -> Hosts:
     hosts = Hosts(
-        instance=site.get(group.instance_type), count=group.count, workers=group.workers_per_host
+        instance=space.get(group.instance_type), count=group.count, workers=group.workers_per_host
     )
     return replace(hosts, workers=hosts.workers_per_host)
 
 
-def _problem(site: Site, shape: ClusterShape, *, workers: int | None) -> str:
+def _problem(space: SearchSpace, shape: ClusterShape, *, workers: int | None) -> str:
     """Returns why a named cluster cannot be predicted or run; empty: nothing is in the way."""
     instance = shape.dnn.instance
-    if shape.data and site.unfed:
-        return site.unfed
-    if workers and site.in_step:
-        return f"workers make no batch ahead: {site.in_step}"
-    if site.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
+    if shape.data and space.unfed:
+        return space.unfed
+    if workers and space.in_step:
+        return f"workers make no batch ahead: {space.in_step}"
+    if space.catalog.info.is_this_machine and instance.accelerators and shape.replicas > 1:
         return f"this machine has no accelerators for {shape.dnn.count} training hosts"
-    todays = _accelerators(site.today)
+    todays = _accelerators(space.today)
     there = _accelerators(instance)
     if there != todays:
         what = f"the accelerators differ ({todays} today, {there} here)"
@@ -247,18 +249,18 @@ def _problem(site: Site, shape: ClusterShape, *, workers: int | None) -> str:
     return ""
 
 
-def _action(site: Site, shape: ClusterShape) -> Action:
+def _action(space: SearchSpace, shape: ClusterShape) -> Action:
     dnn = shape.dnn
-    work = site.work
+    work = space.work
     if shape.data:
-        is_today = dnn.instance.type == site.today.type and dnn.count == work.hosts
+        is_today = dnn.instance.type == space.today.type and dnn.count == work.hosts
         is_same = is_today and _kinds(shape.data) == _kinds(work.data)
         if is_same and dnn.workers == work.num_workers:
             return "keep"
         return "heterogeneous"
-    if shape.replicas != 1 or dnn.count != site.work.hosts:
+    if shape.replicas != 1 or dnn.count != space.work.hosts:
         return "scale_out"
-    if dnn.instance.type != site.today.type:
+    if dnn.instance.type != space.today.type:
         return "scale_up"
     if dnn.workers in (None, work.num_workers) and not work.data:
         return "keep"
@@ -269,25 +271,25 @@ def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
     return sorted((group.instance.type, group.count) for group in hosts)
 
 
-def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
+def _replicated(space: SearchSpace, instance: Instance, count: int) -> ClusterShape:
     """Returns dnn hosts alone, with replicas according to their accelerators."""
-    hosts = site.work.hosts
+    hosts = space.work.hosts
     larger = 1.0
-    if instance.accelerators and site.today.accelerators:
-        larger = instance.accelerators / site.today.accelerators
+    if instance.accelerators and space.today.accelerators:
+        larger = instance.accelerators / space.today.accelerators
     return ClusterShape(
-        dnn=_dnn(site, instance, count=count),
+        dnn=_dnn(space, instance, count=count),
         # A process drives as many accelerators as today.
-        processes=max(1, round(site.processes * larger)),
+        processes=max(1, round(space.processes * larger)),
         replicas=max(count * larger / hosts, 1e-6),
         scaling=_SCALING_ACROSS if count > hosts else _SCALING_INSIDE,
     )
 
 
-def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
+def _dnn(space: SearchSpace, instance: Instance, *, count: int | None = None) -> Hosts:
     """Returns dnn hosts with the most workers that can help; `_planned` reduces them."""
-    work = site.work
-    if site.in_step:
+    work = space.work
+    if space.in_step:
         return Hosts(instance=instance, count=count or work.hosts, workers=work.num_workers)
     workers = most_workers(
         vcpus=instance.capacity, parallel=work.parallel_seconds, cpu=work.loader_cpu_seconds
@@ -295,38 +297,38 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
     return Hosts(instance=instance, count=count or work.hosts, workers=workers)
 
 
-def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
+def _planned(space: SearchSpace, action: Action, shape: ClusterShape) -> Candidate:
     """Returns the candidate with the workers that stoker would set on the dnn hosts."""
-    if site.in_step:
-        return _candidate(site, action, shape)
-    shards = shards_on(site.work, shape)
+    if space.in_step:
+        return _candidate(space, action, shape)
+    shards = shards_on(space.work, shape)
     if shards and shape.dnn.workers is not None:
         most = min(shape.dnn.workers, math.ceil(shards / shape.dnn.count))
         shape = replace(shape, dnn=replace(shape.dnn, workers=most))
-    if shape.data and site.feed.local_workers != "auto":
-        fixed = replace(shape.dnn, workers=site.feed.local_workers)
-        return _candidate(site, action, replace(shape, dnn=fixed))
-    with_local = estimate(site.work, shape)
+    if shape.data and space.feed.local_workers != "auto":
+        fixed = replace(shape.dnn, workers=space.feed.local_workers)
+        return _candidate(space, action, replace(shape, dnn=fixed))
+    with_local = estimate(space.work, shape)
     if shape.data:
         alone = replace(shape, dnn=replace(shape.dnn, workers=0))
-        without_local = estimate(site.work, alone)
+        without_local = estimate(space.work, alone)
         # Local workers gain nothing where the data hosts alone are 15 % below the accelerator's
         # step, and without them the trainer has the CPUs.
         is_floor = without_local.limit == "accelerator"
         has_room = without_local.second_seconds <= 0.85 * without_local.step_seconds
         as_fast = without_local.step_seconds <= with_local.step_seconds * (1 + 1e-9)
         if as_fast and ((is_floor and has_room) or with_local.remote_share >= 1):
-            return _candidate(site, action, alone)
+            return _candidate(space, action, alone)
     # The estimate with the most workers stays: the removed ones hardly helped.
-    workers = _useful_workers(site, shape, with_local)
+    workers = _useful_workers(space, shape, with_local)
     trimmed = replace(shape, dnn=replace(shape.dnn, workers=workers))
-    return _candidate(site, action, trimmed, made=with_local, most=shape)
+    return _candidate(space, action, trimmed, made=with_local, most=shape)
 
 
-def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
+def _useful_workers(space: SearchSpace, shape: ClusterShape, made: Estimate) -> int:
     """Returns the workers of a dnn host that are busy at this step, and a tenth more."""
     dnn = shape.dnn
-    work = of_workers(site.work, shape)
+    work = of_workers(space.work, shape)
     alone = worker_seconds(work, dnn.instance)
     busy = busy_worker_seconds(parallel=alone, cpu=cpu_seconds(work, dnn.instance))
     local = (1 - made.remote_share) * busy / dnn.count
@@ -343,7 +345,7 @@ def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
 
 
 def _candidate(
-    site: Site,
+    space: SearchSpace,
     action: Action,
     shape: ClusterShape,
     *,
@@ -354,9 +356,9 @@ def _candidate(
     """Returns the candidate; `made` is its estimate, with the workers of `most`."""
     own_storage = None
     if not problem:
-        made = made or estimate(site.work, shape)
-        if site.own_storage:
-            own_storage = estimate(site.own_storage, most or shape)
+        made = made or estimate(space.work, shape)
+        if space.own_storage:
+            own_storage = estimate(space.own_storage, most or shape)
     dnn = Group(
         name="dnn",
         role="dnn",

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from stoker.decide.model import Hosts, Unexplained, Work, free_vcpus
+from stoker.decide.model import Hosts, StepWork, Unexplained, free_vcpus
 from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.ranking import (
     WORTH_A_TRY,
@@ -419,8 +419,8 @@ _Reply = Literal["yes", "no", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """Inputs of the decision flow chart.
+class FlowChart:
+    """What the questions of the decision path are answered from.
 
     Attributes:
         chosen: The plan that is run: the choice's, or its probable plan.
@@ -432,7 +432,7 @@ class Walk:
         taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
 
-    work: Work
+    work: StepWork
     bottleneck: Bottleneck
     keep: Plan
     choice: Recommendation
@@ -453,7 +453,7 @@ class Walk:
         return reason is not None and reason.kind == "other_programs"
 
 
-def walk(chart: Walk) -> tuple[Answer, ...]:
+def decision_path(chart: FlowChart) -> tuple[Answer, ...]:
     """Returns the questions in order, each with its answer and the figures behind it."""
     answers = [_is_explained(chart)]
     if chart.bottleneck != "unexplained":
@@ -473,17 +473,17 @@ def walk(chart: Walk) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
-def best_of(chart: Walk, action: Action) -> Plan | None:
+def best_of(chart: FlowChart, action: Action) -> Plan | None:
     plans = [p for p in chart.plans if p.action == action and p.feasible and p.predicted]
     return min(plans, key=chart.ranking.rank, default=None)
 
 
-def _is_explained(chart: Walk) -> Answer:
+def _is_explained(chart: FlowChart) -> Answer:
     reply, because = _explained(chart)
     return Answer(question="Do the measured parts explain the step?", answer=reply, because=because)
 
 
-def _explained(chart: Walk) -> tuple[_Reply, str]:
+def _explained(chart: FlowChart) -> tuple[_Reply, str]:
     work = chart.work
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
     if chart.is_busy:
@@ -505,7 +505,7 @@ def _explained(chart: Walk) -> tuple[_Reply, str]:
     return "yes", because
 
 
-def _is_cpu_the_limit(chart: Walk) -> Answer:
+def _is_cpu_the_limit(chart: FlowChart) -> Answer:
     work = chart.work
     question = "Is the CPU the limit?"
     if chart.bottleneck in ("latency", "storage"):
@@ -539,7 +539,7 @@ def _is_cpu_the_limit(chart: Walk) -> Answer:
     return Answer(question=question, answer="no", because=text)
 
 
-def _is_there(chart: Walk, action: Action, question: str) -> Answer:
+def _is_there(chart: FlowChart, action: Action, question: str) -> Answer:
     plan = best_of(chart, action)
     if plan is None:
         reply, because = _without_plan(chart, action)
@@ -551,7 +551,7 @@ def _is_there(chart: Walk, action: Action, question: str) -> Answer:
     return Answer(question=question, answer="yes", because=because)
 
 
-def _without_plan(chart: Walk, action: Action) -> tuple[_Reply, str]:
+def _without_plan(chart: FlowChart, action: Action) -> tuple[_Reply, str]:
     """Returns the answer where no plan of that kind can be run as it is."""
     infeasible = next((plan for plan in chart.plans if plan.action == action), None)
     because = _why_none(chart, action)
@@ -571,7 +571,7 @@ def _without_plan(chart: Walk, action: Action) -> tuple[_Reply, str]:
     return "no", because
 
 
-def _can_accelerators_decode(chart: Walk) -> Iterator[Answer]:
+def _can_accelerators_decode(chart: FlowChart) -> Iterator[Answer]:
     """Yields an answer where decoding on the accelerators has a predicted step."""
     for plan in chart.plans:
         if plan.action == "offload_gpu" and plan.predicted:
@@ -581,7 +581,7 @@ def _can_accelerators_decode(chart: Walk) -> Iterator[Answer]:
             yield Answer(question="Can the accelerators decode?", answer="yes", because=because)
 
 
-def _against_data_hosts(plan: Plan, rival: Plan, chart: Walk) -> str:
+def _against_data_hosts(plan: Plan, rival: Plan, chart: FlowChart) -> str:
     this = plan.predicted
     other = rival.predicted
     assert this is not None
@@ -597,7 +597,7 @@ def _against_data_hosts(plan: Plan, rival: Plan, chart: Walk) -> str:
     return f"; a data group is {less}: {cluster(rival)}, {words(other)} against {words(this)}"
 
 
-def _why_none(chart: Walk, action: Action) -> str:
+def _why_none(chart: FlowChart, action: Action) -> str:
     work = chart.work
     if action == "tune" and work.num_workers is None:
         return "today's number of loader workers is not known"
@@ -612,7 +612,7 @@ def _why_none(chart: Walk, action: Action) -> str:
     return "there are no more of them here"
 
 
-def _is_a_data_group_better(chart: Walk) -> Answer:
+def _is_a_data_group_better(chart: FlowChart) -> Answer:
     keep = chart.keep.predicted
     what = "be cheaper" if chart.ranking.saved_words == "money" else "be faster"
     if keep is not None and misses_deadline(keep, chart.constraints):
@@ -626,7 +626,7 @@ def _is_a_data_group_better(chart: Walk) -> Answer:
     return Answer(question=f"Would a data group {what}?", answer=reply, because=because)
 
 
-def _why_no_group(chart: Walk) -> str:
+def _why_no_group(chart: FlowChart) -> str:
     # None can be chosen: they are infeasible, or cannot be priced.
     groups = [plan for plan in chart.plans if plan.action == "heterogeneous"]
     # The same reason as in the table of plans.
@@ -639,7 +639,7 @@ def _why_no_group(chart: Walk) -> str:
     return "no CPU-only type with a price may be used"
 
 
-def _gain_of_a_group(chart: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, str]:
+def _gain_of_a_group(chart: FlowChart, best: Plan, keep: Predicted) -> tuple[_Reply, str]:
     ranking = chart.ranking
     able = _able(chart.plans, keep, chart.constraints)
     worth, free = _worth_running(able, chart.keep, chart.constraints, ranking)
@@ -677,13 +677,13 @@ def _gain_of_a_group(chart: Walk, best: Plan, keep: Predicted) -> tuple[_Reply, 
     return "no", because
 
 
-def _is_change_worth_it(chart: Walk) -> Answer:
+def _is_change_worth_it(chart: FlowChart) -> Answer:
     question = "Is the best change worth more than its error band?"
     reply, because = _worth_it(chart)
     return Answer(question=question, answer=reply, because=because)
 
 
-def _worth_it(chart: Walk) -> tuple[_Reply, str]:
+def _worth_it(chart: FlowChart) -> tuple[_Reply, str]:
     chosen = chart.chosen
     probable = chart.choice.probable
     if chart.is_busy:
@@ -703,7 +703,7 @@ def _worth_it(chart: Walk) -> tuple[_Reply, str]:
     )
 
 
-def _figures(plan: Plan, chart: Walk) -> str:
+def _figures(plan: Plan, chart: FlowChart) -> str:
     outcome = plan.predicted
     assert outcome is not None
     speed = f"{cluster(plan)}: {ms(outcome.counted_seconds)} per step ({outcome.speedup:.2f}x)"

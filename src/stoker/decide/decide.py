@@ -15,13 +15,13 @@ from stoker.decide.advise import (
     warnings_of,
     warnings_of_types,
 )
-from stoker.decide.candidates import Candidate, Site, keep, named
-from stoker.decide.choose import Recommendation, Walk, choose, walk
+from stoker.decide.candidates import Candidate, SearchSpace, keep, named
+from stoker.decide.choose import FlowChart, Recommendation, choose, decision_path
 from stoker.decide.gpu_decoding import offload_plan
-from stoker.decide.model import Hosts, Work, parts_on
+from stoker.decide.model import Hosts, StepWork, parts_on
 from stoker.decide.observed import decide_observed, how_to_profile
 from stoker.decide.pricing import (
-    Rules,
+    PlanRules,
     allowed_types,
     measured,
     plan_of,
@@ -118,8 +118,8 @@ class Basis:
 
     inputs: DecisionInputs
     profile: Profile
-    site: Site
-    rules: Rules
+    space: SearchSpace
+    rules: PlanRules
     is_busy: bool
     fills_machine: bool
     taken: TakenElsewhere | None = None
@@ -127,7 +127,7 @@ class Basis:
     @property
     def unpredictable(self) -> str:
         """Why nothing can be predicted: the accelerators' step is not known. Empty: it is."""
-        unexplained = self.site.work.unexplained
+        unexplained = self.space.work.unexplained
         if self.taken is None or unexplained is None:
             return ""
         if self.taken.accelerator_step_source != "unknown":
@@ -143,7 +143,7 @@ class Basis:
 
     def plan_on(self, candidate: Candidate) -> Plan:
         """Returns the candidate's plan: predicted, priced and checked."""
-        return plan_on(self.site, candidate, self.rules)
+        return plan_on(self.space, candidate, self.rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ def prepare(inputs: DecisionInputs) -> Basis:
     return _scaled(basis, inputs.take_as, listed)
 
 
-def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
+def _measured_work(inputs: DecisionInputs, host: Instance) -> StepWork:
     """Returns the work of a step as it was measured on `host`."""
     profile = inputs.profile
     catalog = inputs.catalog
@@ -266,11 +266,11 @@ def _measured_work(inputs: DecisionInputs, host: Instance) -> Work:
 
 
 def _basis(
-    inputs: DecisionInputs, host: Instance, work: Work, *, is_busy: bool, fills_machine: bool
+    inputs: DecisionInputs, host: Instance, work: StepWork, *, is_busy: bool, fills_machine: bool
 ) -> Basis:
     profile = inputs.profile
     in_step = profile.loader and profile.loader.in_step
-    site = Site(
+    space = SearchSpace(
         work=work,
         own_storage=with_own_storage(work),
         catalog=inputs.catalog,
@@ -281,7 +281,7 @@ def _basis(
         in_step=in_step or "",
         most_workers=_most_workers(profile, host),
     )
-    rules = Rules(
+    rules = PlanRules(
         constraints=inputs.constraints,
         catalog=inputs.catalog,
         today=host,
@@ -291,7 +291,7 @@ def _basis(
     return Basis(
         inputs=inputs,
         profile=profile,
-        site=site,
+        space=space,
         rules=rules,
         is_busy=is_busy,
         fills_machine=fills_machine,
@@ -301,13 +301,13 @@ def _basis(
 def _scaled(basis: Basis, take_as: TakeAs, listed: Instance) -> Basis:
     """Returns the basis on hosts of another type; `listed`: the profiled type."""
     inputs = basis.inputs
-    site = basis.site
+    space = basis.space
     target = inputs.catalog.get(take_as.instance_type)
     # The profile knows more than the catalog of the profiled type.
-    host = site.today if target.type == site.today.type else target
+    host = space.today if target.type == space.today.type else target
     processes = inputs.processes_on(host)
     work, taken = taken_as(
-        site.work,
+        space.work,
         profile=inputs.profile,
         target=host,
         processes=processes,
@@ -322,7 +322,7 @@ def _scaled(basis: Basis, take_as: TakeAs, listed: Instance) -> Basis:
     return replace(
         basis,
         profile=profile,
-        site=replace(site, work=work, own_storage=own_storage, today=host, processes=processes),
+        space=replace(space, work=work, own_storage=own_storage, today=host, processes=processes),
         rules=replace(basis.rules, today=host),
         taken=taken,
     )
@@ -331,8 +331,8 @@ def _scaled(basis: Basis, take_as: TakeAs, listed: Instance) -> Basis:
 def baseline(basis: Basis) -> Baseline:
     """Returns today's cluster: as it was measured, or as predicted if the profile was scaled."""
     profile = basis.profile
-    work = basis.site.work
-    candidate = keep(basis.site)
+    work = basis.space.work
+    candidate = keep(basis.space)
     if basis.taken:
         plan = basis.plan_on(candidate)
         reason = f"today's cluster, by a profile of {basis.taken.profiled_on}: not measured"
@@ -351,7 +351,7 @@ def baseline(basis: Basis) -> Baseline:
     )
 
 
-def _bottleneck(work: Work, today: Candidate) -> Bottleneck:
+def _bottleneck(work: StepWork, today: Candidate) -> Bottleneck:
     if today.estimate is None or work.unexplained:
         return "unexplained"
     if work.data:
@@ -365,9 +365,9 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
     # Without the accelerator's step nothing can be predicted.
     if basis.unpredictable:
         return []
-    site = basis.site
+    space = basis.space
     rules = basis.rules
-    named_candidates = [named(site, groups) for groups in basis.named_clusters]
+    named_candidates = [named(space, groups) for groups in basis.named_clusters]
     # Named clusters first: their twins among the searched ones are dropped.
     plans = [
         basis.plan_on(candidate)
@@ -380,18 +380,18 @@ def search(basis: Basis, today: Baseline) -> list[Plan]:
         plans += _searched(basis, today)
         if basis.inputs.last:
             priced = (today.plan, *plans)
-            plans += plans_of_last_run(site, basis.inputs.last, rules, known=priced)
+            plans += plans_of_last_run(space, basis.inputs.last, rules, known=priced)
     if today.bottleneck == "cpu":
-        offload = offload_plan(basis.profile, site.work, today.candidate, rules=rules)
+        offload = offload_plan(basis.profile, space.work, today.candidate, rules=rules)
         if offload:
             plans.append(offload)
     return plans
 
 
 def _searched(basis: Basis, today: Baseline) -> Iterator[Plan]:
-    for candidate in candidates_of(basis.site, basis.rules, today.plan):
+    for candidate in candidates_of(basis.space, basis.rules, today.plan):
         # Today's cluster with its data hosts was measured and needs no prediction.
-        if not basis.site.work.data or hosts_of(candidate) != hosts_of(today.candidate):
+        if not basis.space.work.data or hosts_of(candidate) != hosts_of(today.candidate):
             yield basis.plan_on(candidate)
 
 
@@ -404,7 +404,7 @@ def pick(basis: Basis, today: Baseline, others: Sequence[Plan]) -> Pick:
         others,
         basis.rules.constraints,
         ranking=ranking,
-        unexplained=basis.site.work.unexplained,
+        unexplained=basis.space.work.unexplained,
         fix_first=first,
     )
     chosen = _followed(choice, basis.rules)
@@ -428,7 +428,7 @@ def pick(basis: Basis, today: Baseline, others: Sequence[Plan]) -> Pick:
 
 
 def _what_to_fix_first(basis: Basis, today: Baseline, others: Sequence[Plan]) -> str:
-    storage = basis.site.work.storage
+    storage = basis.space.work.storage
     first = fix_first(basis.profile, storage=storage, bottleneck=today.bottleneck)
     # A plan to tune is infeasible where the script would need more shards for its workers.
     more_shards = (
@@ -439,7 +439,7 @@ def _what_to_fix_first(basis: Basis, today: Baseline, others: Sequence[Plan]) ->
     return first or next(more_shards, "")
 
 
-def _followed(choice: Recommendation, rules: Rules) -> Plan:
+def _followed(choice: Recommendation, rules: PlanRules) -> Plan:
     """Returns the plan to train on: a probable one only where it was allowed, or a try is free."""
     follow = rules.constraints.follow
     if follow is None:
@@ -453,9 +453,9 @@ def _followed(choice: Recommendation, rules: Rules) -> Plan:
 def _plan_of_fallback(basis: Basis, chosen: Plan) -> Plan | None:
     """Returns the fallback's plan; None where the profile is quiet, or it is no other plan."""
     fallback = basis.inputs.fallback
-    if not fallback or not (basis.is_busy or basis.site.work.machine_width):
+    if not fallback or not (basis.is_busy or basis.space.work.machine_width):
         return None
-    plan = basis.plan_on(named(basis.site, fallback))
+    plan = basis.plan_on(named(basis.space, fallback))
     if not plan.feasible or not plan.predicted or _is_same(plan, chosen):
         return None
     return msgspec.structs.replace(plan, reason=f"the plan of --group, as {chosen.reason}")
@@ -480,7 +480,7 @@ def explain(basis: Basis, today: Baseline, picked: Pick) -> Decision:
         probable=picked.choice.probable,
         trial=_trial_of(basis, picked.choice.probable),
         plans=picked.plans,
-        path=walk(steps),
+        path=decision_path(steps),
         advice=tuple(_advice(basis, steps, picked.plans)),
         warnings=(
             *warnings_of(steps, profile, basis.rules, prices, is_taken=is_elsewhere),
@@ -497,18 +497,18 @@ def explain(basis: Basis, today: Baseline, picked: Pick) -> Decision:
     )
 
 
-def _advice(basis: Basis, steps: Walk, plans: Sequence[Plan]) -> Iterator[Advice]:
+def _advice(basis: Basis, steps: FlowChart, plans: Sequence[Plan]) -> Iterator[Advice]:
     if basis.taken:
-        yield from advice_of_taken(basis.site, basis.taken)
+        yield from advice_of_taken(basis.space, basis.taken)
     yield from advice_of(steps, basis.profile, is_taken=basis.taken is not None)
     if not (basis.is_busy or basis.unpredictable):
-        yield from advice_on_shards(basis.site, basis.rules, plans)
+        yield from advice_on_shards(basis.space, basis.rules, plans)
 
 
-def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
+def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> FlowChart:
     free_fixes = [fix for fix in basis.profile.fixes if fix.cost == "none" and fix.saves_seconds]
-    return Walk(
-        work=basis.site.work,
+    return FlowChart(
+        work=basis.space.work,
         bottleneck=today.bottleneck,
         keep=today.plan,
         choice=picked.choice,
@@ -518,8 +518,8 @@ def _walk_of(basis: Basis, today: Baseline, picked: Pick) -> Walk:
         ranking=basis.rules.ranking,
         free_fixes=tuple(fix.text for fix in free_fixes),
         fix_first=picked.fix_first,
-        unfed=basis.site.unfed,
-        in_step=basis.site.in_step,
+        unfed=basis.space.unfed,
+        in_step=basis.space.in_step,
         is_machine_full=basis.fills_machine and not picked.fix_first,
         taken=basis.taken,
     )

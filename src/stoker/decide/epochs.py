@@ -16,7 +16,7 @@ from stoker.decide.model import (
     NETWORK_EFFICIENCY,
     ClusterShape,
     Hosts,
-    Work,
+    StepWork,
     worker_seconds,
 )
 from stoker.records import EpochPause, EpochTimes
@@ -52,7 +52,7 @@ def of_whole_epochs(step: Bounds, times: EpochTimes | None) -> Bounds:
     )
 
 
-def planned_epochs(work: Work, shape: ClusterShape) -> EpochTimes | None:
+def planned_epochs(work: StepWork, shape: ClusterShape) -> EpochTimes | None:
     """Returns the epochs of a cluster; None where nothing is known of today's."""
     times = work.epochs
     if times is None or not (times.steps or times.inside_seconds):
@@ -60,7 +60,7 @@ def planned_epochs(work: Work, shape: ClusterShape) -> EpochTimes | None:
     return msgspec.structs.replace(times, start=_start(times.start, work, shape))
 
 
-def _start(todays: EpochPause | None, work: Work, shape: ClusterShape) -> EpochPause | None:
+def _start(todays: EpochPause | None, work: StepWork, shape: ClusterShape) -> EpochPause | None:
     makers = [hosts for hosts in (shape.dnn, *shape.data) if hosts.workers != 0]
     if not makers:
         # The trainer makes the first batch as it makes any other.
@@ -95,7 +95,7 @@ def _start(todays: EpochPause | None, work: Work, shape: ClusterShape) -> EpochP
     )
 
 
-def _first_seconds(work: Work, hosts: Hosts) -> float:
+def _first_seconds(work: StepWork, hosts: Hosts) -> float:
     """Returns the seconds in which a host makes an epoch's first batch, with all its workers.
 
     Measured on sleeping samples: 0.29 of a batch's time with 4 workers (benchmarks/feed.py --only
@@ -107,7 +107,7 @@ def _first_seconds(work: Work, hosts: Hosts) -> float:
     return alone / (hosts.all_workers // hosts.count)
 
 
-def _shared_seconds(work: Work, data: Sequence[Hosts], *, alone: float) -> float:
+def _shared_seconds(work: StepWork, data: Sequence[Hosts], *, alone: float) -> float:
     """Returns the seconds in which data hosts make an epoch's first batch together.
 
     Args:
@@ -130,13 +130,13 @@ def _shared_seconds(work: Work, data: Sequence[Hosts], *, alone: float) -> float
     return together
 
 
-def _batch_seconds(work: Work, hosts: Hosts) -> float:
+def _batch_seconds(work: StepWork, hosts: Hosts) -> float:
     """Returns the seconds in which one worker makes one rank's batch."""
     ranks = work.ranks * work.ranks_per_process
     return (worker_seconds(work, hosts.instance) + work.shared.seconds) / ranks
 
 
-def epochs_elsewhere(profiled: Work, scaled: Work) -> EpochTimes | None:
+def epochs_elsewhere(profiled: StepWork, scaled: StepWork) -> EpochTimes | None:
     """Returns the epochs of work that was scaled to another type: workers are faster or slower."""
     times = profiled.epochs
     if times is None or times.start is None or not profiled.loader_wall_seconds:

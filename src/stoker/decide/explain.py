@@ -327,6 +327,8 @@ def _row(plan: Plan, name: str, *, mark: str, heads: tuple[str, str]) -> str:
 def _named(plan: Plan, today: Sequence[Group]) -> str:
     """Returns the cluster in short: what it adds to today's hosts, if it has all of them."""
     words = cluster(plan)
+    added = plan.groups[len(today) :]
+    keeps_todays_hosts = bool(today) and _hosts(plan.groups)[: len(today)] == _hosts(today)
     if plan.action == "keep":
         words = f"today: {words}"
     elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
@@ -336,8 +338,8 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
             words = f"today + num_workers={plan.num_workers}"
     elif plan.action == "offload_gpu":
         words = "today, decoding on its GPUs"
-    elif today and plan.groups[len(today) :] and _hosts(plan.groups)[: len(today)] == _hosts(today):
-        more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
+    elif added and keeps_todays_hosts:
+        more = [f"{group.count} {group.instance_type}" for group in added]
         words = " + ".join(["today", *more])
     # 80 columns have no room for SageMaker's `ml.`.
     return words.replace(" ml.", " ")

@@ -15,8 +15,8 @@ gives what a step takes at least, as it does where only decoding was timed. One 
 from dataclasses import dataclass, replace
 
 from stoker.decide.candidates import Candidate
-from stoker.decide.model import Doubt, Estimate, Work
-from stoker.decide.pricing import Rules, plan_of, predicted
+from stoker.decide.model import Doubt, Estimate, StepWork
+from stoker.decide.pricing import PlanRules, plan_of, predicted
 from stoker.records import Advice, GpuDecoding, Limit, Plan, Profile, TransformCost
 from stoker.units import ms, percentage
 
@@ -117,7 +117,7 @@ class DeviceLoading:
     is_least: bool = True
 
 
-def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
+def device_loading(profile: Profile, work: StepWork) -> DeviceLoading | None:
     """Returns what decoding on the accelerators would give; None where it is not worth a try.
 
     That is without accelerators, where they have no time left, where the profile saw neither JPEGs
@@ -141,7 +141,7 @@ def device_loading(profile: Profile, work: Work) -> DeviceLoading | None:
     return replace(sorted_names, step_seconds=seconds, is_least=is_least)
 
 
-def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) -> float | None:
+def decoded_step_seconds(work: StepWork, decoding: GpuDecoding, *, copies: float) -> float | None:
     """Returns the seconds of a step with pictures decoded on the accelerators.
 
     None where the samples of a step are not known.
@@ -167,7 +167,9 @@ def decoded_step_seconds(work: Work, decoding: GpuDecoding, *, copies: float) ->
     return max(computing + decoded, _cpu_seconds(work, decoding, samples=samples))
 
 
-def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules) -> Plan | None:
+def offload_plan(
+    profile: Profile, work: StepWork, kept: Candidate, *, rules: PlanRules
+) -> Plan | None:
     """Returns the row of the table for today's hosts, which takes a change of the script.
 
     None where it is not worth a try, and without a prediction.
@@ -203,7 +205,7 @@ def offload_plan(profile: Profile, work: Work, kept: Candidate, *, rules: Rules)
 
 
 def advice_on_decoding(
-    loading: DeviceLoading, *, work: Work, decoding: GpuDecoding | None
+    loading: DeviceLoading, *, work: StepWork, decoding: GpuDecoding | None
 ) -> Advice:
     """Returns what to write, what it gives if known, and what it costs."""
     busy = percentage(work.accelerator_seconds / work.step_seconds)
@@ -244,7 +246,7 @@ def _rate_words(loading: DeviceLoading, decoding: GpuDecoding | None) -> str:
     return f"{words})"
 
 
-def _cpu_seconds(work: Work, decoding: GpuDecoding, *, samples: int) -> float:
+def _cpu_seconds(work: StepWork, decoding: GpuDecoding, *, samples: int) -> float:
     """Returns the step if only the CPU's rest counted: reading the files, and the trainer."""
     reading = samples * (decoding.read_cpu_seconds or 0.0)
     vcpus = work.reference.capacity * work.hosts

@@ -87,7 +87,7 @@ class Unexplained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """The work of one global step, in CPU-seconds of the profiled host.
 
     Attributes:
@@ -257,7 +257,7 @@ class Estimate:
     accelerator_seconds: float
 
 
-def estimate(work: Work, shape: ClusterShape) -> Estimate:
+def estimate(work: StepWork, shape: ClusterShape) -> Estimate:
     """Estimates how long a global step of `work` takes on `shape`."""
     work = of_workers(work, shape)
     local = parts_on(work, shape)
@@ -296,7 +296,7 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     )
 
 
-def of_workers(work: Work, shape: ClusterShape) -> Work:
+def of_workers(work: StepWork, shape: ClusterShape) -> StepWork:
     """Returns the work without the factor of a trainer that loads, on hosts that have workers.
 
     The main process loads with more threads than a worker has.
@@ -313,7 +313,7 @@ def loads_itself(shape: ClusterShape) -> bool:
 
 
 def _named(
-    limit: Limit, *, terms: Mapping[Limit, float], work: Work, shape: ClusterShape, local: Parts
+    limit: Limit, *, terms: Mapping[Limit, float], work: StepWork, shape: ClusterShape, local: Parts
 ) -> Limit:
     """Returns the limit under the name that the bottleneck of these hosts has."""
     if not shape.data:
@@ -327,7 +327,7 @@ def _named(
     return limit
 
 
-def shards_on(work: Work, shape: ClusterShape) -> int:
+def shards_on(work: StepWork, shape: ClusterShape) -> int:
     """Returns the stream's shards, as many per rank as today; 0: no limit.
 
     One worker makes a shard, so no more workers can be busy on all hosts together.
@@ -337,11 +337,11 @@ def shards_on(work: Work, shape: ClusterShape) -> int:
     return max(1, round(work.shards * shape.dnn.count * shape.processes / work.ranks))
 
 
-def _ranks_on(work: Work, shape: ClusterShape) -> int:
+def _ranks_on(work: StepWork, shape: ClusterShape) -> int:
     return max(1, round(shape.dnn.count * shape.processes * work.ranks_per_process))
 
 
-def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
+def busy_workers(work: StepWork, shape: ClusterShape) -> tuple[int, int]:
     """Returns the workers of the dnn hosts and of the data hosts that can be busy."""
     local = shape.dnn.all_workers
     shards = shards_on(work, shape)
@@ -354,7 +354,7 @@ def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
     return min(local, shards - remote), remote
 
 
-def parts_on(work: Work, shape: ClusterShape) -> Parts:
+def parts_on(work: StepWork, shape: ClusterShape) -> Parts:
     """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn = shape.dnn
     instance = shape.dnn.instance
@@ -395,7 +395,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     )
 
 
-def _step_speed(work: Work, shape: ClusterShape) -> float:
+def _step_speed(work: StepWork, shape: ClusterShape) -> float:
     """Returns how many times as fast as today an accelerator-only step of the global batch is."""
     # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
     speed = shape.replicas
@@ -407,7 +407,7 @@ def _step_speed(work: Work, shape: ClusterShape) -> float:
     return speed
 
 
-def _taking_seconds(work: Work, shape: ClusterShape) -> tuple[float, float]:
+def _taking_seconds(work: StepWork, shape: ClusterShape) -> tuple[float, float]:
     """Returns what taking a batch from local workers costs: seconds, and CPU-seconds of all ranks.
 
     Nothing is handed over where the trainer's own thread loads.
@@ -421,14 +421,14 @@ def _taking_seconds(work: Work, shape: ClusterShape) -> tuple[float, float]:
     return max(local, work.handover_seconds), taking
 
 
-def _turns_seconds(work: Work, workers: int) -> float:
+def _turns_seconds(work: StepWork, workers: int) -> float:
     # As `Parts.with_workers`.
     if work.num_workers is not None and workers > work.num_workers * work.hosts:
         return max(0.0, work.turns_cpu_seconds)
     return work.turns_cpu_seconds
 
 
-def _is_todays(work: Work, shape: ClusterShape) -> bool:
+def _is_todays(work: StepWork, shape: ClusterShape) -> bool:
     """Whether these are today's hosts with today's workers, and neither had data hosts."""
     dnn = shape.dnn
     is_same = dnn.instance.type == work.reference.type and dnn.count == work.hosts
@@ -436,7 +436,7 @@ def _is_todays(work: Work, shape: ClusterShape) -> bool:
     return is_same and is_alone and dnn.workers == work.num_workers
 
 
-def free_vcpus(work: Work, hosts: Hosts) -> float:
+def free_vcpus(work: StepWork, hosts: Hosts) -> float:
     """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type."""
     instance = hosts.instance
     reserved = work.reserved_vcpus
@@ -454,7 +454,7 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
     return hosts.count * free * _speed(work, instance)
 
 
-def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -> float:
+def worker_seconds(work: StepWork, instance: Instance, *, efficiency: float = 1.0) -> float:
     """Returns worker-seconds of a step's loading on this type, without what the workers share."""
     # A faster CPU shortens only the computing, not waiting for reads or services.
     waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
@@ -462,18 +462,18 @@ def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -
     return running / (_speed(work, instance) * efficiency) + waiting
 
 
-def cpu_seconds(work: Work, instance: Instance) -> float:
+def cpu_seconds(work: StepWork, instance: Instance) -> float:
     """Returns CPU-seconds of a step's loading on this type, with all vCPUs busy."""
     return work.loader_cpu_seconds / _speed(work, instance)
 
 
-def _speed(work: Work, instance: Instance) -> float:
+def _speed(work: StepWork, instance: Instance) -> float:
     if instance.coremark_per_vcpu is None or work.reference.coremark_per_vcpu is None:
         return 1.0
     return instance.coremark_per_vcpu / work.reference.coremark_per_vcpu
 
 
-def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLine], float]:
+def _lines(work: StepWork, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLine], float]:
     """Returns the terms but the first, and the remote share that makes their largest the least."""
     if not shape.data:
         terms = parts.terms
@@ -494,12 +494,12 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
     return alone, 1.0
 
 
-def _corrected(work: Work, lines: Sequence[_TermLine]) -> list[_TermLine]:
+def _corrected(work: StepWork, lines: Sequence[_TermLine]) -> list[_TermLine]:
     return [line.times(work.factor(line.limit)) for line in lines]
 
 
 def _mixed_lines(
-    work: Work, shape: ClusterShape, parts: Parts, *, efficiency: float
+    work: StepWork, shape: ClusterShape, parts: Parts, *, efficiency: float
 ) -> list[_TermLine]:
     """Returns the terms from no batch made on the data hosts to all of them."""
     dnn = parts.terms
@@ -527,7 +527,7 @@ def _mixed_lines(
 
 
 def _waiting_lines(
-    work: Work, data: Sequence[Hosts], parts: Parts, *, divided: float
+    work: StepWork, data: Sequence[Hosts], parts: Parts, *, divided: float
 ) -> list[_TermLine]:
     """Returns the terms of workers that wait, and of the storage.
 
@@ -559,7 +559,9 @@ def _waiting_lines(
     return [*lines, _TermLine(name, other_end, shared + divided), *reads]
 
 
-def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tuple[float, float]:
+def _remote_rates(
+    work: StepWork, data: Sequence[Hosts], *, efficiency: float
+) -> tuple[float, float]:
     """Returns the data hosts' vCPUs as vCPUs of the profiled type, and their workers' steps/s."""
 
     def vcpus_of(hosts: Hosts) -> float:
@@ -586,7 +588,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
     return cpu, steps_a_second
 
 
-def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
+def _network_seconds(work: StepWork, group: Sequence[Hosts]) -> float:
     # An unknown rate is no limit.
     gbps = sum(hosts.count * (hosts.instance.sustained_gbps or math.inf) for hosts in group)
     return work.batch_bytes * 8 / (NETWORK_EFFICIENCY * gbps * 1e9)

@@ -12,7 +12,7 @@ from stoker.decide.advise import (
     warnings_of_prices,
 )
 from stoker.decide.pricing import (
-    Rules,
+    PlanRules,
     allowed_types,
 )
 from stoker.record_words import unfed_words
@@ -62,7 +62,7 @@ def decide_observed(
     unfed = unfed_words(profile.loader, feed)
     suspect = profile.observed.suspect
     # No plan is checked against them: only how prices are compared is asked.
-    rules = Rules(
+    rules = PlanRules(
         constraints=constraints, catalog=catalog, today=now, allowed=None, total_steps=None
     )
     priced = [now]

@@ -10,7 +10,7 @@ _KEY = "key sagemaker.further_types"
 def refuse_preferences(workload: Workload, catalog: Catalog) -> None:
     """Raises UsageError for `sagemaker.further_types` or a queue that the constraints do not allow.
 
-    Of the types SageMaker chooses one without asking again, so that each of them has to be one.
+    SageMaker chooses one of the types without asking again, so the constraints must allow each.
     """
     if workload.sagemaker is None or not catalog.info.needs_training_enum:
         return
@@ -66,7 +66,7 @@ def _refuse_limits(instance: Instance, constraints: Constraints, *, count: int, 
     limits = (constraints.max_usd, constraints.max_usd_per_run, constraints.max_usd_per_hour)
     if instance.usd_per_hour is None:
         if any(limit is not None for limit in limits):
-            what = f"the price of {instance.type} is not known, so that no limit can be kept"
+            what = f"the price of {instance.type} is not known, so no limit can be checked"
             raise UsageError(what, where=where, fix="leave it out, or give its price")
         return
     most = constraints.max_usd_per_hour

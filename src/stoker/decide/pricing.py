@@ -1,4 +1,8 @@
-"""Cost, error band and feasibility of candidates."""
+"""Cost, error band and feasibility of candidates.
+
+Prices are the catalog's, on demand or of a training plan. A spot job is priced as on demand, for
+nobody knows its discount ahead.
+"""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +13,7 @@ import msgspec
 from stoker.catalog import Catalog, Instance, local_instance, unknown_instance
 from stoker.decide.candidates import Candidate
 from stoker.decide.epochs import Bounds, of_whole_epochs, planned_epochs
-from stoker.decide.model import ClusterShape, Estimate, Work
+from stoker.decide.model import ClusterShape, Estimate, StepWork
 from stoker.decide.preferences import refuse_preferences
 from stoker.decide.ranking import Ranking
 from stoker.errors import UsageError
@@ -69,8 +73,8 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The rules that a plan is checked against.
+class PlanRules:
+    """What a plan is checked and ranked by: the workload's constraints, and prices.
 
     Attributes:
         allowed: Types that hosts may have. None: all.
@@ -111,7 +115,7 @@ def capacity(shape: ClusterShape) -> float:
     return sum(hosts.count * hosts.instance.capacity for hosts in (shape.dnn, *shape.data))
 
 
-def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
+def band(work: StepWork, shape: ClusterShape, made: Estimate) -> float:
     """Returns the relative error: the doubts of `work.measure` and of the shape, as squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts), *_widths_of(work, shape)]
     widths.append(_width_of_trial(work, shape, made))
@@ -125,7 +129,7 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
 
 
 def predicted(
-    work: Work, candidate: Candidate, *, today: ClusterShape, rules: Rules
+    work: StepWork, candidate: Candidate, *, today: ClusterShape, rules: PlanRules
 ) -> Predicted | None:
     """Returns time and cost of a candidate; None where there is no estimate, or a price lacks."""
     estimated, price, today_usd = (
@@ -166,7 +170,9 @@ def predicted(
     return msgspec.structs.replace(outcome, cost_change=change, own_storage_speedup=own_speedup)
 
 
-def measured(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Predicted | None:
+def measured(
+    profile: Profile, work: StepWork, kept: Candidate, rules: PlanRules
+) -> Predicted | None:
     """Returns today's cluster with its measured step; None where its price lacks."""
     estimated = kept.estimate
     today_usd = usd_per_hour(kept.shape)
@@ -276,7 +282,7 @@ def _is_estimate(shape: ClusterShape) -> bool:
     return any(hosts.instance.estimate for hosts in (shape.dnn, *shape.data))
 
 
-def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) -> str:
+def problem_of(candidate: Candidate, outcome: Predicted | None, rules: PlanRules) -> str:
     """Returns why the candidate may not be run; empty: it may."""
     if candidate.problem:
         return candidate.problem
@@ -320,7 +326,7 @@ def _too_expensive(outcome: Predicted, constraints: Constraints) -> str:
     return ""
 
 
-def why_unusable(instance: Instance, rules: Rules) -> str:
+def why_unusable(instance: Instance, rules: PlanRules) -> str:
     """Returns why no plan may use the type; empty: it may be used."""
     # Today's type runs the training already.
     if instance.type == rules.today.type:
@@ -434,7 +440,7 @@ def refuse_undecidable(workload: Workload, catalog: Catalog) -> None:
     limited = next((f"{key}: {usd:g}" for key, usd in limits.items() if usd is not None), None)
     if limited and today.usd_per_hour is None:
         raise UsageError(
-            f"the price of {today.type} is not known, so that this limit cannot be kept",
+            f"the price of {today.type} is not known, so this limit cannot be checked",
             where=f"workload {workload.name}, key constraints.{limited}",
             fix=f"give its price: {catalog.added_by}; or leave the limit out",
         )
@@ -454,7 +460,7 @@ def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] 
     return frozenset(names)
 
 
-def _width_of_trial(work: Work, shape: ClusterShape, made: Estimate) -> float:
+def _width_of_trial(work: StepWork, shape: ClusterShape, made: Estimate) -> float:
     """Returns by how much the loader alone was slower with this number of workers, if tried.
 
     Training does not make it faster: either was measured at a bad moment.
@@ -469,7 +475,7 @@ def _width_of_trial(work: Work, shape: ClusterShape, made: Estimate) -> float:
     return min(max(0.0, 1 / (rate * made.step_seconds) - 1), _MOST_OF_TRIAL)
 
 
-def _widths_of(work: Work, shape: ClusterShape) -> Iterator[float]:
+def _widths_of(work: StepWork, shape: ClusterShape) -> Iterator[float]:
     """Yields the relative errors that come with a cluster's shape."""
     all_hosts = (shape.dnn, *shape.data)
     if any(

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from stoker.catalog import Catalog, Instance, local_instance
-from stoker.decide.candidates import Site, tune
+from stoker.decide.candidates import SearchSpace, tune
 from stoker.decide.epochs import epochs_elsewhere
-from stoker.decide.model import ClusterShape, Doubt, Hosts, Unexplained, Work, estimate
+from stoker.decide.model import ClusterShape, Doubt, Hosts, StepWork, Unexplained, estimate
 from stoker.errors import UsageError
 from stoker.records import Advice, Profile, TakenElsewhere
 from stoker.records.decision import AcceleratorStepSource, CpuSpeedSource
@@ -87,14 +87,14 @@ def of_the_training(profile: Profile) -> Profile:
 
 
 def taken_as(
-    work: Work,
+    work: StepWork,
     *,
     profile: Profile,
     target: Instance,
     processes: int,
     given: TakeAs,
     catalog: Catalog,
-) -> tuple[Work, TakenElsewhere]:
+) -> tuple[StepWork, TakenElsewhere]:
     """Returns the corrected work, scaled to hosts of type `target`, and how it was scaled.
 
     Raises UsageError if the profiled run had data hosts. `processes`: of one target host.
@@ -141,7 +141,7 @@ def taken_as(
 
 
 def _doubts(
-    work: Work, target: Instance, *, speed: float, speed_source: CpuSpeedSource
+    work: StepWork, target: Instance, *, speed: float, speed_source: CpuSpeedSource
 ) -> Iterator[Doubt]:
     """Yields what is taken to be there as it is here, or by a speed that is not measured."""
     source = work.reference
@@ -155,13 +155,13 @@ def _doubts(
         yield Doubt(width=_STORAGE_WIDTH, text=text)
 
 
-def _with_step(work: Work, seconds: float) -> Work:
+def _with_step(work: StepWork, seconds: float) -> StepWork:
     # The correction was for another accelerator's step.
     corrected = tuple(limit for limit in work.corrected if limit != "accelerator")
     return replace(work, accelerator_seconds=seconds, corrected=corrected)
 
 
-def _with_accelerators(work: Work, target: Instance) -> Work:
+def _with_accelerators(work: StepWork, target: Instance) -> StepWork:
     # The trainer's CPU time was the training itself.
     return replace(
         work,
@@ -180,13 +180,13 @@ def _unknown_step(target: Instance) -> Unexplained:
     return Unexplained(kind="not_measured", text=text)
 
 
-def advice_of_taken(site: Site, taken: TakenElsewhere) -> Iterator[Advice]:
+def advice_of_taken(space: SearchSpace, taken: TakenElsewhere) -> Iterator[Advice]:
     """Yields what would narrow the bands: the accelerator's step, a profile there."""
     there = taken.taken_as
     if taken.accelerator_step_source == "unknown":
-        work = site.work
+        work = space.work
         loading = f"Loading alone takes {ms(work.step_seconds)} per batch on {work.hosts} x {there}"
-        tuned = next(tune(site), None)
+        tuned = next(tune(space), None)
         if tuned is not None and tuned.estimate is not None:
             workers = tuned.shape.dnn.workers
             loading += f", and {ms(tuned.estimate.step_seconds)} with {workers} workers per host"
@@ -225,7 +225,7 @@ def _cpu_speed(
 
 
 def _accelerator_source(
-    work: Work, profile: Profile, target: Instance, given: TakeAs
+    work: StepWork, profile: Profile, target: Instance, given: TakeAs
 ) -> AcceleratorStepSource:
     if given.accelerator_step_seconds is not None:
         return "given"
@@ -254,7 +254,7 @@ def _has_accelerators(profile: Profile, source: Instance) -> bool:
     return profile.host.accelerators > 0
 
 
-def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
+def _scaled(work: StepWork, target: Instance, *, speed: float, ranks: int) -> StepWork:
     """Returns the work in CPU-seconds of the other type; waiting takes as long."""
     waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
     running = work.parallel_seconds - waiting

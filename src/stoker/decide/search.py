@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from stoker.catalog import Instance
 from stoker.decide.candidates import (
     Candidate,
-    Site,
+    SearchSpace,
     heterogeneous,
     more_shards_words,
     named,
@@ -18,7 +18,7 @@ from stoker.decide.candidates import (
 )
 from stoker.decide.choose import cluster, misses_deadline
 from stoker.decide.model import ClusterShape, Hosts
-from stoker.decide.pricing import Rules, plan_of, predicted, problem_of, why_unusable
+from stoker.decide.pricing import PlanRules, plan_of, predicted, problem_of, why_unusable
 from stoker.errors import UsageError
 from stoker.records import Advice, Group, Plan
 from stoker.units import ms
@@ -31,27 +31,27 @@ _BEST_TYPES = 3
 _BEST_BY_OTHER = 2
 
 
-def candidates_of(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
-    yield from tune(site)
-    for candidate in scale_up(site):
+def candidates_of(space: SearchSpace, rules: PlanRules, today_plan: Plan) -> Iterator[Candidate]:
+    yield from tune(space)
+    for candidate in scale_up(space):
         # On this machine even if not allowed, as an infeasible plan: the cores of data hosts are
         # compared with the same cores in one host.
         instance = candidate.shape.dnn.instance
-        if site.catalog.info.is_this_machine or not why_unusable(instance, rules):
+        if space.catalog.info.is_this_machine or not why_unusable(instance, rules):
             yield candidate
-    yield from _best_heterogeneous(site, rules)
-    outcome = keep_plan.predicted
+    yield from _best_heterogeneous(space, rules)
+    outcome = today_plan.predicted
     # More accelerators change the global batch, thus the training: searched only if needed.
     if outcome is not None and (
         outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
     ):
-        for candidate in scale_out(site):
+        for candidate in scale_out(space):
             if not why_unusable(candidate.shape.dnn.instance, rules):
                 yield candidate
 
 
 def plans_of_last_run(
-    site: Site, groups: tuple[Group, ...], rules: Rules, *, known: Sequence[Plan]
+    space: SearchSpace, groups: tuple[Group, ...], rules: PlanRules, *, known: Sequence[Plan]
 ) -> list[Plan]:
     """Returns the plan of the last run's cluster, unless it is known or has a type that is not."""
     hosts = _hosts(groups)
@@ -59,23 +59,24 @@ def plans_of_last_run(
         return []
     with contextlib.suppress(UsageError):
         # Nobody asked for it now: limits of the search apply to it.
-        candidate = dataclasses.replace(named(site, groups), asked_for=False)
-        if all(not why_unusable(site.get(group.instance_type), rules) for group in groups):
-            return [plan_on(site, candidate, rules)]
+        candidate = dataclasses.replace(named(space, groups), asked_for=False)
+        if all(not why_unusable(space.get(group.instance_type), rules) for group in groups):
+            return [plan_on(space, candidate, rules)]
     return []
 
 
-def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
-    if site.unfed:
+def _best_heterogeneous(space: SearchSpace, rules: PlanRules) -> Iterator[Candidate]:
+    if space.unfed:
         return
     by_type: dict[str, list[Candidate]] = {}
     plans: dict[str, list[Plan]] = {}
-    for instance in _data_types(site, rules):
-        candidates = list(heterogeneous(site, instance, most=rules.constraints.max_data_hosts))
+    for instance in _data_types(space, rules):
+        candidates = list(heterogeneous(space, instance, most=rules.constraints.max_data_hosts))
         if candidates:
             by_type[instance.type] = candidates
-            plans[instance.type] = [plan_on(site, candidate, rules) for candidate in candidates]
+            plans[instance.type] = [plan_on(space, candidate, rules) for candidate in candidates]
 
+    # Tuples are compared from the left, and False comes first: feasible plans before all others.
     def best(name: str) -> tuple[bool, float, float]:
         return min(value_of(plan) for plan in plans[name])
 
@@ -97,15 +98,15 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
         yield from by_type[name]
 
 
-def _data_types(site: Site, rules: Rules) -> list[Instance]:
-    listed = {i.type: i for i in site.catalog.instances}
+def _data_types(space: SearchSpace, rules: PlanRules) -> list[Instance]:
+    listed = {i.type: i for i in space.catalog.instances}
     for name in rules.allowed or ():
-        listed.setdefault(name, site.catalog.get(name))
+        listed.setdefault(name, space.catalog.get(name))
     # The catalog may know today's type without listing it: local types, and types of nodes.
-    if site.today.accelerators == 0:
-        listed.setdefault(site.today.type, site.today)
+    if space.today.accelerators == 0:
+        listed.setdefault(space.today.type, space.today)
     return [
-        site.get(instance.type)
+        space.get(instance.type)
         for _, instance in sorted(listed.items())
         if instance.accelerators == 0
         and (instance.usd_per_hour is not None or not rules.ranking.is_billed)
@@ -113,13 +114,13 @@ def _data_types(site: Site, rules: Rules) -> list[Instance]:
     ]
 
 
-def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
+def advice_on_shards(space: SearchSpace, rules: PlanRules, plans: Sequence[Plan]) -> list[Advice]:
     """Returns advice on more shards of a stream, where data hosts would then help more."""
-    work = site.work
-    if not work.shards or site.unfed:
+    work = space.work
+    if not work.shards or space.unfed:
         return []
     # Work as it would be if the stream had as many shards as any plan can use.
-    freed = with_any_shards(site)
+    freed = with_any_shards(space)
     plans_of = (plan_on(freed, candidate, rules) for candidate in _best_heterogeneous(freed, rules))
     able = [plan for plan in plans_of if plan.feasible and plan.predicted]
     if not able:
@@ -132,7 +133,7 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
     ]
     if seconds > _MORE_SHARDS_HELP * min(seconds_today, default=work.step_seconds):
         return []
-    how = more_shards_words(site, best.groups)
+    how = more_shards_words(space, best.groups)
     when = "the stream can be divided so far"
     if work.divides is False:
         how = "let the stream divide itself by get_worker_info(), which it does not ask today"
@@ -141,8 +142,8 @@ def advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Ad
     return [Advice(id="shards", text=f"{text}profile and decide again.", when=when)]
 
 
-def plan_on(site: Site, candidate: Candidate, rules: Rules) -> Plan:
-    work = site.work
+def plan_on(space: SearchSpace, candidate: Candidate, rules: PlanRules) -> Plan:
+    work = space.work
     today = ClusterShape(dnn=Hosts(instance=rules.today, count=work.hosts), data=work.data)
     outcome = predicted(work, candidate, today=today, rules=rules)
     problem = problem_of(candidate, outcome, rules)

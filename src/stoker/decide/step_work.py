@@ -16,8 +16,8 @@ from stoker.decide.model import (
     ClusterShape,
     Doubt,
     Hosts,
+    StepWork,
     Unexplained,
-    Work,
     estimate,
     free_vcpus,
     parts_on,
@@ -93,7 +93,7 @@ def measure(
     storage: Storage = "unknown",
     machine_vcpus: float | None = None,
     shards_of_rank: int | None = None,
-) -> Work:
+) -> StepWork:
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
     Args:
@@ -131,7 +131,7 @@ def measure(
     )
 
 
-def _doubts(profile: Profile, work: Work, *, vcpus: float) -> Iterator[Doubt]:
+def _doubts(profile: Profile, work: StepWork, *, vcpus: float) -> Iterator[Doubt]:
     """Yields why the model's figures of today's step may be wrong, each with how far."""
     miss = abs(work.step_seconds / work.parts_seconds - 1)
     # Loading by a worker was measured, and no plan loads as the main process does.
@@ -146,7 +146,9 @@ def _doubts(profile: Profile, work: Work, *, vcpus: float) -> Iterator[Doubt]:
         yield Doubt(width=width, text=speed_words(profile))
 
 
-def _too_busy(profile: Profile, work: Work, *, machine_vcpus: float | None) -> Unexplained | None:
+def _too_busy(
+    profile: Profile, work: StepWork, *, machine_vcpus: float | None
+) -> Unexplained | None:
     vcpus = work.reference.capacity * work.hosts
     busy = too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
     if not busy:
@@ -154,7 +156,7 @@ def _too_busy(profile: Profile, work: Work, *, machine_vcpus: float | None) -> U
     return Unexplained(kind="other_programs", text=busy)
 
 
-def corrected(work: Work) -> Work:
+def corrected(work: StepWork) -> StepWork:
     """Returns the work, corrected so that the model gives today's step for today's cluster."""
     parts = replace(work, correction=1.0, corrected=())
     todays = _todays(parts)
@@ -181,12 +183,12 @@ def corrected(work: Work) -> Work:
     )
 
 
-def _with_neighbour(work: Work, *, seconds: float) -> Work:
+def _with_neighbour(work: StepWork, *, seconds: float) -> StepWork:
     todays = parts_on(work, _todays(work))
     return replace(work, neighbour=with_neighbour(todays, seconds=seconds).neighbour)
 
 
-def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) -> Work:
+def _with_shards(work: StepWork, profile: Profile, *, shards_of_rank: int | None) -> StepWork:
     loader = profile.loader
     if loader is None or loader.shards is None:
         return work
@@ -201,14 +203,14 @@ def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) ->
     )
 
 
-def with_own_storage(work: Work) -> Work | None:
+def with_own_storage(work: StepWork) -> StepWork | None:
     """Returns the work with a separate storage per host; None if that is known or irrelevant."""
     if work.storage != "unknown" or not (work.read_seconds or work.shared.seconds):
         return None
     return corrected(replace(work, storage="per_host"))
 
 
-def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
+def _bare(profile: Profile, *, today: Instance, processes: int) -> StepWork:
     step = profile.timed_step
     hosts = profile.host.count
     ranks = hosts * processes
@@ -227,7 +229,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     if step.trainer_cpu_seconds is None and step.trainer_vcpus is None:
         doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
     trainer, reserved = _trainer_cost(step, today, ranks=ranks)
-    return Work(
+    return StepWork(
         reference=today,
         hosts=hosts,
         ranks=hosts * processes,
@@ -275,7 +277,7 @@ def _trainer_cost(step: StepTerms, today: Instance, *, ranks: int) -> tuple[floa
     return (step.accelerator_step_seconds or 0.0) * ranks, 0.0
 
 
-def _with_inferred(work: Work, profile: Profile) -> Work:
+def _with_inferred(work: StepWork, profile: Profile) -> StepWork:
     step = profile.timed_step
     observed = profile.observed
     doubts = [*work.doubts]
@@ -306,7 +308,7 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
 
 
 def _loading(
-    work: Work, profile: Profile, accelerator: float | None, doubts: list[Doubt]
+    work: StepWork, profile: Profile, accelerator: float | None, doubts: list[Doubt]
 ) -> tuple[float | None, float | None]:
     """Returns CPU-seconds and worker-seconds of loading; None: no evidence."""
     step = profile.timed_step
@@ -330,7 +332,7 @@ def _loading(
     return cpu, _or(wall, cpu)
 
 
-def _is_starved(work: Work, accelerator: float | None) -> bool | None:
+def _is_starved(work: StepWork, accelerator: float | None) -> bool | None:
     """Whether the trainer waits for data; None: not known."""
     seconds = work.step_seconds
     if work.wait_seconds is not None:
@@ -340,14 +342,14 @@ def _is_starved(work: Work, accelerator: float | None) -> bool | None:
     return accelerator + work.receive_seconds <= (1 - _WAITS) * seconds
 
 
-def _cpu_by_utilization(work: Work, utilization: float) -> float:
+def _cpu_by_utilization(work: StepWork, utilization: float) -> float:
     seconds = work.step_seconds
     hosts = work.hosts
     trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts * seconds
     return max(0.0, utilization * work.reference.capacity * hosts * seconds - trainer)
 
 
-def _cpu_of_free_vcpus(work: Work, accelerator: float | None, *, is_starved: bool) -> float:
+def _cpu_of_free_vcpus(work: StepWork, accelerator: float | None, *, is_starved: bool) -> float:
     """Returns the CPU-seconds that loading has at most, or half of them where it keeps up."""
     seconds = work.step_seconds
     free = max(0.0, seconds * free_vcpus(work, _todays(work).dnn) - work.trainer_cpu_seconds)
@@ -364,14 +366,14 @@ def _cpu_of_free_vcpus(work: Work, accelerator: float | None, *, is_starved: boo
     return free
 
 
-def _is_loaded_by_trainer(profile: Profile, work: Work) -> bool:
+def _is_loaded_by_trainer(profile: Profile, work: StepWork) -> bool:
     """Whether the trainer loads, and its loading alone differs from what the parts give."""
     if work.num_workers != 0 or "latency" not in work.corrected:
         return False
     return profile.check is None or profile.check.state in (None, "workers")
 
 
-def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
+def _unexplained(profile: Profile, work: StepWork) -> Unexplained | None:
     """Returns why the parts support no prediction; None: they do."""
     step = profile.timed_step
     check = profile.check
@@ -402,7 +404,7 @@ def _unexplained(profile: Profile, work: Work) -> Unexplained | None:
     return None
 
 
-def _miss_words(work: Work) -> str:
+def _miss_words(work: StepWork) -> str:
     parts = ms(work.parts_seconds)
     step = ms(work.step_seconds)
     return f"the parts give {parts} per step, and {step} were measured"
@@ -432,7 +434,7 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
             )
 
 
-def _todays(work: Work) -> ClusterShape:
+def _todays(work: StepWork) -> ClusterShape:
     dnn = Hosts(instance=work.reference, count=work.hosts, workers=work.num_workers)
     return ClusterShape(dnn=dnn, data=work.data, processes=work.ranks // work.hosts)
 
