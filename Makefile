@@ -72,7 +72,7 @@ test-engines: $(DEV) $(TF) $(RAY) $(MPI)  ## TensorFlow, Ray and MPI for real, i
 test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, and the tutorial's notebook; in an environment of their own
 	@.venv-libraries/bin/python -m pytest -q tests/libraries tests/e2e/test_unchanged_scripts.py -m library
 
-test-cluster: $(DEV)  ## what a cluster does to jobs, on the one that KUBECONFIG names; with nodes: CONTRIBUTING.md
+test-cluster: $(DEV)  ## what a cluster does to jobs, on the one that KUBECONFIG names; with nodes: tests/cluster/README.md
 	@$(BIN)/pytest -q tests/cluster -m cluster -rs
 
 test-docker: $(DEV)  ## the images, built and run on a Docker engine of their own; as root on Debian

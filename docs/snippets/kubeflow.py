@@ -58,7 +58,7 @@ from stoker.kubeflow import pipeline
 from stoker.pipelines.kubeflow.compile import kubeflow_request
 
 
-# With the parameters of the workload, and one of its own: what `stoker upload kubeflow` does.
+# With the parameters of the workload, and a further one: what `stoker upload kubeflow` does.
 def steps(run: PipelineRun, days: int = 30) -> None:
     span = period(**run.inputs(period, cache_days=days))
     control_step(span, run, name="Period")

@@ -1,7 +1,7 @@
 """A cluster with nodes, driven through its API and the `stoker` command, as users do.
 
 Nothing here is a double, and nothing is asked of stoker's own modules but a job's name. What a
-stranger sets in the environment is explained in CONTRIBUTING.md, On a cluster with nodes.
+stranger sets in the environment is explained in tests/cluster/README.md.
 """
 
 import base64
@@ -48,7 +48,7 @@ wait_for = functools.partial(until, seconds=10 * MINUTES, pause_seconds=POLL_SEC
 
 @dataclass(frozen=True)
 class Given:
-    """What the environment says of the cluster: CONTRIBUTING.md explains each variable."""
+    """What the environment says of the cluster: tests/cluster/README.md explains each variable."""
 
     image: str
     # Labels (key, value) of the nodes that train, and of those for data hosts: of one key.

@@ -1,7 +1,7 @@
 """Jobs on a cluster with nodes: what is lost, refused and ended, and what becomes of the training.
 
 Each test has a namespace of its own, under the *restricted* profile. What a cluster is needed for
-is in CONTRIBUTING.md; what it lacks is skipped, and said.
+is in tests/cluster/README.md; what it lacks is skipped, and said.
 """
 
 import json
