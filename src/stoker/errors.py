@@ -4,7 +4,7 @@
     ├── UsageError               2  wrong command line, setting or record (also a ValueError)
     │   ├── DeclinedError           the user answered no
     │   └── MissingExtraError       a library of an extra is not installed (also an ImportError)
-    ├── GateError                3  the model missed the workload's gate, or is not this run's
+    ├── GateError                3  the model missed the workload's gate, or nothing was trained
     ├── PlatformError            4  a platform refused or lost a request
     │   ├── ServiceError            a cloud service or cluster refused a call, or did not answer
     │   └── JobStoppedError         a rule stops the job, such as a bound of a wait
@@ -50,7 +50,13 @@ class TerminatedError(BaseException):
 
 
 class StokerError(Exception):
-    """Base of all errors of stoker: what went wrong (with the values), where, and what to do."""
+    """Base of all errors of stoker, for one `except` around a call of the library.
+
+    Attributes:
+        what: What went wrong, with the values.
+        where: The file, key, host, rank or service; may be empty.
+        fix: What to do next: a command, or a sentence that begins with a verb; may be empty.
+    """
 
     exit_code = 1
 
@@ -103,7 +109,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class GateError(StokerError):
-    """The model missed the workload's gate, or its training did no step."""
+    """The model missed the workload's gate, or its training run made no step."""
 
     exit_code = 3
 
@@ -124,6 +130,7 @@ class ServiceError(PlatformError):
             use; `stale`: the login has expired; `away`: no answer, a retry may help; `refused`:
             anything else.
         user: Account that lacks the permission, where the service names it.
+        retry_after_seconds: How long the service asks to wait before the next call; 0: not said.
         is_repeated: An earlier attempt of the same call was sent and not answered.
     """
 
@@ -174,11 +181,12 @@ class NoCapacityError(JobStoppedError):
 
 
 class FeedError(StokerError):
-    """The feed failed."""
+    """The feed cannot give this rank its next batch: raised in the script, by `next(loader)`."""
 
     exit_code = 5
 
 
+# Also a RuntimeError, as torch's loader raises where a worker has died.
 class FeedLostError(FeedError, RuntimeError):
     """No data worker is left, or none arrived in time."""
 
@@ -192,7 +200,7 @@ class ProtocolError(FeedError):
 
 
 class WorkloadError(StokerError):
-    """The user's command failed."""
+    """The user's command failed, on any host; its own exit code is in the record."""
 
     exit_code = 6
 

@@ -281,7 +281,7 @@ class _Attempts(Generic[RequestT]):
             record = write_training(facts, file=job.run_dir / "training.json")
         except UsageError as err:
             raise UsageError(
-                f"the training {facts.status}, but its record is lost: {err.what}",
+                f"the training run {facts.status}, but its record could not be written: {err.what}",
                 fix="free some space, or use another disk",
             ) from None
         # A later attempt reads what this one could not.

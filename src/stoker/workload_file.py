@@ -215,7 +215,7 @@ def _with_pools_text(workload: Workload, place: Place) -> Workload:
 
 
 def _with_prices_text(workload: Workload, place: Place) -> Workload:
-    """Replaces the path of the prices file by its text, for other machines."""
+    """Inlines the prices file, which other machines cannot read."""
     named = workload.constraints.prices_file
     if named is None or "\n" in named:
         return workload
@@ -247,17 +247,24 @@ def job_region(workload: Workload) -> str | None:
 def _check_workload(workload: Workload, place: Place) -> None:
     if workload.sagemaker and NAME_END in workload.name:
         raise UsageError(
-            f"{workload.name} has two dashes, after which policies take a job's name to go on",
+            f"the name {workload.name} has two dashes in a row, which in a job's name separate the "
+            "workload from the run",
             where=place.at("name"),
             fix="write one dash",
         )
     for index, gate in enumerate(workload.gate):
         where = place.at(f"gate[{index}]")
         if gate.min is None and gate.max is None and not gate.needs_champion:
-            raise UsageError(f"gate {gate.metric} has neither min nor max", where=where)
+            raise UsageError(
+                f"gate {gate.metric} has neither min nor max",
+                where=where,
+                fix="add min for a metric that should be high, max for one that should be low",
+            )
         if gate.min is not None and gate.max is not None and gate.min > gate.max:
             raise UsageError(
-                f"gate {gate.metric}: min {gate.min} is above max {gate.max}", where=where
+                f"gate {gate.metric}: min {gate.min} is above max {gate.max}",
+                where=where,
+                fix="exchange the two, or leave one of them out",
             )
     _check_patterns(workload, place)
     check_hyperparameters(values_of(workload.hyperparameters), place)
@@ -372,7 +379,11 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
         )
     ranks = list(chain.from_iterable(feed.replicas))
     if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
-        raise UsageError(f"rank {twice[0]} is in two replicas", where=place.at("feed.replicas"))
+        raise UsageError(
+            f"rank {twice[0]} is in two replicas",
+            where=place.at("feed.replicas"),
+            fix="name each rank once: a replica is the ranks that read the same batches",
+        )
 
 
 def _merge_file(document: dict[str, Json], file: str) -> tuple[str, Mapping[str, int]]:

@@ -106,7 +106,11 @@ def test_an_account_that_has_everything_is_in_order(account, tmp_path):
     ("overrides", "name", "words"),
     [
         ([f"sagemaker.role={ROLE}-x"], "role", "there is no role stoker-training-x"),
-        (["sagemaker.role=arn:aws:iam::999999999999:role/a"], "role", "is of account 99999999"),
+        (
+            ["sagemaker.role=arn:aws:iam::999999999999:role/a"],
+            "role",
+            "belongs to account 99999999",
+        ),
         ([f"sagemaker.schedule_role={ROLE}"], "role", "is not for scheduler.amazonaws.com"),
         ([f"image={IMAGE}2"], "image", "there is no"),
         ([f"image={IMAGE.replace('stoker', 'other')}"], "image", "there is no"),

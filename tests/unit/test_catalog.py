@@ -81,9 +81,9 @@ def test_price_of_another_platform_does_not_count(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what", "where"),
     [
-        ("", "no column instance_type", ":1"),
+        ("", "has no column instance_type", ":1"),
         ("instance_type,vcpu\nx.y,4\n", "unknown column 'vcpu'", ":1"),
-        ("instance_type,vcpus,vcpus\nx.y,4,4\n", "duplicate column", ":1"),
+        ("instance_type,vcpus,vcpus\nx.y,4,4\n", "vcpus is there twice", ":1"),
         ("instance_type,vcpus\nx.y,4,5\n", "3 cells in a table of 2", ":2"),
         ("instance_type,vcpus\nx.y,four\n", "found 'four'", ":2, column vcpus"),
         ("instance_type,vcpus\nx.y,0\n", "found '0'", ":2, column vcpus"),

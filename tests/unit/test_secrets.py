@@ -58,12 +58,12 @@ def sagemaker_job(secrets, **patch) -> JobSpec:
         ({"secrets": {"B-N": "hunter2"}}, "not a valid name of a variable"),
         ({"secrets": {"X": ["hunter2"]}}, "secrets.X"),
         ({"secrets": {"X": {"arn": "hunter2"}}}, "not the ARN"),
-        ({"secrets": {"X": {}}}, "has no place"),
+        ({"secrets": {"X": {}}}, "does not say where it is kept"),
         (
             {"secrets": {"X": {"json_key": "a", "secret": "team"}}},
-            "json_key is for a secret with an arn",
+            "json_key needs a secret with an arn",
         ),
-        ({"secrets": {"X": {"key": "a", "arn": ARN}}}, "key is for a Secret of Kubernetes"),
+        ({"secrets": {"X": {"key": "a", "arn": ARN}}}, "key needs a Secret of Kubernetes"),
         ({"secrets": {"X": {"arm": ARN}}}, "arn"),
     ],
 )

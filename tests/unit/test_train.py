@@ -441,7 +441,9 @@ def test_a_disk_without_space_for_a_picture_does_not_end_a_training(tmp_path, mo
 def test_the_end_of_a_training_is_told_where_its_record_cannot_be_written(tmp_path):
     (tmp_path / "training.json").mkdir()
     decision = sample_records.decision()
-    with pytest.raises(UsageError, match="the training succeeded, but its record is lost"):
+    with pytest.raises(
+        UsageError, match="the training run succeeded, but its record could not be written"
+    ):
         trained(tmp_path, decision)
 
 

@@ -599,7 +599,11 @@ def _rows(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
     try:
         yield from lines
     except csv.Error as err:
-        raise UsageError(f"not a CSV table: {err}", where=source) from None
+        raise UsageError(
+            f"this is not a CSV table: {err}",
+            where=source,
+            fix="check its quotes; the first line names the columns, each other line is a type",
+        ) from None
 
 
 def _check_header(header: Sequence[str], source: str) -> None:
@@ -610,10 +614,12 @@ def _check_header(header: Sequence[str], source: str) -> None:
                 fix = "separate the columns by commas"
             raise UsageError(f"unknown column {column!r}", where=f"{source}:1", fix=fix)
         if header.count(column) > 1:
-            raise UsageError(f"duplicate column {column}", where=f"{source}:1")
+            raise UsageError(
+                f"the column {column} is there twice", where=f"{source}:1", fix="remove one"
+            )
     if "instance_type" not in header:
         raise UsageError(
-            "no column instance_type",
+            "the table has no column instance_type",
             where=f"{source}:1",
             fix="start with a line: instance_type,vcpus,usd_per_hour,priced_on",
         )

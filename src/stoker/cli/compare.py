@@ -106,5 +106,5 @@ def _notify(workload: "Workload", comparison: "Comparison", *, quiet: bool) -> N
 def _folders(texts: Sequence[str]) -> dict[str, Path]:
     folders = dict(text.partition("=")[::2] for text in texts)
     if not all((*folders, *folders.values())):
-        raise UsageError("--channel is not NAME=DIR", fix="for example train=/data")
+        raise UsageError("a --channel is not NAME=DIR", fix="for example --channel train=/data")
     return {name: Path(folder) for name, folder in folders.items()}

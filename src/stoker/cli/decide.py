@@ -110,7 +110,7 @@ class DecideFlags:
             raise UsageError(
                 f"{self.cpu_speed:g} is not between 0.01 and 100",
                 where="--cpu-speed",
-                fix="1: as fast",
+                fix="1 means: as fast as the CPU that was profiled",
             )
         return TakeAs(
             instance_type=self.as_type,
@@ -132,7 +132,9 @@ class DecideFlags:
         given = {flag: value for flag, value in values.items() if value is not None}
         for flag, value in given.items():
             if isinstance(value, float) and not 0 < value < math.inf:
-                raise UsageError(f"{value:g} is not a number above 0", where=flag)
+                raise UsageError(
+                    f"{value:g} is not a number above 0", where=flag, fix=f"for example {flag} 0.5"
+                )
         return given
 
 

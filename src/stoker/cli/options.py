@@ -303,9 +303,10 @@ ReplaceDataLoader = Annotated[
     Literal["auto", "true", "false"] | None,
     typer.Option(
         "--replace-dataloader",
+        metavar="auto|true|false",
         help="Serve plain torch.utils.data.DataLoader objects too, without a change of the script; "
-        "auto: unless the script imports stoker's loader (default: feed.replace_dataloader of the "
-        "workload, or auto).",
+        "with auto, unless the script imports stoker's loader (default: feed.replace_dataloader of "
+        "the workload, or auto).",
         show_default=False,
     ),
 ]

@@ -42,8 +42,10 @@ def prune_verb(
         stoker prune sagemaker configs/mnist-sagemaker.yaml --delete
     """
     if target != "sagemaker":
-        what = "on Kubeflow nothing is uploaded that a run does not keep in its own volume"
-        raise UsageError(what, fix="prune versions and runs in its console or by kfp")
+        what = "uploads to Kubeflow leave nothing behind that stoker prune could list"
+        raise UsageError(
+            what, fix="delete old versions and runs in Kubeflow's console, or with kfp"
+        )
     from stoker.cli.schedule import early_schedules
     from stoker.pipelines.base import sagemaker_of
     from stoker.pipelines.sagemaker.client import SageMakerClient

@@ -214,7 +214,7 @@ class PlannedSchedule:
         return lines
 
     def applied(self, client: "PipelineClient", workload: "Workload") -> "dict[str, Json]":
-        """Makes or changes the schedules, and returns what an upload reports of its own one."""
+        """Makes or changes the schedules, and returns what an upload reports of them."""
         for schedule in self.carried:
             client.put_schedule(workload, schedule)
         if self.asked:

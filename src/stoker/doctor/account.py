@@ -107,10 +107,11 @@ def _roles(settings: SageMakerSettings) -> Iterator[tuple[str, str, str]]:
 
 def role_finding(aws: Aws, key: str, *, arn: str, service: str, account: str) -> Finding:
     """Checks that a role is there, and that `service` may take it."""
+    # arn:aws:iam::ACCOUNT:role/PATH/NAME
     of_account = arn.split(":")[4]
     name = arn.rpartition("/")[2]
     if of_account != account:
-        words = f"{key} is of account {of_account}, and you are in {account}"
+        words = f"{key} belongs to account {of_account}, and you are logged in to {account}"
         return Finding("role", "fail", words, "log in to that account, or change the key")
     answer = aws.find("iam", "GetRole", RoleName=name)
     if answer is None:
@@ -173,7 +174,8 @@ def bucket_finding(aws: Aws, bucket: str) -> Finding:
     region = answer.get("BucketRegion") or aws.region
     if region != aws.region:
         words = f"{bucket} is in {region}, the jobs are in {aws.region}"
-        return Finding("bucket", "fail", words, "SageMaker takes buckets of its own region only")
+        fix = f"use a bucket in {aws.region}: a job reads and writes buckets of its region only"
+        return Finding("bucket", "fail", words, fix)
     return Finding("bucket", "ok", f"{bucket}, in {region}")
 
 
@@ -193,12 +195,14 @@ def quota_finding(aws: Aws, workload: Workload, settings: SageMakerSettings) -> 
     is_spot = patch_document(settings.request).get("EnableManagedSpotTraining") is True
     usage = "spot training job usage" if is_spot else "training job usage"
     step = settings.control.instance_type
+    # Quotas are found by their names, such as "ml.g5.xlarge for training job usage".
     needed = {f"{step} for processing job usage": 1}
     if workload.cluster is not None:
         today = workload.cluster.dnn
         # The service compares all preferred types, not only the one that it takes.
         names = (today.instance_type, *settings.further_types)
         needed |= {f"ml.{bare_type(name)} for {usage}": today.count for name in names}
+    # Without a quota of that name, the account cannot have the type at all.
     short = [
         f"{name}: {quotas.get(name, 0):.0f} of {count}"
         for name, count in needed.items()
@@ -243,10 +247,15 @@ def queue_finding(aws: Aws, queue: QueueSettings, *, num_hosts: int) -> Finding:
         return Finding("queue", "fail", words, "enable it, or name another queue")
     has_share = bool(queue.share_identifier or queue.quota_share_name)
     has_policy = bool(described.get("schedulingPolicyArn"))
-    if has_share != has_policy:
-        has = "has" if has_policy else "has no"
-        words = f"{queue.name} {has} scheduling policy, and the workload names a share: {has_share}"
-        fix = "name share_identifier or quota_share_name where the queue has a policy"
+    # Batch refuses a job without a share in a queue that has a policy, and one with a share in a
+    # queue that has none.
+    if has_policy and not has_share:
+        words = f"{queue.name} has a scheduling policy, and the workload names no share"
+        fix = "name share_identifier or quota_share_name in sagemaker.queue"
+        return Finding("queue", "fail", words, fix)
+    if has_share and not has_policy:
+        words = f"{queue.name} has no scheduling policy, and the workload names a share"
+        fix = "leave share_identifier and quota_share_name out of sagemaker.queue"
         return Finding("queue", "fail", words, fix)
     return _room_finding(aws, queue, described, num_hosts=num_hosts)
 
@@ -294,6 +303,7 @@ def vpc_finding(aws: Aws, settings: SageMakerSettings) -> Finding:
     if any(_leads_out(table, subnet_ids) for table in mappings(tables, "RouteTables")):
         return Finding("vpc", "ok", f"{text}; a route leads out of it")
     endpoints = aws.pages("ec2", "DescribeVpcEndpoints", items="VpcEndpoints", Filters=of_vpc)
+    # com.amazonaws.REGION.SERVICE
     services = {
         str(endpoint["ServiceName"]).partition(f"{aws.region}.")[2] for endpoint in endpoints
     }
@@ -306,12 +316,14 @@ def vpc_finding(aws: Aws, settings: SageMakerSettings) -> Finding:
 
 def _leads_out(table: Document, subnet_ids: list[str]) -> bool:
     """Returns whether a route table is of these subnets, or the main one, and leads out."""
-    linked = mappings(table, "Associations")
-    is_used = any(each.get("Main") or each.get("SubnetId") in subnet_ids for each in linked)
-    routes = mappings(table, "Routes")
+    links = mappings(table, "Associations")
+    # Subnets without a table have the main one.
+    is_used = any(link.get("Main") or link.get("SubnetId") in subnet_ids for link in links)
+    if not is_used:
+        return False
     # A job's network interface has no public address: an internet gateway alone is no way out.
     ways = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId")
-    return is_used and any(
-        route.get("DestinationCidrBlock") == "0.0.0.0/0" and any(map(route.get, ways))
-        for route in routes
-    )
+    for route in mappings(table, "Routes"):
+        if route.get("DestinationCidrBlock") == "0.0.0.0/0" and any(map(route.get, ways)):
+            return True
+    return False

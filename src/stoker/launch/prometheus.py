@@ -82,7 +82,7 @@ _METRICS = (
             "throughput."),
     _Metric(Progress, "bad_samples", "counter", "stoker_bad_samples",
             "Samples that the rank's loaders skipped or replaced (feed.on_error). A rate above 0 "
-            "that goes on is a damaged part of the data: see bad_samples.csv."),
+            "that continues is a damaged part of the data: see bad_samples.csv."),
     _Metric(Progress, "wait_seconds", "counter", "stoker_wait_seconds",
             "Seconds of these steps that the rank waited for data. max(rate()) over the ranks is "
             "the share of the time that is lost: the others wait for that rank, and show less. "

@@ -121,9 +121,15 @@ def _check_value(name: str, value: str, *, target: str, shown: str) -> None:
         )
     pattern, example = _ADDRESSES.get((target, name), (".*", ""))
     if value and not re.fullmatch(pattern, value, re.DOTALL):
-        raise UsageError(f"{shown}={value}: expected {example}", where=f"--param {shown}")
+        raise UsageError(
+            f"{shown}={value}: expected {example}",
+            where=f"--param {shown}",
+            fix="correct it, or leave the parameter out: the run then has the workload's",
+        )
     if name == "instance_count" and value == "0":
-        raise UsageError(f"{shown}=0: a run has at least one host", where=f"--param {shown}")
+        raise UsageError(
+            f"{shown}=0: a run has at least one host", where=f"--param {shown}", fix="use 1 or more"
+        )
     if (target, name) == ("kubeflow", "reuse_profile") and value:
         _check_profile(value, shown=shown)
 
@@ -139,4 +145,8 @@ def _check_profile(value: str, *, shown: str) -> None:
     try:
         json.loads(value)
     except ValueError as err:
-        raise UsageError(f"not a profile.json: {err}", where=where) from None
+        raise UsageError(
+            f"this is not a profile.json: {err}",
+            where=where,
+            fix="name the profile.json that stoker profile wrote, or give its text",
+        ) from None

@@ -267,7 +267,7 @@ def checked_times(
 def _check_zone(name: str, *, target: str, where: str) -> None:
     if target == "kubeflow" and name not in _UTC:
         raise UsageError(
-            f"the time zone {name} is not for Kubeflow's scheduler, which knows only UTC",
+            f"Kubeflow's scheduler knows only UTC, not the time zone {name}",
             where=where,
             fix="write the hours in UTC, and leave the time zone out",
         )

@@ -415,7 +415,11 @@ def _check_limits(
 def _check_object(uri: str) -> None:
     problem = object_problem(split_uri(uri)[1])
     if problem:
-        raise UsageError(f"S3 would refuse this address: {problem}", where=uri)
+        raise UsageError(
+            f"S3 would refuse this address: {problem}",
+            where=uri,
+            fix="correct the key of the workload, or the option, that has this address",
+        )
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:

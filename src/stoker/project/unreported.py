@@ -23,7 +23,7 @@ def unreported_words(workload: Workload, *, folder: Path) -> str:
         return ""
     metric = names[0]
     return (
-        f"the gate on {metric} may fail: the script reports no metric, as far as its source shows; "
+        f"the gate on {metric} may fail: the source of the script reports no metric; "
         f"add stoker.log_metrics({metric}=value) to it, or to the gate a pattern of a line that it "
         f"prints, such as regex: '{metric}[=: ]+([0-9.]+)'"
     )

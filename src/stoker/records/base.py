@@ -369,7 +369,9 @@ def _refuse_not_finite(
     value: Json, place: Place, path: str, *, allowed: Sequence[str] = ()
 ) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{value} is not a finite number", where=place.at(path))
+        raise UsageError(
+            f"{value} is not a finite number", where=place.at(path), fix="write a finite number"
+        )
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key not in allowed:

@@ -133,7 +133,11 @@ def check_variables(
     for name, value in environment.items():
         where = place.at(f"environment.{name}")
         if "\0" in value:
-            raise UsageError(f"the variable {name} contains a zero byte", where=where)
+            raise UsageError(
+                f"the variable {name} contains a zero byte, which no variable can hold",
+                where=where,
+                fix="remove it, or write the value in base64",
+            )
         if name in told:
             what = f"the variable {name} is also among the secrets"
             raise UsageError(what, where=where, fix="leave it out here")
@@ -155,16 +159,16 @@ def _check_source(source: SecretSource, where: str) -> None:
             "this is not the ARN of a secret in Secrets Manager or of a parameter in SSM",
             where=where,
             fix="arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME-ABCDEF, or "
-            "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME; the value itself is nowhere in a workload",
+            "arn:aws:ssm:REGION:ACCOUNT:parameter/NAME; a workload never contains the value itself",
         )
     if not (source.arn or source.secret):
         fix = "add arn (SageMaker) or secret (Kubernetes); on this machine neither is read"
-        raise UsageError("this secret has no place", where=where, fix=fix)
+        raise UsageError("this secret does not say where it is kept", where=where, fix=fix)
     if source.json_key and not source.arn:
-        raise UsageError("json_key is for a secret with an arn", where=where, fix="add arn")
+        raise UsageError("json_key needs a secret with an arn", where=where, fix="add arn")
     if source.key and not source.secret:
         fix = "add secret: NAME; the key of a JSON text is json_key"
-        raise UsageError("key is for a Secret of Kubernetes", where=where, fix=fix)
+        raise UsageError("key needs a Secret of Kubernetes", where=where, fix=fix)
 
 
 def parts_to_hide(values: Iterable[str]) -> list[str]:

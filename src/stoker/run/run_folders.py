@@ -65,7 +65,11 @@ def new_run_dir(name: str) -> Path:
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         with contextlib.suppress(FileExistsError):
             return _made(f"{name}-{stamp}{suffix}", may_exist=False)
-    raise UsageError("too many runs were started within one second", where=str(RUNS.absolute()))
+    raise UsageError(
+        "too many runs of one name were started within one second",
+        where=str(RUNS.absolute()),
+        fix="start this one again, or give it another --name",
+    )
 
 
 def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:

@@ -240,9 +240,9 @@ def compare_step(
     """
     if not run.workload.skip_unchanged:
         raise UsageError(
-            "a comparison of a run whose workload does not ask for it",
+            "the workload does not ask for runs to be compared",
             where=f"step {name}",
-            fix="skip_unchanged: true in the workload",
+            fix="write skip_unchanged: true into the workload, or leave this step out",
         )
     code = run.request.package_digest
     return control_step(

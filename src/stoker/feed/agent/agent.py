@@ -628,7 +628,7 @@ class Agent:
                 raise FeedLostError(
                     "the process that forks the data workers died, perhaps out of memory",
                     where=f"host {self._host}",
-                    fix="use fewer workers a host, or hosts with more memory",
+                    fix="use fewer workers per host, or hosts with more memory",
                 )
             self._service.tick(now)
 

@@ -240,7 +240,11 @@ class ForkServer:
             _wait(self.channel, select.POLLOUT, left)
             self.channel.flush()
         if self.channel.wants_write or self.channel.is_closed:
-            raise FeedLostError("the fork server does not respond", where=f"host {self._host}")
+            raise FeedLostError(
+                f"the process that forks the data workers took no message for {STOP_SECONDS:g} s",
+                where=f"host {self._host}",
+                fix="see the log of this host; use fewer workers per host if it has no CPU left",
+            )
 
     def close(self) -> None:
         """Ends it and all it forked, in 5 s at most; may be called twice, never raises."""
@@ -263,7 +267,7 @@ PoolKey = tuple[Literal["seeding", "session"], str]
 
 @dataclass(eq=False)
 class HostedSpec:
-    """A spec on this host, with its processes.
+    """A spec on this host: what has arrived of it, its dataset process, its pools of workers.
 
     Attributes:
         state: expected (a trainer was asked for it), loading (its dataset process unpickles it),
@@ -389,7 +393,22 @@ class HostedSpec:
 
 
 class Specs:
-    """All dataset specs on a data host, and the fork server."""
+    """All dataset specs on a data host, and the fork server.
+
+    A spec is expected (`expect`), arrives in pieces (`HostedSpec.take_piece`), is checked (`check`)
+    and loaded by a dataset process (`load`). Its pools of workers then take jobs (`can_take`,
+    `assign`), whose `results` the agent sends. `handle` goes on with all of it when a descriptor is
+    ready, and `flush` when some time has passed. Nothing here blocks but `DatasetProcess.join`.
+
+    Args:
+        fork_server: Starts the dataset processes; closed with the specs.
+        workers: Workers of each spec, and each kind of seeding.
+        splits: Whether several workers may make one batch.
+        rules: What is done with samples that end or block their worker.
+        host: This host's name, for errors.
+        wake: Called from any thread, when `flush` has to be called.
+        on_death: Called with words, when a worker has died.
+    """
 
     def __init__(
         self,
@@ -422,6 +441,14 @@ class Specs:
         return self._specs.get(digest)
 
     def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
+        """Notes that a trainer was asked for a spec; what another one has sent of it is dropped.
+
+        Args:
+            digest: The spec's.
+            nbytes: Length of its pickle.
+            shipper: Routing id of the trainer; empty: several were asked.
+            now: Monotonic seconds.
+        """
         former = self._specs.get(digest)
         if former is not None and former.arrival is not None:
             former.arrival.close()
@@ -433,6 +460,7 @@ class Specs:
         self._specs[digest] = hosted
 
     def overdue(self, before: float) -> list[HostedSpec]:
+        """Returns expected specs of which no piece has arrived since a moment."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def preload(self, spec: HostedSpec) -> None:
@@ -441,6 +469,7 @@ class Specs:
             self._fork_server.preload(spec.arrival.descriptor)
 
     def load(self, spec: HostedSpec) -> None:
+        """Starts the dataset process of a spec that has arrived; returns before it is unpickled."""
         assert spec.arrival is not None
         spec.dataset_process = self._fork_server.start_dataset(spec.digest, spec.arrival.descriptor)
         spec.state = "loading"
@@ -527,6 +556,7 @@ class Specs:
         return sum(pool.busy_count for pool in self._pools())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
+        """Gives a job to a pool's worker, after `can_take`; starts the pool if it is the first."""
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed_words), 0))
         self._results.extend(pool.assign(job))
@@ -537,15 +567,15 @@ class Specs:
         if spec is not None and key in spec.pools:
             spec.pools[key].lend(job)
 
-    def share_out(self, is_it: Callable[[WorkerJob], bool], shares: Share) -> None:
-        """Leaves samples of the batch that `is_it` to other hosts."""
+    def share_out(self, is_job: Callable[[WorkerJob], bool], shares: Share) -> None:
+        """Leaves samples of the batch of the job that `is_job` finds to other hosts."""
         for pool in self._pools():
-            pool.share_out(is_it, shares)
+            pool.share_out(is_job, shares)
 
-    def add_part(self, is_it: Callable[[WorkerJob], bool], part: BatchPart) -> None:
-        """Adds samples that another host made to the batch that `is_it`."""
+    def add_part(self, is_job: Callable[[WorkerJob], bool], part: BatchPart) -> None:
+        """Adds samples that another host made to the batch of the job that `is_job` finds."""
         for pool in self._pools():
-            self._results.extend(pool.add_part(is_it, part))
+            self._results.extend(pool.add_part(is_job, part))
 
     def starting_stacks(self, digest: str) -> str:
         spec = self._specs.get(digest)
@@ -575,14 +605,14 @@ class Specs:
         """Bytes of samples that wait for the rest of their batch, in addition to batches."""
         return sum(pool.part_bytes for pool in self._pools())
 
-    def makers(self, digest: str, is_it: Callable[[WorkerJob], bool]) -> list[Maker]:
+    def makers(self, digest: str, is_job: Callable[[WorkerJob], bool]) -> list[Maker]:
         """Returns the workers that make that job, with the stacks of the first one."""
         spec = self._specs.get(digest)
         if spec is None:
             return []
         makers: list[Maker] = []
         for pool in spec.pools.values():
-            makers += pool.makers(is_it)
+            makers += pool.makers(is_job)
         return makers
 
     def give_late_jobs_again(self) -> list[WorkerJob]:

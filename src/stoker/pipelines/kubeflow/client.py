@@ -450,7 +450,11 @@ class KubeflowClient(PipelineClient):
             if settings.token_file:
                 file = Path(settings.token_file).expanduser()
                 if not file.is_file():
-                    raise UsageError(f"no such file: {file}", where="token for Kubeflow Pipelines")
+                    raise UsageError(
+                        f"no such file: {file}",
+                        where="the token for Kubeflow Pipelines",
+                        fix="correct --token-file, or kubernetes.kubeflow.token_file",
+                    )
                 # It reads the file before each call, as the token may be renewed.
                 credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path=str(file))
                 token = None

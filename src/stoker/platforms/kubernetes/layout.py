@@ -247,7 +247,11 @@ def lay_out(checked: CheckedJob) -> Layout:
     groups = tuple(_pod_group(group, name=name, settings=settings) for group in checked.groups)
     (job_name, count), *_ = Counter(group.job for group in groups).most_common()
     if count > 1:
-        raise UsageError(f"two groups are called {job_name}", where="the plan's groups")
+        raise UsageError(
+            f"two groups are called {job_name}",
+            where="the plan's groups",
+            fix="give each group a unique name",
+        )
     return Layout(
         job=checked.job,
         name=name,
