@@ -22,7 +22,7 @@ from stoker.records import write_json
 from stoker.report import scaling_of_runs
 from stoker.report.feed_picture import draw_feed, read_feed
 from stoker.report.page import does_loading_wait
-from stoker.report.plans import draw_plans, spots_of
+from stoker.report.plans import dots_of, draw_plans
 from stoker.run.reports import report_of_decision
 from stoker.units import MILLISECONDS, time_unit
 from support import builders, decisions, gpu_profiles, sample_records
@@ -152,16 +152,16 @@ draw = partial(draw_plans, unit=MILLISECONDS, width=960, name="plans")
 
 def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     decision = starved()
-    spots = spots_of(decision)
-    assert len(spots) == sum(p.feasible and p.predicted is not None for p in decision.plans)
+    dots = dots_of(decision)
+    assert len(dots) == sum(p.feasible and p.predicted is not None for p in decision.plans)
     front = {
         (p.predicted.step_seconds, p.predicted.usd_per_1000_steps)
         for p in pareto_front(decision.plans)
     }
-    assert {(s.step_seconds, s.cost) for s in spots if s.is_front} == front
-    assert [spot.is_chosen for spot in spots] == [False] * (len(spots) - 1) + [True]
-    assert sum(spot.is_today for spot in spots) == 1
-    names = {spot.name for spot in spots_of(sample_records.decision())}
+    assert {(s.step_seconds, s.cost) for s in dots if s.is_front} == front
+    assert [dot.is_chosen for dot in dots] == [False] * (len(dots) - 1) + [True]
+    assert sum(dot.is_today for dot in dots) == 1
+    names = {dot.name for dot in dots_of(sample_records.decision())}
     assert names == {"today", "tuned", "+1 local.c1"}
 
 

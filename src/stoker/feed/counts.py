@@ -1,6 +1,6 @@
 """Whole numbers that a dataset keeps from epoch to epoch, as how many of them it has begun.
 
-A dataset may shuffle by a count of its own: `self.epoch += 1` in `__iter__`. In a new process it
+A dataset may shuffle by its own count: `self.epoch += 1` in `__iter__`. In a new process it
 would begin to count again, and give another stream. So a state has the numbers that have changed
 since the first epoch, and a new process begins with them.
 

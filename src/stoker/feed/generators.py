@@ -129,6 +129,7 @@ def _set_bits(bits: np.random.BitGenerator, state: object) -> None:
 
 
 def _kind(read: object, write: object, seed: object) -> GeneratorKind:
+    """Returns functions of one class as functions of any object: `kind_of` has looked at it."""
     return GeneratorKind(
         cast("Callable[[object], object]", read),
         cast("Callable[[object, object], object]", write),
@@ -227,6 +228,7 @@ class HeldGenerators:
         return self._watched.has_changed()
 
     def look(self) -> bool:
+        """Searches again, without dictionaries that are caches; returns whether one is new."""
         for grown in self._watched.grown():
             _, count = self._changes.get(id(grown), (grown, 0))
             # Kept with its count, so that its address is not used again.

@@ -4,7 +4,7 @@ torch makes nothing for them before it is asked, so each batch shows what the sc
 The first batches are made here, one by one (for stoker's own class on data hosts), and dataset and
 sampler are compared before and after the script has control. If nothing changes, data hosts make
 batches ahead from then on; until the first of them is ready the trainer makes them, as it does
-alone. The comparison goes on: after a change what was made ahead is discarded, and the trainer
+alone. The comparison continues: after a change what was made ahead is discarded, and the trainer
 makes the rest of the epoch from the same indices.
 """
 
@@ -202,7 +202,7 @@ def _counted_only(sampler: object) -> list[object]:
 
 
 def what_waits(loader: "DataLoader[object]") -> str:
-    """Returns the path of what a loader may wait for until the loop goes on; empty: nothing."""
+    """Returns the path of what a loader may wait for until the loop continues; empty: nothing."""
     parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     roots = {"sampler": loader._index_sampler}
     # A sampler knows the dataset, too, by a longer path.

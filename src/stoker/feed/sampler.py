@@ -24,7 +24,17 @@ from stoker.feed.stream_progress import StreamProgress
 
 
 class SamplerOrder:
-    """A loader's index sampler as its iterators see it, with everything it gives counted."""
+    """A loader's index sampler as its iterators see it, with everything it gives counted.
+
+    It lives as long as the loader's iterator, and `begin` starts each epoch. What iterates over it
+    gets `_Draws`, which ask the real sampler through `draw`.
+
+    Attributes:
+        position: How far the epoch is.
+        occurrences: How often the epoch has given each index, for the seeding `sample`; else None.
+        keeps_stream: The loader has a `state_dict`, and its dataset is iterable.
+        keeps_draws: A resumed epoch's draw of a base seed stays, as in an epoch that begins.
+    """
 
     def __init__(
         self, loader: "DataLoader[object]", books: LoaderBooks, *, is_inline: bool, is_fed: bool
@@ -39,25 +49,29 @@ class SamplerOrder:
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
-        # Of a loader of torch's class no state can be asked for.
+        # A loader of torch's own class has no `state_dict`, so nobody can ask for its state.
         has_state = hasattr(loader, "state_dict")
         self._keeps_states = self._is_map_style and has_state
         self.keeps_stream = has_state and not self._is_map_style
-        # Not the loader: finalizers hold this, and would keep it alive.
+        # The generators alone, and not the loader: finalizers hold this, and would keep it alive.
         self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
         self._has_workers = loader.num_workers > 0
         self._keeps_ahead = bool(self._parts.stateful())
-        # For `sample` seeding; counted where indices are handed out.
+        # Counted where indices are handed out (`iterators`), not where they are drawn ahead.
         self.occurrences: Occurrences | None = None
         self._before_seed = torch.empty(0)
         self._draws_seed = False
-        # The draws of a base seed are not undone.
         self.keeps_draws = False
         self.begin(again=False)
 
     def begin(self, *, again: bool) -> None:
-        """Begins an epoch, or resumes a loaded one; as in torch, a seed is kept `again`."""
+        """Begins an epoch, or resumes the one of a state that was loaded.
+
+        Args:
+            again: An iterator is used for a further epoch, as persistent workers are. As in torch,
+                it keeps its base seed.
+        """
         books = self._books
         last = books.position
         state = books.pending_state()
@@ -209,7 +223,11 @@ class SamplerOrder:
         return iterator, ahead
 
     def _seeding_state(self) -> torch.Tensor:
-        return torch.get_rng_state() if self._generator is None else self._generator.get_state()
+        """Returns the state of the generator from which torch draws an epoch's base seed."""
+        if self._generator is None:
+            return torch.get_rng_state()
+        state: torch.Tensor = self._generator.get_state()
+        return state
 
 
 def _begin_costs(costs: SampleCosts, state: LoaderState | None) -> None:
@@ -245,7 +263,7 @@ class _Draws:
         if position.resumed is not None and position.stream is None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
-            # At least where torch's loader is: `Rewind` goes back, not forward.
+            # As far as torch's loader would have drawn: `Rewind` undoes draws, and makes none.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()
@@ -277,9 +295,15 @@ class _Draws:
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """Records how many batches (None: unknown) the script got of the resumed epoch."""
+    """Records how many batches the script got of an epoch since this process began or resumed it.
+
+    Args:
+        position: The epoch's.
+        num_here: The batches; None: not known, as they come out of order.
+    """
     position.num_yielded = None if num_here is None else position.first + num_here
     position.resumed = None
     ahead = position.ahead
+    # Kept: what was drawn and not yielded, and the last one yielded, which may be held back.
     while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:
         ahead.popleft()

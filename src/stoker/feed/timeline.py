@@ -70,8 +70,12 @@ _MAX_BLOCKS = 100_000
 class MeasuredStep:
     """A step, one row of a timeline: it waits for its batch, then computes.
 
-    `steps`: of which the row is the sum; `weight`: steps that a single step stands for, else 0.
-    The last three are those of epochs that begin in it.
+    Attributes:
+        steps: Number of steps that the row is the sum of; 1: a single step.
+        weight: Number of steps that a single step stands for; 0: the row is a sum.
+        begins: Number of epochs that begin in it.
+        first_wait_seconds: Wait for the first batches of these epochs.
+        gap_seconds: Time between these epochs' steps and the ones before, which no step has.
     """
 
     loader: int

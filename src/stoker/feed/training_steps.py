@@ -35,11 +35,13 @@ class LoaderShares:
         """Adds rows as they stand in a timeline."""
         for process_rows in _processes(rows):
             ordered = sorted(process_rows, key=_start)
+            # The number of the last row of each loader's epoch.
             latest: dict[tuple[int, int], int] = {}
             for number, row in enumerate(ordered):
                 self.steps[row.loader] += row.steps
-                before = latest.get((row.loader, row.epoch), number - 1)
-                if before != number - 1 and ordered[before].weight:
+                last_of_epoch = latest.get((row.loader, row.epoch), number - 1)
+                has_others_between = last_of_epoch != number - 1
+                if has_others_between and ordered[last_of_epoch].weight:
                     # Another loader was read between two steps of one epoch.
                     self.shared[row.loader] += 1
                 latest[row.loader, row.epoch] = number
@@ -110,11 +112,10 @@ def apart(rows: Sequence[MeasuredStep]) -> list[MeasuredStep]:
             end = min(end, following.start_seconds)
         compute = min(row.compute_seconds, max(0.0, end - row.start_seconds - row.wait_seconds))
         rows_apart.append(replace(row, compute_seconds=compute, gap_seconds=0.0))
-    return (
-        rows_apart
-        if all(row.weight for row in rows)
-        else _one_after_another(rows_apart, until=_end(rows))
-    )
+    if all(row.weight for row in rows):
+        return rows_apart
+    # Rows that are sums of several steps (weight 0) overlap where loaders are read in turn.
+    return _one_after_another(rows_apart, until=_end(rows))
 
 
 def _one_after_another(rows: Sequence[MeasuredStep], *, until: float) -> list[MeasuredStep]:

@@ -81,6 +81,7 @@ def transferred(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
         end = transfer.begin + transfer.nbytes
         # Beyond its end, where two storages begin at one address.
         if len(transfer.numbers) > 1 and end <= storage.nbytes():
+            # Those bytes of the storage as a tensor, without a copy.
             source = torch.empty(0, dtype=torch.uint8).set_(
                 storage, transfer.begin, (transfer.nbytes,), (1,)
             )
@@ -109,6 +110,7 @@ def _plan_of(layout: BlockLayout) -> _Plan:
     numbers = [number for transfer in transfers for number in transfer.numbers]
     if numbers == sorted(numbers):
         return _Plan(transfers, None)
+    # Copies come in the order of `numbers`; this says where among them each tensor is.
     return _Plan(transfers, sorted(range(len(numbers)), key=numbers.__getitem__))
 
 

@@ -305,7 +305,7 @@ def _fed(usage: Sequence[LoaderUsage], world: int) -> _LoadingCosts:
     """Returns what the trainer takes of its CPU, and receiving batches, each with its samples."""
     if not usage:
         return {}, {}
-    # The trainer's process also receives: what that takes is a term of its own.
+    # The trainer's process also receives: what that takes is a separate term.
     receive = _mean_in_spans(usage, lambda loader: loader.feed_cpu_seconds)
     trainer = max(0.0, _trainer_seconds(usage) - (receive or 0.0)) * world
     return {"receive_cpu_seconds": receive, "trainer_cpu_seconds": trainer}, {

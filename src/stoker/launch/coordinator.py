@@ -114,6 +114,81 @@ class Attendance:
         self._reports[message.rank] = (sender, now, message)
 
 
+class ReportedGpus:
+    """Samples of the other dnn hosts' GPUs, and in the end their loads, by host."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
+        self._loads: dict[str, GpuLoads] = {}
+
+    @property
+    def loads(self) -> GpuLoads:
+        # Copied atomically, here and below: other threads read while the coordinator's adds hosts.
+        return tuple(chain.from_iterable(self._loads.copy().values()))
+
+    def states(self, *, now: float) -> dict[str, tuple[GpuState, ...]]:
+        """Returns each host's latest samples, if they are not older than GPU_TIMEOUT_SECONDS."""
+        # A host that is gone has no load: its last sample is not shown for ever.
+        since = now - GPU_TIMEOUT_SECONDS
+        reports = self._states.copy().items()
+        return {host: states for host, (told_at, states) in reports if told_at > since}
+
+    def add(self, message: GpuReport, *, now: float) -> None:
+        """Keeps a host's report; raises msgspec.DecodeError if its loads cannot be read."""
+        self._states[message.host] = (now, message.states)
+        if message.loads:
+            self._loads[message.host] = loads_in(message.loads)
+
+
+class GoneAgents:
+    """Data hosts that have left or were lost: why, and when."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        # Of each host's last goodbye or loss, also if it has come back since.
+        self._ended_at: dict[str, float] = {}
+
+    def note(self, change: Change, *, now: float) -> None:
+        if change.what in ("left", "lost"):
+            self._ended_at[change.host] = now
+            self.reasons[change.host] = change.reason or change.what
+        else:
+            # It is back.
+            self.reasons.pop(change.host, None)
+
+    def seconds_after(self, moment: float) -> float | None:
+        """Returns how long after a moment the last one ended; None if none has ended."""
+        if not self._ended_at:
+            return None
+        return max(0.0, max(self._ended_at.values()) - moment)
+
+
+class CoordinatorOutbox:
+    """What other threads want the coordinator to send.
+
+    They only fill queues and set values here: ZeroMQ's sockets belong to the coordinator's thread,
+    which looks at this in each iteration.
+
+    Attributes:
+        starts: Hosts whose daemon is to be started.
+        ends: The outcome; only the first one counts.
+        releases: Reasons why data hosts may leave while the training continues.
+        stage: Stage of the engine's commands.
+        stacks: How often the stacks of all ranks were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.starts: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.ends: queue.SimpleQueue[State] = queue.SimpleQueue()
+        self.releases: queue.SimpleQueue[State] = queue.SimpleQueue()
+        self.stage: RunStage = "begun"
+        self.stacks = 0
+
+    def state(self) -> State:
+        """Returns the state that all launchers know, or are to be told."""
+        return State(stage=self.stage, stacks=self.stacks)
+
+
 class Coordinator:
     """Server for launchers and ranks of one run.
 
@@ -149,27 +224,20 @@ class Coordinator:
         self.expected_agents = frozenset(expected.agents)
         self._launchers: dict[str, bytes] = {}
         self._ranks = Attendance()
-        self._gpu_states: dict[str, tuple[float, tuple[GpuState, ...]]] = {}
+        self._gpus = ReportedGpus()
         # What other programs use of the hosts.
         self.others = OthersLog()
         self.memory = MemoryLog()
-        self._gpu_loads: dict[str, GpuLoads] = {}
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._followers = frozenset(expected.followers)
         self._starts: dict[str, Start] = {}
-        # Other threads only fill these queues: ZeroMQ's sockets belong to one thread.
-        self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
+        self._outbox = CoordinatorOutbox()
+        self._announced = self._outbox.state()
         self._end: State | None = None
         self._ended_at = 0.0
-        self._to_release: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._released: State | None = None
-        self._stage: RunStage = "begun"
-        self._told_stage: RunStage = "begun"
-        self._stacks = self._told_stacks = 0
-        self._gone_agents: dict[str, str] = {}
-        self._ended_agents: dict[str, float] = {}
+        self._gone_agents = GoneAgents()
         self._is_closing = threading.Event()
         self._unpack = Unpacker(ToCoordinator)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -186,16 +254,12 @@ class Coordinator:
     @property
     def gpu_states(self) -> dict[str, tuple[GpuState, ...]]:
         """The latest samples of the other dnn hosts' GPUs, by host."""
-        # A host that is gone has no load: its last sample is not shown for ever.
-        since = self._clock() - GPU_TIMEOUT_SECONDS
-        # A copy: the coordinator's thread adds to it.
-        reports = self._gpu_states.copy().items()
-        return {host: states for host, (told_at, states) in reports if told_at > since}
+        return self._gpus.states(now=self._clock())
 
     @property
     def gpu_loads(self) -> GpuLoads:
         """Loads of the GPUs of the dnn hosts whose commands have ended, without the leader's."""
-        return tuple(chain.from_iterable(self._gpu_loads.copy().values()))
+        return self._gpus.loads
 
     @property
     def live_agents(self) -> frozenset[str]:
@@ -207,7 +271,7 @@ class Coordinator:
 
     @property
     def gone_agents(self) -> dict[str, str]:
-        return dict(self._gone_agents)
+        return dict(self._gone_agents.reasons)
 
     @property
     def unfed_ranks(self) -> int:
@@ -216,9 +280,9 @@ class Coordinator:
     @property
     def release_seconds(self) -> float | None:
         """Seconds from the outcome to the last data host's goodbye; None until all have said it."""
-        if self._end is None or self.live_agents or not self._ended_agents:
+        if self._end is None or self.live_agents:
             return None
-        return max(0.0, max(self._ended_agents.values()) - self._ended_at)
+        return self._gone_agents.seconds_after(self._ended_at)
 
     def start(self) -> None:
         """Serves in a thread; raises PlatformError if the port is in use for BIND_SECONDS."""
@@ -251,19 +315,19 @@ class Coordinator:
     def end(self, outcome: EndState, *, exit_code: int | None, reason: str) -> None:
         """Announces the outcome to every launcher; returns at once, only the first call counts."""
         # At most 16 kB in UTF-8: a message above MAX_MESSAGE_BYTES would close the connection.
-        self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
+        self._outbox.ends.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
     def release_agents(self, reason: str) -> None:
         """Ends all data hosts while the training continues; returns at once."""
-        self._to_release.put(State(outcome="released", reason=reason[:4000]))
+        self._outbox.releases.put(State(outcome="released", reason=reason[:4000]))
 
     def announce(self, stage: RunStage) -> None:
         """Announces the state of the engine's commands to every launcher; returns at once."""
-        self._stage = stage
+        self._outbox.stage = stage
 
     def ask_for_stacks(self) -> None:
         """Asks the other dnn hosts for the stacks of their ranks; returns at once."""
-        self._stacks += 1
+        self._outbox.stacks += 1
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
         """Makes a follower start mpirun's daemon, once it has joined; returns why it cannot.
@@ -277,7 +341,7 @@ class Coordinator:
         if len(arguments) > MAX_START_ARGUMENTS:
             return f"the daemon has {len(arguments)} arguments, at most {MAX_START_ARGUMENTS}"
         self._starts[host] = Start(arguments=tuple(arguments))
-        self._to_start.put(host)
+        self._outbox.starts.put(host)
         return ""
 
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
@@ -333,8 +397,8 @@ class Coordinator:
                 guard.tick(self._clock())
                 # Before `_judge`: a host that is lost after the run's end does not fail it.
                 self._announce(socket)
-                while not self._to_start.empty():
-                    self._send_start(socket, self._to_start.get())
+                while not self._outbox.starts.empty():
+                    self._send_start(socket, self._outbox.starts.get())
                 self._judge(socket)
         except Exception as err:  # at the edge of a thread, for which the run must not wait
             self._log.event(EventName.COORDINATOR_FAILED, error=repr(err))
@@ -358,7 +422,7 @@ class Coordinator:
             self._members.stood_still(turn_seconds)
         if now - self._looked_at >= _POLL_SECONDS:
             self._looked_at = now
-            state = self._end or self._state()
+            state = self._end or self._outbox.state()
             for host in self._members.late(now):
                 # Not news: sending shows whether the connection exists.
                 if not self._send(socket, self._launchers[host], state):
@@ -370,7 +434,7 @@ class Coordinator:
             return False
         if self._end is None:
             # An end that was put a moment ago is still sent.
-            return self._ending.empty()
+            return self._outbox.ends.empty()
         # From the outcome on, not from `close`: hosts may have said goodbye meanwhile.
         elapsed = self._clock() - self._ended_at
         awaits_goodbye = bool(self._members.live) and elapsed < GOODBYE_SECONDS
@@ -411,7 +475,10 @@ class Coordinator:
                 # Their sums only grow, so that a lost report is made up for by the next one.
                 self._ranks.report(sender, message, now=now)
             case GpuReport() if message.host in self._followers:
-                self._take_gpus(sender, message, now=now)
+                try:
+                    self._gpus.add(message, now=now)
+                except msgspec.DecodeError as err:
+                    self._warn(sender, f"GPU loads: {err}")
             case _:
                 self._warn(sender, type(message).__name__)
 
@@ -430,8 +497,8 @@ class Coordinator:
             # It may have lost the order with its earlier connection.
             self._send_start(socket, host)
             decided = self._decided_for(host)
-            if decided or self._stage != "begun":
-                self._send(socket, sender, decided or self._state())
+            if decided or self._outbox.stage != "begun":
+                self._send(socket, sender, decided or self._outbox.state())
         if change:
             self._note(socket, [change])
 
@@ -448,7 +515,7 @@ class Coordinator:
         self.memory.add(host, message.memory)
         # A launcher that reconnected has a new routing id.
         self._launchers[host] = sender
-        self._send(socket, sender, self._decided_for(host) or self._state())
+        self._send(socket, sender, self._decided_for(host) or self._outbox.state())
         # Repeated until the follower has it: a connection may lose it.
         if not message.has_start:
             self._send_start(socket, host)
@@ -466,14 +533,6 @@ class Coordinator:
             return
         self._ranks.attend(message.rank, sender)
         self._send(socket, sender, self._members.roster(now))
-
-    def _take_gpus(self, sender: bytes, message: GpuReport, *, now: float) -> None:
-        self._gpu_states[message.host] = (now, message.states)
-        if message.loads:
-            try:
-                self._gpu_loads[message.host] = loads_in(message.loads)
-            except msgspec.DecodeError as err:
-                self._warn(sender, f"GPU loads: {err}")
 
     def _warn(self, sender: bytes, reason: str) -> None:
         # Once for each connection, and bounded: a peer that floods must not fill the log.
@@ -498,12 +557,8 @@ class Coordinator:
                 exit_code=change.exit_code,
                 reason=reason[:500],
             )
-            if change.kind == "agent" and change.what in ("left", "lost"):
-                self._ended_agents[change.host] = self._clock()
-                self._gone_agents[change.host] = change.reason or change.what
-            elif change.kind == "agent":
-                # It is back.
-                self._gone_agents.pop(change.host, None)
+            if change.kind == "agent":
+                self._gone_agents.note(change, now=self._clock())
             if change.fails_the_run and self._end is None:
                 self._on_failure(change)
         # Absent hosts stay as they were in rosters: awaited.
@@ -531,26 +586,25 @@ class Coordinator:
         """Sends launchers what other threads have decided since the last iteration."""
         if self._end is not None:
             return
-        if not self._ending.empty():
-            self._end, self._ended_at = self._ending.get(), self._clock()
+        outbox = self._outbox
+        if not outbox.ends.empty():
+            self._end = outbox.ends.get()
+            self._ended_at = self._clock()
             for sender in self._launchers.values():
                 self._send(socket, sender, self._end)
             return
-        if (self._told_stage, self._told_stacks) != (self._stage, self._stacks):
-            self._told_stage = self._stage
-            self._told_stacks = self._stacks
+        state = outbox.state()
+        if state != self._announced:
+            self._announced = state
             for sender in self._launchers.values():
-                self._send(socket, sender, self._state())
-        if self._released is None and not self._to_release.empty():
-            self._released = self._to_release.get()
+                self._send(socket, sender, state)
+        if self._released is None and not outbox.releases.empty():
+            self._released = outbox.releases.get()
             self._add_event(f"data hosts released: {self._released.reason}")
             self._log.event(EventName.DATA_HOSTS_RELEASED, reason=self._released.reason)
             # Hosts that have not come yet get it when they join, see `_decided_for`.
             for host in self.expected_agents & self._launchers.keys():
                 self._send(socket, self._launchers[host], self._released)
-
-    def _state(self) -> State:
-        return State(stage=self._stage, stacks=self._stacks)
 
     def _decided_for(self, host: str) -> State | None:
         if self._end is None and host in self.expected_agents:

@@ -19,7 +19,7 @@ _CLOSE_SECONDS = 60.0
 class LogMetrics:
     """The values of patterns in a command's output, line by line as it comes.
 
-    Another process searches (`match_patterns`): the launcher goes on whatever a pattern costs.
+    Another process searches (`match_patterns`): the launcher continues whatever a pattern costs.
     `read` is called by the threads that copy standard output and errors, and never raises. It
     blocks while the search is behind by more than a pipe holds: slow patterns cost at most a
     quarter of a second of CPU for each of three lines.

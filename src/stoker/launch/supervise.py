@@ -1,6 +1,7 @@
 """Supervision of one command: signals, output, leftover processes, and how it ended.
 
-A SIGTERM to the host is passed on once; the command has 90 s to save, and is then killed.
+The first SIGTERM to the host is passed on, and the command has 90 s to save before it is killed. A
+second one kills it at once.
 """
 
 import contextlib

@@ -177,8 +177,12 @@ def _modules_of(node: ast.AST, *, folder: str, roots: Sequence[str]) -> Iterator
         for alias in node.names:
             yield from ((root, alias.name) for root in roots)
     elif isinstance(node, ast.ImportFrom):
-        above = posixpath.join(folder, *[".."] * (node.level - 1)) if node.level else ""
-        bases = (above,) if node.level else roots
+        bases = roots
+        above = ""
+        if node.level:
+            # `from .` is this folder, and each further dot the one above.
+            above = posixpath.join(folder, *[".."] * (node.level - 1))
+            bases = [above]
         for alias in node.names:
             # The name may be a module, or something in one.
             whole = f"{node.module}.{alias.name}" if node.module else alias.name

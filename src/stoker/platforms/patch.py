@@ -48,7 +48,10 @@ def merged(base: Json, patch: Json, *, key: str = "") -> Json:
         return patch
     items = _by_name(base, key)
     for name, item in _by_name(patch, key).items():
-        items[name] = mapping_of(items.get(name, {}), item) if key in _MERGED else item
+        if key in _MERGED:
+            items[name] = mapping_of(items.get(name, {}), item)
+        else:
+            items[name] = item
     return list(items.values())
 
 
@@ -105,7 +108,9 @@ def _by_name(items: Json, key: str) -> dict[str, Document]:
 
 
 def _is_at(path: Path, pattern: str, *, or_above: bool = False) -> bool:
+    """Whether a path is at or below a pattern's place; `or_above`: or above it."""
     steps = pattern.split()
+    # `map` ends with the shorter one: steps that both have are compared.
     return (or_above or len(path) >= len(steps)) and all(map(fnmatchcase, path, steps))
 
 

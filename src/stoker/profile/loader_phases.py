@@ -195,7 +195,7 @@ def read_round(
 def _handovers(iterator: Iterator[object], *, every: float, until: float) -> list[float]:
     """Returns seconds in next() at a pace where batches are ready, yet the workers are busy.
 
-    Torch opens the memory of a batch by asking its worker, which answers between two of its own
+    Torch opens the memory of a batch by asking its worker, which answers between two of its
     operations: 2 to 3 ms where the worker holds the interpreter lock, without any CPU time.
     """
     if every <= 0:

@@ -438,7 +438,7 @@ REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.25, last=0.30)
 
 
 class _Begun(NamedTuple):
-    """Clocks at the begin of an epoch's counted steps."""
+    """Clocks at the beginning of an epoch's counted steps."""
 
     now: float
     cpu: float

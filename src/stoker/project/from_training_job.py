@@ -81,6 +81,10 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "request": _request(job, aws, list(channels), notes),
     }
     notes.append(_missing_facts(job))
+    # The others are for SageMaker's toolkit, which stoker's launcher replaces.
+    scripts_own = {
+        key: value for key, value in hyperparameters.items() if not key.startswith("sagemaker_")
+    }
     workload_name = _workload_name(name)
     document: dict[str, Json] = {
         "schema": "stoker.workload/v1",
@@ -90,7 +94,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "platform": "sagemaker",
         "cluster": {"dnn": dnn},
         "channels": channels,
-        "hyperparameters": {k: v for k, v in hyperparameters.items() if k[:10] != "sagemaker_"},
+        "hyperparameters": scripts_own,
         "sagemaker": {key: value for key, value in settings.items() if value},
     }
     return workload_name, _commented(document, notes)
@@ -98,7 +102,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
 
 def _hyperparameters(job: Document) -> dict[str, Json]:
     """Returns the job's hyperparameters with their types, SageMaker's own included."""
-    # A ModelTrainer of SageMaker's SDK 3 starts the script with a program of its own, in a channel.
+    # A ModelTrainer of SageMaker's SDK 3 starts the script with its own program, in a channel.
     value_of = driver_decoded if "sm_drivers" in dict(channels_of(job)) else decoded
     texts = mapping(job, "HyperParameters")
     return {key: value_of(str(value)) for key, value in sorted(texts.items())}
@@ -159,7 +163,8 @@ def _start(job: Document, given: Document, notes: list[str]) -> tuple[list[str],
     if not program:
         return words or ["train"], None, 1
     # Script mode names the package of its code in a hyperparameter, ModelTrainer in a channel.
-    packages = (text(given, "sagemaker_submit_directory"), _uri(dict(channels_of(job)).get("code")))
+    code_channel = dict(channels_of(job)).get("code")
+    packages = (text(given, "sagemaker_submit_directory"), _uri(code_channel))
     source = next((uri for uri in packages if re.match(r"s3://.*\.tar\.gz$", uri)), None)
     if source:
         note = "a requirements.txt in it is installed on all hosts when the job starts."
@@ -249,7 +254,10 @@ def _request(job: Document, aws: Aws, channels: list[str], notes: list[str]) -> 
     settable = model.operation_model("CreateTrainingJob").input_shape.members
     settings = {key: value for key, value in job.items() if key in settable}
     request = mapping_of({}, mapping(unreserved(settings, _RESERVED)))
-    others = [c for name, c in channels_of(request) if name in channels and len(c) > 1]
+    # What a channel has beyond its name: the workload has no key for it.
+    others = [
+        channel for name, channel in channels_of(request) if name in channels and len(channel) > 1
+    ]
     try:
         arn = text(job, "TrainingJobArn")
         listed = aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)

@@ -907,7 +907,7 @@ def copied_to(
     """Returns the record for a file outside its run's folder, and copies what belongs to it there.
 
     That is the timeline, and what a report reads (`FILES_BESIDE`), as `training-feed.csv` beside
-    `training.json`: a folder that is not stoker's may have a feed.csv of its own.
+    `training.json`: a folder that stoker did not make may have another feed.csv.
 
     Args:
         file: The record's.

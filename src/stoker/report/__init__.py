@@ -1,6 +1,6 @@
 """The report of a run, one HTML file with inline pictures, and the table of how runs scale.
 
-To add a picture: a function `draw_NAME` in a module of its own, an entry in `page._pictures` with
+To add a picture: a function `draw_NAME` in a separate module, an entry in `page._pictures` with
 its heading, and its place in `templates/report.html.jinja`.
 """
 

@@ -29,7 +29,7 @@ class GpuStrip:
 
     Attributes:
         name: `Before`, `After` or `This run`.
-        points: Begin and end, in seconds since the first one's begin, and the share between.
+        points: Start and end, in seconds since the first one's start, and the share between.
         busy: Busy share of the run's GPUs, of all hosts.
         gpus: Number of the GPUs in the picture.
         model: Model of the first one.

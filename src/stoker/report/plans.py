@@ -23,12 +23,12 @@ from stoker.report.svg import (
 from stoker.units import NBSP, TimeUnit, digits, percent, usd
 
 # The table alone is enough for fewer plans.
-_LEAST_SPOTS = 3
+_LEAST_DOTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """A plan in the plane of time and cost.
+class PlanDot:
+    """A plan as a dot in the picture of time and cost.
 
     Attributes:
         cost: Dollars for 1000 steps, or CPU-seconds per step for local hosts without a price.
@@ -61,14 +61,14 @@ class Spot:
         return text
 
 
-def spots_of(decision: Decision) -> list[Spot]:
+def dots_of(decision: Decision) -> list[PlanDot]:
     """Returns the plans that can be run and are predicted, the chosen one last, on top."""
     is_billed = decision.prices.is_billed
     front = {id(plan) for plan in pareto_front(decision.plans, is_billed=is_billed)}
     chosen = decision.plan
     probable = decision.probable
-    spots = [
-        Spot(
+    dots = [
+        PlanDot(
             name=_short_name(plan),
             step_seconds=plan.predicted.counted_seconds,
             cost=_cost(plan.predicted, is_billed=is_billed),
@@ -83,7 +83,7 @@ def spots_of(decision: Decision) -> list[Spot]:
         if plan.feasible and plan.predicted
     ]
     # SVG paints in order: what comes later covers what came before.
-    return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
+    return sorted(dots, key=lambda dot: (dot.is_chosen, dot.is_today, dot.is_front))
 
 
 def _accelerators_busy(outcome: Predicted, *, is_billed: bool) -> float | None:
@@ -115,12 +115,12 @@ class _PlansPicture:
     """What the picture of the plans shows.
 
     Attributes:
-        spots: The plans with a dot, the chosen one last, on top.
+        dots: The plans with a dot, the chosen one last, on top.
         num_left_out: Plans without a dot: so costly that they would flatten the others.
         is_billed: Upwards are dollars; else CPU-seconds.
     """
 
-    spots: Sequence[Spot]
+    dots: Sequence[PlanDot]
     num_left_out: int
     is_billed: bool
     unit: TimeUnit
@@ -131,9 +131,9 @@ class _PlansPicture:
             return usd(cost, is_estimate=is_estimate)
         return f"{digits(cost, 3)}{NBSP}s"
 
-    def cost_of(self, spot: Spot) -> str:
+    def cost_of(self, dot: PlanDot) -> str:
         """Writes the cost of a plan."""
-        return self.cost_text(spot.cost, is_estimate=spot.is_estimate)
+        return self.cost_text(dot.cost, is_estimate=dot.is_estimate)
 
 
 def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Drawing | None:
@@ -145,22 +145,22 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
         width: Width of the drawing in pixels.
         name: Prefix of the ids in the drawing, unique in its page.
     """
-    spots = spots_of(decision)
+    dots = dots_of(decision)
     is_billed = decision.prices.is_billed
     outcomes = [plan.predicted for plan in decision.plans if plan.predicted]
     are_costs_known = is_billed or all(outcome.cpu_seconds is not None for outcome in outcomes)
     # A plan of unknown cost would be drawn as free.
-    if not are_costs_known or len(spots) < _LEAST_SPOTS:
+    if not are_costs_known or len(dots) < _LEAST_DOTS:
         return None
     # Much more expensive plans would flatten the others: they are counted below instead.
-    needed = [s for s in spots if s.is_front or s.is_today or s.is_chosen or s.is_probable]
+    needed = [s for s in dots if s.is_front or s.is_today or s.is_chosen or s.is_probable]
     # 1.0: where all plans are free, the axis still needs a top.
-    most_cost = 1.25 * max(spot.cost for spot in needed) or 1.0
+    most_cost = 1.25 * max(dot.cost for dot in needed) or 1.0
     # Room for a name to the right of the slowest plan.
-    most_seconds = 1.08 * max(spot.step_seconds for spot in spots)
-    shown = [spot for spot in spots if spot.cost <= most_cost]
+    most_seconds = 1.08 * max(dot.step_seconds for dot in dots)
+    shown = [dot for dot in dots if dot.cost <= most_cost]
     picture = _PlansPicture(
-        spots=shown, num_left_out=len(spots) - len(shown), is_billed=is_billed, unit=unit
+        dots=shown, num_left_out=len(dots) - len(shown), is_billed=is_billed, unit=unit
     )
     drawing = Drawing(
         name=name,
@@ -168,7 +168,7 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
         height=HEAD + 14 + PLOT + FOOT,
         title="What the plans promise",
         # Read out by screen readers.
-        description=_description(picture, spots),
+        description=_description(picture, dots),
     )
     plane = _draw_axes(drawing, picture, most=(most_seconds, most_cost))
     lines = _draw_front(drawing, picture, plane)
@@ -177,20 +177,20 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
     return drawing
 
 
-def _description(picture: _PlansPicture, spots: Sequence[Spot]) -> str:
+def _description(picture: _PlansPicture, dots: Sequence[PlanDot]) -> str:
     less = "takes less CPU time"
     per = "of CPU time per step"
     if picture.is_billed:
         less = "cheaper"
         per = "for 1000 steps"
     # From the fastest on, as the front is read in the picture.
-    by_time = sorted(spots, key=lambda spot: spot.step_seconds)
+    by_time = sorted(dots, key=lambda dot: dot.step_seconds)
     listed = "; ".join(
-        f"{spot.name} {picture.unit.show(spot.step_seconds)} at {picture.cost_of(spot)} {per}"
-        for spot in by_time
-        if spot.is_front
+        f"{dot.name} {picture.unit.show(dot.step_seconds)} at {picture.cost_of(dot)} {per}"
+        for dot in by_time
+        if dot.is_front
     )
-    return f"{len(spots)} plans; no other is both faster and {less} than: {listed}."
+    return f"{len(dots)} plans; no other is both faster and {less} than: {listed}."
 
 
 def _draw_axes(drawing: Drawing, picture: _PlansPicture, *, most: tuple[float, float]) -> Plane:
@@ -220,7 +220,7 @@ def _draw_axes(drawing: Drawing, picture: _PlansPicture, *, most: tuple[float, f
 def _draw_front(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> list[Box]:
     """Draws the line of plans that no other beats, and returns the places that it takes."""
     lines: list[Box] = []
-    front = sorted(plane.at(s.step_seconds, s.cost) for s in picture.spots if s.is_front)
+    front = sorted(plane.at(s.step_seconds, s.cost) for s in picture.dots if s.is_front)
     for (x1, y1), (x2, y2) in pairwise(front):
         # Nothing is known between two plans: the line goes in steps.
         for ends in (((x1, y1), (x2, y1)), ((x2, y1), (x2, y2))):
@@ -230,19 +230,19 @@ def _draw_front(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> list[
 
 
 def _draw_dots(drawing: Drawing, picture: _PlansPicture, plane: Plane) -> None:
-    for spot in picture.spots:
-        x, y = plane.at(spot.step_seconds, spot.cost)
-        time = picture.unit.show(spot.step_seconds)
-        drawing.open_group(f"{spot.name}: {time}, {picture.cost_of(spot)}")
-        if spot.is_chosen or spot.is_probable:
+    for dot in picture.dots:
+        x, y = plane.at(dot.step_seconds, dot.cost)
+        time = picture.unit.show(dot.step_seconds)
+        drawing.open_group(f"{dot.name}: {time}, {picture.cost_of(dot)}")
+        if dot.is_chosen or dot.is_probable:
             drawing.circle(x, y, 9, "ring")
         css = "predicted"
         radius = 2.5
-        if spot.is_front or spot.is_today or spot.is_chosen:
+        if dot.is_front or dot.is_today or dot.is_chosen:
             radius = 5
-        if spot.is_today:
+        if dot.is_today:
             css = "dot"
-        elif spot.is_front:
+        elif dot.is_front:
             css = "compute"
         drawing.circle(x, y, radius, css)
         drawing.close_group()
@@ -255,15 +255,15 @@ def _draw_names(
 
     A name never hides a dot, and where two names need one place the less important one is left out.
     """
-    spots = picture.spots
-    taken = [around(*plane.at(spot.step_seconds, spot.cost), 4) for spot in spots]
-    front = [spot for spot in spots if spot.is_front]
-    fastest = sorted(front, key=lambda spot: spot.step_seconds)
-    named = [spot for spot in spots if spot.is_chosen]
-    named += [spot for spot in spots if spot.is_today]
-    named += [spot for spot in spots if spot.is_probable]
+    dots = picture.dots
+    taken = [around(*plane.at(dot.step_seconds, dot.cost), 4) for dot in dots]
+    front = [dot for dot in dots if dot.is_front]
+    fastest = sorted(front, key=lambda dot: dot.step_seconds)
+    named = [dot for dot in dots if dot.is_chosen]
+    named += [dot for dot in dots if dot.is_today]
+    named += [dot for dot in dots if dot.is_probable]
     # And both ends of the front.
-    for spot in dict.fromkeys([*named, *fastest[:1], *fastest[-1:]]):
-        at = plane.at(spot.step_seconds, spot.cost)
-        css = "head" if spot.is_chosen else ""
-        label(drawing, spot.label, at=at, plane=plane, taken=taken, lines=lines, css=css)
+    for dot in dict.fromkeys([*named, *fastest[:1], *fastest[-1:]]):
+        at = plane.at(dot.step_seconds, dot.cost)
+        css = "head" if dot.is_chosen else ""
+        label(drawing, dot.label, at=at, plane=plane, taken=taken, lines=lines, css=css)

@@ -165,7 +165,7 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
     """Returns round numbers from 0 up to `largest`, `at_most` of them at most."""
     if largest <= 0:
         return [0.0]
-    # Not by a logarithm, which can be one off at a power of ten.
+    # The power of ten below it, read from its digits: a logarithm can be one off at such a power.
     power = 10.0 ** int(f"{largest:e}".partition("e")[2])
     for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0):
         # With a tolerance for a last mark at the largest value.
@@ -268,16 +268,22 @@ def label(
 ) -> None:
     """Draws the label next to its dot, across `lines` if there is no other room, or not at all."""
     x, y = at
+    # Right and left of the dot, then above and below it, the nearer ones first.
     places: list[tuple[float, float, Anchor]] = [(x + 12, y + 4, "start"), (x - 12, y + 4, "end")]
     for below in (-13.0, 22.0, -28.0, 37.0):
         places += [(x + 4, y + below, "start"), (x - 4, y + below, "end")]
     size = 12.0
-    for hidden in ((*taken, *drawing.labels, *lines), (*taken, *drawing.labels)):
+    boxes = [*taken, *drawing.labels]
+    # All places are tried without touching a line before any is taken that a line crosses.
+    for obstacles in ([*boxes, *lines], boxes):
         for x, y, anchor in places:
             box = _text_box(x, y, text, size=size, anchor=anchor)
-            is_inside = box.left >= plane.left and box.right <= plane.right + 8
-            is_inside = is_inside and box.top >= plane.top - 14 and box.bottom <= plane.floor
-            if is_inside and not any(map(box.overlaps, hidden)):
+            # A little room beyond the plane, at the right and above, has no marks in it.
+            is_beside = box.left < plane.left or box.right > plane.right + 8
+            is_above_or_below = box.top < plane.top - 14 or box.bottom > plane.floor
+            if is_beside or is_above_or_below:
+                continue
+            if not any(map(box.overlaps, obstacles)):
                 drawing.text(x, y, text, css=css, size=size, anchor=anchor)
                 taken.append(box)
                 return

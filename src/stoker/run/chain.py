@@ -86,7 +86,7 @@ class Chain:
             self.tell_age(record)
             return record
         began = time.monotonic()
-        # Before it is made: whoever stops the run is told in which step.
+        # Before it is made, so that who stops the run is told in which step.
         self.doing = name
         record = make()
         if name != "train":

@@ -105,7 +105,7 @@ def _link(content: bytes, made: Path) -> bool:
             with written.open("wb") as file:
                 file.write(content)
                 file.flush()
-                # Before it gets its name: whoever sees the name can read all of it.
+                # Before it gets its name, so that a file of that name is always complete.
                 os.fsync(file.fileno())
             made.hardlink_to(written)
         finally:

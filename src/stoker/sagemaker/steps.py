@@ -467,32 +467,14 @@ def control_step(
     _check_command(command, name=name)
     settings = run.settings
     control = settings.control
-    is_isolated = settings.network_isolation and is_isolated
-    network = {"EnableNetworkIsolation": is_isolated, "VpcConfig": settings.vpc or None}
     files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
-    # SageMaker gives a container its region, but not in the variable that boto3 reads.
-    region = {"AWS_DEFAULT_REGION": settings.region} if settings.region else {}
     request: StepRequest = {
-        "AppSpecification": {
-            "ImageUri": image or run.control_image,
-            "ContainerEntrypoint": [command[0]],
-            "ContainerArguments": list(command[1:]) or None,
-        },
-        "Environment": {**region, **(environment or {})} or None,
-        "NetworkConfig": network if settings.vpc or is_isolated else None,
+        "AppSpecification": _program(command, image=image or run.control_image),
+        "Environment": _environment(settings, environment or {}),
+        "NetworkConfig": _network(settings, is_isolated=is_isolated),
         "ProcessingInputs": [_input(key, uri) for key, uri in files.items()],
-        "ProcessingOutputConfig": {
-            "KmsKeyId": settings.output_kms_key,
-            "Outputs": [_output(key, uri) for key, uri in (outputs or {}).items()],
-        },
-        "ProcessingResources": {
-            "ClusterConfig": {
-                "InstanceCount": 1,
-                "InstanceType": instance_type or control.instance_type,
-                "VolumeSizeInGB": control.volume_gb,
-                "VolumeKmsKeyId": settings.volume_kms_key,
-            }
-        },
+        "ProcessingOutputConfig": _output_config(settings, outputs or {}),
+        "ProcessingResources": _one_host(settings, instance_type or control.instance_type),
         "RoleArn": role or control.role or settings.role,
         "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
         "Tags": tag_list(settings.tags) or None,
@@ -511,6 +493,40 @@ def control_step(
     )
 
 
+def _program(command: Sequence[Text], *, image: Text) -> StepRequest:
+    return {
+        "ImageUri": image,
+        "ContainerEntrypoint": [command[0]],
+        "ContainerArguments": list(command[1:]) or None,
+    }
+
+
+def _environment(settings: SageMakerSettings, variables: Mapping[str, Text]) -> StepRequest | None:
+    """Returns the variables of a step's container; None: there are none."""
+    if not settings.region:
+        return dict(variables) or None
+    # SageMaker gives a container its region, but not in the variable that boto3 reads.
+    return {"AWS_DEFAULT_REGION": settings.region, **variables}
+
+
+def _network(settings: SageMakerSettings, *, is_isolated: bool) -> StepRequest | None:
+    """Returns the network of a step's container; None: no VPC, and the internet is there."""
+    has_no_network = settings.network_isolation and is_isolated
+    if not settings.vpc and not has_no_network:
+        return None
+    return {"EnableNetworkIsolation": has_no_network, "VpcConfig": settings.vpc or None}
+
+
+def _one_host(settings: SageMakerSettings, instance_type: str) -> StepRequest:
+    cluster = {
+        "InstanceCount": 1,
+        "InstanceType": instance_type,
+        "VolumeSizeInGB": settings.control.volume_gb,
+        "VolumeKmsKeyId": settings.volume_kms_key,
+    }
+    return {"ClusterConfig": cluster}
+
+
 def _input(name: str, uri: Text) -> StepRequest:
     place = {"S3Uri": uri, "LocalPath": f"{INPUT}/{name}"}
     as_files = {"S3DataType": "S3Prefix", "S3InputMode": "File"}
@@ -520,6 +536,13 @@ def _input(name: str, uri: Text) -> StepRequest:
 def _output(name: str, uri: Text) -> StepRequest:
     place = {"S3Uri": uri, "LocalPath": f"{OUTPUT}/{name}"}
     return {"OutputName": name, "S3Output": {**place, "S3UploadMode": "Continuous"}}
+
+
+def _output_config(settings: SageMakerSettings, outputs: Mapping[str, Text]) -> StepRequest:
+    return {
+        "KmsKeyId": settings.output_kms_key,
+        "Outputs": [_output(key, uri) for key, uri in outputs.items()],
+    }
 
 
 def _property_file(name: str, file: str) -> PropertyFile:

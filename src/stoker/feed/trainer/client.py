@@ -79,8 +79,10 @@ class Requester:
         session.has_news = False
         if session.spec is None:
             return
-        # An epoch that is over is cancelled, too.
-        before = session.epoch_id + (not session.is_busy)
+        before = session.epoch_id
+        if not session.is_busy:
+            # This one is over, and is cancelled, too.
+            before += 1
         if session.local is not None:
             session.local.cancel(before_epoch_id=before)
         for link in self._links.values():
@@ -227,7 +229,8 @@ class Requester:
         shares = shares_of(size, collator=collator, workers=workers)
         if shares is None or self._feed.split_batches is True:
             return shares
-        # Where each rank has a first batch, all hosts have something to do anyway.
+        # In units of the time that one worker takes for the batch: what all workers take for the
+        # first batches of all ranks, and by how much sooner that is than with the collator's alone.
         together = min(1.0, self._settings.world_size / sum(workers.values()))
         fewer = 1 / workers[collator] - together
         if session.sharing.pays(fewer=fewer, share=shares.num_elsewhere / size):
@@ -244,6 +247,7 @@ class Requester:
             return
         for batch_number, collator in session.schedule.unfinished():
             if session.sharing.collators.get(batch_number) == collator:
+                # Others help with it already.
                 continue
             order = session.order_of(batch_number)
             shares = self._last_shares(session, order, collator, now)

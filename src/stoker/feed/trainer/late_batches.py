@@ -152,14 +152,22 @@ class LateBatches:
             session.time_out()
 
     def _hang_due(self, session: FeedSession) -> float:
+        """Returns after how many seconds of a batch its next report is due."""
         num_told = session.num_hangs_told
-        # Behind the last one: after each multiple of it.
-        most = len(_HANG_SECONDS) - 1
-        due = _HANG_SECONDS[min(num_told, most)] * max(1, num_told - most + 1)
+        last = len(_HANG_SECONDS) - 1
+        if num_told <= last:
+            due = _HANG_SECONDS[num_told]
+        else:
+            # Behind the last one: after each multiple of it.
+            due = _HANG_SECONDS[last] * (num_told - last + 1)
+        # Where batches usually take long, all reports come later by the same factor.
         p95 = max(state.p95_seconds or 0.0 for state in session.schedule.peers.values())
         due *= max(1.0, _HANG_FACTOR * p95 / _HANG_SECONDS[0])
         limit = self._feed.sample_timeout_seconds
-        return due if num_told or limit is None else min(due, limit / 2)
+        if num_told == 0 and limit is not None:
+            # The first one comes before the batch is given up.
+            return min(due, limit / 2)
+        return due
 
     def _makers(
         self, session: FeedSession, asked: Mapping[Peer, float], now: float

@@ -74,6 +74,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 
 
+def _aligned(offset: int) -> int:
+    """Returns the first multiple of ALIGNMENT that is not below an offset."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(slots=True)
 class Arena:
     """Memory that a batch is built in; parts of it are not copied."""
@@ -83,8 +88,8 @@ class Arena:
 
     def reserve(self, nbytes: int) -> int | None:
         """Returns an aligned offset for `nbytes` bytes; None if they do not fit."""
-        # Rounded up, for the decoder's views.
-        offset = -(-self.end // ALIGNMENT) * ALIGNMENT
+        # For the decoder's views.
+        offset = _aligned(self.end)
         if offset + nbytes > self.memory.nbytes:
             return None
         self.end = offset + nbytes
@@ -156,8 +161,11 @@ class Encoded:
 
     def _begin(self) -> None:
         self.in_place = 0
+        # Behind what the batch was built in comes what has to be copied.
         self.nbytes = self.arena.end if self.arena else 0
+        # Offset, length, and what writes it.
         self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
+        # By id: each tensor and array with its node, which a second occurrence gets, too.
         self._nodes: dict[int, tuple[object, list[object]]] = {}
 
     def write_into(self, target: memoryview) -> None:
@@ -230,7 +238,7 @@ class Encoded:
         """Returns the offset of `nbytes` bytes of the payload, which `copy` writes."""
         if not nbytes:
             return 0
-        offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
+        offset = _aligned(self.nbytes)
         self._leaves.append((offset, nbytes, copy))
         self.nbytes = offset + nbytes
         return offset
@@ -263,7 +271,7 @@ class Encoded:
             if offset >= 0 and offset + region.nbytes <= self.arena.end:
                 self.in_place += region.nbytes
                 return offset
-        offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT + region.gap
+        offset = _aligned(self.nbytes) + region.gap
 
         def copy(target: Bytes1D) -> None:
             # Its memory is there as long as this refers to one of those that share it.
@@ -452,11 +460,15 @@ def _view(tensor: "torch.Tensor") -> View:
 
 
 def _order(strides: Sequence[int]) -> list[int]:
+    """Returns the axes in the order in which memory goes through them, the slowest first."""
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 
 def _back(axes: list[int]) -> list[list[int]]:
-    return [sorted(range(len(axes)), key=axes.__getitem__)] if axes else []
+    """Returns the permutation that undoes one of axes, as the last part of a node; [] for none."""
+    if not axes:
+        return []
+    return [sorted(range(len(axes)), key=axes.__getitem__)]
 
 
 def _unsent(tensor: "torch.Tensor", value: object, path: str) -> ShippingError:

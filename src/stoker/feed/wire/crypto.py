@@ -1,10 +1,11 @@
 """Keys of a run and authentication by CURVE; `sealing` has the keys of batches.
 
-All keys are derived from one token, which every process of a run has. CURVE alone accepts any
-client that knows the server's public key: the allow-list accepts the run's own client key only, and
-the handshake fails before a byte of a message is parsed. The number of connections in their
-handshake is bounded. When all places are taken, a new one replaces the oldest: members of the run
-authenticate within milliseconds, so a flood delays them no longer than that.
+All keys are derived from one token. A platform's `submit` makes it, a new one for each job, and
+every process of the run has it. CURVE alone accepts any client that knows the server's public key:
+the allow-list accepts the run's own client key only, and the handshake fails before a byte of a
+message is parsed. The number of connections in their handshake is bounded. When all places are
+taken, a new one replaces the oldest: members of the run authenticate within milliseconds, so a
+flood delays them no longer than that.
 """
 
 import contextlib

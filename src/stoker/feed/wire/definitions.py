@@ -287,7 +287,7 @@ class _DefinitionPickler(SpecPickler):
         if are_scripts_globals(func.__globals__):
             _, slots = cast("tuple[object, dict[str, dict[str, object]]]", usual[2])
             self.reads.update(slots["__globals__"])
-            # What it reads travels as definitions of its own, by name.
+            # What it reads travels as separate definitions, by name.
             slots["__globals__"] = {}
         return usual
 

@@ -232,7 +232,7 @@ def _text_of(err: BaseException) -> str:
     except (Exception, SystemExit):
         return "its text cannot be shown"
     if len(text) > _MAX_TEXT:
-        # A dataset may raise with all that it holds: begin and end are searched.
+        # A dataset may raise with all that it holds: the first and the last part are searched.
         text = f"{text[: _MAX_TEXT // 2]} ... {text[-_MAX_TEXT // 2 :]}"
     return " ".join(text.split())
 

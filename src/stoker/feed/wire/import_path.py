@@ -2,7 +2,7 @@
 
 The entries of the script's path keep their order. In place of the trainer's installed directories
 (standard library, site-packages) stand the data host's; entries that it does not have are left out,
-and the rest of its own follow. So a project's `datasets` or `statistics.py` hides there what it
+and its other ones follow. So a project's `datasets` or `statistics.py` hides there what it
 hides for the script, also where the data host has imported the other one before.
 """
 
@@ -96,7 +96,7 @@ def arranged(entries: Sequence[str], *, here: Sequence[str]) -> list[str]:
 def forget_hidden(*, kept: Iterable[str] = ()) -> None:
     """Forgets imported modules of names that `sys.path` finds elsewhere by now.
 
-    They are imported again for whoever asks next; modules that use the others keep them.
+    They are imported again when they are needed next; modules that use the others keep them.
     """
     shared = _shared_names(users_folders()) - {*kept}
     hidden = [name for name in shared if _is_hidden(name)]

@@ -107,7 +107,7 @@ def _set_opencv(value: tuple[int | None, bool, bool]) -> None:
 def _arrow_threads() -> object:
     pyarrow = _module("pyarrow")
     threads = pyarrow.cpu_count()
-    # What pyarrow takes by itself: the cores of the host, of this process, or OpenMP's variable.
+    # What pyarrow takes by default: the cores of the host, of this process, or OpenMP's variable.
     usual = {os.cpu_count(), len(os.sched_getaffinity(0))}
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if variable.isdigit():

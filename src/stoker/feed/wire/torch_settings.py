@@ -252,7 +252,7 @@ def _safe_globals() -> object:
     import torch
 
     listed = torch.serialization.get_safe_globals()
-    # Torch adds some of its own; a class may stand with another name.
+    # Torch adds further ones; a class may stand with another name.
     return [
         entry for entry in listed if not _is_torchs(entry[0] if isinstance(entry, tuple) else entry)
     ]

@@ -158,7 +158,7 @@ class Result:
 
     def release(self) -> None:
         """Returns the memory to the worker, from any thread, also twice; no view may be left."""
-        # Cleared before the call: whoever releases it again finds nothing.
+        # Cleared before the call, so that a second release finds nothing.
         release = self._release
         self._release = None
         if release is not None:
@@ -202,7 +202,7 @@ class SplitBatch:
         only: Places of the only samples that are wanted, which another host collates; None: all.
         parts: By the place of their first sample. They overlap where that worker was beyond `begin`
             before it knew.
-        num_covered: Samples from the batch's begin that are there without a gap.
+        num_covered: Samples from the first one on that are there without a gap.
         error: Of the first sample that raised, and its part's place.
         keys: Of the jobs for its parts.
     """

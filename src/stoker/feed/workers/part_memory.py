@@ -1,6 +1,7 @@
 """Memory of a part of a batch, on its way from the worker that made it to one that collates.
 
-It is a memfd, used once, that has no name and ends with its last descriptor, whoever dies.
+It is a memfd, used once and without a name. Whichever process dies, it ends with its last
+descriptor.
 """
 
 import contextlib

@@ -31,10 +31,13 @@ class Slots:
     def __init__(self, channel: Pipe) -> None:
         self._channel = channel
         self.shares_arrays = False
+        # By number: slots to be used again, and those whose batch the pool has or will get.
         self._free: dict[int, mmap.mmap] = {}
         self._held: dict[int, mmap.mmap] = {}
+        # Of slots in which a batch was built: alive as long as the dataset keeps a part of it.
         self._views: dict[int, weakref.ref[Bytes1D]] = {}
         self._next = 0
+        # The slot of the batch that is being built, and what is taken of it.
         self._built: int | None = None
         self._arena: Arena | None = None
         self._last_nbytes = 0
@@ -121,7 +124,7 @@ class Slots:
     def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
         first = batch[0]
         count = len(batch) * first.numel()
-        # Torch stacks in memory of its own: nothing to be built, or not in this memory.
+        # Without room here torch stacks in new memory, from which `end` copies.
         if self._arena is None or not count or first.device.type != "cpu":
             return None
         offset = self._arena.reserve(count * first.element_size())
@@ -145,8 +148,10 @@ class Slots:
         return slot, memory
 
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        # A little more, so that batches of slightly different sizes share slots.
-        size = -(-(nbytes + nbytes // 8) // mmap.PAGESIZE) * mmap.PAGESIZE
+        # An eighth more, so that batches of slightly different sizes share slots; in whole pages.
+        wanted = nbytes + nbytes // 8
+        num_pages = -(-wanted // mmap.PAGESIZE)
+        size = num_pages * mmap.PAGESIZE
         slot = self._next
         self._next += 1
         descriptor = os.memfd_create(f"stoker-{os.getpid()}-{slot}", os.MFD_CLOEXEC)

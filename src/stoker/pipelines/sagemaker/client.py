@@ -229,7 +229,7 @@ class SageMakerClient(PipelineClient):
         return str(runs[0].get("PipelineExecutionArn")).rpartition("/")[2]
 
     def _run_state(self, pipeline: Document, *, name: str, id: str) -> RunState:
-        """Returns a run with its steps in the order of their begin, those that never ran, its jobs.
+        """Returns a run: its steps in the order of their start, those that never ran, its jobs.
 
         Args:
             pipeline: As DescribePipeline answers.
@@ -314,14 +314,17 @@ class SageMakerClient(PipelineClient):
     ) -> dict[str, Json]:
         values: dict[str, Json] = {}
         told = told_parameters(parameters, workload=workload, declared=declared, target=self.target)
-        for each in told:
-            values[each.name] = as_sent(each)
-            own = each.own
-            value = each.value
-            if own and (excess := len(argument_of(own, value)) - MAX_ARGUMENT) > 0:
-                words = f"{len(value)} characters, at most {len(value) - excess}"
+        for parameter in told:
+            values[parameter.name] = as_sent(parameter)
+            if parameter.own is None:
+                continue
+            # The steps hand it on as one argument of a job, whose length the service limits.
+            excess = len(argument_of(parameter.own, parameter.value)) - MAX_ARGUMENT
+            if excess > 0:
+                length = len(parameter.value)
                 raise UsageError(
-                    f"--param {each.name}: its value has {words}",
+                    f"--param {parameter.name}: its value has {length} characters, at most "
+                    f"{length - excess}",
                     fix="set a longer value in the workload and upload that",
                 )
         return values

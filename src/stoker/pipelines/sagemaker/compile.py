@@ -100,6 +100,27 @@ class PipelineRequest:
         return memory_uri(self.workload)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CachedProfile:
+    """What the profile of a pipeline is made from, at addresses that name what it depends on.
+
+    Attributes:
+        workload: Without hyperparameters and options of the command that leave a step's cost as it
+            is: the service compares the requests of two runs.
+        same_cost: Names of these.
+        uploads: Address to content of their values, and of the code.
+    """
+
+    workload: Workload
+    key: str = ""
+    same_cost: tuple[str, ...] = ()
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def has_values(self) -> bool:
+        return bool(self.same_cost)
+
+
 def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compiled:
     """Compiles the workload's pipeline by pipelines/sagemaker.py: reproducible, without network.
 
@@ -145,6 +166,33 @@ def _refuse_queue(settings: SageMakerSettings) -> None:
 
 def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequest:
     """Returns what a pipeline of `workload` is built from; arguments as of `compile_pipeline`."""
+    _check_workload(workload)
+    # Whatever platform the file names: the pipeline's steps submit to this one.
+    inputs = pack_inputs(for_steps(with_short_prices(workload)), folder=folder)
+    packed_workload = inputs.workload
+    cached = _cached_profile(inputs)
+    profile_job = _profile_job(packed_workload, cached)
+    parameters = _pipeline_parameters(packed_workload)
+    hyperparameters = tuple(p for p in parameters if p.hyperparameter)
+    passed = [p.name for p in parameters if not p.hyperparameter and p.name not in _OF_THE_PIPELINE]
+    return PipelineRequest(
+        workload=packed_workload,
+        inputs_uri=inputs.uri,
+        parameters=parameters,
+        passed=tuple(passed),
+        hyperparameters=hyperparameters,
+        profile=SageMakerPlatform().plan(profile_job).body,
+        uploads=_uploads(inputs, cached),
+        profile_key=cached.key,
+        same_cost=cached.same_cost,
+        code=inputs.code,
+        code_digest=_code_digest(inputs)[:CODE_DIGITS],
+        package_digest=_package_digest(inputs),
+    )
+
+
+def _check_workload(workload: Workload) -> None:
+    """Raises UsageError if no pipeline can be made of a workload."""
     _refuse_queue(sagemaker_of(workload))
     check_own(workload, target="sagemaker")
     check_complete(
@@ -154,80 +202,58 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     )
     check_comparable(workload)
     check_decidable(workload, platform="sagemaker")
-    workload = with_short_prices(workload)
-    # Whatever platform the file names: the pipeline's steps submit to this one.
-    inputs = pack_inputs(for_steps(workload), folder=folder)
-    placed = inputs.workload
-    cluster = placed.cluster
+
+
+def _profile_job(workload: Workload, cached: _CachedProfile) -> JobSpec:
+    """Returns the job that is profiled, on today's cluster.
+
+    Raises:
+        UsageError: If keys of the workload name several accounts or regions.
+    """
+    cluster = workload.cluster
     assert cluster
     # Nothing is written to the run's folder: only the request of the plan is taken.
-    cached = _cached_profile(inputs)
-    profiled = JobSpec.of(
+    job = JobSpec.of(
         cached.workload,
         groups=[Group.of_today(cluster.dnn)],
         run_dir=Path("runs"),
-        name=placed.name,
-        profile=placed.profile,
+        name=workload.name,
+        profile=workload.profile,
     )
     others = {}
     if workload.notify:
         others["notify.secret_arn"] = workload.notify.secret_arn
-    check_places(profiled, sagemaker_of(placed), others=others)
-    if cached.has_values:
-        more = dataclasses.replace(profiled.settings, more_hyperparameters=_VALUES_FILE)
-        profiled = dataclasses.replace(profiled, settings=more)
-    known = [_of_service(p) for p in parameters_of(placed)]
-    main = main_channel(placed)
-    if main and file_system(placed.channels[main].uri):
+    check_places(job, sagemaker_of(workload), others=others)
+    if not cached.has_values:
+        return job
+    settings = dataclasses.replace(job.settings, more_hyperparameters=_VALUES_FILE)
+    return dataclasses.replace(job, settings=settings)
+
+
+def _pipeline_parameters(workload: Workload) -> tuple[Parameter, ...]:
+    """Returns the parameters of a run, with their defaults as the service spells them."""
+    parameters = [_of_service(p) for p in parameters_of(workload)]
+    main = main_channel(workload)
+    if main and file_system(workload.channels[main].uri):
         # It has an id and a folder, and no address that one value could replace.
-        known = [p for p in known if p.name != "input_data"]
-    changing = tuple(p for p in known if p.hyperparameter)
-    return PipelineRequest(
-        workload=placed,
-        inputs_uri=inputs.uri,
-        parameters=tuple(known),
-        passed=tuple(p.name for p in known if p.name not in _OF_THE_PIPELINE and p not in changing),
-        hyperparameters=changing,
-        profile=SageMakerPlatform().plan(profiled).body,
-        uploads={
-            **{f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
-            **cached.uploads,
-            # The service refuses an input that does not exist, as before the first run.
-            f"{memory_uri(placed)}{_README}": _README_TEXT.encode(),
-        },
-        profile_key=cached.key,
-        same_cost=cached.same_cost,
-        code=inputs.code,
-        code_digest=_code_digest(inputs)[:CODE_DIGITS],
-        package_digest=_package_digest(inputs),
-    )
+        parameters = [p for p in parameters if p.name != "input_data"]
+    return tuple(parameters)
+
+
+def _uploads(inputs: Inputs, cached: _CachedProfile) -> dict[str, bytes]:
+    """Returns what the steps read, by its address."""
+    return {
+        **{f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+        **cached.uploads,
+        # The service refuses an input that does not exist, as before the first run.
+        f"{memory_uri(inputs.workload)}{_README}": _README_TEXT.encode(),
+    }
 
 
 def for_steps(workload: Workload) -> Workload:
     """Returns the workload as steps read it: another schedule does not make another pipeline."""
     settings = msgspec.structs.replace(sagemaker_of(workload), schedule=None)
     return msgspec.structs.replace(workload, platform="sagemaker", sagemaker=settings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CachedProfile:
-    """What the profile of a pipeline is made from, at addresses that name what it depends on.
-
-    Attributes:
-        workload: Without hyperparameters and options of the command that leave a step's cost as it
-            is: the service compares the requests of two runs.
-        same_cost: Names of these.
-        uploads: Address to content of their values, and of the code.
-    """
-
-    workload: Workload
-    key: str = ""
-    same_cost: tuple[str, ...] = ()
-    uploads: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def has_values(self) -> bool:
-        return bool(self.same_cost)
 
 
 def memory_uri(workload: Workload) -> str:

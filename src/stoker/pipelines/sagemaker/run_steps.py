@@ -144,7 +144,7 @@ def _last_messages(aws: Aws, group: str, stream: str) -> tuple[str, ...]:
         if any(messages):
             return tuple(message for message in messages if message)
         earlier: dict[str, Json] = {"nextToken": answer.get("nextBackwardToken")}
-        # At the stream's begin the service returns the token that it was given.
+        # At the stream's beginning the service returns the token that it was given.
         if earlier in (token, {"nextToken": None}):
             break
         token = earlier

@@ -71,7 +71,7 @@ def _packed_head(lines: Sequence[bytes], packed: bytes, *, most: int) -> tuple[b
     """
     kept = len(lines)
     while len(packed) > most and kept > 1:
-        # A guess by the mean size of a line, a little lower: rows at the begin may pack worse.
+        # A guess by the mean size of a line, a little lower: the first rows may pack worse.
         guess = int(kept * 0.95 * most / len(packed))
         kept = max(1, min(kept - 1, guess))
         packed = zlib.compress(b"".join(lines[:kept]), 9)

@@ -110,7 +110,7 @@ def objects_version(aws: Aws, uri: str, *, max_pages: int) -> str:
 
     Args:
         aws: The account.
-        uri: An address, or the begin of several.
+        uri: An address, or what several begin with.
         max_pages: Of 1000 objects each. With more there is no version.
 
     Returns:
