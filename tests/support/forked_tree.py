@@ -63,7 +63,11 @@ _PLAIN |= {"gid": None, "gids": None, "uid": None, "umask": -1}
 # Not OMP_NUM_THREADS: the local platform gives a script all cores, and torch has one thread in each
 # fork, which is enough for what tests compute.
 _READ_AT_START = ("PYTHON", "MKL_", "LD_", "TORCH", "CUDA")
-_GIVEN = ("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISABLE_")
+_GIVEN = (
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DISABLE_"),
+    # Torch reads it when it compiles, and sets it for itself in a process that imports Lightning.
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 _OPTIONS = ("-P", "-u")
 # Their processes start others.
 _TORCHRUN = "torch.distributed.run"
@@ -265,8 +269,6 @@ def _hides_imported(env: Mapping[str, str], kind: str, name: str, folder: str) -
 def _clean_environ() -> dict[str, str]:
     """Returns the variables that the first zygote begins with."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-    # Torch sets it for itself, in a process of tests that imports Lightning.
-    kept.pop("TORCHINDUCTOR_CACHE_DIR", None)
     return kept | {"OMP_NUM_THREADS": "1"}
 
 
