@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import gc
+import importlib
 import itertools
 import os
 import signal
@@ -96,6 +97,8 @@ def pytest_collection() -> Generator[None, object, object]:
         if torch := sys.modules.get("torch"):
             # Its threads spin until the others have a core: up to ten times the CPU.
             torch.set_num_threads(1)
+            # Of support/, with torch: not of tests that need none.
+            importlib.import_module("support.abandoned_workers").end_them_at_once()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
