@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from stoker.errors import FeedError
 from stoker.feed import balance
-from stoker.feed.balance import SampleCosts, sizes_of
+from stoker.feed.balance import SampleCosts, class_of, cost_of, sizes_of
 
 
 def exchange_alone(store: str, told) -> None:
@@ -63,4 +63,58 @@ def test_all_ranks_know_afterwards_what_each_has_measured(tmp_path):
     assert first == second
     assert 0 not in first[0]
     assert first[0][2] == first[0][3] > first[0][1] >= first[0][0]
-    assert first[1]["fresh"] == {}
+    assert first[1]["fresh"] == b""
+
+
+def measure_in_two_epochs(store: str, rank: int, told) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    costs = SampleCosts(4)
+    # Longer in each epoch, and measured by the other rank.
+    for epoch in range(2):
+        index = (rank + epoch) % 2
+        costs.note([index], sizes_of([bytes(100 * (1 + epoch + index))]))
+        costs.exchange()
+    told.put(costs.costs_of([0, 1]))
+
+
+def test_a_sample_whose_length_changes_counts_as_it_was_measured_last(tmp_path):
+    context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+    arguments = [(str(tmp_path / "store"), rank, told) for rank in range(2)]
+    ranks = [context.Process(target=measure_in_two_epochs, args=args) for args in arguments]
+    for rank in ranks:
+        rank.start()
+    costs = [told.get(), told.get()]
+    for rank in ranks:
+        rank.join(150)
+    assert costs == [[cost_of(class_of(200)), cost_of(class_of(300))]] * 2
+
+
+def exchange_with_another_order(store: str, rank: int, told) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    said: list[str] = []
+    costs = SampleCosts(4, say=said.append)
+    is_known = []
+    # The second rank forgets `set_epoch` once.
+    for epoch in ((0, 0), (1, 0), (2, 2), (3, 3)):
+        costs.note([rank], sizes_of([bytes(100)]))
+        costs.exchange(f"epoch {epoch[rank]}")
+        is_known.append(costs.is_known)
+    told.put((rank, is_known, said))
+
+
+def test_an_epoch_whose_order_the_ranks_do_not_share_is_not_dealt(tmp_path):
+    context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+    arguments = [(str(tmp_path / "store"), rank, told) for rank in range(2)]
+    ranks = [context.Process(target=exchange_with_another_order, args=args) for args in arguments]
+    for rank in ranks:
+        rank.start()
+    results = [told.get(), told.get()]
+    for rank in ranks:
+        rank.join(150)
+    for _, is_known, said in results:
+        assert is_known == [True, False, True, True]
+        (text,) = said
+        assert "rank 0 draws samples by epoch 1, 4 samples, rank 1 by epoch 0, 4 samples" in text
+        assert "call set_epoch(epoch) on all of them" in text

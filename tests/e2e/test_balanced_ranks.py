@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import statistics
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from stoker.records import FeedSettings
+from support.balanced_runs import global_batches, imbalance
 from support.balanced_script import BATCH_SIZE, NUM_SAMPLES
 from support.local_job import LocalJob
 
@@ -46,24 +45,6 @@ def balanced(tmp_path_factory):
     folder = tmp_path_factory.mktemp("balanced")
     train(folder)
     return steps_of(folder)
-
-
-def global_batches(ranks: list[list]) -> list[list[int]]:
-    batches = []
-    for step in zip(*ranks, strict=True):
-        indices = itertools.chain.from_iterable(rank[1] for rank in step)
-        batches.append(sorted(indices))
-    return batches
-
-
-def imbalance(ranks: list[list]) -> dict[int, list[float]]:
-    """Of each step, by epoch: the highest cost over the mean."""
-    ratios = defaultdict(list)
-    for step in zip(*ranks, strict=True):
-        costs = [rank[2] for rank in step]
-        epoch = step[0][0]
-        ratios[epoch].append(max(costs) / statistics.fmean(costs))
-    return ratios
 
 
 def test_global_batches_are_those_of_the_script_and_costs_are_within_five_percent(

@@ -99,12 +99,13 @@ def expected_of(shape: Shape) -> list[list[list[int]]]:
         for rank in range(shape.num_ranks):
             sampler = shape.sampler(rank, epoch)
             balanced = BalancedSampler(sampler, costs, num_ranks=shape.num_ranks, rank=rank)
-            batches = list(balanced)
+            # In order nothing is dealt: an evaluation may count on it.
+            batches = list(sampler if shape.in_order else balanced)
             dealt[rank] += batches
             for index in itertools.chain.from_iterable(batches):
                 classes[index] = class_of(sample_bytes(rows[index]))
         # Only now: all ranks of an epoch deal by the same costs.
-        costs.load({"table": zlib.compress(classes.tobytes()), "fresh": {}})
+        costs.load({"table": zlib.compress(classes.tobytes()), "fresh": b""})
     return dealt
 
 

@@ -10,14 +10,23 @@ by a group of torch.distributed of their own (Gloo, on the CPU), so that all dea
 sample has been measured, it counts as the median of those that are known; in the first epoch none
 is known, and each rank has the samples of torch's own order. All sums are of whole numbers: ranks
 on different CPUs come to the same deal.
+
+Each rank draws the samples of all ranks. Should these not be the same (another seed, another
+`set_epoch`, a generator that only some have advanced), samples would be lost and others would come
+twice. So the ranks also exchange what decides their order, and what their first global batch was;
+where that differs, the epoch is not dealt.
 """
 
 import copy
+import hashlib
 import heapq
+import io
 import itertools
 import math
+import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypedDict, cast
 
@@ -25,7 +34,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+)
 
 from stoker.errors import FeedError
 
@@ -37,14 +52,34 @@ _MAX_CLASS = 1 + _CLASSES_PER_DOUBLING * _DOUBLINGS
 _MAX_EXCHANGES = 64
 # The other ranks begin their epoch at the same time, or never.
 _EXCHANGE_SECONDS = 300.0
+# Where ranks differ by less than this share, exchanges are not worth their time.
+_GOOD_ENOUGH = 1000
+# Costs are exchanged in pieces of so many samples: 4 MiB.
+_SAMPLES_OF_A_PIECE = 1 << 20
 # Parts of a sample that are looked at; those behind them count as the ones before.
 _MAX_PARTS = 1000
+# A sample's parts may hold each other in a circle.
+_MAX_DEPTH = 16
+# Of a number, or of an object in which nothing is found.
+_SMALL_BYTES = 8
 
 _NOT_SEEN = (
     ", so that what other ranks get is not known: give it sampler=DistributedSampler(dataset)"
 )
+_SAME_ORDER = (
+    "; give the samplers of all ranks the same seed, and call set_epoch(epoch) on all of them"
+)
+# In place of a sample's bytes.
+_UNMEASURED = (1 << 64) - 1
+# In a state: an index and a class.
+_BYTES_OF_FRESH = 6
+_IN_ORDER = (
+    "it reads in order (without shuffle), as an evaluation does, which may put together by their "
+    "place what the ranks returned"
+)
 
 Classes = npt.NDArray[np.uint16]
+Costs = npt.NDArray[np.int64]
 
 
 class CostsState(TypedDict):
@@ -52,11 +87,12 @@ class CostsState(TypedDict):
 
     Attributes:
         table: Classes of all samples (uint16, 0: unknown), compressed; as they were dealt by.
-        fresh: Index to class, of the current epoch.
+        fresh: What this rank measured in the current epoch: all indices (uint32), then their
+            classes (uint16). States of earlier versions have a dict.
     """
 
     table: bytes
-    fresh: dict[int, int]
+    fresh: "bytes | dict[int, int]"
 
 
 def sample_bytes(sample: object) -> int:
@@ -64,43 +100,80 @@ def sample_bytes(sample: object) -> int:
 
     Looks at 1,000 parts at most: a longer list counts as its first parts say.
     """
-    left = [_MAX_PARTS]
-    return _bytes_of(sample, left)
+    return _Measuring().bytes_of(sample, depth=0)
 
 
-def _bytes_of(value: object, left: list[int]) -> int:
-    left[0] -= 1
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, str | bytes | bytearray | memoryview):
-        return len(value)
+class _Measuring:
+    """A walk through the parts of one sample."""
+
+    def __init__(self) -> None:
+        self._parts_left = _MAX_PARTS
+
+    def bytes_of(self, value: object, *, depth: int) -> int:
+        self._parts_left -= 1
+        # First: most parts of a list of token numbers.
+        if value is None or isinstance(value, int | float):
+            return _SMALL_BYTES
+        if isinstance(value, torch.Tensor):
+            return value.numel() * value.element_size()
+        if isinstance(value, str | bytes | bytearray | memoryview):
+            return len(value)
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return value.nbytes
+        size = getattr(value, "size", None)
+        if isinstance(size, tuple) and hasattr(value, "getbands"):
+            # An image of Pillow.
+            return int(math.prod(size)) * len(value.getbands())
+        if isinstance(value, io.BytesIO):
+            return value.getbuffer().nbytes
+        parts = _parts_of(value)
+        if parts is not None:
+            return self._bytes_of_many(parts, depth=depth + 1)
+        # Tables and arrays of other libraries.
+        nbytes = getattr(value, "nbytes", None)
+        return int(nbytes) if isinstance(nbytes, int | np.integer) else _SMALL_BYTES
+
+    def _bytes_of_many(self, parts: Sequence[object], *, depth: int) -> int:
+        if depth > _MAX_DEPTH:
+            return _SMALL_BYTES
+        total = num_seen = 0
+        for part in parts:
+            if self._parts_left <= 0:
+                break
+            total += self.bytes_of(part, depth=depth)
+            num_seen += 1
+        return total * len(parts) // num_seen if num_seen else 0
+
+
+def _parts_of(value: object) -> Sequence[object] | None:
+    """Returns what a container or an object of the script holds; None: nothing that is seen."""
     if isinstance(value, Mapping):
-        return _bytes_of_many(tuple(value.values()), left)
+        return tuple(value.values())
     if isinstance(value, list | tuple | set | frozenset):
-        return _bytes_of_many(tuple(value), left)
-    size = getattr(value, "size", None)
-    if isinstance(size, tuple) and hasattr(value, "getbands"):
-        # An image of Pillow.
-        return int(math.prod(size)) * len(value.getbands())
-    fields = getattr(value, "__dict__", None)
-    return _bytes_of_many(tuple(fields.values()), left) if fields else 8
-
-
-def _bytes_of_many(parts: Sequence[object], left: list[int]) -> int:
-    total = num_seen = 0
-    for part in parts:
-        if left[0] <= 0:
-            break
-        total += _bytes_of(part, left)
-        num_seen += 1
-    return total * len(parts) // num_seen if num_seen else 0
+        return tuple(value)
+    if isinstance(value, np.ndarray):
+        # Of objects, such as rows of different lengths.
+        return tuple(value.flat)
+    if hasattr(value, "nbytes"):
+        return None
+    fields = list(getattr(value, "__dict__", {}).values())
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else tuple(slots)
+        fields += [getattr(value, name) for name in names if hasattr(value, name)]
+    return fields or None
 
 
 def class_of(nbytes: int) -> int:
     """Returns the class of a cost, from 1 on; 64 to a doubling, up to 1 TiB."""
-    return min(1 + round(_CLASSES_PER_DOUBLING * math.log2(max(1, nbytes))), _MAX_CLASS)
+    return int(classes_of(np.array([nbytes], dtype=np.uint64))[0])
+
+
+def classes_of(sizes: npt.NDArray[np.uint64]) -> Classes:
+    """Returns the classes of many costs."""
+    doublings = np.log2(np.maximum(sizes, 1))
+    classes: Classes = np.rint(1 + _CLASSES_PER_DOUBLING * doublings).astype(np.uint16)
+    return np.minimum(classes, _MAX_CLASS)
 
 
 def cost_of(cost_class: int) -> int:
@@ -155,17 +228,66 @@ def _exchange(hands: list[list[int]], costs: Sequence[int]) -> None:
     for _ in range(_MAX_EXCHANGES):
         most = loads.index(max(loads))
         least = loads.index(min(loads))
+        gap = loads[most] - loads[least]
+        if gap * _GOOD_ENOUGH <= loads[most]:
+            return
         longer = np.array([costs[place] for place in hands[most]])
         shorter = np.array([costs[place] for place in hands[least]])
-        # What the higher of the two would have after each possible exchange.
-        moved = longer[:, None] - shorter[None, :]
-        higher = np.maximum(loads[most] - moved, loads[least] + moved)
-        ours, theirs = divmod(int(higher.argmin()), len(shorter))
-        if higher[ours, theirs] >= loads[most]:
+        ours, theirs = _closest(longer, shorter, gap=gap)
+        moved = int(longer[ours] - shorter[theirs])
+        if not 0 < moved < gap:
             return
         hands[most][ours], hands[least][theirs] = hands[least][theirs], hands[most][ours]
-        loads[most] -= int(moved[ours, theirs])
-        loads[least] += int(moved[ours, theirs])
+        loads[most] -= moved
+        loads[least] += moved
+
+
+def _closest(longer: Costs, shorter: Costs, *, gap: int) -> tuple[int, int]:
+    """Returns the places of the pair whose difference is closest to half of `gap`.
+
+    After its exchange the higher of both loads is the lowest that one exchange can reach.
+    """
+    order = np.argsort(shorter, kind="stable")
+    ranked = shorter[order]
+    # Twice of all: whole numbers.
+    above = np.searchsorted(2 * ranked, 2 * longer - gap)
+    pairs: list[tuple[int, int, int]] = []
+    for ranks in (above - 1, above):
+        nearest = np.clip(ranks, 0, len(ranked) - 1)
+        miss = np.abs(2 * (longer - ranked[nearest]) - gap)
+        ours = int(miss.argmin())
+        pairs.append((int(miss[ours]), ours, int(order[nearest[ours]])))
+    _, ours, theirs = min(pairs)
+    return ours, theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """What a rank says of its order at the beginning of an epoch; all have to say the same.
+
+    Attributes:
+        words: What decides the order, such as seed and epoch.
+        first: Digest of the first global batch of the epoch before; empty: none was drawn.
+        costs: Checksum of the costs that it knows before the exchange.
+    """
+
+    words: str
+    first: str = ""
+    costs: int = 0
+
+
+def difference_of(orders: Sequence[RankOrder]) -> str:
+    """Returns in which way ranks do not draw the same global batches; empty: they do."""
+    for rank, order in enumerate(orders):
+        if order.words != orders[0].words:
+            return f"rank 0 draws samples by {orders[0].words}, rank {rank} by {order.words}"
+    drawn = [(rank, order.first) for rank, order in enumerate(orders) if order.first]
+    for rank, first in drawn:
+        if first != drawn[0][1]:
+            return f"ranks {drawn[0][0]} and {rank} drew other samples in the epoch before"
+    if len({order.costs for order in orders}) > 1:
+        return "some ranks have loaded a state, and others have not, or another one"
+    return ""
 
 
 class SampleCosts:
@@ -173,14 +295,35 @@ class SampleCosts:
 
     Args:
         num_samples: Of the dataset.
+        say: Is told why the samples of an epoch are not dealt.
     """
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, *, say: Callable[[str], None] = lambda _: None) -> None:
+        # 0: unknown.
         self._table: Classes = np.zeros(num_samples, dtype=np.uint16)
-        self._fresh: dict[int, int] = {}
+        self._packed_table: bytes | None = None
+        self._fresh: Classes = np.zeros(num_samples, dtype=np.uint16)
+        self._say = say
+        # Digest of the last epoch's first global batch.
+        self.first = ""
         # The median class of those known, 0 if none is; None: to be looked up.
         self._usual: int | None = None
         self._group: dist.ProcessGroup | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._table)
+
+    def go_on_from(self, last: "SampleCosts") -> None:
+        """Takes what an earlier loader of the same dataset has measured."""
+        self._set_table(last._table.copy())
+        self._fresh = last._fresh.copy()
+        self._group = last._group
+
+    def _set_table(self, table: Classes) -> None:
+        self._table = table
+        self._packed_table = None
+        self._usual = None
 
     @property
     def is_known(self) -> bool:
@@ -189,62 +332,129 @@ class SampleCosts:
 
     def _usual_class(self) -> int:
         if self._usual is None:
-            measured = np.sort(self._table[self._table > 0])
-            self._usual = int(measured[measured.size // 2]) if measured.size else 0
+            # Counted: to sort ten million samples takes half a second.
+            counts = np.bincount(self._table, minlength=1)
+            counts[0] = 0
+            up_to = np.cumsum(counts)
+            is_past_middle = up_to > up_to[-1] // 2
+            self._usual = int(is_past_middle.argmax())
         return self._usual
 
-    def note(self, indices: Iterable[object], sizes: bytes) -> None:
+    def note(self, indices: Sequence[object], sizes: bytes) -> None:
         """Notes the bytes of a batch's samples, as `sizes_of` packs them."""
-        for index, nbytes in zip(indices, np.frombuffer(sizes, dtype="<u8"), strict=False):
-            self._fresh[int(cast("int", index))] = class_of(int(nbytes))
+        measured = np.frombuffer(sizes, dtype="<u8")
+        places = self.places_of(indices[: len(measured)])
+        if places is None:
+            return
+        measured = measured[: len(places)]
+        is_measured = measured != _UNMEASURED
+        self._fresh[places[is_measured]] = classes_of(measured[is_measured])
 
-    def costs_of(self, indices: Sequence[int]) -> list[int]:
+    def note_skipped(self, indices: Sequence[object]) -> None:
+        """Notes samples that were left out of their batch: they cost nothing."""
+        self.note(indices, np.zeros(len(indices), dtype="<u8").tobytes())
+
+    def places_of(self, indices: Sequence[object]) -> Costs | None:
+        """Returns where the samples are in the table; None: these are no places in a dataset."""
+        try:
+            places = np.array([operator.index(cast("int", index)) for index in indices], np.int64)
+        except TypeError:
+            # Such as the keys of a dataset of the script.
+            return None
+        is_within = (places >= 0) & (places < len(self._table))
+        return places if is_within.all() else None
+
+    def costs_of(self, places: "Costs | Sequence[int]") -> list[int]:
         """Returns the costs of these samples; of unknown ones the median of all that are known."""
-        classes: list[int] = self._table[np.asarray(indices, dtype=np.int64)].tolist()
+        classes: list[int] = self._table[np.asarray(places, dtype=np.int64)].tolist()
         usual = self._usual_class() or 1
         return [cost_of(cost_class or usual) for cost_class in classes]
 
-    def exchange(self) -> None:
+    def exchange(self, words: str = "") -> None:
         """Exchanges with all ranks what each has measured since the last time.
 
-        Blocks until all ranks of torch.distributed have called it, 300 s at most.
+        If the ranks do not draw the same global batches, all costs are forgotten, so that the epoch
+        is not dealt, and `say` is told. Blocks until all ranks of torch.distributed have called it,
+        300 s at most.
+
+        Args:
+            words: What decides this rank's order.
 
         Raises:
             FeedError: If a rank did not come.
         """
-        merged: list[dict[int, int]] = [{} for _ in range(dist.get_world_size())]
+        order_here = RankOrder(
+            words=f"{words}, {len(self._table)} samples",
+            first=self.first,
+            costs=zlib.crc32(self._table.tobytes()),
+        )
+        self.first = ""
         try:
             if self._group is None:
                 seconds = timedelta(seconds=_EXCHANGE_SECONDS)
                 self._group = dist.new_group(backend="gloo", timeout=seconds)
-            dist.all_gather_object(merged, self._fresh, group=self._group)
+            orders = [order_here] * dist.get_world_size()
+            dist.all_gather_object(orders, order_here, group=self._group)
+            difference = difference_of(orders)
+            measured = self._fresh if difference else self._measured_by_all()
         except RuntimeError as err:
             raise FeedError(
                 f"the ranks could not exchange what samples cost: {err}",
-                where="feed.balance: cost, at the begin of an epoch",
+                where="feed.balance: cost, at the beginning of an epoch",
                 fix="let all ranks iterate over this loader, or leave feed.balance out",
             ) from err
-        for fresh in merged:
-            for index, cost in fresh.items():
-                self._table[index] = cost
-        self._fresh = {}
-        self._usual = None
+        if difference:
+            self._say(f"{difference}: what other ranks get is not known{_SAME_ORDER}")
+            self._set_table(np.zeros_like(self._table))
+        else:
+            self._set_table(np.where(measured > 0, measured, self._table))
+        self._fresh = np.zeros_like(self._fresh)
+
+    def _measured_by_all(self) -> Classes:
+        """Returns what any rank has measured; if several have, the highest."""
+        measured = self._fresh.copy()
+        for start in range(0, len(measured), _SAMPLES_OF_A_PIECE):
+            piece = measured[start : start + _SAMPLES_OF_A_PIECE]
+            # Gloo has no uint16.
+            of_all = torch.from_numpy(piece.astype(np.int32))
+            dist.all_reduce(of_all, dist.ReduceOp.MAX, group=self._group)
+            piece[:] = of_all.numpy()
+        return measured
 
     def state(self) -> CostsState:
         """Returns what `load` takes."""
-        return CostsState(table=zlib.compress(self._table.tobytes(), 1), fresh=dict(self._fresh))
+        if self._packed_table is None:
+            # Once an epoch: of ten million samples it takes a second.
+            self._packed_table = zlib.compress(self._table.tobytes(), 1)
+        places = np.flatnonzero(self._fresh)
+        fresh = places.astype("<u4").tobytes() + self._fresh[places].tobytes()
+        return CostsState(table=self._packed_table, fresh=fresh)
 
     def load(self, state: CostsState) -> None:
         """Goes on from a saved state, whose epoch was dealt by its table."""
         table = np.frombuffer(zlib.decompress(state["table"]), dtype=np.uint16)
-        self._table = table.copy()
-        self._usual = None
-        self._fresh = dict(state["fresh"])
+        self._set_table(table.copy())
+        self._fresh = np.zeros_like(self._table)
+        fresh = state["fresh"]
+        if isinstance(fresh, dict):
+            self._fresh[list(fresh.keys())] = list(fresh.values())
+            return
+        num_fresh = len(fresh) // _BYTES_OF_FRESH
+        places = np.frombuffer(fresh, dtype="<u4", count=num_fresh)
+        self._fresh[places] = np.frombuffer(fresh, dtype=np.uint16, offset=places.nbytes)
 
 
 def sizes_of(samples: Iterable[object]) -> bytes:
     """Returns the bytes of each sample, packed for `SampleCosts.note` (8 bytes each)."""
-    return np.array([sample_bytes(sample) for sample in samples], dtype="<u8").tobytes()
+    return np.array([_size_of(sample) for sample in samples], dtype="<u8").tobytes()
+
+
+def _size_of(sample: object) -> int:
+    try:
+        return sample_bytes(sample)
+    except Exception:
+        # A property of the script's: measuring must not break a batch that torch would make.
+        return _UNMEASURED
 
 
 class MeasuringCollate:
@@ -259,7 +469,8 @@ class MeasuringCollate:
         self.sizes = b""
 
     def __call__(self, samples: object) -> object:
-        self.sizes = sizes_of(cast("Iterable[object]", samples))
+        # What a dataset's own __getitems__ returns may be columns, or be readable only once.
+        self.sizes = sizes_of(samples) if isinstance(samples, list | tuple) else b""
         return self.collate_fn(samples)
 
 
@@ -288,17 +499,37 @@ class BalancedSampler:
             steps = _steps_of_accelerate(self._sampler, num_ranks=self._num_ranks)
         else:
             steps = _steps_of_torch(self._sampler, num_ranks=self._num_ranks)
-        for step in steps:
+        for number, step in enumerate(steps):
+            if number == 0:
+                self._costs.first = hashlib.sha256(repr(step).encode()).hexdigest()
             if not step[self._rank]:
                 return
             yield self._dealt(step)
+
+    def order_words(self, generators: Iterable[torch.Generator]) -> str:
+        """Says what decides the order of an epoch that begins now.
+
+        Args:
+            generators: Those that the sampler may draw from.
+        """
+        if not _is_accelerates(self._sampler):
+            sampler = cast("DistributedSampler[object]", self._sampler.sampler)
+            names = ("seed", "epoch", "total_size", "drop_last")
+            words = [f"{name} {getattr(sampler, name)}" for name in names]
+            return ", ".join([*words, f"batches of {self._sampler.batch_size}"])
+        states = [generator.get_state().numpy().tobytes() for generator in generators]
+        digests = [hashlib.sha256(state).hexdigest()[:8] for state in states]
+        return f"generators in the states {', '.join(digests) or 'none'}"
 
     def _dealt(self, step: Sequence[list[int]]) -> list[int]:
         is_even = len({len(batch) for batch in step}) == 1
         if not (is_even and self._costs.is_known):
             return step[self._rank]
         batch = list(itertools.chain.from_iterable(step))
-        hands = deal(self._costs.costs_of(batch), num_ranks=self._num_ranks)
+        places = self._costs.places_of(batch)
+        if places is None:
+            return step[self._rank]
+        hands = deal(self._costs.costs_of(places), num_ranks=self._num_ranks)
         return [batch[place] for place in hands[self._rank]]
 
 
@@ -379,14 +610,11 @@ def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) 
     sampler = cast("BatchSampler | None", loader.batch_sampler)
     if sampler is None:
         return "it has no batches of its own (batch_size=None)"
-    if not _is_accelerates(sampler):
-        if type(sampler).__iter__ is not BatchSampler.__iter__:
-            kind = type(sampler).__name__
-            return f"its batch_sampler, a {kind}, is not torch's BatchSampler{_NOT_SEEN}"
-        of_rank = type(sampler.sampler)
-        if of_rank.__iter__ is not DistributedSampler.__iter__:
-            name = of_rank.__name__
-            return f"its {name} is no DistributedSampler{_NOT_SEEN}"
+    if num_samples_of(loader) is None:
+        return "its dataset has no length"
+    why = _why_unseen(sampler)
+    if why:
+        return why
     place = _place_of(sampler)
     if place != (world_size, rank):
         its = f"rank {place[1]} of {place[0]}"
@@ -396,3 +624,31 @@ def why_unbalanced(loader: "DataLoader[object]", *, world_size: int, rank: int) 
     if not (dist.is_available() and dist.is_initialized()):
         return "torch.distributed is not initialised"
     return ""
+
+
+def _why_unseen(sampler: object) -> str:
+    """Returns why other ranks' samples are not seen, or why their order is kept; empty: neither."""
+    if _is_accelerates(sampler):
+        of_all = cast("_AcceleratesShard", sampler).batch_sampler
+        return _IN_ORDER if isinstance(_inner(of_all), SequentialSampler) else ""
+    kind = type(sampler)
+    if kind.__iter__ is not BatchSampler.__iter__:  # type: ignore[attr-defined]
+        return f"its batch_sampler, a {kind.__name__}, is not torch's BatchSampler{_NOT_SEEN}"
+    of_rank = _inner(sampler)
+    kind = type(of_rank)
+    if kind.__iter__ is not DistributedSampler.__iter__:  # type: ignore[attr-defined]
+        return f"its sampler, a {kind.__name__}, is not torch's DistributedSampler{_NOT_SEEN}"
+    return "" if cast("DistributedSampler[object]", of_rank).shuffle else _IN_ORDER
+
+
+def _inner(sampler: object) -> object:
+    return getattr(sampler, "sampler", None)
+
+
+def num_samples_of(loader: "DataLoader[object]") -> int | None:
+    """Returns the length of a loader's dataset; None: it has none."""
+    try:
+        return len(cast("Sized", loader.dataset))
+    except Exception:
+        # The script's: with a sampler of its own torch does not ask for it.
+        return None

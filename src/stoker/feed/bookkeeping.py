@@ -471,6 +471,8 @@ class TrainerProcess:
     said_unsent: bool = False
     # Numbers of loaders whose samples are not dealt by cost.
     said_unbalanced: set[int] = field(default_factory=set)
+    # By number of the loader, which a loader that is made again keeps.
+    costs_of_loaders: "dict[int, SampleCosts]" = field(default_factory=dict)
     # Bad samples of all loaders.
     num_bad: int = 0
     _bad_file: BadSampleFile | None = None

@@ -246,8 +246,9 @@ class Epoch:
         costs = self._books.costs
         if costs is not None and self._indices:
             skipped = {one.place for one in self._bad_now if not one.replaced_by}
-            indices = enumerate(cast("Iterable[object]", self._indices[0]))
-            costs.note((index for place, index in indices if place not in skipped), sizes)
+            indices = list(enumerate(cast("Iterable[object]", self._indices[0])))
+            costs.note([index for place, index in indices if place not in skipped], sizes)
+            costs.note_skipped([index for place, index in indices if place in skipped])
 
     def note_bad(self, bad: tuple[BadSample, ...], maker: tuple[str, int]) -> None:
         """Lists the bad samples of the next batch, before the script gets it."""

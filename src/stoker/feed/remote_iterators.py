@@ -1,7 +1,7 @@
 """Iterators of a loader under a data group, for map-style and iterable datasets."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, repeat
 from typing import cast
@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import (
 )
 
 from stoker.errors import ShippingError
-from stoker.feed.balance import MeasuringCollate, SampleCosts, why_unbalanced
+from stoker.feed.balance import MeasuringCollate, SampleCosts, num_samples_of, why_unbalanced
 from stoker.feed.bookkeeping import TrainerProcess, making_of
 from stoker.feed.in_step import InStep, Say
 from stoker.feed.iterators import CountedIterator, Epoch, raising, start_method_of, worker_init_of
@@ -39,6 +39,8 @@ from stoker.feed.wire.process_settings import InheritedSettings
 from stoker.feed.workers.crashes import LossRules
 from stoker.logs import EventName, Log
 
+# Loaders whose costs are kept, for the script that makes one again: 4 bytes a sample.
+_MAX_COSTS = 10
 _PINNED = (
     "batches are in pinned memory, because this process uses an accelerator and the loader has no "
     "pin_memory: copies with non_blocking=True do not wait (PyTorch's way: --set feed.pin=script)"
@@ -364,10 +366,34 @@ def _begins_balance(loader: "DataLoader[object]", process: TrainerProcess) -> bo
         return True
     why = why_unbalanced(loader, world_size=settings.world_size, rank=settings.rank)
     if not why:
-        books.costs = SampleCosts(len(cast("Sized", loader.dataset)))
+        books.costs = _costs_of(loader, process)
         return True
     process.say_unbalanced(loader, why=why)
     return False
+
+
+def _costs_of(loader: "DataLoader[object]", process: TrainerProcess) -> SampleCosts:
+    """Returns what samples of a loader cost, as far as the one it was made again from knows."""
+    say = partial(_say_unbalanced, weakref.ref(loader), process)
+    costs = SampleCosts(num_samples_of(loader) or 0, say=say)
+    number = process.books(loader).number
+    last = process.costs_of_loaders.get(number)
+    if last is not None and last.num_samples == costs.num_samples:
+        # The script has made this loader again, perhaps in each epoch.
+        costs.go_on_from(last)
+    process.costs_of_loaders[number] = costs
+    if len(process.costs_of_loaders) > _MAX_COSTS:
+        # The oldest: of a script that makes another loader each time.
+        process.costs_of_loaders.pop(next(iter(process.costs_of_loaders)))
+    return costs
+
+
+def _say_unbalanced(
+    of_loader: "weakref.ref[DataLoader[object]]", process: TrainerProcess, why: str
+) -> None:
+    loader = of_loader()
+    if loader is not None:
+        process.say_unbalanced(loader, why=why)
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
 from stoker.feed.bad_samples import BadSamples
-from stoker.feed.balance import SampleCosts, balanced
+from stoker.feed.balance import BalancedSampler, SampleCosts, balanced
 from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.interrupts import is_of_signal_handler
 from stoker.feed.loader_state import (
@@ -82,7 +82,7 @@ class SamplerOrder:
             stream = progress_of(state["begun"], self._dataset, is_inline=self._is_inline)
         books.loaded = None
         if self._costs is not None:
-            _begin_costs(self._costs, state)
+            self._begin_costs(self._costs, state)
         if books.bad is not None:
             _begin_bad(books.bad, state)
         self._draws_seed = False
@@ -108,6 +108,14 @@ class SamplerOrder:
         elif again:
             self._draws_seed = books.keeps_seed is False or books.base_seed is None
             self.position.base_seed = books.base_seed
+
+    def _begin_costs(self, costs: SampleCosts, state: LoaderState | None) -> None:
+        """Takes the costs by which the epoch is dealt: those of its state, or of all ranks."""
+        if state is not None and "costs" in state:
+            costs.load(state["costs"])
+        if state is None or state["begun"] is None:
+            dealing = cast("BalancedSampler", self._sampler)
+            costs.exchange(dealing.order_words(generators_of(self._parts)))
 
     @property
     def base_seed(self) -> int:
@@ -228,14 +236,6 @@ class SamplerOrder:
             return torch.get_rng_state()
         state: torch.Tensor = self._generator.get_state()
         return state
-
-
-def _begin_costs(costs: SampleCosts, state: LoaderState | None) -> None:
-    """Takes the costs by which the epoch is dealt: those of its state, or those of all ranks."""
-    if state is not None and "costs" in state:
-        costs.load(state["costs"])
-    if state is None or state["begun"] is None:
-        costs.exchange()
 
 
 def _begin_bad(counts: BadSamples, state: LoaderState | None) -> None:
