@@ -18,6 +18,8 @@ LOADERS = {
     "persistent": {"num_workers": 2, "loader": {"persistent_workers": True}},
     "stream": STREAM,
     "stream, workers": STREAM | {"num_workers": 2},
+    "resumed": {"num_workers": 2, "resumed": True, "ways": ["whole", "left"]},
+    "resumed stream": STREAM | {"num_workers": 2, "resumed": True},
 }
 on_device = pytest.mark.parametrize("on_device", [False, True], ids=["plain", "device"])
 

@@ -1,7 +1,7 @@
 """Goes through epochs with Python's garbage collector off. Argument: one JSON object, `DEFAULTS`.
 
 Prints one JSON line for each epoch: {"epoch": how it ended, "freed": whether the variables of the
-function that went through it were freed as it returned}.
+function that went through it were freed as it returned, and its iterator with the loader}.
 """
 
 import gc
@@ -19,6 +19,7 @@ DEFAULTS = {
     "num_workers": 0,
     "stream": False,
     "on_device": False,
+    "resumed": False,
     "loader": {},
     "ways": ["whole", "left", "broken", "sampler"],
 }
@@ -94,15 +95,26 @@ def loader(given: dict, way: str) -> Iterable[object]:
     return stoker.DataLoader(Samples(), sampler=Order(way), **options)
 
 
-def go_through(batches: Iterable[object], way: str) -> "weakref.ref[Watched]":
+def state(given: dict) -> dict:
+    """Returns the state of a loader behind its first batch."""
+    batches = loader(given, "left")
+    iterator = iter(batches)
+    next(iterator)
+    return batches.state_dict()
+
+
+def go_through(batches: Iterable[object], way: str) -> "tuple[weakref.ref[object], ...]":
     watched = Watched()
+    refs: list[weakref.ref[object]] = [weakref.ref(watched)]
     try:
-        for number, _ in enumerate(batches):
+        iterator = iter(batches)
+        refs.append(weakref.ref(iterator))
+        for number, _ in enumerate(iterator):
             if way == "left" and number == 1:
                 break
     except (LookupError, OSError):
         pass
-    return weakref.ref(watched)
+    return tuple(refs)
 
 
 def main() -> None:
@@ -112,11 +124,16 @@ def main() -> None:
     gc.disable()
     for way in given["ways"]:
         batches = loader(given, way)
+        if given["resumed"]:
+            batches.load_state_dict(state(given))
         if given["on_device"]:
             batches = stoker.to_device(batches, "cpu")
-        freed = go_through(batches, way)() is None
-        print(json.dumps({"epoch": way, "freed": freed}), flush=True)
+        variables, *iterators = go_through(batches, way)
+        is_freed = variables() is None
+        # Persistent workers are kept with their loader.
         del batches
+        is_freed &= all(iterator() is None for iterator in iterators)
+        print(json.dumps({"epoch": way, "freed": is_freed}), flush=True)
 
 
 if __name__ == "__main__":

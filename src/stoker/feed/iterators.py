@@ -725,17 +725,10 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
     @_worker_queue_idx_cycle.setter
     def _worker_queue_idx_cycle(self, turns: Iterator[int]) -> None:
         resumed = self._epoch.resumed_stream
-        self._turns: Iterator[int] = turns if resumed is None else self._turns_of(resumed)
-
-    def _turns_of(self, resumed: StreamProgress) -> Iterator[int]:
-        """Yields the worker that has the next batch, by the numbers of a resumed stream."""
-        numbers = resumed.next_numbers()
-        while True:
-            # All of them, once every worker has ended: torch asks no more.
-            live = [who for who, is_live in enumerate(self._workers_status) if is_live]
-            worker = min(live or range(len(numbers)), key=lambda who: numbers[who])
-            numbers[worker] += len(numbers) * resumed.shards[worker].turns.every
-            yield worker
+        if resumed is not None:
+            # A generator that held its owner would keep it, and its workers, when it is left.
+            turns = _turns_of(resumed, weakref.proxy(self))
+        self._turns: Iterator[int] = turns
 
     # torch stores the loader's function here, and passes this attribute to its workers.
     @property
@@ -834,6 +827,17 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             return self._epoch.stream.num_here
         # torch before 2.6 has no in_order, and always keeps the order.
         return int(self._rcvd_idx) if getattr(self, "_in_order", True) else None
+
+
+def _turns_of(resumed: StreamProgress, iterator: MultiProcessingIterator) -> Iterator[int]:
+    """Yields the worker that has the next batch, by the numbers of a resumed stream."""
+    numbers = resumed.next_numbers()
+    while True:
+        # All of them, once every worker has ended: torch asks no more.
+        live = [who for who, is_live in enumerate(iterator._workers_status) if is_live]
+        worker = min(live or range(len(numbers)), key=lambda who: numbers[who])
+        numbers[worker] += len(numbers) * resumed.shards[worker].turns.every
+        yield worker
 
 
 TorchIterator = SingleProcessIterator | MultiProcessingIterator
