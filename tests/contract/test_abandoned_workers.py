@@ -3,7 +3,8 @@
 import gc
 import time
 
-from torch.utils.data import DataLoader, _utils
+import torch
+from torch.utils.data import DataLoader, TensorDataset, _utils
 
 INTERVAL_SECONDS = 60.0
 
@@ -11,8 +12,8 @@ INTERVAL_SECONDS = 60.0
 def test_workers_of_an_iterator_in_a_cycle_are_not_waited_for(monkeypatch):
     # Torch waits so long for each of them.
     monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", INTERVAL_SECONDS)
-    iterator = iter(DataLoader([1, 2, 3, 4], num_workers=2))
-    assert next(iterator).item() == 1
+    iterator = iter(DataLoader(TensorDataset(torch.arange(4)), num_workers=2))
+    assert next(iterator) == [torch.tensor([0])]
     workers = vars(iterator)["_workers"]
     cycle: list[object] = [iterator]
     cycle.append(cycle)
