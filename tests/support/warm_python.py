@@ -198,40 +198,51 @@ def check_alive() -> None:
 
 
 def _serve(channel: socket.socket) -> tuple[dict, list[int]]:
-    """Returns in each forked process, with its message and streams."""
+    """Returns in each forked process, with its message and streams; tells how the others end."""
+    # By the descriptor of a process: its pid, and where its exit code is told.
+    running: dict[int, tuple[int, int]] = {}
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 4)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not message:
-            sys.exit()
-        if os.fork() == 0:
-            channel.close()
+        for ready, _ in poll.poll():
+            if ready != channel.fileno():
+                poll.unregister(ready)
+                _tell_end(ready, *running.pop(ready))
+                continue
+            message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 4)
+            if not message:
+                sys.exit()
             *streams, facts = descriptors
-            given = json.loads(message)
-            begun, ready = os.pipe()
-            if pid := os.fork():
-                os.close(ready)
-                os.read(begun, 1)
-                _tell(pid, streams, facts)
-            os.close(facts)
-            if given["has_session"]:
-                os.setsid()
-            os.close(begun)
-            os.close(ready)
-            return given, streams
-        for descriptor in descriptors:
-            os.close(descriptor)
+            pid = os.fork()
+            if pid == 0:
+                channel.close()
+                for process, (_, others_facts) in running.items():
+                    os.close(process)
+                    os.close(others_facts)
+                return _begun(json.loads(message), facts), streams
+            for descriptor in streams:
+                os.close(descriptor)
+            process = os.pidfd_open(pid)
+            running[process] = pid, facts
+            poll.register(process, select.POLLIN)
 
 
-def _tell(pid: int, streams: list[int], facts: int) -> None:
-    for descriptor in streams:
-        os.close(descriptor)
-    os.write(facts, f"{pid}".encode().ljust(16))
+def _begun(given: dict, facts: int) -> dict:
+    """Tells the pid of this process, once its session is what it is to be."""
+    if given["has_session"]:
+        os.setsid()
+    os.write(facts, f"{os.getpid()}".encode().ljust(16))
+    os.close(facts)
+    return given
+
+
+def _tell_end(process: int, pid: int, facts: int) -> None:
     _, status = os.waitpid(pid, 0)
-    os.write(facts, f"{os.waitstatus_to_exitcode(status)}".encode().ljust(16))
-    os._exit(0)
+    # Whoever started it may have gone.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(facts, f"{os.waitstatus_to_exitcode(status)}".encode().ljust(16))
+    os.close(facts)
+    os.close(process)
 
 
 def _set_environment(env: dict[str, str]) -> None:
