@@ -72,6 +72,9 @@ def fork(number: int, places: Sequence[str]) -> None:
     if threading.active_count() > 1:
         # Without them, and with their locks, nothing could go on.
         return
+    if warm_python := sys.modules.get("support.warm_python"):
+        # One for all of them: it takes 3 CPU-seconds to begin.
+        warm_python.warm_up()
     gc.freeze()
     waiting: deque[_Forked] = deque()
     for _ in range(number):

@@ -29,7 +29,6 @@ import tempfile
 import threading
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -85,7 +84,7 @@ class WarmProcess:
             "cpus": [*cpus],
         }
         try:
-            socket.send_fds(_forker().channel, [json.dumps(given).encode()], theirs)
+            socket.send_fds(_forker(), [json.dumps(given).encode()], theirs)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -157,14 +156,9 @@ def ends_well(*argv: str, timeout: float) -> None:
     assert code == 0, said
 
 
-@dataclass(frozen=True)
-class _Forker:
-    process: "subprocess.Popen[bytes]"
-    channel: socket.socket
-
-
 @functools.cache
-def _forker() -> _Forker:
+def _forker() -> socket.socket:
+    """Returns the channel to the fork server, which has begun if it was not there."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = _REAL_POPEN(
@@ -175,26 +169,40 @@ def _forker() -> _Forker:
             env=clean_environ(**{ROOM: "x" * ROOM_BYTES}),
         )
 
+    owner = os.getpid()
+
     def end() -> None:
         ours.close()
-        process.wait()
+        if os.getpid() == owner:
+            # Others, forked of this process, may have the channel still.
+            process.terminate()
+            process.wait()
 
     atexit.register(end)
-    return _Forker(process, ours)
+    return ours
 
 
 def warm_up() -> None:
+    """Starts the fork server, which processes that are forked of this one then share."""
     _forker()
 
 
 def check_alive() -> None:
     """Fails if a test has ended the fork server; the next test gets a new one."""
-    if _forker.cache_info().currsize and (code := _forker().process.poll()) is not None:
+    if _forker.cache_info().currsize and _is_left(_forker()):
         _forker.cache_clear()
         raise AssertionError(
-            f"the Python that other tests fork from has ended with exit code {code}: this test"
-            " ended more processes than its own"
+            "the Python that other tests fork from has ended: a test of this process, or of another"
+            " that shares the tests, ended more processes than its own"
         )
+
+
+def _is_left(channel: socket.socket) -> bool:
+    """Whether the other end is closed."""
+    poll = select.poll()
+    # A hang-up is told without being asked for.
+    poll.register(channel, 0)
+    return bool(poll.poll(0))
 
 
 def _serve(channel: socket.socket) -> tuple[dict, list[int]]:
