@@ -416,7 +416,7 @@ def test_a_copy_of_a_dataset_shares_its_large_arrays(tmp_path):
     tokens = np.memmap(tmp_path / "tokens", dtype=np.uint8, mode="w+", shape=(2 << 20,))
     dataset = Counting()
     dataset.data = {"tokens": tokens, "table": torch.zeros(1 << 20), "buffer": [1, 2]}
-    spare = own_states.spare_of((dataset, None))
+    spare = own_states.spare_of(own_states.Spare(dataset, None))
     assert spare is not None
     assert isinstance(spare[0], Counting)
     copied = spare[0].data

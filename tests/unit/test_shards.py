@@ -8,7 +8,7 @@ from stoker.feed.trainer.shards import (
     ShardScheduler,
     idle_words,
 )
-from stoker.feed.wire.protocol import OwnState, ShardOrigin
+from stoker.feed.wire.protocol import EarlierEpoch, OwnState, ShardOrigin
 
 
 def streams(num_shards: int = 2, **options: object) -> ShardScheduler:
@@ -203,7 +203,20 @@ def test_a_new_process_is_told_what_torchs_worker_would_have_made_of_epochs_that
     left(books)
     books.begin()
     start = books.stream_of(0, shared_seed=None)
-    assert (start.state, start.earlier, start.epochs_before) == (b"", (3, 2, 2, 2), 4)
+    assert [epoch.num_made for epoch in start.earlier] == [3, 2, 2, 2]
+    assert (start.state, start.epochs_before) == (b"", 4)
+
+
+def test_a_new_process_is_told_the_epochs_of_hugging_faces_streams():
+    books = settled(1, persists=True)
+    books.divide(1, resumed=None, epochs=(4, 0))
+    left(books)
+    books.begin()
+    books.divide(1, resumed=None, epochs=(5, 0))
+    books.assign(0.0)
+    start = books.stream_of(0, shared_seed=None)
+    assert start.epochs == (5, 0)
+    assert start.earlier == (EarlierEpoch(2, (4, 0)),)
 
 
 def test_batches_are_counted_as_torch_asks_for_them_where_a_shard_has_ended():

@@ -82,7 +82,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             assert peer in self.peers
             assert shard == start.shard
             if self.persists:
-                assert list(start.earlier) == [epoch[shard] for epoch in self.epochs]
+                counts = [epoch.num_made for epoch in start.earlier]
+                assert counts == [epoch[shard] for epoch in self.epochs]
                 assert start.epochs_before == len(self.epochs)
             assert start.digest == digest_of(shard, start.made)
             assert start.made <= position < self.taken_of(shard) + self.prefetch

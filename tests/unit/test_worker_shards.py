@@ -15,7 +15,7 @@ from stoker.errors import FeedError
 from stoker.feed.random_states import PreservedRandomStates
 from stoker.feed.wire.codec import decode, pack_value
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
-from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.wire.protocol import EarlierEpoch, Make, Stream
 from stoker.feed.workers.pipe import Batch, End, Error, Pipe, channel_pair
 from stoker.feed.workers.shards import ShardSource, ShardStream
 from stoker.feed.workers.slots import Slots
@@ -180,7 +180,7 @@ def test_epochs_that_were_left_are_made_as_far_as_torchs_worker_makes_them(made,
     kept = start(Holding())
     for position in range(made):
         kept.make(position, **stream())
-    last = {"epoch_id": 3, **stream(epochs_before=3, earlier=(2, 0, 4))}
+    last = {"epoch_id": 3, **stream(epochs_before=3, earlier=tuple(map(EarlierEpoch, (2, 0, 4))))}
     for worker in (kept, start(Holding())):
         assert vars_of(worker.make(0, **last)) == vars_of(expected)
 

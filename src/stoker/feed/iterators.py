@@ -12,7 +12,7 @@ import multiprocessing
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, cast
 
 from torch._C._autograd import _profiler_enabled
@@ -44,6 +44,7 @@ from stoker.feed.seeding import (
     set_states,
     states_here,
 )
+from stoker.feed.stream_epochs import StreamEpochs, streams_in
 from stoker.feed.stream_progress import ShardProgress, StreamProgress
 from stoker.feed.timeline import Steps
 from stoker.feed.tolerance import OnError, ToleratedBatch, TorchsFetcher, tolerate
@@ -349,6 +350,13 @@ class CountedIterator:
         stream.shared_seed = self._shared_seed
         if self._epoch.resumed_stream is None:
             stream.divides_pipes = self._world_size > 1
+
+    def _note_stream_epochs(self, streams: Sequence[object]) -> tuple[int, ...]:
+        """Returns the epochs of Hugging Face's streams in the dataset; a state has them."""
+        epochs = StreamEpochs(streams).read()
+        if self._epoch.stream is not None:
+            self._epoch.stream.epochs = epochs
+        return epochs
 
     @contextlib.contextmanager
     def _undrawn(self, loader: "DataLoader[object] | LoaderView") -> Iterator[None]:
@@ -710,6 +718,12 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         resumed = epoch.resumed_stream
         if resumed is not None:
             self._num_asked = [shard.num_made for shard in resumed.shards]
+        self._streams: tuple[object, ...] = ()
+        if epoch.stream is not None:
+            parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+            self._streams = streams_in(parts)
+        # Before torch starts the workers, which begin with them.
+        self._note_stream_epochs(self._streams)
         with self._undrawn(loader):
             super().__init__(loader)
         if resumed is not None:
@@ -762,6 +776,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
             num_workers=progress.num_workers,
             is_iterable=True,
             drop_last=self._drop_last,
+            streams=self._streams,
         )
         return StreamInit(
             spec,
@@ -784,6 +799,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         if self._epoch.stream is not None and before is not None:
             self._epoch.stream.follow(before, num_asked=self._num_asked)
         self._num_asked = [0] * self._num_workers
+        self._note_stream_epochs(self._streams)
         super()._reset(loader, first_iter)
         self._note_shared_seed()
         self.opened(self._epoch.now() - began)

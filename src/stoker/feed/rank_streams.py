@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset
 
 from stoker.errors import UsageError
 from stoker.feed.bookkeeping import EpochBeginning, LoaderState, SamplerSnapshot
+from stoker.feed.stream_epochs import set_epochs
 from stoker.feed.stream_progress import (
     ALL_TURNS,
     ShardState,
@@ -34,6 +35,7 @@ from stoker.feed.stream_progress import (
     Turns,
     origin_in,
     turns_in,
+    with_epochs,
     with_origin,
     with_shared_seed,
     with_turns,
@@ -193,10 +195,10 @@ def datasets_of(stream: StreamState, dataset_of: DatasetOfRank | None) -> RankDa
             fix="pass load_state_dict(STATE, dataset_of=FUNCTION), where FUNCTION(rank, "
             "world_size) returns a rank's dataset",
         )
-    return RankDatasets(
-        {rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)},
-        divides_pipes=stream.get("divides_pipes", False),
-    )
+    datasets = {rank: dataset_of(rank, ranks[rank]) for rank in sorted(ranks)}
+    for shard, origin in zip(stream["shards"], origins, strict=True):
+        set_epochs(datasets[origin.rank], shard.get("epochs", ()))
+    return RankDatasets(datasets, divides_pipes=stream.get("divides_pipes", False))
 
 
 def _has_begun(state: LoaderState) -> bool:
@@ -262,7 +264,8 @@ def _shards_of(state: LoaderState, stream: StreamState) -> Iterator[_Shard]:
         is_exhausted = next_position * num_shards + number < stream["next_number"]
         place = origin.shard * origin.world_size + origin.rank
         seeded = with_shared_seed(shard, stream["shared_seed"])
-        yield _Shard(place, with_origin(seeded, origin), is_exhausted)
+        with_epoch = with_epochs(seeded, stream.get("epochs", []))
+        yield _Shard(place, with_origin(with_epoch, origin), is_exhausted)
 
 
 def _origin(state: LoaderState, stream: StreamState, number: int) -> ShardOrigin:

@@ -24,6 +24,7 @@ from stoker.feed.loader_state import seeding_of
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import yielded
 from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.stream_epochs import streams_in
 from stoker.feed.stream_progress import StreamProgress
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import ChildStarter, LocalWorkers
@@ -341,6 +342,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         # As torch's loader does it: a data pipe is sharded by rank and worker.
         world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
         init = partial(_sharding_worker_init_fn, init, world_size, rank)
+    parts = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": init}
     return DatasetSpec(
         start_method=start_method_of(loader),
         dataset=dataset,
@@ -353,6 +355,7 @@ def _spec_of(loader: "DataLoader[object]", process: TrainerProcess) -> DatasetSp
         is_iterable=is_iterable,
         drop_last=is_iterable and loader.drop_last,
         outlives_epochs=is_iterable and loader.persistent_workers,
+        streams=streams_in(parts) if is_iterable else (),
         on_error="raise" if is_iterable else process.settings.feed.on_error,
     )
 
@@ -486,7 +489,8 @@ class StreamIterator(FeedIterator):
             num_shards = len(resumed.shards)
         self._noted = None
         self._note_shared_seed()
-        self._divide = partial(_divide, num_shards=num_shards, resumed=resumed)
+        epochs = self._note_stream_epochs(self._spec.streams)
+        self._divide = partial(_divide, num_shards=num_shards, resumed=resumed, epochs=epochs)
 
     def _skip_here(self, in_step: InStep, num_taken: int) -> None:
         position = self._epoch.order.position
@@ -525,6 +529,12 @@ class StreamIterator(FeedIterator):
         schedule.show(progress)
 
 
-def _divide(schedule: Scheduler, *, num_shards: int, resumed: StreamProgress | None) -> None:
+def _divide(
+    schedule: Scheduler,
+    *,
+    num_shards: int,
+    resumed: StreamProgress | None,
+    epochs: tuple[int, ...],
+) -> None:
     assert isinstance(schedule, ShardScheduler)
-    schedule.divide(num_shards, resumed=resumed)
+    schedule.divide(num_shards, resumed=resumed, epochs=epochs)

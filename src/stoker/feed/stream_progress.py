@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 
-from stoker.feed.wire.protocol import OwnState, ShardOrigin
+from stoker.feed.wire.protocol import EarlierEpoch, OwnState, ShardOrigin
 
 if TYPE_CHECKING:
     import torch
@@ -57,12 +57,15 @@ class ShardState(TypedDict):
         digest: Checksum of these.
         random: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
         earlier: Batches made of each epoch since then; see `protocol.Stream`.
+        earlier_epochs: The epochs of Hugging Face's streams in these; not in states of versions
+            before it.
         random_at_end: Random states for the next epoch, where the shard has ended.
         own_state: That of a dataset that has one, from before the last of these batches: after
             `own_made` of them, whose checksum is `own_digest`.
         origin: Of a shard of a rank of an earlier run; see protocol.ShardOrigin.
         every, turn: If several ranks read the shard; see Turns.
         shared_seed: torch's in that rank, for data pipes.
+        epochs: Those of Hugging Face's streams in the dataset of its origin.
     """
 
     num_made: int
@@ -77,6 +80,8 @@ class ShardState(TypedDict):
     every: NotRequired[int]
     turn: NotRequired[int]
     shared_seed: NotRequired[int]
+    earlier_epochs: NotRequired[list[list[int]]]
+    epochs: NotRequired[list[int]]
 
 
 class StreamState(TypedDict):
@@ -90,6 +95,7 @@ class StreamState(TypedDict):
         shared_seed: torch's, for data pipes.
         divides_pipes: torch divided data pipes by the ranks of its process group.
         epochs_before: Epochs of the same workers before this one.
+        epochs: Those of Hugging Face's streams in the dataset; see stream_epochs.
         own_at_begin: State of a dataset that the trainer's process reads, when the epoch began.
         own_state: The same in what an earlier version saved, not packed; in what the version before
             that saved: after `own_made` batches.
@@ -103,6 +109,7 @@ class StreamState(TypedDict):
     shards: list[ShardState]
     keeps_order: NotRequired[bool]
     divides_pipes: NotRequired[bool]
+    epochs: NotRequired[list[int]]
     own_at_begin: NotRequired["torch.Tensor"]
     own_state: object
     own_made: int
@@ -153,12 +160,13 @@ class ShardProgress:
     num_made: int = 0
     digest: int = 0
     random: bytes = b""
-    earlier: list[int] = field(default_factory=list)
+    earlier: list[EarlierEpoch] = field(default_factory=list)
     random_at_end: bytes = b""
     owns: list[OwnState] = field(default_factory=list)
     origin: ShardOrigin | None = None
     turns: Turns = ALL_TURNS
     shared_seed: int | None = None
+    epochs: list[int] = field(default_factory=list)
 
     @property
     def next_position(self) -> int:
@@ -188,6 +196,7 @@ class StreamProgress:
     shared_seed: int | None = None
     divides_pipes: bool = False
     epochs_before: int = 0
+    epochs: tuple[int, ...] = ()
     own_at_begin: bytes = b""
     own_state: object = None
     own_made: int = 0
@@ -224,7 +233,7 @@ class StreamProgress:
         self.epochs_before = before.epochs_before + 1
         for shard, former, count in zip(self.shards, before.shards, num_asked, strict=True):
             shard.random = former.random
-            shard.earlier = [*former.earlier, count]
+            shard.earlier = [*former.earlier, EarlierEpoch(count, before.epochs)]
 
     def is_exhausted(self, shard_number: int) -> bool:
         """Returns whether the order of batches has passed over the shard: it has no more."""
@@ -262,6 +271,7 @@ class StreamProgress:
             next_number=next_number,
             shared_seed=self.shared_seed,
             epochs_before=self.epochs_before,
+            epochs=list(self.epochs),
             shards=[_shard_state(shard) for shard in shards],
             keeps_order=self.keeps_order,
             divides_pipes=self.divides_pipes,
@@ -278,12 +288,13 @@ def progress_from(state: StreamState) -> StreamProgress:
             num_made=shard["num_made"],
             digest=shard["digest"],
             random=shard["random"].numpy().tobytes(),
-            earlier=list(shard["earlier"]),
+            earlier=_earlier_of(shard),
             random_at_end=shard["random_at_end"].numpy().tobytes(),
             owns=_owns_of(shard),
             origin=origin_in(shard),
             turns=turns_in(shard),
             shared_seed=shard.get("shared_seed"),
+            epochs=list(shard.get("epochs", [])),
         )
         for shard in state["shards"]
     ]
@@ -298,6 +309,7 @@ def progress_from(state: StreamState) -> StreamProgress:
         shared_seed=state["shared_seed"],
         divides_pipes=state.get("divides_pipes", False),
         epochs_before=state["epochs_before"],
+        epochs=tuple(state.get("epochs", ())),
         own_state=state["own_state"],
         own_made=state["own_made"],
         num_resumed=sum(shard.num_made for shard in shards),
@@ -332,11 +344,28 @@ def with_shared_seed(shard: ShardState, shared_seed: int | None) -> ShardState:
     return state
 
 
+def with_epochs(shard: ShardState, epochs: list[int]) -> ShardState:
+    """Returns a shard's state with the epochs of its rank's streams, if it has none."""
+    if not epochs or "epochs" in shard:
+        return shard
+    state = shard.copy()
+    state["epochs"] = epochs
+    return state
+
+
 def with_origin(shard: ShardState, origin: ShardOrigin) -> ShardState:
     """Returns a shard's state with an origin."""
     state = shard.copy()
     state["origin"] = msgspec.structs.asdict(origin)
     return state
+
+
+def _earlier_of(shard: ShardState) -> list[EarlierEpoch]:
+    counts = shard["earlier"]
+    epochs = shard.get("earlier_epochs") or [[] for _ in counts]
+    return [
+        EarlierEpoch(count, tuple(numbers)) for count, numbers in zip(counts, epochs, strict=True)
+    ]
 
 
 def _owns_of(shard: ShardState) -> list[OwnState]:
@@ -357,7 +386,8 @@ def _shard_state(shard: ShardProgress) -> ShardState:
         num_made=shard.num_made,
         digest=shard.digest,
         random=tensor_of(shard.random),
-        earlier=list(shard.earlier),
+        earlier=[epoch.num_made for epoch in shard.earlier],
+        earlier_epochs=[list(epoch.epochs) for epoch in shard.earlier],
         random_at_end=tensor_of(shard.random_at_end),
     )
     before = shard.own_before(shard.num_made)
@@ -367,7 +397,7 @@ def _shard_state(shard: ShardProgress) -> ShardState:
     if shard.origin is None:
         return state
     state = with_turns(with_origin(state, shard.origin), shard.turns)
-    return with_shared_seed(state, shard.shared_seed)
+    return with_shared_seed(with_epochs(state, shard.epochs), shard.shared_seed)
 
 
 def tensor_of(data: bytes) -> "torch.Tensor":

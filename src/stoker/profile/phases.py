@@ -34,6 +34,7 @@ from stoker.feed.epoch_times import epoch_times
 from stoker.feed.foreign_loaders import own_loaders
 from stoker.feed.memory import num_bytes
 from stoker.feed.replace import note_makings
+from stoker.feed.stream_epochs import streams_in
 from stoker.feed.timeline import Timeline, read_timeline
 from stoker.feed.wire.dataset import DatasetSpec, refusal_of, what_is_shared
 from stoker.logs import EventName, Log
@@ -867,11 +868,13 @@ def _what_is_shared(loader: Loader) -> str:
 
 
 def _spec_of(loader: Loader) -> DatasetSpec:
+    parts = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     return DatasetSpec(
         dataset=loader.dataset,
         collate_fn=cast("Callable[[object], object]", loader.collate_fn),
         worker_init_fn=loader.worker_init_fn,
         outlives_epochs=loader.persistent_workers,
+        streams=streams_in(parts | {"worker_init_fn": loader.worker_init_fn}),
     )
 
 

@@ -2,9 +2,12 @@
 
 Prints a line per batch. `folder` holds the data, which the first run writes; with `save`, a file,
 it saves there before batch `save_at` of epoch `save_epoch`, and ends; with `load` it begins there.
-With `asks_at_once` a dataset is asked for its own state after each batch; with `sets_epoch` it is
-told each epoch before that begins; with `persists` its workers outlive it. With `world` it is the
-part of rank `rank`, and `load` has the files of all ranks that saved it.
+With `save_before` it saves before that epoch. With `asks_at_once` a dataset is asked for its own
+state after each batch; with `sets_epoch` it is told each epoch before that begins; with `persists`
+its workers outlive it. `left` has the epochs that are left early, and after how many batches. With
+`pause_at` it prints a line before that batch of the last epoch, and goes on after one on stdin.
+With `torch` the loader is torch's. With `world` it is the part of rank `rank`, and `load` has the
+files of all ranks that saved it.
 """
 
 import functools
@@ -38,6 +41,17 @@ def datasets_stream(folder: Path) -> object:
 
     data = datasets.Dataset.from_list(rows()).to_iterable_dataset(num_shards=6)
     return data.shuffle(seed=3, buffer_size=8).with_format("torch")
+
+
+def datasets_drawing(folder: Path) -> object:
+    """Returns a stream of Hugging Face that draws random numbers, for each sample another many."""
+    data: Any = datasets_stream(folder)
+    return data.map(drawn)
+
+
+def drawn(row: dict[str, int]) -> dict[str, object]:
+    noise = sum(random.random() for _ in range(1 + int(row["id"]) % 3))
+    return {**row, "noise": noise}
 
 
 def webdataset_stream(folder: Path) -> object:
@@ -154,6 +168,19 @@ class Divided(IterableDataset[dict[str, object]]):
             yield {"id": int(row["id"][0]), "noise": random.random()}
 
 
+class Within(IterableDataset[dict[str, object]]):
+    """The script's own class around a stream, which it passes epochs to."""
+
+    def __init__(self, data: Any) -> None:
+        self.parts = {"data": data}
+
+    def set_epoch(self, epoch: int) -> None:
+        self.parts["data"].set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        yield from self.parts["data"]
+
+
 # With states of their own, which lead to where they were taken.
 
 
@@ -214,6 +241,8 @@ STREAMS = {
     "torchdata with state": lambda folder: NodesWithState(),
     "tfrecord": tfrecord_stream,
     "datasets": datasets_stream,
+    "datasets drawing": datasets_drawing,
+    "datasets within": lambda folder: Within(datasets_drawing(folder)),
     "grain": grain_stream,
     "litdata": litdata_stream,
     "streaming": streaming_stream,
@@ -240,9 +269,16 @@ def dataset_of(given: dict[str, Any], rank: int, world_size: int) -> Any:
     return split_dataset_by_node(dataset, rank, world_size)
 
 
+def save_and_end(loader: Any, given: dict[str, Any]) -> None:
+    torch.save(loader.state_dict(), given["save"])
+    sys.stdout.flush()
+    os._exit(0)
+
+
 def main() -> None:
     given: dict[str, Any] = {"save": None, "load": None, "save_at": None, "asks_at_once": False}
     given |= {"save_epoch": 0, "sets_epoch": False, "persists": False, "rank": 0, "world": 1}
+    given |= {"epochs": 2, "left": {}, "save_before": None, "pause_at": None, "torch": False}
     given |= json.loads(sys.argv[1])
     if given["asks_at_once"]:
         own_states.MIN_SECONDS = own_states._SHARE = 0.0
@@ -250,7 +286,8 @@ def main() -> None:
     random.seed(7)
     np.random.seed(7)
     dataset: Any = dataset_of(given, given["rank"], given["world"])
-    loader: stoker.DataLoader[Any] = stoker.DataLoader(
+    make: Any = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
+    loader = make(
         dataset,
         batch_size=4,
         num_workers=given["num_workers"],
@@ -264,15 +301,18 @@ def main() -> None:
         state = torch.load(given["load"], weights_only=True)
         first_epoch, first = state["epoch"], state["num_yielded"]
         loader.load_state_dict(state)
-    for epoch in range(first_epoch, 2):
+    for epoch in range(first_epoch, given["epochs"]):
+        if epoch == given["save_before"]:
+            save_and_end(loader, given)
         if given["sets_epoch"]:
             dataset.set_epoch(epoch)
         iterator = iter(loader)
-        for batch in range(first, COUNT):
+        for batch in range(first, given["left"].get(str(epoch), COUNT)):
             if (epoch, batch) == (given["save_epoch"], given["save_at"]):
-                torch.save(loader.state_dict(), given["save"])
-                sys.stdout.flush()
-                os._exit(0)
+                save_and_end(loader, given)
+            if (epoch, batch) == (given["epochs"] - 1, given["pause_at"]):
+                print(json.dumps({"pause": batch}), flush=True)
+                sys.stdin.readline()
             value = next(iterator, None)
             if value is None:
                 break

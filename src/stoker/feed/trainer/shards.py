@@ -31,7 +31,7 @@ from stoker.feed.stream_progress import (
     owns_with,
 )
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
-from stoker.feed.wire.protocol import OwnState, ShardOrigin, Stream
+from stoker.feed.wire.protocol import EarlierEpoch, OwnState, ShardOrigin, Stream
 
 # The first batch waits this long for hosts that are on their way: a shard stays where it begins.
 SETTLE_SECONDS = 2.0
@@ -55,7 +55,7 @@ class Shard:
         early: Checksums of positions that overtook others (there may be two connections).
         losses: Deaths in a row without one more batch.
         state: Random states at the beginning of this epoch or an earlier one; empty: its seed's.
-        earlier: `sent` of each epoch since then.
+        earlier: `sent` of each epoch since then, and its epochs of Hugging Face's streams.
         state_at_end: The next epoch begins with it.
         owns: States that the dataset gave of itself; see ShardProgress.
         first: Position with which its process begins.
@@ -79,18 +79,19 @@ class Shard:
     is_left_out: bool = False
     losses: int = 0
     state: bytes = b""
-    earlier: list[int] = field(default_factory=list)
+    earlier: list[EarlierEpoch] = field(default_factory=list)
     state_at_end: bytes = b""
     owns: list[OwnState] = field(default_factory=list)
     first: int = 0
     origin: ShardOrigin | None = None
     shared_seed: int | None = None
 
-    def note_epoch(self) -> None:
+    def note_epoch(self, epochs: tuple[int, ...]) -> None:
+        """Records that the epoch is over: of Hugging Face's streams it was `epochs`."""
         if self.state_at_end:
             self.state, self.earlier = self.state_at_end, []
         else:
-            self.earlier.append(self.sent)
+            self.earlier.append(EarlierEpoch(self.sent, epochs))
         self.state_at_end = b""
 
     def begin(self, *, is_kept: bool, prefetch: int) -> None:
@@ -184,6 +185,7 @@ class ShardScheduler(Scheduler):
 
     Attributes:
         epochs_before: Epochs of the same processes, where they persist.
+        epochs: Those of Hugging Face's streams in the dataset, in the epoch that `divide` began.
         last_taken: Number of the batch that was delivered last, and the checksum of its shard's
             batches up to it.
     """
@@ -212,6 +214,7 @@ class ShardScheduler(Scheduler):
         # Until an epoch begins.
         self._is_complete = True
         self.epochs_before = 0
+        self.epochs: tuple[int, ...] = ()
         # The number that torch's loader would wait for next, and the shard whose turn it is then.
         self._received = self._turn = 0
         self.last_taken: tuple[int, int] | None = None
@@ -227,11 +230,19 @@ class ShardScheduler(Scheduler):
         for shard in self._shards:
             # Before `begin`, which forgets what the epoch asked for.
             if is_noted:
-                shard.note_epoch()
+                shard.note_epoch(self.epochs)
             shard.begin(is_kept=self._persists and shard.owner is not None, prefetch=self._prefetch)
 
-    def divide(self, num_shards: int, *, resumed: StreamProgress | None) -> None:
-        """Sets the shards of the epoch that has just begun, and how far they are."""
+    def divide(
+        self, num_shards: int, *, resumed: StreamProgress | None, epochs: tuple[int, ...] = ()
+    ) -> None:
+        """Sets the shards of the epoch that has just begun, and how far they are.
+
+        Args:
+            resumed: Of a state.
+            epochs: Those of Hugging Face's streams.
+        """
+        self.epochs = epochs
         has_others = any(shard.origin is not None for shard in self._shards)
         if resumed is None and num_shards == self.num_shards and not has_others:
             return
@@ -428,6 +439,7 @@ class ShardScheduler(Scheduler):
             persists=self._persists,
             state=shard.state,
             earlier=tuple(shard.earlier),
+            epochs=self.epochs if self._persists else (),
             epochs_before=self.epochs_before,
             own_state=before,
             origin=shard.origin,

@@ -193,6 +193,7 @@ class DatasetSpec:
         on_error: What is done with a sample that the dataset cannot make.
         outlives_epochs: Whether a worker keeps the dataset from epoch to epoch, and so would not
             see an epoch that is set in a copy.
+        streams: Those of Hugging Face in it, which are told each epoch; see stream_epochs.
     """
 
     dataset: object
@@ -208,6 +209,12 @@ class DatasetSpec:
     settings: InheritedSettings = field(default_factory=InheritedSettings)
     on_error: Literal["raise", "skip", "replace"] = "raise"
     outlives_epochs: bool = False
+    streams: tuple[object, ...] = ()
+
+    @property
+    def streams_told(self) -> tuple[object, ...] | None:
+        """What a pickler has to know of streams; see SpecPickler."""
+        return self.streams if self.outlives_epochs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,9 +292,7 @@ def pack_spec(
             or the pickle is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
-    pickler = SpecPickler(
-        buffer, copies_shared=copies_shared, copies_epochs=not spec.outlives_epochs
-    )
+    pickler = SpecPickler(buffer, copies_shared=copies_shared, streams_told=spec.streams_told)
     try:
         _dump(spec, pickler)
     except ShippingError:
@@ -385,7 +390,7 @@ def what_is_shared(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> 
     """
     file = _BoundedFile(max_bytes, max_seconds)
     try:
-        _dump(spec, SpecPickler(file, copies_epochs=not spec.outlives_epochs))
+        _dump(spec, SpecPickler(file, streams_told=spec.streams_told))
     except SharedMemoryError as err:
         return err.what
     except Exception:
@@ -412,7 +417,7 @@ def _dump(spec: DatasetSpec, pickler: SpecPickler) -> None:
     try:
         pickler.dump(spec)
     except SharedMemoryError:
-        path, value = path_to_shared(_parts(spec))
+        path, value = path_to_shared(_parts(spec), streams_told=spec.streams_told)
     else:
         path, value = pickler.shared_global()
     if path:

@@ -15,7 +15,7 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NewType, Protocol, TypeVar, cast
@@ -27,6 +27,7 @@ from cloudpickle import cloudpickle as inside
 from stoker.errors import ShippingError
 from stoker.feed import why_unfed
 from stoker.feed.reachable import is_users_name, reachable
+from stoker.feed.stream_epochs import is_stream, with_plain_epoch
 from stoker.feed.wire import reopened
 from stoker.feed.wire.script_module import (
     SCRIPT_NAMES,
@@ -47,9 +48,6 @@ CachedFunction = type(functools.lru_cache(len))
 # What has a name in its module.
 _NAMED = (FunctionType, type, CachedFunction)
 # They use plain pickle for what they wrap, which fails for functions of the training script.
-# A stream of Hugging Face has its epoch in shared memory, for workers of torch that persist: only
-# `set_epoch` moves it, between two epochs. Where it is unpickled it shares its epoch again.
-_SHARED_EPOCH = ("datasets.iterable_dataset", "IterableDataset", "_epoch")
 _PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 # None: an import that is forbidden.
 _PLAIN_MODULES = (ModuleType, type(None))
@@ -127,18 +125,10 @@ def reduced(obj: object) -> tuple[object, ...] | None:
 
 def _of_hugging_face(obj: object) -> tuple[object, ...] | None:
     """Returns the reduction of a stream of Hugging Face, with its epoch as a number; else None."""
-    module, name, attribute = _SHARED_EPOCH
-    # Asked of each object that a first batch waits for.
-    if module not in sys.modules:
+    if not is_stream(obj):
         return None
-    kind = type(obj)
-    if not any(base.__module__ == module and base.__qualname__ == name for base in kind.__mro__):
-        return None
-    state = dict(vars(obj))
-    # Earlier versions have a number there, or none.
-    if attribute in state:
-        state[attribute] = int(state[attribute])
-    return (copyreg.__newobj__, (kind,), state)  # type: ignore[attr-defined]
+    # Where it is unpickled it shares its epoch again.
+    return (copyreg.__newobj__, (type(obj),), with_plain_epoch(obj))  # type: ignore[attr-defined]
 
 
 def _of_torch(obj: object) -> tuple[object, ...] | None:
@@ -200,17 +190,22 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, file: io.BytesIO, *, copies_shared: bool = False, copies_epochs: bool = True
+        self,
+        file: io.BytesIO,
+        *,
+        copies_shared: bool = False,
+        streams_told: Sequence[object] | None = None,
     ) -> None:
         """Pickles to `file`; raises SharedMemoryError at shared memory, unless it is copied.
 
         Args:
             copies_shared: All of it is copied.
-            copies_epochs: Epochs of Hugging Face's streams are copied.
+            streams_told: Hugging Face's streams that are told each epoch, by which others are
+                refused; None: the copy of any is of one epoch.
         """
         super().__init__(file, protocol=5)
         self._shared = None if copies_shared else SharedMemory()
-        self._copies_epochs = copies_epochs
+        self._streams_told = None if streams_told is None else set(map(id, streams_told))
         # The user's functions and classes that are pickled by name.
         self._named: list[object] = []
         # Referred to by name; imported before it is unpickled.
@@ -239,7 +234,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._shared is not None and self._shared.holds(obj):
             raise SharedMemoryError(f"it holds {sharing_of(obj)}")
         reduction = self._module_by_name(obj) or _of_torch(obj)
-        if reduction is None and self._copies_epochs:
+        if reduction is None and self._has_its_epoch(obj):
             reduction = _of_hugging_face(obj)
         if reduction is not None:
             return reduction
@@ -258,6 +253,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, _NAMED):
             return self._with_name(obj, usual)
         return usual
+
+    def _has_its_epoch(self, obj: object) -> bool:
+        """Returns whether a copy has the epoch that its stream of Hugging Face is in."""
+        return self._streams_told is None or id(obj) in self._streams_told
 
     def _module_by_name(self, obj: object) -> tuple[object, ...] | None:
         """Returns the reduction of an object that stands for a module; None for other objects."""
@@ -579,9 +578,16 @@ def culprit(parts: Mapping[str, object]) -> str:
     return f"{path} ({kind.__module__}.{kind.__qualname__})"
 
 
-def path_to_shared(parts: Mapping[str, object]) -> tuple[str, object]:
-    """Returns path and value of the part that is shared in memory, after a SharedMemoryError."""
-    return _path_to(parts, _is_unshared) or ("the dataset", None)
+def path_to_shared(
+    parts: Mapping[str, object], *, streams_told: Sequence[object] | None = None
+) -> tuple[str, object]:
+    """Returns path and value of the part that is shared in memory, after a SharedMemoryError.
+
+    Args:
+        streams_told: As for the pickler that raised it.
+    """
+    is_good = functools.partial(_is_unshared, streams_told=streams_told)
+    return _path_to(parts, is_good) or ("the dataset", None)
 
 
 def _path_to(
@@ -633,9 +639,9 @@ def _pickles(value: object) -> bool:
     return True
 
 
-def _is_unshared(value: object) -> bool:
+def _is_unshared(value: object, *, streams_told: Sequence[object] | None) -> bool:
     try:
-        SpecPickler(io.BytesIO()).dump(value)
+        SpecPickler(io.BytesIO(), streams_told=streams_told).dump(value)
     except SharedMemoryError:
         return False
     except Exception:

@@ -26,7 +26,7 @@ import contextlib
 import platform
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -38,7 +38,7 @@ from stoker.host.gpus import GpuState
 
 # To be raised with every change that an older peer would misread: of these messages, of a batch's
 # tree (codec), of what is pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -75,6 +75,8 @@ MAX_OWN_BYTES = 4 << 20
 Sizes = Annotated[bytes, msgspec.Meta(max_length=8 << 20)]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
+# Of streams within one dataset.
+StreamEpochNumbers = Annotated[tuple[int, ...], msgspec.Meta(max_length=1 << 10)]
 # Of samples in their batch: the first one, and the one behind the last.
 Places = tuple[Count, Count]
 
@@ -463,6 +465,18 @@ class ShardOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     base_seed: Word
 
 
+class EarlierEpoch(NamedTuple):
+    """An epoch of a stream that is over.
+
+    Attributes:
+        num_made: Batches of a shard that torch's worker would have made of it.
+        epochs: Those of Hugging Face's streams in the dataset; see stream_epochs.
+    """
+
+    num_made: Count
+    epochs: StreamEpochNumbers = ()
+
+
 class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A stream of an iterable dataset; a batch's position in it is batch_number // num_shards.
 
@@ -473,8 +487,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             makes them again and discards them.
         persists: The process continues with the next epoch.
         state: Random states that a process of the shard has sent, for a new one.
-        earlier: Batches that torch's worker would have made of each epoch since `state`: before
-            the process begins another epoch, it makes them, but for those that it has made.
+        earlier: The epochs since `state`: before the process begins another epoch, it makes their
+            batches, but for those that it has made.
+        epochs: Those of Hugging Face's streams in the dataset, of processes that persist.
         epochs_before: Epochs of the same iterator before this one.
         own_state: That of the dataset from before `made`, with which a new process begins: what
             followed it is made again, and all only if that differs.
@@ -489,7 +504,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shared_seed: Word | None = None
     persists: bool = False
     state: States = b""
-    earlier: Annotated[tuple[Count, ...], msgspec.Meta(max_length=1 << 16)] = ()
+    earlier: Annotated[tuple[EarlierEpoch, ...], msgspec.Meta(max_length=1 << 16)] = ()
+    epochs: StreamEpochNumbers = ()
     epochs_before: Count = 0
     own_state: OwnState | None = None
     origin: ShardOrigin | None = None

@@ -240,14 +240,22 @@ class LoadedState:
         methods.load(self._states[name])
 
 
-def spare_of(parts: tuple[object, object]) -> tuple[object, object] | None:
-    """Returns a copy of a dataset and its collate function; None: they cannot be copied.
+class Spare(NamedTuple):
+    """What begins a stream where its state leads to other batches.
 
-    Where the dataset's state leads to other batches, the copy begins anew. Large arrays are shared.
+    Attributes:
+        streams: Those of Hugging Face in the dataset.
     """
+
+    dataset: object
+    collate_fn: object
+    streams: tuple[object, ...] = ()
+
+
+def spare_of(parts: Spare) -> Spare | None:
+    """Returns a copy that shares large arrays; None: something in it cannot be copied."""
     shared: dict[int, object] = {}
-    roots = dict(zip(("dataset", "collate_fn"), parts, strict=True))
-    for one in reachable(roots, max_objects=_MAX_OBJECTS, is_leaf=_is_large):
+    for one in reachable(parts._asdict(), max_objects=_MAX_OBJECTS, is_leaf=_is_large):
         if _is_large(one.value):
             # By address: copy and pickle ask for objects by it.
             shared[id(one.value)] = one.value
@@ -258,15 +266,13 @@ def spare_of(parts: tuple[object, object]) -> tuple[object, object] | None:
         return _made_again(parts, shared)
 
 
-def _made_again(
-    parts: tuple[object, object], shared: dict[int, object]
-) -> tuple[object, object] | None:
+def _made_again(parts: Spare, shared: dict[int, object]) -> Spare | None:
     """Returns a copy as a data host would get it, with open files and locks of its own."""
     file = io.BytesIO()
     try:
         _SparePickler(file, shared).dump(parts)
         file.seek(0)
-        return cast("tuple[object, object]", _SpareUnpickler(file, shared).load())
+        return cast("Spare", _SpareUnpickler(file, shared).load())
     except Exception:
         return None
 

@@ -18,6 +18,7 @@ from stoker.feed.counts import Counts, changed_counts, counts_of, set_counts
 from stoker.feed.data_worker import hide_worker
 from stoker.feed.rank_streams import RankDatasets
 from stoker.feed.seeding import counts_in, set_states, states_here
+from stoker.feed.stream_epochs import StreamEpochs
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Encoded
@@ -29,6 +30,7 @@ from stoker.feed.workers.own_states import (
     UNCOPIED,
     LoadedState,
     OwnStates,
+    Spare,
     iterator_in,
     spare_of,
 )
@@ -64,9 +66,10 @@ class ShardStream:
         self.has_refused_own = False
         self._own_states = OwnStates()
         # Dataset, collate function and random states from before a state was loaded.
-        self._spare: tuple[object, object] | None = None
+        self._spare: Spare | None = None
         self._spare_states = b""
         self._counts_at_start: Counts = {}
+        self._epochs = StreamEpochs(())
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
         """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
@@ -80,6 +83,7 @@ class ShardStream:
             if is_new:
                 self.spec = built(self.spec)
                 self._dataset = self.spec.dataset
+                self._epochs = StreamEpochs(self.spec.streams)
                 if resumed.origin is not None:
                     self._take_over(resumed.origin)
                 self._reseed(resumed)
@@ -152,7 +156,7 @@ class ShardStream:
 
     def _loads(self, own: OwnState, resumed: Stream) -> bool:
         """Begins the epoch where that state was taken; False: as if there were none."""
-        spare = spare_of((self._dataset, self.spec.collate_fn))
+        spare = spare_of(Spare(self._dataset, self.spec.collate_fn, self.spec.streams))
         if spare is None:
             self._own_states.leave_unused(UNCOPIED)
             return False
@@ -164,6 +168,7 @@ class ShardStream:
                 return False
             set_counts(self._dataset, counts_in(resumed.state))
             loaded.load_dataset(self._dataset)
+            self._epochs.set(resumed.epochs)
             self._iterate(resumed)
             if resumed.persists and iterator_in(self._fetcher) is self._dataset:
                 self._restore(spare)
@@ -182,13 +187,15 @@ class ShardStream:
         self._own_states.turn_off()
         self.has_refused_own = True
 
-    def _restore(self, spare: tuple[object, object]) -> None:
-        self._dataset, collate_fn = spare
+    def _restore(self, spare: Spare) -> None:
+        self._dataset = spare.dataset
         self.spec = replace(
             self.spec,
-            dataset=self._dataset,
-            collate_fn=cast("Callable[[object], object]", collate_fn),
+            dataset=spare.dataset,
+            collate_fn=cast("Callable[[object], object]", spare.collate_fn),
+            streams=spare.streams,
         )
+        self._epochs = StreamEpochs(spare.streams)
         info = torch_worker._worker_info
         if info is not None:
             torch_worker._worker_info = torch_worker.WorkerInfo(
@@ -203,16 +210,18 @@ class ShardStream:
     def _begin_after_earlier(self, resumed: Stream, index: object) -> None:
         """Begins the epoch as a process does that has made the earlier ones."""
         first = resumed.epochs_before - len(resumed.earlier)
-        for epoch, count in enumerate(resumed.earlier, first):
+        for epoch, earlier in enumerate(resumed.earlier, first):
             # An error was raised in that epoch already.
             with contextlib.suppress(Exception):
                 if epoch > self._epochs_before:
+                    self._epochs.set(earlier.epochs)
                     self._iterate(resumed)
             if epoch >= self._epochs_before:
-                self._make_up_to(count, index)
+                self._make_up_to(earlier.num_made, index)
         self._epochs_before = resumed.epochs_before
         self.state = self.states() if resumed.persists else b""
         self._own_states.begin()
+        self._epochs.set(resumed.epochs)
         self._iterate(resumed)
 
     def states(self) -> bytes:
@@ -224,6 +233,8 @@ class ShardStream:
             return
         if set_states(resumed.state, self._roots()):
             # The dataset makes some generators at their first use: in one batch.
+            oldest = resumed.earlier[0].epochs if resumed.earlier else resumed.epochs
+            self._epochs.set(oldest)
             self._iterate(resumed)
             self._make_up_to(1, index)
             set_states(resumed.state, self._roots())

@@ -17,6 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import FeedError
 from stoker.feed.counts import Counts, changed_counts, set_counts
 from stoker.feed.seeding import counts_in, set_states, states_here
+from stoker.feed.stream_epochs import StreamEpochs
 from stoker.feed.stream_progress import StreamProgress, Turns, own_trouble_of
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
@@ -64,6 +65,7 @@ def resumed_streams(progress: StreamProgress, *, persists: bool) -> tuple[Stream
             persists=persists,
             state=shard.random,
             earlier=tuple(shard.earlier),
+            epochs=progress.epochs,
             epochs_before=progress.epochs_before,
             own_state=shard.own_before(shard.num_made),
             origin=shard.origin,
@@ -94,14 +96,12 @@ class StreamInit:
     def __call__(self, worker_id: int) -> None:
         info = torch_worker._worker_info
         assert info is not None
+        # A process that is not forked has them from the pickle of its arguments.
+        spec = replace(self._spec, dataset=info.dataset)
         # Torch seeds a worker with the epoch's base seed plus its number.
         base_seed = info.seed - worker_id
         fetcher = StreamFetcher(
-            self._spec,
-            self._resumed[worker_id],
-            turns=self._turns[worker_id],
-            dataset=info.dataset,
-            base_seed=base_seed,
+            spec, self._resumed[worker_id], turns=self._turns[worker_id], base_seed=base_seed
         )
         create = _DatasetKind.create_fetcher
 
@@ -123,16 +123,9 @@ class StreamFetcher:
         is_making: The dataset's code runs.
     """
 
-    def __init__(
-        self,
-        spec: DatasetSpec,
-        resumed: Stream,
-        *,
-        turns: Turns,
-        dataset: object,
-        base_seed: int,
-    ) -> None:
-        spec = replace(spec, dataset=dataset)
+    def __init__(self, spec: DatasetSpec, resumed: Stream, *, turns: Turns, base_seed: int) -> None:
+        # Before the stream gives the dataset epochs of its own.
+        self._epochs = StreamEpochs(spec.streams)
         self._stream = ShardStream(
             spec, shard=resumed.shard, num_shards=resumed.num_shards, base_seed=base_seed
         )
@@ -170,6 +163,7 @@ class StreamFetcher:
                 num_shards=resumed.num_shards,
                 generation=0,
                 persists=True,
+                epochs=self._epochs.read(),
                 epochs_before=resumed.epochs_before + self._epoch_id,
             )
         stream.begin(self._epoch_id, resumed, index)
