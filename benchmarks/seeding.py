@@ -1,9 +1,10 @@
 """CPU of seeding, per sample: batches of 256 samples that draw from nothing, or from torch.
 
 Prints the microseconds of CPU time of a sample, the median of 9 runs of 40 batches, where the batch
-is seeded and where each sample is. Then the same for the example's digits, which draw from
-`random`: the median over 200 batches of 64 of the difference to the same batch, seeded once. There
-the processor's caches are full of pictures between two seeds, which takes longer than in a loop.
+is seeded and where its stretches are: 32 of eight samples. Then the same for the example's digits,
+which draw from `random`: the median over 200 batches of 64 (32 stretches of two) of the difference
+to the same batch, seeded once. There the processor's caches are full of pictures between two seeds,
+which takes longer than in a loop.
 
     python benchmarks/seeding.py
 """
@@ -29,7 +30,7 @@ RUNS = 9
 DIGITS = 64
 WARMUP_BATCHES = 4
 DIGIT_BATCHES = 200
-PAIR: tuple[Seeding, Seeding] = ("batch", "place")
+PAIR: tuple[Seeding, Seeding] = ("batch", "stretch")
 
 
 class FromNothing:
@@ -97,16 +98,16 @@ def digit_microseconds() -> tuple[float, float]:
         seconds = {name: cpu_seconds(name, number) for name in order}
         if number >= WARMUP_BATCHES:
             whole.append(seconds["batch"])
-            extra.append(seconds["place"] - seconds["batch"])
+            extra.append(seconds["stretch"] - seconds["batch"])
     return statistics.median(whole) / DIGITS * 1e6, statistics.median(extra) / DIGITS * 1e6
 
 
 def main() -> None:
     for dataset in (FromNothing(), FromTorch()):
         batch = sample_microseconds(dataset, "batch")
-        place = sample_microseconds(dataset, "place")
+        stretch = sample_microseconds(dataset, "stretch")
         name = type(dataset).__name__
-        print(f"{name}: {batch:.1f} us per sample, {place:.1f} us where each one is seeded")
+        print(f"{name}: {batch:.1f} us per sample, {stretch:.1f} us where stretches are seeded")
     whole, extra = digit_microseconds()
     print(f"digits of the example: {whole:.0f} us per sample, {extra:.1f} us more")
 

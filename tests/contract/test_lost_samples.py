@@ -85,7 +85,7 @@ def pool_of(
     dataset,
     *,
     num_workers=2,
-    seeding="place",
+    seeding="stretch",
     on_error="skip",
     timeout=None,
     auto_collation=True,
@@ -192,7 +192,7 @@ class Killer:
             os.kill(self.rng.choice(busy).up.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("seeding", ["place", "sample", "batch"])
+@pytest.mark.parametrize("seeding", ["stretch", "sample", "batch"])
 @pytest.mark.parametrize("kind", [Deadly, DeadlyMany])
 def test_a_sample_that_ends_its_process_is_left_out(kind, seeding):
     dataset = kind((SEGFAULT, EXIT, KILLED, RAISING))
@@ -219,7 +219,7 @@ def test_a_sample_that_hangs_is_left_out(kind):
     assert len(values[1][0]) == 4
 
 
-@pytest.mark.parametrize("seeding", ["place", "sample", "batch"])
+@pytest.mark.parametrize("seeding", ["stretch", "sample", "batch"])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_batches_are_the_same_with_any_workers_and_kills(on_error, seeding):
     dataset = Deadly((SEGFAULT, EXIT, RAISING))
@@ -253,7 +253,7 @@ def parts_made(monkeypatch):
     return parts
 
 
-@pytest.mark.parametrize("seeding", ["place", "sample"])
+@pytest.mark.parametrize("seeding", ["stretch", "place", "sample"])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_batches_in_parts_have_the_bad_samples_of_whole_ones(on_error, seeding, parts_made):
     dataset = Deadly((SEGFAULT, RAISING))
@@ -272,6 +272,82 @@ def test_batches_in_parts_have_the_bad_samples_of_whole_ones(on_error, seeding, 
         assert pool._can_split
         assert not pool._splits
     assert len(parts_made) > 20
+
+
+class AllDrawing(Deadly):
+    """Draws from several generators; where `raises`, bad samples raise in place of what they do."""
+
+    def __init__(self, kinds, *, raises=False):
+        super().__init__(kinds)
+        self.raises = raises
+        self.rng = random.Random(4)
+
+    def __getitem__(self, index):
+        drawn = [random.random(), float(np.random.normal()), self.rng.gauss(0, 1)]
+        drawn.append(float(torch.rand(())))
+        if index % 100 in self.kinds:
+            strike(RAISING if self.raises else index % 100)
+        return torch.tensor([float(index), *drawn, random.random()], dtype=torch.float64)
+
+
+def without_words(values):
+    """Batches and which samples were bad, without how."""
+    return {
+        number: (batch, [(*one[:2], one[4]) for one in bad])
+        for number, (batch, bad) in values.items()
+    }
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_bad_samples_in_the_middle_of_a_stretch_leave_the_same_batches(
+    on_error, splits, parts_made
+):
+    # Three samples draw in a row: bad ones are its first, second or third one, or two of them.
+    good = [index for index in range(SIZE) if index % 100 > CLOSING]
+    orders = [random.Random(3).sample(good, 70) for _ in range(3)]
+    orders[0][0] = 100 + SEGFAULT
+    orders[0][31:33] = [200 + EXIT, 300 + RAISING]
+    orders[1][29] = 400 + HANGING
+    orders[1][61:65] = [500 + RAISING, 600 + SEGFAULT, 700 + KILLED, 800 + EXIT]
+    orders[2][69] = 900 + SEGFAULT
+    jobs = [job(number, order) for number, order in enumerate(orders)]
+    kinds = (SEGFAULT, EXIT, KILLED, HANGING, RAISING)
+    raising = AllDrawing(kinds, raises=True)
+    with pool_of(raising, on_error=on_error, num_workers=1) as pool:
+        expected = made(pool, jobs)
+    settings = {"on_error": on_error, "timeout": 1.5, "num_workers": 3, "splits": splits}
+    with pool_of(AllDrawing(kinds), **settings) as pool:
+        killer = Killer(pool, 4)
+        values = made(pool, jobs, at_turn=killer.strike, is_asked_again=True)
+    assert without_words(values) == without_words(expected)
+
+
+class Fateful(Dataset[object]):
+    """Samples that are bad by what they draw."""
+
+    def __init__(self, *, raises):
+        self.raises = raises
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        drawn = random.random()
+        if drawn < 0.1:
+            strike(RAISING if self.raises else EXIT)
+        return torch.tensor([float(index), drawn], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_sample_that_ends_its_process_by_what_it_draws_is_found(splits, parts_made):
+    jobs = [job(number, range(64 * number, 64 * number + 64)) for number in range(2)]
+    with pool_of(Fateful(raises=True), num_workers=1) as pool:
+        expected = made(pool, jobs)
+    with pool_of(Fateful(raises=False), num_workers=2, splits=splits) as pool:
+        values = made(pool, jobs)
+    assert without_words(values) == without_words(expected)
+    assert all(len(bad) > 2 for _, bad in expected.values())
 
 
 def test_a_death_that_does_not_come_again_condemns_no_sample(tmp_path):
@@ -443,7 +519,7 @@ def test_any_deadly_samples_leave_the_same_batches_on_any_workers(seed, splits, 
     """Raising, killing and hanging samples anywhere, made by one worker and by several, killed."""
     rng = random.Random(seed)
     on_error = rng.choice(["skip", "replace"])
-    seeding = rng.choice(["place", "sample", "batch"])
+    seeding = rng.choice(["stretch", "place", "sample", "batch"])
     kinds = rng.sample([SEGFAULT, EXIT, KILLED, HANGING, RAISING], rng.randint(1, 3))
     dataset = rng.choice([Deadly, DeadlyMany])(tuple(kinds))
     size = rng.randint(1, 6)

@@ -12,18 +12,21 @@ from stoker.feed import bookkeeping
 
 
 class Drawing(Dataset[list[float]]):
+    def __init__(self, size=24):
+        self.size = size
+
     def __len__(self):
-        return 24
+        return self.size
 
     def __getitem__(self, index):
         return [index, random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
-def loader_of(num_workers, *, persists=False):
+def loader_of(num_workers, *, persists=False, size=24, batch_size=4):
     torch.manual_seed(3)
     return stoker.DataLoader(
-        Drawing(),
-        batch_size=4,
+        Drawing(size),
+        batch_size=batch_size,
         shuffle=True,
         num_workers=num_workers,
         persistent_workers=persists and num_workers > 0,
@@ -78,12 +81,39 @@ def test_workers_that_persist_change_their_seeding_with_the_state(of_an_earlier_
     assert rows([*loader, *loader]) == rest
 
 
-def test_a_state_of_this_version_resumes_with_its_seeding(process):
-    loader = loader_of(0)
+# Of an epoch of 96 samples in two batches, the second one's first two samples and its last one, as
+# the version made them that seeded each sample.
+BY_PLACE = [
+    (71.0, 0.278005359750538, 0.9325069257984624, 0.6915503144264221),
+    (11.0, 0.3810855324772525, 0.7144370309783539, 0.18765413761138916),
+    (25.0, 0.05021357717178876, 0.7035102966977974, 0.05092811584472656),
+]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_that_seeded_each_sample_resumes_as_it_began(num_workers, process, capfd):
+    loader = loader_of(0, size=96, batch_size=48)
+    iterator = iter(loader)
+    next(iterator)
+    # That version's state had another word for its seeding.
+    state = loader.state_dict() | {"seeding": "place"}
+    resumed = loader_of(num_workers, size=96, batch_size=48)
+    resumed.load_state_dict(state)
+    ((*columns,),) = rows(resumed)
+    samples = list(zip(*columns, strict=True))
+    assert [samples[place] for place in (0, 1, 47)] == [pytest.approx(row) for row in BY_PLACE]
+    assert resumed.state_dict()["seeding"] == "place"
+    assert capfd.readouterr().err.count("seeded sample by sample: its random numbers") == 1
+
+
+@pytest.mark.parametrize("batch_size", [4, 12, 48])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_of_this_version_resumes_with_its_seeding(num_workers, batch_size, process):
+    loader = loader_of(0, size=96, batch_size=batch_size)
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    assert state["seeding"] == "place"
-    resumed = loader_of(2)
+    assert state["seeding"] == "stretch"
+    resumed = loader_of(num_workers, size=96, batch_size=batch_size)
     resumed.load_state_dict(state)
     assert rows(resumed) == rows(iterator)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
+from stoker.feed.stretches import next_stretch
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import BatchPart, Make, Share
@@ -108,7 +109,7 @@ class Many(Equal):
 
 
 @contextmanager
-def pool_of(dataset, collate, *, num_workers, seeding="place", splits="auto"):
+def pool_of(dataset, collate, *, num_workers, seeding="stretch", splits="auto"):
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(dataset=dataset, collate_fn=collate, num_workers=num_workers)
 
@@ -219,8 +220,9 @@ def test_a_batch_of_parts_is_the_batch_that_one_worker_makes(seed):
     if chosen.random() < 0.3:
         dataset = Subset(dataset, range(2000))
     collate = chosen.choice([plain, drawing, padded])
-    seeding = chosen.choice(["place", "place", "sample"])
-    sizes = [chosen.randint(1, 40) for _ in range(6)]
+    seeding = chosen.choice(["stretch", "stretch", "place", "sample"])
+    # From 33 on, several samples draw in a row.
+    sizes = [chosen.randint(1, chosen.choice([40, 100])) for _ in range(6)]
     jobs = []
     for number, size in enumerate(sizes):
         indices = [chosen.randrange(1000) for _ in range(size)]
@@ -328,8 +330,9 @@ def test_an_index_that_is_no_list_is_not_split_and_ends_nothing(indices):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_worker_killed_in_a_part_changes_nothing(seed, monkeypatch):
     chosen = random.Random(seed)
-    jobs = [job(number, range(number * 24, number * 24 + 24)) for number in range(6)]
-    dataset = Equal("torch", seconds=0.004)
+    size = chosen.choice([24, 70])
+    jobs = [job(number, range(number * size, number * size + size)) for number in range(6)]
+    dataset = Equal(chosen.choice(["torch", "python", "held"]), seconds=0.1 / size)
     with pool_of(dataset, default_collate, num_workers=1, splits=False) as alone:
         expected = made(alone, jobs)
     # A job that two workers die of is lost. All that a worker has count as killed: its answer to
@@ -423,8 +426,8 @@ def test_a_batch_that_is_late_is_made_by_all_who_are_idle(goes_on, monkeypatch):
 class Heavy(Equal):
     """Notes who made which sample; a heavy one takes until all that it waits for are made."""
 
-    def __init__(self, folder, waits, *, draws="torch"):
-        super().__init__(draws, seconds=0.004)
+    def __init__(self, folder, waits, *, draws="torch", seconds=0.004):
+        super().__init__(draws, seconds=seconds)
         self.folder = folder
         self.waits = waits
 
@@ -443,6 +446,13 @@ class Heavy(Equal):
 
 
 BEGIN = [job(number, range(number * 8, number * 8 + 8)) for number in range(4)]
+# A sample's time in batches of so many; of 64 two samples draw in a row, of 100 four.
+SECONDS_OF = {12: 0.004, 64: 0.001, 100: 0.001}
+
+
+def begin_of(size):
+    """Batches that show what one of that size costs."""
+    return [job(number, range(500 + number, 500 + number + size)) for number in range(4)]
 
 
 def in_one_worker(tmp_path, jobs, collate=default_collate):
@@ -459,14 +469,17 @@ def parts_folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("place", [0, 1, 5, 10])
-def test_a_heavy_sample_does_not_hold_the_rest_of_its_batch(place, tmp_path):
-    heavy = job(9, range(100, 112))
-    expected = in_one_worker(tmp_path, [*BEGIN, heavy])
-    waits = {100 + place: range(101 + place, 112)}
-    dataset = Heavy(parts_folder(tmp_path), waits)
+@pytest.mark.parametrize(
+    ("size", "place"), [(12, 0), (12, 1), (12, 5), (12, 10), (64, 0), (64, 5), (100, 41)]
+)
+def test_a_heavy_sample_does_not_hold_the_rest_of_its_batch(size, place, tmp_path):
+    heavy = job(9, range(100, 100 + size))
+    expected = in_one_worker(tmp_path, [*begin_of(size), heavy])
+    # But for those that draw behind it in a row.
+    waits = {100 + place: range(100 + next_stretch(place + 1, size=size), 100 + size)}
+    dataset = Heavy(parts_folder(tmp_path), waits, seconds=SECONDS_OF[size])
     with pool_of(dataset, default_collate, num_workers=4) as pool:
-        made(pool, BEGIN)
+        made(pool, begin_of(size))
         values = made(pool, [heavy])
         assert not descriptors_of_parts()
         assert not pool._splits
@@ -474,7 +487,7 @@ def test_a_heavy_sample_does_not_hold_the_rest_of_its_batch(place, tmp_path):
     same(values[9], expected[9])
     assert len(dataset.makers(100 + place)) == 1
     (maker,) = dataset.makers(100 + place)
-    assert maker not in dataset.makers(111)
+    assert maker not in dataset.makers(99 + size)
 
 
 def first_maker(dataset, index):
@@ -530,13 +543,15 @@ def test_a_batch_behind_a_heavy_sample_is_made_by_others(tmp_path):
         same(value, expected[number])
 
 
+# Of the large batch another worker makes up to five samples behind that one in the same part.
+@pytest.mark.parametrize(("size", "waits_for"), [(12, range(107, 112)), (64, range(118, 164))])
 @pytest.mark.parametrize("behind", [0, 1, 4])
 def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
-    behind, tmp_path, monkeypatch
+    behind, size, waits_for, tmp_path, monkeypatch
 ):
-    heavy = job(9, range(100, 112))
-    expected = in_one_worker(tmp_path, [*BEGIN, heavy], padded_pairs)
-    dataset = Heavy(parts_folder(tmp_path), {106: range(107, 112)})
+    heavy = job(9, range(100, 100 + size))
+    expected = in_one_worker(tmp_path, [*begin_of(size), heavy], padded_pairs)
+    dataset = Heavy(parts_folder(tmp_path), {106: waits_for}, seconds=SECONDS_OF[size])
     places = WorkerHandle.take_undecided
 
     def late(worker):
@@ -544,7 +559,7 @@ def test_a_worker_that_is_beyond_where_it_should_stop_changes_nothing(
 
     monkeypatch.setattr(WorkerHandle, "take_undecided", late)
     with pool_of(dataset, padded_pairs, num_workers=4) as pool:
-        made(pool, BEGIN)
+        made(pool, begin_of(size))
         values = made(pool, [heavy])
         assert not descriptors_of_parts()
     same(values[9], expected[9])
@@ -556,9 +571,10 @@ def padded_pairs(samples):
     return torch.stack([sample[0] for sample in samples]), [sample[1] for sample in samples]
 
 
+@pytest.mark.parametrize("size", [12, 64])
 @pytest.mark.parametrize("who", ["first", "other"])
-def test_a_worker_killed_while_a_heavy_batch_is_shared_changes_nothing(who, tmp_path):
-    heavy = job(9, range(100, 112))
+def test_a_worker_killed_while_a_heavy_batch_is_shared_changes_nothing(who, size, tmp_path):
+    heavy = job(9, range(100, 100 + size))
     expected = in_one_worker(tmp_path, [*BEGIN, heavy])
     # The heavy one ends when the test says so.
     dataset = Heavy(parts_folder(tmp_path), {103: ["killed"], 108: ["killed"]})
@@ -676,14 +692,17 @@ def test_heavy_tailed_costs_change_no_byte(seed, tmp_path):
         same(values[number], value)
 
 
-def test_parts_of_an_epoch_that_is_left_are_made_no_further(tmp_path):
-    left = job(0, range(100, 140))
-    # Two workers are at the first sample of their first parts, of five samples each.
-    dataset = Heavy(parts_folder(tmp_path), {100: ["left"], 105: ["left"]})
+@pytest.mark.parametrize(
+    ("size", "second", "makes"), [(32, 104, [100, 104]), (40, 106, [100, 101, 106, 107])]
+)
+def test_parts_of_an_epoch_that_is_left_are_made_no_further(size, second, makes, tmp_path):
+    left = job(0, range(100, 100 + size))
+    # Two workers are at the first sample of their first parts: of four stretches, and of three.
+    dataset = Heavy(parts_folder(tmp_path), {100: ["left"], second: ["left"]})
     with pool_of(dataset, default_collate, num_workers=2) as pool:
         pool.assign(left)
         first_maker(dataset, 100)
-        first_maker(dataset, 105)
+        first_maker(dataset, second)
         assert pool.drop_parts(lambda job: job.order.epoch_id < 0) == []
         (lost,) = pool.drop_parts(lambda job: job.order.epoch_id < 1)
         assert (lost.job, lost.is_lost) == (left, True)
@@ -693,7 +712,7 @@ def test_parts_of_an_epoch_that_is_left_are_made_no_further(tmp_path):
         assert not pool._open
     for value in values.values():
         same(value[0][:, 0], torch.arange(8))
-    assert [index for index in range(100, 140) if dataset.makers(index)] == [100, 105]
+    assert [index for index in range(100, 100 + size) if dataset.makers(index)] == makes
 
 
 def test_memory_of_parts_is_known_until_they_are_collated():
@@ -774,10 +793,16 @@ def made_by_two(here, there, orders, *, comes=lambda part: True):
 
 
 def drawn_batch(chosen, *, seconds, has_failures):
-    """A dataset, a collate function and the indices of a batch, by chance; two of them may fail."""
-    dataset = Slow(chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=seconds)
+    """A dataset, a collate function and the indices of a batch, by chance; two of them may fail.
+
+    Of the larger ones, three samples draw in a row.
+    """
+    size = chosen.choice([24, 96])
+    dataset = Slow(
+        chosen.choice(["", "torch", "python", "numpy", "held"]), seconds=seconds * 24 / size
+    )
     collate = chosen.choice([plain, drawing, padded])
-    indices = [chosen.randrange(1000) for _ in range(24)]
+    indices = [chosen.randrange(1000) for _ in range(size)]
     if has_failures:
         for place in chosen.sample(range(24), 2):
             indices[place] = chosen.randrange(1000, 1400)

@@ -96,6 +96,9 @@ def loader_of(dataset: Any, how: str = "batches", *, workers: int = 2, **more: A
     generator.manual_seed(3)
     sampler = RandomSampler(range(SIZE), generator=generator)
     shape: dict[str, Any] = {"batch_size": 5, "sampler": sampler}
+    if how == "large batches":
+        # In which two samples each draw in a row.
+        shape = {"batch_size": 40, "sampler": sampler}
     if how == "batch sampler":
         shape = {"batch_sampler": BatchSampler(sampler, 5, drop_last=False)}
     if how == "no batches":
@@ -127,6 +130,8 @@ def rows_of(folder: Any) -> list[tuple[str, ...]]:
     ("kind", "how", "workers", "plan"),
     [
         (Numbers, "batches", 2, None),
+        (Numbers, "large batches", 2, None),
+        (Numbers, "large batches", 0, 2),
         (ManyNumbers, "batches", 2, None),
         (Numbers, "batch sampler", 3, None),
         (Numbers, "no batches", 1, None),

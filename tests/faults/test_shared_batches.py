@@ -66,10 +66,12 @@ def host_of(cluster, folder, index):
     return host
 
 
-def test_batches_that_several_hosts_make_are_the_same_bytes(sharing):
-    options = {"epochs": 3, "sample_seconds": 0.01}
-    trainer = started(sharing, **options)
-    assert trainer.finish() == reference(script=SCRIPT, epochs=3)
+@pytest.mark.parametrize("batch_size", [24, 48])
+def test_batches_that_several_hosts_make_are_the_same_bytes(sharing, batch_size):
+    # Of the larger ones, two samples each draw in a row.
+    options = {"epochs": 3, "batch_size": batch_size}
+    trainer = started(sharing, sample_seconds=0.01, **options)
+    assert trainer.finish() == reference(script=SCRIPT, **options)
     # The first epoch may have begun before all hosts were ready.
     assert len(shared_samples(trainer)) >= 2
     assert min(shared_samples(trainer)) > 0
@@ -111,14 +113,17 @@ def test_hosts_make_samples_of_one_batch_at_the_same_time(pair, tmp_path):
     assert trainer.finish() == reference(script=SCRIPT)
 
 
-@pytest.mark.parametrize("killed", [FIRST, FIRST_OF_OTHER], ids=["that collates", "that helps"])
-def test_a_host_killed_while_it_makes_samples_changes_nothing(pair, tmp_path, killed):
-    holds = [FIRST, FIRST_OF_OTHER]
-    trainer = started(pair, folder=str(tmp_path), holds=holds)
+@pytest.mark.parametrize("batch_size", [24, 48])
+@pytest.mark.parametrize("helps", [False, True], ids=["that collates", "that helps"])
+def test_a_host_killed_while_it_makes_samples_changes_nothing(pair, tmp_path, helps, batch_size):
+    # The second one is in the middle of a stretch, where a batch has stretches of two samples.
+    holds = [FIRST, batch_size // 2 + (batch_size > 32)]
+    trainer = started(pair, folder=str(tmp_path), holds=holds, batch_size=batch_size)
     hosts = {index: host_of(pair, tmp_path, index) for index in holds}
+    killed = holds[helps]
     pair.kill(hosts[killed])
     (tmp_path / "go").touch()
-    assert trainer.finish() == reference(script=SCRIPT)
+    assert trainer.finish() == reference(script=SCRIPT, batch_size=batch_size)
     assert len(makers(tmp_path, killed)) > 1
 
 
@@ -195,7 +200,7 @@ def test_epochs_of_heavy_samples_are_the_same_whoever_makes_them(sharing, seed):
     chosen = random.Random(seed)
     heavy = {str(chosen.randrange(96)): 0.3 for _ in range(4)}
     bad = chosen.sample(range(96), 2)
-    options = {"epochs": 3, "batch_size": chosen.choice([5, 8, 24]), "bad": bad}
+    options = {"epochs": 3, "batch_size": chosen.choice([5, 8, 24, 48, 96]), "bad": bad}
     trainer = started(sharing, sample_seconds=0.004, heavy=heavy, **options)
     assert trainer.finish() == reference(script=SCRIPT, **options), seed
 
@@ -231,14 +236,16 @@ def test_the_error_of_the_first_sample_in_order_counts(sharing, bad):
     assert {"epoch": 2, "batch": 0, "error": f"sample {bad[0]} is broken"} in expected
 
 
+@pytest.mark.parametrize("batch_size", [24, 48])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_bad_samples_of_another_host_are_the_same_ones(sharing, on_error):
+def test_bad_samples_of_another_host_are_the_same_ones(sharing, on_error, batch_size):
     options = {"bad": [5, 13, 14, 40], "sample_seconds": 0.01, "epochs": 3}
+    options["batch_size"] = batch_size
     feed = {"on_error": on_error, "max_errors": 100}
     alone = sharing.train(
         script=SCRIPT, env=env_of(sharing, split_batches="auto", **feed), **options | {"epochs": 1}
     )
     trainer = started(sharing, env=env_of(sharing, **feed), **options)
     lines = trainer.finish()
-    assert alone.finish() == lines[:4]
+    assert alone.finish() == lines[: 96 // batch_size]
     assert shared_samples(trainer)

@@ -11,6 +11,7 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.feed import drawn_generators
 from stoker.feed.random_states import PreservedRandomStates
 from stoker.feed.seeding import Seeder
+from stoker.feed.stretches import stretch_samples
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.samples import SampleMaker
@@ -99,10 +100,11 @@ KINDS = [Nothing, Torch, Python, Numpy, Held, Lazy, Seldom, Failing]
 
 
 class Worker:
-    def __init__(self, kind, collate_fn):
+    def __init__(self, kind, collate_fn, *, seeding="stretch", size=SIZE):
+        self.size = size
         spec = DatasetSpec(dataset=kind(), collate_fn=collate_fn)
         roots = {"dataset": spec.dataset, "collate_fn": collate_fn}
-        self.seeder = Seeder(roots, num_workers=2, seeding="place")
+        self.seeder = Seeder(roots, num_workers=2, seeding=seeding)
         self.maker = SampleMaker(
             spec, seeder=self.seeder, note=lambda *_: None, is_stopped=lambda place: False
         )
@@ -110,7 +112,7 @@ class Worker:
     def made(self, number, make):
         words = (7, 0, 1, number)
         order = Make(session="s", epoch_id=0, batch_number=number, index=b"", seed_words=words)
-        indices = list(range(number * SIZE, number * SIZE + SIZE))
+        indices = list(range(number * self.size, number * self.size + self.size))
         try:
             return self.seeder.make(words, lambda: make(order, indices))
         except LookupError as err:
@@ -130,9 +132,11 @@ class Worker:
 
 def split(chosen, workers, number):
     """A batch of parts, each by another worker; the error of the first sample counts."""
-    cuts = sorted(chosen.sample(range(1, SIZE), chosen.randint(0, 5)))
+    size = workers[0].size
+    begins = range(0, size, stretch_samples(size))[1:]
+    cuts = sorted(chosen.sample(begins, chosen.randint(0, 5)))
     samples = []
-    for first, last in zip([0, *cuts], [*cuts, SIZE], strict=True):
+    for first, last in zip([0, *cuts], [*cuts, size], strict=True):
         part = chosen.choice(workers).part(number, first, last)
         if isinstance(part, str):
             return part
@@ -140,20 +144,27 @@ def split(chosen, workers, number):
     return chosen.choice(workers).collated(number, samples)
 
 
-@pytest.mark.parametrize("collate_fn", [list, drawing])
+@pytest.mark.parametrize(
+    ("seeding", "size", "num_batches", "collate_fn"),
+    # Of the large batches, two samples each draw in a row.
+    [("place", SIZE, 24, list), ("stretch", 64, 10, list), ("stretch", 64, 10, drawing)],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_the_same_whoever_makes_which_part(kind, collate_fn, monkeypatch):
-    numbers = range(24)
+def test_batches_are_the_same_whoever_makes_which_part(
+    kind, seeding, size, num_batches, collate_fn, monkeypatch
+):
+    numbers = range(num_batches)
     # All generators are seeded for all samples.
     monkeypatch.setattr(drawn_generators, "_NUM_LOOKED_AT", 1 << 30)
-    alone = Worker(kind, collate_fn)
+    more = {"seeding": seeding, "size": size}
+    alone = Worker(kind, collate_fn, **more)
     expected = [alone.batch(number) for number in numbers]
     assert len({str(batch) for batch in expected}) == len(numbers)
     for seed, num_looked_at in enumerate((1, 5, 30, 64) * 3):
         monkeypatch.setattr(drawn_generators, "_NUM_LOOKED_AT", num_looked_at)
         chosen = random.Random(seed)
         monkeypatch.setattr(drawn_generators, "_NUM_AHEAD", chosen.choice([1, 5, SIZE]))
-        workers = [Worker(kind, collate_fn) for _ in range(chosen.randint(1, 8))]
+        workers = [Worker(kind, collate_fn, **more) for _ in range(chosen.randint(1, 8))]
         for number in chosen.sample(numbers, len(numbers)):
             if chosen.random() < 0.3:
                 batch = chosen.choice(workers).batch(number)

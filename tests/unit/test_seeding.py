@@ -50,6 +50,20 @@ def test_the_draws_are_the_same_in_every_version():
     )
 
 
+def test_the_draws_of_a_batchs_samples_are_the_same_in_every_version():
+    # As above: they are those of each place where a stretch of samples begins.
+    seeder = Seeder({"dataset": None, "collate_fn": None}, num_workers=None, seeding="stretch")
+    words = (1, 0, 2, 3)
+    samples = seeder.make(words, lambda: [draws() for _ in seeder.each(words, range(64))])
+    first = (0.04760812712560181, 0.8716637812568423, 0.5403671860694885)
+    assert samples[0] == pytest.approx(first, abs=1e-7)
+    # It draws behind the first one.
+    second = (0.9842091612398206, 0.47080147206852085, 0.6606608629226685)
+    assert samples[1] == pytest.approx(second, abs=1e-7)
+    last_stretch = (0.3006650967476181, 0.8831765893524746, 0.5778993964195251)
+    assert samples[62] == pytest.approx(last_stretch, abs=1e-7)
+
+
 def test_seed_of_a_batch_fits_a_tensor():
     for number in range(64):
         seeding.seed_batch((1, 0, 2, number))

@@ -1,15 +1,15 @@
-"""Random states of single samples: only what a dataset draws from is seeded for each of them.
+"""Random states of samples: only what a dataset draws from is seeded for each stretch of them.
 
-To seed every generator for every sample takes 15 us, and 2 to 25 us more for each that the dataset
+To seed every generator for every stretch takes 15 us, and 2 to 25 us more for each that the dataset
 holds; most datasets draw from one of them, or from none. So the first samples show which ones are
 drawn from, and from then on only those are seeded. The others keep the state that the batch began
 with, and a look at the end of the batch shows whether one has moved: then the batch is made again,
 and that one is seeded too, for good. So the bytes are those of a batch in which every generator is
-seeded for every sample, in each process, whatever it has seen before.
+seeded for every stretch, in each process, whatever it has seen before.
 
 Torch's generators are always seeded: to read `initial_seed()` moves nothing.
 
-What the samples of a batch are seeded from is computed for many of them in a row. Between two
+What the stretches of a batch are seeded from is computed for many of them in a row. Between two
 samples nothing of it is in the processor's caches, and the same takes two to three times as long.
 """
 
@@ -23,10 +23,10 @@ import torch
 from stoker.feed import random_states
 from stoker.feed.generators import FoundGenerator, HeldGenerators
 
-# Samples whose seeds are computed in a row: a state of NumPy takes 2.5 KB.
+# Seeds that are computed in a row: a state of NumPy takes 2.5 KB.
 _NUM_AHEAD = 64
-# Samples that show what is drawn from. A sample may draw now and then only: a batch that is made
-# again for it costs more than 64 samples with all generators seeded (2 ms).
+# Seeds that show what is drawn from. A sample may draw now and then only: a batch that is made
+# again for it costs more than 64 stretches with all generators seeded (2 ms).
 _NUM_LOOKED_AT = 64
 
 
@@ -45,8 +45,8 @@ class _SeededGenerator(NamedTuple):
     shows_seed: bool
 
 
-class _SampleSeed(NamedTuple):
-    """What a sample is seeded from: its digest, and functions that set the generators."""
+class _PlaceSeed(NamedTuple):
+    """What a place is seeded from: its digest, and functions that set the generators."""
 
     digest: bytes
     set_states: list[Callable[[], object]]
@@ -63,9 +63,9 @@ class DrawnGenerators:
         self._each: list[_SeededGenerator] = []
         self._others: list[_SeededGenerator] = []
         self._marks: list[object] = []
-        # Of the batch that is made: the places that follow, and the seeds that are computed.
+        # Of the batch that is made: the places that are seeded, and the seeds that are computed.
         self._expected = range(0)
-        self._ahead: dict[int, _SampleSeed] = {}
+        self._ahead: dict[int, _PlaceSeed] = {}
         self.look()
 
     def look(self) -> None:
@@ -95,7 +95,7 @@ class DrawnGenerators:
         self._mark()
 
     def expect(self, places: range) -> None:
-        """Says which samples of the batch are made next, in this order."""
+        """Says which places of the batch are seeded next, in this order; others may come too."""
         self._expected = places
 
     def seed_place(self, place: int, digest_of: Callable[[int], bytes]) -> bytes:
@@ -108,13 +108,10 @@ class DrawnGenerators:
             digest = digest_of(place)
             self.seed(digest)
             return digest
-        sample = self._ahead.get(place)
-        if sample is None:
-            self._compute_ahead(place, digest_of)
-            sample = self._ahead[place]
-        for set_state in sample.set_states:
+        seed = self._ahead.get(place) or self._computed(place, digest_of)
+        for set_state in seed.set_states:
             set_state()
-        return sample.digest
+        return seed.digest
 
     def seed(self, digest: bytes) -> None:
         """Seeds for a sample, or for the collate function."""
@@ -148,14 +145,18 @@ class DrawnGenerators:
     def _mark(self) -> None:
         self._marks = [generator.mark() for generator in self._others]
 
-    def _compute_ahead(self, place: int, digest_of: Callable[[int], bytes]) -> None:
-        places = range(place, place + 1)
-        if place in self._expected:
-            places = range(place, min(place + _NUM_AHEAD, self._expected.stop))
-        self._ahead = {at: self._sample_seed(digest_of(at)) for at in places}
+    def _computed(self, place: int, digest_of: Callable[[int], bytes]) -> _PlaceSeed:
+        """Returns the seed of a place, and keeps those of the places behind it."""
+        if place not in self._expected:
+            # Behind a sample that is bad.
+            return self._place_seed(digest_of(place))
+        first = self._expected.index(place)
+        places = self._expected[first : first + _NUM_AHEAD]
+        self._ahead = {at: self._place_seed(digest_of(at)) for at in places}
+        return self._ahead[place]
 
-    def _sample_seed(self, digest: bytes) -> _SampleSeed:
-        return _SampleSeed(digest, [generator.seeded(digest) for generator in self._each])
+    def _place_seed(self, digest: bytes) -> _PlaceSeed:
+        return _PlaceSeed(digest, [generator.seeded(digest) for generator in self._each])
 
     def _divide(self) -> None:
         self._ahead.clear()

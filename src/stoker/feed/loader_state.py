@@ -69,6 +69,13 @@ _MAX_DEPTH = 8
 # Generators with a state.
 _KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 VERSION = 1
+# How runs of earlier versions seeded, and what follows from it, after "that seeded".
+_SEEDED_BEFORE = {
+    "batch": "batch by batch: its random numbers continue, and each batch is made by one worker "
+    "(feed.split_batches)",
+    "place": "sample by sample: its random numbers continue, and seeds take more CPU time than "
+    "they would in a new run",
+}
 
 
 @runtime_checkable
@@ -396,9 +403,13 @@ def seeding_of(loader: "DataLoader[object]", process: TrainerProcess) -> Seeding
         return "torch"
     seeding = process.settings.feed.seeds_by
     books = process.known_books(loader)
-    if seeding == "place" and books is not None and books.seeding == "batch":
-        # A resumed run's batches are those of the run that it continues.
+    if seeding != "stretch" or books is None:
+        return seeding
+    # A resumed run's batches are those of the run that it continues.
+    if books.seeding == "batch":
         return "batch"
+    if books.seeding == "place":
+        return "place"
     return seeding
 
 
@@ -414,11 +425,11 @@ def _resume_seeding(
     # Persistent workers seed as they were started to.
     loader._iterator = None
     settings = process.settings
-    if now == "batch" and not settings.rank:
+    words = _SEEDED_BEFORE.get(now, "")
+    if words and not settings.rank:
         Log(run=settings.run_id, host=settings.host).event(
             EventName.BATCHES_SEEDED_AS_BEFORE,
-            text="the state that was loaded is of a run that seeded batch by batch: its random "
-            "numbers continue, and each batch is made by one worker (feed.split_batches)",
+            text=f"the state that was loaded is of a run that seeded {words}",
         )
 
 

@@ -1,10 +1,10 @@
-"""Seeding of the random states that a dataset may draw from, for each batch or sample.
+"""Seeding of the random states that a dataset may draw from, for each batch, stretch or sample.
 
-Before a batch (or a sample) is made, all that it may draw from is set from (base seed, replica,
-epoch, number), hashed by BLAKE2b, which no version of NumPy can change: the three global random
-states (Python's `random`, NumPy's and torch's default CPU generator); the generators that the
-dataset and the collate function hold; and `get_worker_info()`: for number n worker n modulo the
-script's `num_workers`, as with torch. So a dataset that makes a generator from
+Before a batch (or a sample, or a stretch of them) is made, all that it may draw from is set from
+(base seed, replica, epoch, number), hashed by BLAKE2b, which no version of NumPy can change: the
+three global random states (Python's `random`, NumPy's and torch's default CPU generator); the
+generators that the dataset and the collate function hold; and `get_worker_info()`: for number n
+worker n modulo the script's `num_workers`, as with torch. So a dataset that makes a generator from
 `get_worker_info().seed` has the same one wherever it runs.
 
 The way of these words: `sampler` (base seed), `iterators.numbered`, `protocol.Make.seed_words`, and
@@ -37,8 +37,10 @@ from stoker.feed.generators import (
     put_back,
 )
 from stoker.feed.random_states import PreservedRandomStates, seed_states
+from stoker.feed.stretches import stretch_samples
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.logs import EventName, Log
+from stoker.records.workload import SEEDS_EACH
 
 # Base seed, replica, epoch, number of the batch.
 BATCH_WORDS = 4
@@ -50,8 +52,9 @@ _OF_PLACES = hashlib.blake2b(digest_size=64, person=b"stoker place")
 _PLACE = struct.Struct("<Q")
 
 # What the states of a sample follow from: its batch, and what was drawn in it before; its batch and
-# its place there; its index; the worker, as with torch.
-Seeding = Literal["batch", "place", "sample", "torch"]
+# its stretch there, and what was drawn in that before; its batch and its place there; its index;
+# the worker, as with torch. States of earlier versions have `batch` or `place`.
+Seeding = Literal["batch", "stretch", "place", "sample", "torch"]
 # In place of a sample's place: for the collate function.
 _COLLATE = _MASK
 # Beside the paths of generators, which are names.
@@ -193,6 +196,9 @@ class Seeder:
         num_workers: Of the script, for `get_worker_info()`; None: leave that unset, as in the
             trainer's process.
         warns: Log, once a path, what looks like a generator and cannot be seeded.
+
+    Attributes:
+        seeds_from: Place of the next sample that is seeded: those before it continue a stretch.
     """
 
     def __init__(
@@ -207,8 +213,11 @@ class Seeder:
         self._num_workers = num_workers
         self._held = HeldGenerators(roots)
         self._seeding = seeding
-        self._drawn = DrawnGenerators(self._held) if seeding == "place" else None
+        by_place = seeding in ("stretch", "place")
+        self._drawn = DrawnGenerators(self._held) if by_place else None
         self._of_places = _OF_PLACES
+        self.seeds_from = 0
+        self._stretch_samples = 1
         # Of the batch that is made.
         self._seed_words: Sequence[int] = ()
         self._warns = warns
@@ -219,8 +228,8 @@ class Seeder:
 
     @property
     def seeds_each(self) -> bool:
-        """Whether samples are seeded one by one, where the dataset makes them one by one."""
-        return self._seeding in ("place", "sample")
+        """Whether samples or stretches are seeded, where the dataset makes samples one by one."""
+        return self._seeding in SEEDS_EACH
 
     @property
     def seeds_lone_samples(self) -> bool:
@@ -251,16 +260,31 @@ class Seeder:
         self._seed_batch(seed_words)
         return make()
 
-    def expect(self, places: range) -> None:
-        """Says which samples of the batch that is made are made next: it is faster, no more."""
+    def begin_samples(self, places: range, *, size: int) -> None:
+        """Begins samples of the batch that is made, which are made in this order.
+
+        Args:
+            places: Of a whole number of stretches, or up to the batch's end.
+            size: Samples of the batch.
+        """
+        self.seeds_from = places.start
+        self._stretch_samples = stretch_samples(size) if self._seeding == "stretch" else 1
         if self._drawn is not None:
-            self._drawn.expect(places)
+            self._drawn.expect(places[:: self._stretch_samples])
+
+    def end_stretch(self) -> None:
+        """Has the next sample seeded by its place: the one before was not made.
+
+        So what it draws follows from which samples are bad, and not from how far those came.
+        """
+        self.seeds_from = 0
 
     def place(self, seed_words: Sequence[int], index: object, place: int) -> bytes:
-        """Seeds for the sample at `place`; returns its digest.
+        """Seeds for the sample at `place`, and the rest of its stretch; returns its digest.
 
         Its occurrence, if not 0, follows the batch's words.
         """
+        self.seeds_from = place + self._stretch_samples - place % self._stretch_samples
         if self._drawn is not None:
             return self._drawn.seed_place(place, self._digest_at)
         # Without the replica: a sample is the same on any rank.
@@ -278,7 +302,10 @@ class Seeder:
         not seeded one by one; with `sample` seeding from the index.
         """
         if self._seeding == "sample" or self._drawn is not None:
-            return self.place(self._seed_words, index, place)
+            digest = self.place(self._seed_words, index, place)
+            # What is made now is no sample of the stretch.
+            self.end_stretch()
+            return digest
         return self._seed_by(_digest_of_place(self._seed_words, place))
 
     def collation_again(self) -> None:
@@ -296,10 +323,12 @@ class Seeder:
             self._seed_batch(seed_words)
 
     def each(self, seed_words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
-        if isinstance(indices, Sized):
-            self.expect(range(len(indices)))
-        for place, index in enumerate(indices):
-            self.place(seed_words, index, place)
+        """Yields the indices of a batch, whose samples are made in between."""
+        listed = list(indices)
+        self.begin_samples(range(len(listed)), size=len(listed))
+        for place, index in enumerate(listed):
+            if place >= self.seeds_from:
+                self.place(seed_words, index, place)
             yield index
         self.collation(seed_words)
 
@@ -358,7 +387,7 @@ class Seeder:
                 EventName.GENERATOR_NOT_SEEDED,
                 text=f"{path} ({what}) draws random numbers and cannot be seeded for each batch: "
                 "batches depend on who makes them; hold a generator of random, NumPy or torch, or "
-                "seed it in __getitem__ from torch.initial_seed()",
+                "seed it in __getitem__ with torch.randint",
             )
 
     def _set_info(self, seed_words: Sequence[int]) -> None:

@@ -204,6 +204,7 @@ class TolerantDataset:
             if os.getpid() != pid or not is_samples_fault(err):
                 raise
             if self._on_error == "skip":
+                self._end_stretch()
                 return MarkedSample(_bad(index, err).at(self.place), index)
             return self.replaced(index, err)
 
@@ -260,8 +261,15 @@ class TolerantDataset:
             return MarkedSample(msgspec.structs.replace(bad, replaced_by=str(other)), index, sample)
         raise _as_error(err)
 
+    def tried(self, index: object, *, place: int) -> None:
+        """Makes the next sample of a stretch, for nothing."""
+        self.place = place
+        self._try(index, attempt=0)
+
     def alone(self, index: object, *, place: int, attempt: int) -> None:
         """Makes one sample of a batch, or one that would replace it, for nothing.
+
+        It is seeded by its place.
 
         Args:
             index: Of the batch's sample.
@@ -277,13 +285,7 @@ class TolerantDataset:
             index = replacement(index, attempt - 1, length=length, seed=seed)
             if self._seeder is not None:
                 self._seeder.place_again(index, place)
-        try:
-            self.sample(index, attempt=attempt)
-        except BaseException as err:
-            if not is_samples_fault(err):
-                raise
-            # It is no death: so also where the batch is made, unless its text is one.
-            _bad(index, err)
+        self._try(index, attempt=attempt)
 
     def sample(self, index: object, *, attempt: int) -> object:
         """Returns one sample of the dataset, as it makes it."""
@@ -293,6 +295,20 @@ class TolerantDataset:
         self.note(self.place, attempt)
         with _same_folder():
             return sample_of(self._dataset, index, makes_many=self._makes_many)
+
+    def _try(self, index: object, *, attempt: int) -> None:
+        try:
+            self.sample(index, attempt=attempt)
+        except BaseException as err:
+            if not is_samples_fault(err):
+                raise
+            # It is no death: so also where the batch is made, unless its text is one.
+            _bad(index, err)
+            self._end_stretch()
+
+    def _end_stretch(self) -> None:
+        if self._seeder is not None:
+            self._seeder.end_stretch()
 
     def _many(self, indices: object) -> object:
         # As the sampler gave them.

@@ -51,8 +51,8 @@ _MAX_RUN_NAME = 63
 _MAX_BRANCH = 20
 _BRANCH_DIGEST = 6
 # Seedings with which several workers may make one batch: what a sample draws does not depend on
-# other samples of its batch.
-SEEDS_EACH = frozenset(("place", "sample"))
+# samples of its batch that others make.
+SEEDS_EACH = frozenset(("stretch", "place", "sample"))
 # And a batch that takes less is made by one of them: its messages alone cost some ms.
 MIN_SPLIT_SECONDS = 0.02
 
@@ -245,9 +245,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         split_batches: Whether several workers may make one batch. auto: the first and last batches
             of an epoch, if they take long enough, a batch with a heavy sample, and a late one, each
             on one host; the first one also on several data hosts, where that is worth it. With
-            `batch` seeding the random numbers of a sample then do not depend on other samples of
-            its batch. true: the same, of any length. false: one worker makes a batch, with the
-            random numbers of stoker's earlier versions.
+            `batch` seeding the random numbers of a sample then do not depend on who makes the
+            others of its batch. true: the same, of any length. false: one worker makes a batch,
+            with the random numbers of stoker's earlier versions.
         balance: Which rank gets which samples of a global batch. cost: as many as before, dealt so
             that all ranks have about the same bytes to train on, where samples differ in length;
             for loaders with workers and a sampler that all ranks can see. None: as the script's
@@ -331,10 +331,10 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     metrics_address: Name | None = None
 
     @property
-    def seeds_by(self) -> Literal["batch", "place", "sample", "torch"]:
+    def seeds_by(self) -> Literal["batch", "stretch", "sample", "torch"]:
         """What the random state of a sample follows from."""
         if self.seeding == "batch" and self.split_batches is not False:
-            return "place"
+            return "stretch"
         return self.seeding
 
     @property

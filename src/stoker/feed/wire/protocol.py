@@ -372,7 +372,7 @@ class Open(Message, frozen=True, kw_only=True):
     rank: Count
     spec: Identifier
     spec_bytes: Count
-    seeding: Literal["batch", "place", "sample", "torch"] = "batch"
+    seeding: Literal["batch", "stretch", "place", "sample", "torch"] = "batch"
     base_seed: Word | None = None
     first_worker: Count = 0
     worker_step: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1
@@ -521,6 +521,8 @@ class OfBatch(Message, frozen=True, kw_only=True):
 
 class Make(OfBatch, frozen=True, kw_only=True):
     """Requests a batch; always answered, unless Cancel or Close revokes it.
+
+    Places in it are those where a stretch of samples begins (see stretches), or the batch ends.
 
     Attributes:
         seed_words: Base seed, replica, epoch, batch number; for `sample` seeding, after them how

@@ -126,10 +126,7 @@ class LossSearch:
             return self._found(at, death)
         if at.is_whole_call:
             return self._call_again(death)
-        order = job.again
-        # MakeAlone of several samples is the search in a call for all of them.
-        is_alone = isinstance(order, pipe.MakeAlone) and order.last == order.first + 1
-        if not is_alone:
+        if not _is_made_alone(job, at):
             # Perhaps another sample than before: its deaths are counted from the first.
             self._num_alone = 0
             return self._alone(at)
@@ -185,10 +182,11 @@ class LossSearch:
 
     def _alone(self, at: SamplePlace) -> WorkerJob:
         order = self._job.order
-        return self._asked(pipe.MakeAlone(order, at.place, at.place + 1, at.attempt))
+        lost = list(self._lost)
+        return self._asked(pipe.MakeAlone(order, at.place, at.place + 1, at.attempt, lost))
 
     def _each_alone(self) -> WorkerJob:
-        return self._asked(pipe.MakeAlone(self._job.order, 0, 0))
+        return self._asked(pipe.MakeAlone(self._job.order, 0, 0, lost=list(self._lost)))
 
     def _asked(self, again: pipe.MakeAgain | pipe.MakeAlone) -> WorkerJob:
         return replace(self._job, again=again)
@@ -198,3 +196,13 @@ class LossSearch:
         if index is None:
             return f"the sample at place {at.place}"
         return f"sample {index_at(index, at.place, is_lone=at.is_lone)!r}"
+
+
+def _is_made_alone(job: WorkerJob, at: SamplePlace) -> bool:
+    """Returns whether a worker was to make that sample alone."""
+    order = job.again
+    # MakeAlone of several samples is the search in a call for all of them.
+    if not isinstance(order, pipe.MakeAlone) or order.last != order.first + 1:
+        return False
+    # Else it died of one before it in its stretch, which is made as well.
+    return order.first == at.place

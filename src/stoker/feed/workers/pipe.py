@@ -18,12 +18,14 @@ import msgspec
 
 from stoker.errors import ProtocolError
 from stoker.feed.lost_samples import LostSample
+from stoker.feed.stretches import MAX_STRETCHES
 from stoker.feed.wire.protocol import NO_NOTES, BadSample, Make, OwnState, SampleNotes
 
 # An index of a million samples has 10 MB; nothing else is that long.
 MAX_MESSAGE_BYTES = 256 << 20
-# Of the parts of a batch; else two are sent at most, memory of a spec and a channel.
-MAX_DESCRIPTORS = 32
+# Of the parts of a batch. Two more of them may be of a worker that began it alone, and of what that
+# one did not make of its part. Else two are sent at most, memory of a spec and a channel.
+MAX_DESCRIPTORS = MAX_STRETCHES + 2
 # Length of the message, then the number of its descriptors.
 _HEAD = struct.Struct("<IB")
 # Nearly every message comes in one read.
@@ -131,13 +133,15 @@ class MakeAlone(msgspec.Struct, frozen=True, tag=True):
     """Requests samples of a batch from place `first` to before `last`, which are thrown away.
 
     It shows whether a process survives them, and whether they leave its channel open. `last` 0: to
-    the batch's end. `attempt` is LostSample's.
+    the batch's end. `attempt` is LostSample's. Those before it in its stretch are made as well, but
+    for the `lost` ones.
     """
 
     order: Make
     first: int
     last: int
     attempt: int = 0
+    lost: list[LostSample] = []
 
 
 class AloneMade(msgspec.Struct, frozen=True, tag=True):

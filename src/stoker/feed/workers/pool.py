@@ -23,6 +23,7 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.lost_samples import SampleInWork
 from stoker.feed.memory_guard import killed_words
+from stoker.feed.stretches import next_stretch
 from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import BatchPart, Share
@@ -285,7 +286,7 @@ class WorkerPool:
     def share_out(self, is_it: Callable[[WorkerJob], bool], shares: Share) -> None:
         """Leaves samples to other hosts of the batch that `is_it`, if a worker has it.
 
-        A worker that has begun it stops behind the sample that it is at.
+        A worker that has begun it stops behind the stretch that it is at.
         """
         split = next((split for split in self._splits if is_it(split.job)), None)
         if split is None and self._can_split:
@@ -440,7 +441,7 @@ class WorkerPool:
     def drop_parts(self, is_over: Callable[[WorkerJob], bool]) -> list[Result]:
         """Stops making batches in parts which nobody waits for; returns them as lost ones.
 
-        A worker stops behind the sample that it is at.
+        A worker stops behind the stretch that it is at.
         """
         dropped = [split.job for split in self._splits if is_over(split.job)]
         for worker in self._workers.values():
@@ -598,7 +599,7 @@ class WorkerPool:
         return self._can_split and not self._retries and self._load.num_idle > 0
 
     def _share_heavy(self) -> None:
-        """Has idle workers make what is left of batches that take long, but for the sample at hand.
+        """Has idle workers make what is left of batches that take long, from the next stretch on.
 
         So a sample that takes long holds neither its batch nor the one behind it.
         """
@@ -622,10 +623,10 @@ class WorkerPool:
         if split is None:
             return
         # What is left of it, if its samples cost alike.
-        seconds = self._split_costs.usual_seconds * (split.size - place) / split.size
+        seconds = self._split_costs.usual_seconds * (split.size - split.begin) / split.size
         if not self._split_costs.pays(seconds):
             return
-        worker.stop_before(job, place)
+        worker.stop_before(job, split.begin)
         self._begin_split(split)
         self._deal()
 
@@ -642,10 +643,13 @@ class WorkerPool:
     ) -> SplitBatch | None:
         place = worker.next_place(job)
         size = num_samples(job.order)
-        if place is None or size < 2 or place >= size:
+        if place is None:
             return None
-        split = SplitBatch(job, size, step=shares.part_samples, begin=place)
-        worker.stop_before(job, place)
+        begin = next_stretch(place, size=size)
+        if size < 2 or begin >= size:
+            return None
+        split = SplitBatch(job, size, step=shares.part_samples, begin=begin)
+        worker.stop_before(job, begin)
         self._begin_split(split)
         return split
 

@@ -4,6 +4,7 @@ Torch's fetcher makes all samples of a batch and collates them in one call. Here
 their own, so that a worker may make some samples of a batch, and knows which one it is at.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +12,7 @@ from typing import cast
 from stoker.feed import seeding
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.seeding import Seeder
+from stoker.feed.stretches import stretch_begin, stretch_samples
 from stoker.feed.tolerance import (
     ManySamples,
     TolerantCollate,
@@ -48,7 +50,8 @@ class SampleMaker:
 
         Args:
             note: Takes place and attempt of each sample before it is made.
-            is_stopped: Returns whether others make a batch from that place on.
+            is_stopped: Returns whether others make a batch from that place on, where a stretch
+                begins.
         """
         self._dataset = spec.dataset
         self._collate_fn = spec.collate_fn
@@ -111,14 +114,11 @@ class SampleMaker:
         """
         dataset = self._tolerant_dataset
         assert dataset is not None
-        dataset.lost = {(one.place, one.attempt): one for one in lost}
-        try:
+        with self._without(lost):
             if not is_one_by_one:
                 return self.batch(order, index)
             samples = dataset.one_by_one(cast("Iterable[object]", index))
             return self.collate(samples, order)
-        finally:
-            dataset.lost = {}
 
     def alone(self, order: Make, index: object, alone: MakeAlone) -> Iterator[None]:
         """Makes some samples of a batch, for nothing but to see whether this process survives it.
@@ -129,18 +129,54 @@ class SampleMaker:
             index: What the sampler gave.
         """
         indices = list(cast("Iterable[object]", index)) if self._is_batched else [index]
-        for place in range(alone.first, alone.last or len(indices)):
-            self._alone(order, indices[place], place, alone.attempt)
+        last = alone.last or len(indices)
+        with self._without(alone.lost):
+            if self._each is not None and self.makes_parts and not alone.attempt:
+                yield from self._try_row(order, indices, alone.first, last, seeder=self._each)
+                return
+            for place in range(alone.first, last):
+                self._alone(indices[place], place, alone.attempt)
+                yield
+
+    def _try_row(
+        self, order: Make, indices: Sequence[object], first: int, last: int, *, seeder: Seeder
+    ) -> Iterator[None]:
+        """Makes samples for nothing, with the random states that they have in their batch.
+
+        So those before them in their stretch are made as well.
+        """
+        size = len(indices)
+        begin = stretch_begin(first, size=size)
+        seeder.begin_samples(range(begin, last), size=size)
+        for place in range(begin, last):
+            index = indices[place]
+            if place >= seeder.seeds_from:
+                seeder.place(order.seed_words, index, place)
+            if self._tolerant_dataset is not None:
+                self._tolerant_dataset.tried(index, place=place)
+            else:
+                self._sample(index, place)
             yield
 
-    def _alone(self, order: Make, index: object, place: int, attempt: int) -> None:
+    def _alone(self, index: object, place: int, attempt: int) -> None:
         if self._tolerant_dataset is not None:
             self._tolerant_dataset.alone(index, place=place, attempt=attempt)
             return
-        if self._each is not None and not self._is_one_call and self._is_batched:
-            self._each.place(order.seed_words, index, place)
         self._note(place, attempt)
         sample_of(self._dataset, index, makes_many=self._is_one_call)
+
+    @contextlib.contextmanager
+    def _without(self, lost: Sequence[LostSample]) -> Iterator[None]:
+        """Leaves samples out that no process survives."""
+        dataset = self._tolerant_dataset
+        if dataset is None:
+            yield
+            return
+        dataset.lost = {(one.place, one.attempt): one for one in lost}
+        try:
+            yield
+        finally:
+            dataset.lost = {}
 
     def samples(
         self, order: Make, indices: Sequence[object], first: int, last: int
@@ -149,20 +185,23 @@ class SampleMaker:
 
         Args:
             indices: Of the whole batch.
-            first: Place of the part's first sample in the batch.
+            first: Place of the part's first sample in the batch, where a stretch begins.
             last: Place behind its last one.
         """
         samples: list[object] = []
         stops = self._stops and self.makes_parts
+        size = len(indices)
         if self._each is not None:
-            self._each.expect(range(first, last))
-        for place in range(first, last):
-            if stops and self._is_stopped(place):
+            self._each.begin_samples(range(first, last), size=size)
+        step = stretch_samples(size)
+        for begin in range(first, last, step):
+            if stops and self._is_stopped(begin):
                 break
-            self.at = index = indices[place]
-            if self._each is not None:
-                self._each.place(order.seed_words, index, place)
-            samples.append(self._sample(index, place))
+            for place in range(begin, min(begin + step, last)):
+                self.at = index = indices[place]
+                if self._each is not None and place >= self._each.seeds_from:
+                    self._each.place(order.seed_words, index, place)
+                samples.append(self._sample(index, place))
         self.at = None
         self._note(NO_SAMPLE, 0)
         return samples

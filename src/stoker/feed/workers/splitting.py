@@ -1,12 +1,13 @@
 """One batch, several workers: its samples are made in parts, and collated once, in order.
 
-A part is a few neighbouring samples. Each worker that is idle gets the next one, so a sample that
-takes long holds only its part, and the last part is made soon after the others. A worker writes a
-part to memory of its own (a memfd), whose descriptor the pool passes on to the worker that
-collates: that one sees the samples as if it had made them, without a copy.
+A part is a few neighbouring samples, whole stretches of them (see stretches). Each worker that is
+idle gets the next one, so a sample that takes long holds only its part, and the last part is made
+soon after the others. A worker writes a part to memory of its own (a memfd), whose descriptor the
+pool passes on to the worker that collates: that one sees the samples as if it had made them,
+without a copy.
 
 A batch that one worker began alone is shared out if it takes long and others idle: that worker
-stops behind the sample that it is at, and what it has made is the first part.
+stops behind the stretch that it is at, and what it has made is the first part.
 
 Where hosts share a batch (`protocol.Make`), one of them collates, and adds the parts that come from
 the others. It makes those that are late as well, so it never depends on another host.
@@ -21,18 +22,15 @@ from collections import deque
 from typing import Literal
 
 from stoker.errors import ProtocolError, ShippingError
+from stoker.feed.stretches import MAX_STRETCHES, next_stretch, stretch_samples
 from stoker.feed.wire.codec import unpack_value
 from stoker.feed.wire.protocol import Make
 from stoker.feed.workers.jobs import SplitBatch, WorkerJob
-from stoker.feed.workers.pipe import MAX_DESCRIPTORS
 from stoker.records.workload import MIN_SPLIT_SECONDS, SEEDS_EACH
 
 # A batch has as many parts for each worker: the last ones end at about the same time where costs
 # vary, and a part costs about 0.5 ms more (a message, its memory).
 _PARTS_PER_WORKER = 4
-# Of a batch: as many descriptors are open, and are sent in one message. Two more parts may be of
-# a worker that began the batch, and of what it did not make of its part.
-_MAX_PARTS = MAX_DESCRIPTORS - 2
 # A batch that takes less than that many times what the parts cost more is made by one worker.
 _MIN_GAIN = 4.0
 # A batch that takes that many times the usual is shared out, if others idle: a sample is heavy.
@@ -108,10 +106,18 @@ def num_samples(order: Make) -> int:
     return len(index) if isinstance(index, list | tuple) else 0
 
 
-def part_samples(size: int, *, num_workers: int) -> int:
-    """Returns how many of `size` samples a part has."""
-    num_parts = min(_MAX_PARTS, _PARTS_PER_WORKER * num_workers)
-    return -(-size // num_parts)
+def part_samples(size: int, *, num_workers: int, begin: int = 0) -> int:
+    """Returns how many samples a part has: whole stretches.
+
+    Args:
+        size: Samples of the batch.
+        num_workers: That may make parts.
+        begin: Place where the first part begins.
+    """
+    num_parts = min(MAX_STRETCHES, _PARTS_PER_WORKER * num_workers)
+    stretch = stretch_samples(size)
+    num_stretches = -(-(size - begin) // stretch)
+    return stretch * -(-num_stretches // num_parts)
 
 
 def split_of(job: WorkerJob, *, num_workers: int, begin: int = 0) -> SplitBatch | None:
@@ -119,12 +125,14 @@ def split_of(job: WorkerJob, *, num_workers: int, begin: int = 0) -> SplitBatch 
 
     Args:
         num_workers: That may make parts.
-        begin: Place before which a worker makes the samples that has begun the batch alone.
+        begin: Place before which a worker makes the samples that has begun the batch alone, and
+            the rest of a stretch.
     """
     size = num_samples(job.order)
+    begin = next_stretch(begin, size=size)
     if size < 2 or begin >= size:
         return None
-    step = part_samples(size - begin, num_workers=num_workers)
+    step = part_samples(size, num_workers=num_workers, begin=begin)
     return SplitBatch(job, size, step=step, begin=begin)
 
 
