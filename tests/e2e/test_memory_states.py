@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -240,41 +241,50 @@ def test_workers_that_take_the_memory_near_its_limit_are_named(begin):
 
 OTHER = """
 import sys
-held = bytearray(b"1") * 1_500_000_000
+held = bytearray(b"1") * 700_000_000
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def other_program():
-    """Starts a program in a group, which holds 1.5 GB there, as a notebook in a container does."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(group: MemoryGroup) -> None:
-        join = f"echo $$ > {group.folder}/cgroup.procs; exec {sys.executable} -c '{OTHER}'"
-        started.append(subprocess.Popen(["sh", "-c", join], stdin=subprocess.PIPE))
-
-    yield start
-    for process in started:
+@contextlib.contextmanager
+def other_program(group: MemoryGroup) -> Iterator[None]:
+    """A program in a group, which holds 700 MB there, as a notebook in a container does."""
+    join = f"echo $$ > {group.folder}/cgroup.procs; exec {sys.executable} -c '{OTHER}'"
+    process = subprocess.Popen(["sh", "-c", join], stdin=subprocess.PIPE)
+    try:
+        until(lambda: group.held_bytes() > 7e8, what="the other program holds what it holds")
+        yield
+    finally:
         process.communicate()
 
 
+def profile_near_limit(profiled: Profiled, group: MemoryGroup, *, processes: int) -> Profile:
+    """Returns a profile in which memory is short while the steps run as they are.
+
+    Args:
+        profiled: Its processes are in the group.
+        group: Has no limit yet.
+        processes: Of the group, once all workers run.
+    """
+    until(lambda: group.num_processes() >= processes, what="all workers have begun")
+    until(lambda: is_steady(group), what="all processes hold what they hold")
+    group.limit(int(1.06 * group.held_bytes()))
+    until(profiled.has_looked, what="the steps as they are have ended")
+    group.limit(UNLIMITED)
+    profile = profiled.profile()
+    assert group.num_kills() == 0
+    return profile
+
+
 @pytest.mark.alone
-def test_another_program_of_the_container_is_named_and_no_loader(begin, other_program):
-    with memory_limit() as group:
-        other_program(group)
-        until(lambda: group.held_bytes() > 1.5e9, what="the other program holds what it holds")
+def test_another_program_of_the_container_is_named_and_no_loader(begin):
+    with memory_limit() as group, other_program(group):
         profiled = begin("plain", budget=3 * BUDGET_SECONDS, group=group.folder)
-        until(lambda: group.held_bytes() > 1.7e9 and is_steady(group), what="workers have begun")
-        group.limit(int(1.06 * group.held_bytes()))
-        until(profiled.has_looked, what="the steps as they are have ended")
-        group.limit(UNLIMITED)
-        profile = profiled.profile()
-        assert group.num_kills() == 0
+        profile = profile_near_limit(profiled, group, processes=4)
     assert "of them by other programs, most of it by python" in states_of(profile)["memory"]
     assert memory_fixes(profile) == {}
     assert profile.memory is not None
-    assert profile.memory.group_others_bytes == pytest.approx(1.5e9, rel=0.05)
+    assert profile.memory.group_others_bytes == pytest.approx(7e8, rel=0.05)
 
 
 @pytest.mark.alone
@@ -284,12 +294,7 @@ def test_files_that_a_script_copies_to_memory_are_named(begin):
         with memory_limit() as group:
             asked = {"group": group.folder, "copied_to": copy}
             profiled = begin("plain", budget=3 * BUDGET_SECONDS, **asked)
-            until(lambda: group.held_bytes() > 0.9e9 and is_steady(group), what="workers run")
-            group.limit(int(1.06 * group.held_bytes()))
-            until(profiled.has_looked, what="the steps as they are have ended")
-            group.limit(UNLIMITED)
-            profile = profiled.profile()
-            assert group.num_kills() == 0
+            profile = profile_near_limit(profiled, group, processes=3)
             copy.unlink()
     finally:
         copy.unlink(missing_ok=True)

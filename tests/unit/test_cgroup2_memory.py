@@ -6,7 +6,7 @@ import pytest
 from stoker import doctor
 from stoker.feed.memory_guard import MemoryGuard, killed_words
 from stoker.host import machine, memory_usage
-from stoker.host.memory_usage import MemoryUse, memory_use, memory_uses, paging
+from stoker.host.memory_usage import MemoryUse, group_shared_bytes, memory_use, memory_uses, paging
 from stoker.profile.loader_phases import room_for_batches
 
 GIB = 1 << 30
@@ -179,6 +179,7 @@ def test_files_and_kernel_memory_that_the_kernel_drops_are_not_in_use(groups):
 def test_batches_in_shared_memory_are_in_use(groups):
     groups.add("train.service", limit=8 * GIB, current=7 * GIB, file=5 * GIB, shmem=5 * GIB)
     assert memory_uses()[0].used_bytes == 7 * GIB
+    assert group_shared_bytes() == 5 * GIB
 
 
 @pytest.mark.parametrize("path", ["", "pod/main"])

@@ -142,6 +142,17 @@ def paging() -> Paging:
     )
 
 
+def group_shared_bytes() -> int | None:
+    """Returns the shared memory of this process's group, with files in memory; None: unknown."""
+    for group in machine.memory_groups():
+        sizes = dict(_pairs(group / "memory.stat"))
+        # Version 1 has sums over the groups below by names that begin with "total_".
+        shared = sizes.get("total_shmem", sizes.get("shmem"))
+        if shared is not None:
+            return shared
+    return None
+
+
 def memory_use() -> MemoryUse | None:
     """Returns the use that is nearest to its limit, of all cgroups and of the machine.
 

@@ -19,6 +19,7 @@ from stoker.host.memory_usage import (
     MemoryUse,
     Paging,
     ProcessMemory,
+    group_shared_bytes,
     memory_uses,
     paging,
     process_memory,
@@ -167,12 +168,17 @@ class MemoryWatch:
 
 def _with_other_holders(memory: RankMemory) -> RankMemory:
     files = files_in_memory(least_bytes=int(_LEAST_FILES * memory.limit_bytes))
+    files_bytes = files.num_bytes
+    shared = group_shared_bytes()
+    if memory.is_cgroups and shared is not None:
+        # Files that another group has written count for that one.
+        files_bytes = min(files_bytes, shared)
     others = other_programs(everywhere=not memory.is_cgroups)
     return msgspec.structs.replace(
         memory,
         others_bytes=others.num_bytes,
         largest_other=others.holder,
-        files_bytes=files.num_bytes,
+        files_bytes=files_bytes,
         files_folder=files.holder,
     )
 
