@@ -106,7 +106,11 @@ class Worker:
         roots = {"dataset": spec.dataset, "collate_fn": collate_fn}
         self.seeder = Seeder(roots, num_workers=2, seeding=seeding)
         self.maker = SampleMaker(
-            spec, seeder=self.seeder, note=lambda *_: None, is_stopped=lambda place: False
+            spec,
+            seeder=self.seeder,
+            note=lambda *_: None,
+            on_bad=lambda *_: None,
+            is_stopped=lambda place: False,
         )
 
     def made(self, number, make):

@@ -6,7 +6,6 @@ is done with a sample follows from the batch's seed, the sample's index and its 
 has the same bytes wherever it is made.
 """
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -24,6 +23,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from stoker.errors import StokerError, UsageError
 from stoker.feed import why_unfed
 from stoker.feed.interrupts import is_of_signal_handler
+from stoker.feed.left_behind import contained
 from stoker.feed.lost_samples import ALL_SAMPLES, NO_SAMPLE, LostSample
 from stoker.feed.sample_index import shown_index
 from stoker.feed.seeding import Seeder, index_bytes
@@ -70,6 +70,10 @@ class SampleLostError(RuntimeError):
 
 def _not_noted(place: int, attempt: int) -> None:
     """Notes nothing: no other process looks at this one's progress."""
+
+
+def _not_looked_after(err: BaseException, place: int, attempt: int) -> None:
+    """Does nothing: no other process can take this one's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ class TolerantDataset:
         place: Of the next sample in its batch.
         lost: Samples of this batch that are not to be made, by place and attempt.
         note: Takes place (or ALL_SAMPLES, NO_SAMPLE) and attempt of what is made next.
+        on_bad: Takes what a sample, or a call for all of them, has raised, with place and attempt:
+            it may end this process, as later samples would be other ones in it.
     """
 
     def __init__(self, dataset: object, on_error: OnError, *, seeder: Seeder | None = None) -> None:
@@ -188,6 +194,7 @@ class TolerantDataset:
         self.place = 0
         self.lost: Mapping[tuple[int, int], LostSample] = {}
         self.note: Callable[[int, int], None] = _not_noted
+        self.on_bad: Callable[[BaseException, int, int], None] = _not_looked_after
 
     def __getattr__(self, name: str) -> object:
         if name == "__getitems__" and self._makes_many:
@@ -203,6 +210,7 @@ class TolerantDataset:
             # A child that the sample forked must not go on as if it were this process.
             if os.getpid() != pid or not is_samples_fault(err):
                 raise
+            self._look_after(err, attempt=0)
             if self._on_error == "skip":
                 self._end_stretch()
                 return MarkedSample(_bad(index, err).at(self.place), index)
@@ -256,6 +264,7 @@ class TolerantDataset:
             except BaseException as error:
                 if not is_samples_fault(error):
                     raise
+                self._look_after(error, attempt=attempt + 1)
                 err = error
                 continue
             return MarkedSample(msgspec.structs.replace(bad, replaced_by=str(other)), index, sample)
@@ -293,7 +302,7 @@ class TolerantDataset:
         if lost is not None:
             raise SampleLostError(lost)
         self.note(self.place, attempt)
-        with _same_folder():
+        with contained():
             return sample_of(self._dataset, index, makes_many=self._makes_many)
 
     def _try(self, index: object, *, attempt: int) -> None:
@@ -302,6 +311,7 @@ class TolerantDataset:
         except BaseException as err:
             if not is_samples_fault(err):
                 raise
+            self._look_after(err, attempt=attempt)
             # It is no death: so also where the batch is made, unless its text is one.
             _bad(index, err)
             self._end_stretch()
@@ -313,16 +323,25 @@ class TolerantDataset:
     def _many(self, indices: object) -> object:
         # As the sampler gave them.
         given = _kept(indices)
+        if self.lost and isinstance(given, Iterable):
+            # The call would make them.
+            return self.one_by_one(given)
         try:
             self.note(ALL_SAMPLES, 0)
             # A generator raises as it is iterated over, which is not the collate function's fault.
-            with _same_folder():
+            with contained():
                 return _kept(cast("ManySamples", self._dataset).__getitems__(given))
         except BaseException as err:
             # Of a slice, for one, no samples are known.
             if not (isinstance(given, Iterable) and is_samples_fault(err)):
                 raise
+            self.on_bad(err, ALL_SAMPLES, 0)
             return self.one_by_one(given)
+
+    def _look_after(self, err: BaseException, *, attempt: int) -> None:
+        """Has it looked at what a bad sample has done to this process, if it was made here."""
+        if not isinstance(err, SampleLostError):
+            self.on_bad(err, self.place, attempt)
 
 
 class TolerantCollate:
@@ -451,27 +470,6 @@ def tolerate(fetcher: TorchsFetcher, on_error: OnError, *, seeder: Seeder | None
     fetcher.fetch = placed_fetch
 
 
-@contextlib.contextmanager
-def _same_folder() -> Iterator[None]:
-    """Goes back to the working folder after an error: the next samples may have relative paths."""
-    before = _working_folder()
-    try:
-        yield
-    except BaseException:
-        if before and _working_folder() != before:
-            with contextlib.suppress(OSError):
-                os.chdir(before)
-        raise
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        # It is deleted.
-        return ""
-
-
 def _kept(values: object) -> object:
     """Returns values as they are, or as a list if they may be iterated over only once."""
     if isinstance(values, Iterator):
@@ -499,11 +497,26 @@ def _as_error(err: BaseException) -> Exception:
     return error
 
 
-def _bad(index: object, err: BaseException) -> BadSample:
+def lost_sample(err: BaseException, *, place: int, attempt: int) -> LostSample:
+    """Returns a bad sample as one that another process does not make: it counts as it does here.
+
+    Args:
+        err: What it has raised.
+        place: In its batch.
+        attempt: As in LostSample.
+    """
+    return LostSample(place, attempt, _cut(type(err).__name__), _cut(_text_of(err)))
+
+
+def _text_of(err: BaseException) -> str:
     try:
-        text = " ".join(str(err).split())
+        return " ".join(str(err).split())
     except (Exception, SystemExit):
-        text = "its text cannot be shown"
+        return "its text cannot be shown"
+
+
+def _bad(index: object, err: BaseException) -> BadSample:
+    text = _text_of(err)
     try:
         shown = repr(shown_index(index))
     except Exception:

@@ -41,6 +41,7 @@ from stoker.feed.sample_index import words_of_sample, words_of_samples
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.tolerance import ToleratedBatch
 from stoker.feed.trainer.buffers import BatchBuffers, error_in
+from stoker.feed.why_unfed import advice_on
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.wire.process_settings import InheritedSettings
@@ -205,10 +206,12 @@ class WatchedBatches:
                 raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
             self._check(waited)
         result = self._results.pop(self._head)
-        del self._asked[self._head]
+        index = self._asked.pop(self._head).index
         self._head += 1
         self._draw()
         self._assign()
+        if result.is_lost:
+            raise self._lost_error(result, index)
         return self._value_of(result)
 
     def take_back(self) -> Iterator[Numbered]:
@@ -306,6 +309,14 @@ class WatchedBatches:
             where=self._loader.where,
             fix="look at the sample that takes so long, or raise feed.sample_timeout_seconds; "
             "feed.on_error: skip leaves such a sample out",
+        )
+
+    def _lost_error(self, result: Result, index: object) -> FeedLostError:
+        return FeedLostError(
+            f"batch {self._head - 1} (samples {words_of_samples(index)}) could not be made, on "
+            f"{self._loader.host}: {result.summary}",
+            where=self._loader.where,
+            fix=advice_on(result.summary),
         )
 
     def _value_of(self, result: Result) -> object:

@@ -485,6 +485,8 @@ def advice_on(how: str) -> str:
         return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
     if "lost its connection" in how:
         return "have the dataset close only what it has opened"
+    if "lowered its limits" in how:
+        return "have the dataset leave the limits of its process as they are (resource.setrlimit)"
     if "ended with exit code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
     if any(f"({number.name})" in how for number in _ASKED_TO_END):

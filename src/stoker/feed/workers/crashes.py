@@ -4,15 +4,17 @@ A worker that dies leaves behind which sample it was making (`progress`). It may
 something else: the kernel's out-of-memory killer chooses among all processes. So that sample is
 made alone, and only if a process dies of it again it is to blame. Where one call makes all samples
 of a batch, the call is repeated; if it ends its process again, they are made one by one. So are
-those of a worker that finds its channel closed when it has made its batch.
+those of a worker that finds itself unfit when it has made its batch: its channel is closed, or its
+limits are too low. Where processes end at other samples than the one to blame, as a thread or a
+timer of it ends them, the first half of the batch is made and waited for, then more or less of it.
 """
 
 import signal
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stoker.feed.lost_samples import LostSample
-from stoker.feed.sample_index import index_at
+from stoker.feed.lost_samples import ALL_SAMPLES, LostSample
+from stoker.feed.sample_index import index_at, indices_of
 from stoker.feed.workers import pipe
 from stoker.feed.workers.jobs import WorkerJob
 from stoker.feed.workers.progress import SamplePlace
@@ -23,6 +25,8 @@ from stoker.records import FeedSettings
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 # Deaths of one batch's workers that no sample is to blame for, after which it is lost.
 MAX_TRIES = 2
+# That samples are waited for, one of which ends its process later.
+_MAX_WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +75,16 @@ class WorkerDeath:
         words: How it ended, for use after "its process".
         status: Its exit code; negative: by that signal.
         is_hanging: It was killed, as `at` took too long.
+        changed_by: A bad sample that had left it changed.
+        seconds: For which it had worked on its job.
     """
 
     at: SamplePlace | None
     words: str
     status: int | None = None
     is_hanging: bool = False
+    changed_by: LostSample | None = None
+    seconds: float = 0.0
 
     @property
     def is_from_outside(self) -> bool:
@@ -84,9 +92,9 @@ class WorkerDeath:
         return not self.is_hanging and self.status in _FROM_OUTSIDE
 
     @property
-    def is_disconnected(self) -> bool:
-        """Whether the user's code had closed its channel; at no sample: it was seen too late."""
-        return self.status == pipe.DISCONNECTED
+    def is_unfit(self) -> bool:
+        """Whether a sample had left it unable to go on; at no sample: it was seen too late."""
+        return self.status in (pipe.DISCONNECTED, pipe.LIMITED)
 
 
 class LossSearch:
@@ -105,6 +113,11 @@ class LossSearch:
         self._num_calls = 0
         self._num_alone = 0
         self._num_tries = 0
+        # Places that end no process, and those behind: among these is one that ends it later.
+        self._among: tuple[int, int] | None = None
+        # What a worker had worked until it died, at most, and whether others may have ended one.
+        self._wait_seconds = 0.0
+        self._is_doubtful = False
         self._last_words = ""
         self.verdict = ""
 
@@ -116,13 +129,20 @@ class LossSearch:
             death: Of the worker.
         """
         at = death.at
-        if at is None and death.is_disconnected and not self._has_made_each:
+        self._wait_seconds = min(max(self._wait_seconds, death.seconds), _MAX_WAIT_SECONDS)
+        self._is_doubtful = self._is_doubtful or death.is_from_outside
+        self._last_words = death.words
+        if death.changed_by is not None:
+            return self._without(death.changed_by)
+        if self._among is not None:
+            return self._died_later(job, death)
+        if at is None and death.is_unfit and not self._has_made_each:
             self._has_made_each = True
             return self._each_alone()
         if at is None:
             return self._try_again()
-        if death.is_disconnected:
-            # Nobody else can have closed it, and it was open before this sample.
+        if death.is_unfit:
+            # Nobody else can have made it so, and it was fit before this sample.
             return self._found(at, death)
         if at.is_whole_call:
             return self._call_again(death)
@@ -138,11 +158,51 @@ class LossSearch:
     def survived(self, job: WorkerJob) -> WorkerJob | None:
         """Returns what has to be made next, as a worker survived a sample, or all one by one."""
         assert isinstance(job.again, pipe.MakeAlone)
+        if self._among is not None:
+            return self._lived_on(job.again)
         # Made one by one they end no process: the call for all of them does.
         if self._is_one_by_one and not self._rules.is_tolerant:
-            self.verdict = f"the call for all of its samples ends its process: {self._last_words}"
-            return None
+            return self._search_later()
         return self._try_again()
+
+    def _died_later(self, job: WorkerJob, death: WorkerDeath) -> WorkerJob | None:
+        """Goes on in the first samples, one of which has ended their process, perhaps later."""
+        assert self._among is not None
+        first, _ = self._among
+        order = job.again
+        if not isinstance(order, pipe.MakeAlone) or death.is_from_outside:
+            return self._gives_up()
+        if order.last == first + 1:
+            return self._found(SamplePlace(first, 0, begun_at=0.0), death)
+        self._among = first, order.last
+        return self._halve()
+
+    def _lived_on(self, order: pipe.MakeAlone) -> WorkerJob | None:
+        """Goes on in the samples behind those that end no process."""
+        assert self._among is not None
+        _, last = self._among
+        if order.last >= last:
+            return self._gives_up()
+        self._among = order.last, last
+        return self._halve()
+
+    def _halve(self) -> WorkerJob:
+        """Returns the order for half of the samples that may be to blame, and those before them."""
+        assert self._among is not None
+        first, last = self._among
+        middle = max(first + 1, (first + last) // 2)
+        alone = pipe.MakeAlone(
+            self._job.order, 0, middle, lost=[*self._lost], wait_seconds=self._wait_seconds
+        )
+        return self._asked(alone)
+
+    def _gives_up(self) -> WorkerJob | None:
+        """Says that no sample could be found; returns no order."""
+        what = "no sample ends its process alone, its batch does"
+        if self._is_one_by_one:
+            what = "the call for all of its samples ends its process"
+        self.verdict = f"{what}: {self._last_words}"
+        return None
 
     def _num_needed(self, death: WorkerDeath) -> int:
         is_doubtful = death.is_from_outside and self._rules.is_tolerant
@@ -155,7 +215,17 @@ class LossSearch:
             self.verdict = f"{sample} ends its process, also alone: {death.words}"
             return None
         error = "SampleTimeoutError" if death.is_hanging else "ProcessDiedError"
-        self._lost.append(LostSample(at.place, at.attempt, error, death.words))
+        return self._without(LostSample(at.place, at.attempt, error, death.words))
+
+    def _without(self, sample: LostSample) -> WorkerJob:
+        """Returns the order for the batch without a sample, and forgets what it has done."""
+        if sample.place == ALL_SAMPLES:
+            self._is_one_by_one = True
+        else:
+            self._lost.append(sample)
+        self._among = None
+        self._has_made_each = False
+        self._num_tries = self._num_alone = 0
         return self._again()
 
     def _call_again(self, death: WorkerDeath) -> WorkerJob | None:
@@ -163,7 +233,6 @@ class LossSearch:
         # The same call first: the process may have died of something else.
         if self._num_calls <= self._num_needed(death):
             return self._again()
-        self._last_words = death.words
         self._is_one_by_one = True
         if self._rules.is_tolerant:
             return self._again()
@@ -171,7 +240,18 @@ class LossSearch:
 
     def _try_again(self) -> WorkerJob | None:
         self._num_tries += 1
-        return self._again() if self._num_tries < MAX_TRIES else None
+        if self._num_tries < MAX_TRIES:
+            return self._again()
+        # Whoever kills workers would condemn any sample.
+        return None if self._is_doubtful else self._search_later()
+
+    def _search_later(self) -> WorkerJob | None:
+        """Begins to look for a sample that ends its process later, while others are made."""
+        index = plain_index(self._job.order)
+        if index is None or self._is_doubtful:
+            return self._gives_up()
+        self._among = 0, len(indices_of(index))
+        return self._halve()
 
     def _again(self) -> WorkerJob:
         """Returns the job for the batch, without the samples that are to blame."""

@@ -33,8 +33,13 @@ _READ_BYTES = 1 << 16
 # For one message: a read never returns the descriptors of two (unix(7)).
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
-# Exit code of a worker whose channel is gone in its own process: the user's code has closed it.
+# Exit codes of a worker that a sample has left unfit. Its channel is gone in its own process: the
+# user's code has closed it.
 DISCONNECTED = 207
+# Its limits are lower than what a batch needs.
+LIMITED = 208
+# What all samples share is another one than before a bad sample.
+CHANGED = 209
 
 # Free slots that a worker keeps, warm for its next batches, where there is memory for them.
 SPARE_SLOTS = 3
@@ -132,9 +137,10 @@ class MakeAgain(msgspec.Struct, frozen=True, tag=True):
 class MakeAlone(msgspec.Struct, frozen=True, tag=True):
     """Requests samples of a batch from place `first` to before `last`, which are thrown away.
 
-    It shows whether a process survives them, and whether they leave its channel open. `last` 0: to
-    the batch's end. `attempt` is LostSample's. Those before it in its stretch are made as well, but
-    for the `lost` ones.
+    It shows whether a process survives them, and whether they leave it fit to make batches. `last`
+    0: to the batch's end. `attempt` is LostSample's. Those before it in its stretch are made as
+    well, but for the `lost` ones. The process is looked at for so many seconds more: threads and
+    timers may end it later.
     """
 
     order: Make
@@ -142,6 +148,7 @@ class MakeAlone(msgspec.Struct, frozen=True, tag=True):
     last: int
     attempt: int = 0
     lost: list[LostSample] = []
+    wait_seconds: float = 0.0
 
 
 class AloneMade(msgspec.Struct, frozen=True, tag=True):
@@ -184,11 +191,31 @@ class LastWords(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
+class LeftChanged(msgspec.Struct, frozen=True, tag=True):
+    """A bad sample has left this process changed, in these words: it ends next.
+
+    In another one it counts as one that is lost, with its own error.
+    """
+
+    sample: LostSample
+    words: str
+
+
 to_worker = msgspec.msgpack.Decoder(
     Make | MakePart | MakeAgain | MakeAlone | Collate | Reuse | KeepSlots
 )
 from_worker = msgspec.msgpack.Decoder(
-    Up | Slot | SlotClosed | Batch | PartMade | Unsplittable | AloneMade | Error | End | LastWords
+    Up
+    | Slot
+    | SlotClosed
+    | Batch
+    | PartMade
+    | Unsplittable
+    | AloneMade
+    | Error
+    | End
+    | LastWords
+    | LeftChanged
 )
 pack = msgspec.msgpack.Encoder().encode
 

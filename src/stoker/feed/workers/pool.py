@@ -84,6 +84,10 @@ def describe_exit(status: int | None, *, kills_before: int | None = None) -> str
         return "ended"
     if status == pipe.DISCONNECTED:
         return "lost its connection, which code in its own process closed (as os.closerange does)"
+    if status == pipe.LIMITED:
+        return "ended, as a sample has lowered its limits (ulimit): it could make no batch"
+    if status == pipe.CHANGED:
+        return "was replaced, as a bad sample had changed what later ones would see"
     return f"ended with {ended_words(status)}{killed_words(status, kills_before=kills_before)}"
 
 
@@ -324,7 +328,7 @@ class WorkerPool:
         worker.channel.flush()
         self._known_load = None
         results: list[Result] = []
-        failure = ""
+        nonsense = ""
         try:
             for data, descriptors in worker.channel.receive():
                 now = self._clock()
@@ -336,13 +340,14 @@ class WorkerPool:
                 worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
                 results.extend(self._end_of_job(result, worker))
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
-            failure = f"data worker {worker.number} sent a malformed message: {err}"
             if isinstance(err, OSError) and err.errno == errno.EMFILE:
-                failure = pipe.no_descriptor_left()
+                worker.channel.failure = pipe.no_descriptor_left()
+            else:
+                nonsense = f"data worker {worker.number} sent a malformed message: {err}"
             # Killed below: no later message can be trusted.
             worker.channel.is_closed = True
         if worker.channel.is_closed:
-            results.extend(self._mark_dead(fileno, worker, failure or worker.channel.failure))
+            results.extend(self._mark_dead(fileno, worker, nonsense))
         self.flush()
         return results
 
@@ -829,7 +834,8 @@ class WorkerPool:
             worker.channel.close()
         stop_all(worker.process for worker in workers)
 
-    def _mark_dead(self, fileno: int, worker: WorkerHandle, failure: str) -> list[Result]:
+    def _mark_dead(self, fileno: int, worker: WorkerHandle, nonsense: str) -> list[Result]:
+        failure = nonsense or worker.channel.failure
         worker.channel.close()
         with contextlib.suppress(Exception):
             # Its connection ends a moment before its process does.
@@ -845,9 +851,12 @@ class WorkerPool:
         self.last_death = failure or f"data worker {worker.number} {how}"
         death = WorkerDeath(
             at=worker.at,
-            words=how,
-            status=worker.process.exitcode,
+            words=failure or how,
+            # What a process sends is its own doing.
+            status=None if nonsense else worker.process.exitcode,
             is_hanging=worker.hung_at is not None,
+            changed_by=worker.changed_by,
+            seconds=max(0.0, self._clock() - worker.begun_at),
         )
         lost: list[WorkerJob]
         self._known_load = None
@@ -888,8 +897,10 @@ class WorkerPool:
 
     def _replace(self, worker: WorkerHandle, death: WorkerDeath) -> list[WorkerJob]:
         """Starts another worker, which gets the jobs of the dead one; returns lost jobs."""
-        # A sample may be to blame, and is left out then.
-        is_samples = death.at is not None and self._rules.is_tolerant
+        # A sample may be to blame, and is left out then, or is searched for.
+        is_samples = self._rules.is_tolerant and (death.at is not None or death.is_unfit)
+        if worker.jobs and isinstance(worker.jobs[0].again, pipe.MakeAlone):
+            is_samples = True
         deaths = worker.deaths_in_a_row + (not is_samples)
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
             try:

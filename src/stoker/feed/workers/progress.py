@@ -63,13 +63,20 @@ class ProgressMemory:
         self._stops = memoryview(self._memory)[_STOPS].cast("Q")
         self._orders = memoryview(self._memory)[_ORDERS].cast("Q")
         self._num_orders = 0
+        self._pid = os.getpid()
 
     def mark_lone(self) -> None:
         """Writes that each batch is one sample."""
         self._memory[_LONE] = True
 
     def note(self, place: int, attempt: int) -> None:
-        """Writes which sample is made next, or ALL_SAMPLES or NO_SAMPLE."""
+        """Writes which sample is made next, or ALL_SAMPLES or NO_SAMPLE.
+
+        Ends a child that a sample has forked and that comes back from it: it would write into this
+        memory, and into that of batches, as if it were its parent.
+        """
+        if os.getpid() != self._pid:
+            os._exit(0)
         _FORMAT.pack_into(self._memory, 0, place - NO_SAMPLE, attempt, time.monotonic())
 
     def begin_order(self) -> None:

@@ -44,12 +44,14 @@ class SampleMaker:
         *,
         seeder: Seeder | None,
         note: Callable[[int, int], None],
+        on_bad: Callable[[BaseException, int, int], None],
         is_stopped: Callable[[int], bool],
     ) -> None:
         """Begins.
 
         Args:
             note: Takes place and attempt of each sample before it is made.
+            on_bad: As TolerantDataset's.
             is_stopped: Returns whether others make a batch from that place on, where a stretch
                 begins.
         """
@@ -63,6 +65,7 @@ class SampleMaker:
         if spec.on_error != "raise":
             dataset = TolerantDataset(spec.dataset, spec.on_error, seeder=seeder)
             dataset.note = note
+            dataset.on_bad = on_bad
             self._dataset = self._tolerant_dataset = dataset
             self._collate_fn = self._tolerant = TolerantCollate(
                 spec.collate_fn, dataset, is_batched=spec.auto_collation, seeder=seeder

@@ -17,6 +17,7 @@ from torch.utils.data._utils import collate as torch_collate
 from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Arena, Bytes1D
 from stoker.feed.wire.pickling import RARE_DTYPES
+from stoker.feed.workers.fitness import Fitness
 from stoker.feed.workers.pipe import SPARE_SLOTS, Pipe, Slot, SlotClosed, pack
 
 # Torch stacks them into new memory only.
@@ -26,10 +27,16 @@ _UNUSED_BYTES = 64 << 10
 
 
 class Slots:
-    """Shared memory of a worker, which batches are written to, or built in."""
+    """Shared memory of a worker, which batches are written to, or built in.
+
+    Attributes:
+        fitness: Whether they can be made and sent.
+    """
 
     def __init__(self, channel: Pipe) -> None:
         self._channel = channel
+        self.fitness = Fitness(channel)
+        self._pid = os.getpid()
         self.shares_arrays = False
         # By number: slots to be used again, and those whose batch the pool has or will get.
         self._free: dict[int, mmap.mmap] = {}
@@ -42,10 +49,6 @@ class Slots:
         self._arena: Arena | None = None
         self._last_nbytes = 0
         self._num_spare = SPARE_SLOTS
-
-    def is_connected(self) -> bool:
-        """Returns whether batches can still be sent: no sample has closed the channel."""
-        return self._channel.is_connected()
 
     def keep(self, number: int) -> None:
         """Keeps so many free slots from now on."""
@@ -76,6 +79,7 @@ class Slots:
         self, batch: Sequence[torch.Tensor], *, collate_fn_map: object = None
     ) -> torch.Tensor:
         """Stacks tensors into the slot, not into torch's shared memory: a copy less."""
+        self._end_child()
         first = batch[0]
         is_plain = type(first) is torch.Tensor and first.layout is torch.strided
         if not is_plain or first.is_nested or first.dtype in _RARE:
@@ -87,6 +91,7 @@ class Slots:
 
     def end(self, value: object) -> tuple[codec.Encoded, int]:
         """Describes the batch and puts its payload into a slot; -1: there is none."""
+        self._end_child()
         arena = self._arena
         slot = self._built
         if arena is not None and slot is not None and arena.end:
@@ -120,6 +125,11 @@ class Slots:
         self._arena = None
         if slot is not None:
             self.reuse(slot)
+
+    def _end_child(self) -> None:
+        """Ends a child that a sample has forked, and that comes back: it shares the slots."""
+        if os.getpid() != self._pid:
+            os._exit(0)
 
     def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
         first = batch[0]

@@ -26,6 +26,7 @@ from stoker.feed.balance import MeasuringCollate
 from stoker.feed.data_worker import become_data_worker, hide_worker
 from stoker.feed.lost_samples import NO_SAMPLE
 from stoker.feed.seeding import Seeder, Seeding
+from stoker.feed.tolerance import lost_sample
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec, reopened
 from stoker.feed.wire.codec import Encoded
@@ -36,7 +37,6 @@ from stoker.feed.workers import stacks
 from stoker.feed.workers.fetching import seed_as_torch
 from stoker.feed.workers.part_memory import EncodedSamples, PartsAsSamples, memory_of
 from stoker.feed.workers.pipe import (
-    DISCONNECTED,
     AloneMade,
     Batch,
     Collate,
@@ -56,6 +56,7 @@ from stoker.feed.workers.pipe import (
     pack,
     to_worker,
 )
+from stoker.feed.workers.process_state import ProcessState
 from stoker.feed.workers.progress import ProgressMemory
 from stoker.feed.workers.samples import FirstSamples, SampleMaker
 from stoker.feed.workers.shards import ShardSource, ShardStream
@@ -109,8 +110,7 @@ def worker_main(
             side=side,
         )
         serve(channel, slots, source)
-    if not channel.is_connected():
-        os._exit(DISCONNECTED)
+    slots.fitness.check()
 
 
 @contextlib.contextmanager
@@ -207,6 +207,8 @@ def serve(channel: Pipe, slots: Slots, source: "Source") -> None:
                 continue
             source.begin_order()
             with _answer_to(message, descriptors, slots, source) as (reply, memory):
+                # Before the answer: what could not be sent would be the next batch's fault.
+                slots.fitness.check()
                 channel.send(pack(reply), memory)
 
 
@@ -375,6 +377,7 @@ class IndexedSource:
         self._side = side
         self._spec = spec
         self._slots = slots
+        self._state: ProcessState | None = None
         self._id = worker_id
         self._name = f"data worker {worker_id}"
         self._num_workers = num_workers
@@ -408,11 +411,14 @@ class IndexedSource:
             self._spec,
             seeder=self._seeder,
             note=self.progress.note,
+            on_bad=self._end_if_changed,
             is_stopped=self.progress.is_stopped,
         )
 
     def begin_order(self) -> None:
         self.progress.begin_order()
+        if self._spec.on_error != "raise":
+            self._state = ProcessState.of_this_process()
 
     def make(self, order: Make) -> object:
         """Returns the batch of the order's indices, seeded, or the error of worker_init_fn.
@@ -458,14 +464,20 @@ class IndexedSource:
 
         def make() -> None:
             for _ in maker.alone(order, index, alone):
-                if not self._slots.is_connected():
-                    # The sample's place stays where the pool reads it.
-                    os._exit(DISCONNECTED)
+                self._slots.fitness.check()
 
         # An error comes again where the batch is made.
         with contextlib.suppress(Exception):
             self._seeded(order, make)
         self.progress.note(NO_SAMPLE, 0)
+        time.sleep(alone.wait_seconds)
+
+    def _end_if_changed(self, err: BaseException, place: int, attempt: int) -> None:
+        """Ends this process if a bad sample has changed what later ones in it would see."""
+        changes = self._state.changes() if self._state is not None else []
+        if changes:
+            sample = lost_sample(err, place=place, attempt=attempt)
+            self._slots.fitness.end_changed(sample, ", ".join(changes))
 
     def make_part(self, part: MakePart) -> EncodedSamples | Unsplittable | Error:
         """Returns samples of a batch, each seeded as if this worker had made the batch."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.errors import ProtocolError
-from stoker.feed.lost_samples import SampleInWork
+from stoker.feed.lost_samples import LostSample, SampleInWork
 from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers import pipe
 from stoker.feed.workers.jobs import FinishedPart, Result, WorkerJob
@@ -44,6 +44,7 @@ class WorkerHandle:
         begun_at: Monotonic seconds at which it was ready and began its first job.
         patience: How often that job was assigned to others for being late.
         last_words: What ended its process, where that was the user's code.
+        changed_by: A bad sample that has left its process changed, as which it ends.
         progress: Which sample it makes, of a map-style dataset.
         hung_at: The sample for which it was killed, as that took too long.
         num_answered: Jobs that it has answered.
@@ -64,6 +65,7 @@ class WorkerHandle:
     patience: int = 0
     is_late: bool = False
     last_words: str = ""
+    changed_by: LostSample | None = None
     progress: ProgressView | None = None
     hung_at: SamplePlace | None = None
     num_answered: int = 0
@@ -166,6 +168,9 @@ class WorkerHandle:
                     # Views of a batch that lies in it keep the memory.
                     self.slots.pop(slot, None)
                 case pipe.LastWords(words):
+                    self.last_words = words
+                case pipe.LeftChanged(sample, words):
+                    self.changed_by = sample
                     self.last_words = words
                 case pipe.Batch() as batch:
                     return self._batch(batch, return_slot)
