@@ -47,7 +47,7 @@ class EventName(StrEnum):
     BATCH_HANGS = auto()  # A rank waits for a batch for a minute or more; the text names it.
     BATCH_LOST = auto()  # A data worker failed while it made a batch.
     BATCH_OVERDUE = auto()  # A batch takes much longer than others.
-    BATCH_SHARED = auto()  # Several hosts made a batch; whose samples it has.
+    BATCH_SHARED = auto()  # A host made samples of a batch that another one puts together.
     BATCHES_LOST = auto()  # The connection that carries a data host's batches broke.
     BATCHES_PINNED = auto()  # Batches are in pinned memory although the script did not ask for it.
     BATCHES_SEEDED_AS_BEFORE = auto()  # A resumed run is seeded as by an earlier version.
@@ -97,7 +97,7 @@ class EventName(StrEnum):
     HOST_JOINED = auto()  # A host joined the run.
     HOST_LEFT = auto()  # A host left the run.
     HOST_LOST = auto()  # A host was silent for longer than its lease and is considered lost.
-    HOST_MEMORY = auto()  # What each host's memory has in use now, of its limit.
+    HOST_MEMORY = auto()  # How much of its memory each host uses now.
     HOST_REJOINED = auto()  # A lost host joined the run again.
     HOST_ROLE = auto()  # The group and the role of a host.
     HOSTS_NOT_COMPARABLE = auto()  # Timings on shared cores do not carry over to a cluster.
@@ -175,10 +175,10 @@ class EventName(StrEnum):
     RUN_ABANDONED = auto()  # Nobody follows the run any more; its leader ends it.
     RUN_JOINED = auto()  # This host joined the run.
     RUN_OUT_OF_TIME = auto()  # All attempts of the run together took longer than allowed.
-    RUN_RESTARTED = auto()  # All hosts were restarted; the number of restarts without progress.
+    RUN_RESTARTED = auto()  # All hosts were restarted; counts the restarts without progress.
     RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
-    SAMPLE_BAD = auto()  # A sample is skipped or replaced, the first of a process; see the list.
-    SAMPLES_UNWATCHED = auto()  # Nobody finds samples of a loader that hang, or end their process.
+    SAMPLE_BAD = auto()  # The first bad sample of a process; bad_samples.csv has all of them.
+    SAMPLES_UNWATCHED = auto()  # Samples of a loader that hang or end their process are not found.
     SESSION_ENDED = auto()  # A trainer's session on a data host ended.
     SESSION_OPENED = auto()  # A trainer opened a session on a data host.
     SETTINGS_NOT_SENT = auto()  # The data hosts lack settings of the script's process.

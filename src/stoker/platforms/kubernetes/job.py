@@ -323,6 +323,7 @@ class RunPicture:
             # All its pods are there: the refusal is over.
             if there[group.group.name] >= group.group.count:
                 self._refused.pop(group.job, None)
+        # Since this process first saw them deleted: the cluster's clock is not compared with ours.
         self._deleted = {p.uid: self._deleted.get(p.uid, now) for p in pods if p.deleted_at}
         seconds = {uid: now - at for uid, at in self._deleted.items()}
         unfit = self._unfit
@@ -707,14 +708,16 @@ class KubernetesRun(FollowedRun):
         if loads_itself or not without or any(p.is_started for p in pods if p.role == "data"):
             return
         limit = job.settings.feed.start_deadline_seconds
-        for end in (pod.ended for pod in pods if pod.role == "dnn" and pod.ended):
-            # The script may end with that code, too.
-            if end.exit_code == FeedError.exit_code and (
-                FeedLostError.__name__ in failure + end.message
-                or (seconds_between(end.began_at, end.at) or 0.0) >= limit
-            ):
+        for pod in pods:
+            end = pod.ended
+            if pod.role != "dnn" or end is None or end.exit_code != FeedError.exit_code:
+                continue
+            # A script may end with that code, too: so the feed's words count, or its deadline.
+            names_the_feed = FeedLostError.__name__ in failure + end.message
+            has_waited = (seconds_between(end.began_at, end.at) or 0.0) >= limit
+            if names_the_feed or has_waited:
                 raise self._lacked(
-                    without, what="the training failed without data hosts, which got no nodes"
+                    without, what="the training run failed: its data hosts got no nodes"
                 )
 
     def _look(self) -> None:
