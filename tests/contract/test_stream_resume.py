@@ -4,7 +4,7 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -74,6 +74,27 @@ class Counted(Divided):
         yield from samples
 
 
+class Reordered(Divided):
+    """Shuffles its lists in place: each epoch begins with the order in which the last one ended."""
+
+    def __init__(self, length: int = 30) -> None:
+        super().__init__(length)
+        self.files = [f"{number}.tar" for number in range(length)]
+        self.pairs = [(f"{number % 3}", number % 2) for number in range(length)]
+        self.places = np.arange(length)
+        self.share = 1.0
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        random.shuffle(self.files)
+        random.shuffle(self.pairs)
+        np.random.shuffle(self.places)
+        self.share *= 0.5
+        for sample in super().__iter__():
+            index = cast("int", sample["id"])
+            facts = [self.files[index], self.pairs[index], int(self.places[index]), self.share]
+            yield {**sample, "facts": str(facts)}
+
+
 class Order:
     epoch = 0
 
@@ -127,6 +148,7 @@ KINDS: dict[str, Callable[[], Dataset[object]]] = {
     "divided": Divided,
     "shuffled": Shuffled,
     "counted": Counted,
+    "reordered": Reordered,
     "an error": Broken,
     "data pipe": piped,
     "data pipe in two": forked,
@@ -226,7 +248,9 @@ def test_a_stream_resumes_exactly(kind, options):
 
 
 @pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("kind", ["divided", "shuffled", "counted", "an error", "chain"])
+@pytest.mark.parametrize(
+    "kind", ["divided", "shuffled", "counted", "reordered", "an error", "chain"]
+)
 def test_a_state_between_epochs_resumes_exactly(kind, options):
     expected = uninterrupted(kind, options, 4)
     seed()

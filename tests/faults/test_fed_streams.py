@@ -123,6 +123,7 @@ LOSSES: dict[str, dict[str, object]] = {
     "before its first batch": {"pause_before": 1},
     "with a generator of its own": {"pause_at": 5, "pause_epoch": 1, "kind": "holding"},
     "with a generator of its own, between epochs": {"pause_before": 2, "kind": "holding"},
+    "with lists of its own, between epochs": {"pause_before": 2, "kind": "reordered"},
     "in an epoch that is then left": {"pause_at": 3, "left": {"0": 3}},
 }
 

@@ -75,7 +75,7 @@ def test_a_state_of_torchs_workers_resumes_on_data_hosts(hosts, tmp_path, name):
     assert "stream_resumed" in fed.errors
 
 
-@pytest.mark.parametrize("kind", ["unequal", "holding"])
+@pytest.mark.parametrize("kind", ["unequal", "holding", "reordered"])
 def test_persistent_workers_of_hosts_resume_between_epochs(hosts, tmp_path, kind):
     path = tmp_path / "state.pt"
     options = PERSISTENT | {"epochs": 3, "kind": kind}

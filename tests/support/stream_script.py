@@ -130,6 +130,21 @@ class Resilient(Stream):
         return {"id": index}
 
 
+class Reordered(Stream):
+    """Shuffles a list and an array in place: each epoch begins with the order of the last one."""
+
+    def __init__(self, given: dict, salt: int) -> None:
+        super().__init__(given, salt)
+        self.files = [f"{number}.tar" for number in range(given["samples"])]
+        self.places = np.arange(given["samples"])
+
+    def __iter__(self) -> Iterator[object]:
+        random.shuffle(self.files)
+        np.random.shuffle(self.places)
+        for index in self.ids():
+            yield {"id": index, "file": self.files[index], "place": int(self.places[index])}
+
+
 class Sized(Stream):
     def __len__(self) -> int:
         return self.given["length"]
@@ -151,6 +166,8 @@ def dataset_of(given: dict, number: int) -> object:
         return ids.map(as_sample)
     if given["kind"] in ("stateful", "forgetful"):
         return (Stateful if given["kind"] == "stateful" else Forgetful)(given, number)
+    if given["kind"] == "reordered":
+        return Reordered(given, number)
     if given["kind"] == "resilient":
         return Resilient(given, number)
     return (Stream if given["length"] is None else Sized)(given, number)

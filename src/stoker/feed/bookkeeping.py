@@ -27,7 +27,6 @@ from stoker.feed.bad_samples import (
     BadSamplesState,
     ListedBatch,
 )
-from stoker.feed.counts import Counts, counts_of
 from stoker.feed.data_worker import is_worker
 from stoker.feed.resource_usage import Usage
 from stoker.feed.short_loaders import LoaderLife, LoaderLine, made_here_words
@@ -268,7 +267,7 @@ class LoaderBooks:
         seeding: Of the run whose state was loaded; None: none was.
         said_own_refused: The script knows that a dataset's own states are not used.
         rank_datasets: Of the ranks whose shards a loaded state has, if the run had other ranks.
-        counts: The numbers of a stream's dataset before its first epoch here; see `counts`.
+        values: Those of a stream's dataset before its first epoch here; see `kept_values`.
         said_unwatched: It knows that samples which hang are not found.
     """
 
@@ -287,7 +286,7 @@ class LoaderBooks:
     seeding: str | None = None
     said_own_refused: bool = False
     rank_datasets: object = None
-    counts: Counts | None = None
+    values: Mapping[str, object] | None = None
     said_unwatched: bool = False
     life: LoaderLife = field(default_factory=LoaderLife)
 
@@ -304,12 +303,6 @@ class LoaderBooks:
         state = self.pending_state()
         begun = state and state["begun"]
         return begun.get("stream") if begun else None
-
-    def counts_before(self, dataset: object) -> Counts:
-        """Returns the numbers that a dataset had when it was first asked for."""
-        if self.counts is None:
-            self.counts = counts_of(dataset)
-        return self.counts
 
     def next_epoch(self) -> int:
         self.epochs += 1

@@ -28,10 +28,10 @@ from stoker.errors import FeedError
 from stoker.feed.bad_samples import BadSamples, ListedBatch
 from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.changes import making
-from stoker.feed.counts import Counts
 from stoker.feed.data_worker import hide_worker, is_worker
 from stoker.feed.foreign_loaders import reach_of
-from stoker.feed.loader_state import seeding_of
+from stoker.feed.kept_values import KeptValues
+from stoker.feed.loader_state import seeding_of, values_before
 from stoker.feed.rank_streams import has_other_ranks
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import (
@@ -58,7 +58,7 @@ class Epoch:
     """State of one epoch: batch numbers, seed words, sizes and times.
 
     Attributes:
-        number: Counts the loader's iter() calls, or comes from a loaded state.
+        number: KeptValues the loader's iter() calls, or comes from a loaded state.
         id: Number of the epoch in its session with the feed; see FeedSession.
     """
 
@@ -123,9 +123,9 @@ class Epoch:
         position = self.order.position
         return None if position.resumed is None else position.stream
 
-    def counts_at_first(self, dataset: object) -> Counts:
-        """Returns the dataset's numbers before its first epoch in this process."""
-        return self._books.counts_before(dataset)
+    def values_at_first(self, dataset: object) -> KeptValues:
+        """Returns the dataset's values before its first epoch in this process."""
+        return values_before(dataset, self._books)
 
     def say_resumed(self, stream: StreamProgress) -> None:
         """Says how long it took to make a stream's batches again, once its first one is there."""
@@ -265,7 +265,7 @@ class Epoch:
         self._process.list_bad(bad, batch)
 
     def _judge(self, samples: int) -> None:
-        """Counts a batch's samples and bad ones; raises FeedError if these are too many."""
+        """KeptValues a batch's samples and bad ones; raises FeedError if these are too many."""
         counts = self._books.bad
         if counts is not None:
             counts.count(self._bad_now, samples=samples)
@@ -634,7 +634,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
         inline = InlineStream(
             cast("DataLoader[object]", loader),
             progress,
-            counts_at_first=self._epoch.counts_at_first(loader.dataset),
+            values_at_first=self._epoch.values_at_first(loader.dataset),
         )
         shard = progress.shards[0]
         before = shard.own_before(shard.num_made)

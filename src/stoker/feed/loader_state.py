@@ -36,8 +36,8 @@ from stoker.feed.bookkeeping import (
     TrainerProcess,
     length_of,
 )
-from stoker.feed.counts import changed_counts, set_counts
 from stoker.feed.generators import any_kind_of
+from stoker.feed.kept_values import KeptValues, changed_values, set_values, values_of
 from stoker.feed.rank_streams import (
     OTHER_RANKS_FIX,
     DatasetOfRank,
@@ -49,10 +49,10 @@ from stoker.feed.rank_streams import (
 from stoker.feed.seeding import (
     Occurrences,
     Seeding,
-    counts_in,
     index_bytes,
     set_states,
     states_here,
+    values_in,
 )
 from stoker.feed.stream_progress import (
     ShardProgress,
@@ -269,9 +269,16 @@ def state_of(
     elif position is not None and position.next_stream is not None:
         state["begun"] = _next_begun(position.next_stream)
     elif position is not None and position.stream is not None and position.is_inline:
-        counts = changed_counts(loader.dataset, since=books.counts_before(loader.dataset))
-        state["inline_random"] = tensor_of(states_here(_roots_of(loader), counts=counts))
+        values = changed_values(loader.dataset, since=values_before(loader.dataset, books))
+        state["inline_random"] = tensor_of(states_here(_roots_of(loader), values=values))
     return state
+
+
+def values_before(dataset: object, books: LoaderBooks) -> KeptValues:
+    """Returns the values that a stream's dataset had when they were first asked for."""
+    if books.values is None:
+        books.values = values_of(dataset)
+    return books.values
 
 
 def load(
@@ -311,10 +318,10 @@ def load(
     _resume_seeding(loader, process, given)
     if "inline_random" in given:
         here = take(parts, with_own=False)
-        books.counts_before(loader.dataset)
+        since = values_before(loader.dataset, books)
         states = given["inline_random"].numpy().tobytes()
         set_states(states, _roots_of(loader))
-        set_counts(loader.dataset, counts_in(states))
+        set_values(loader.dataset, values_in(states), since=since)
         set_globals(here)
     if sets_globals:
         set_globals(given["now"])

@@ -27,7 +27,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.environment import from_environment
 from stoker.errors import ShippingError
-from stoker.feed.counts import Counts
 from stoker.feed.drawn_generators import DrawnGenerators
 from stoker.feed.generators import (
     GeneratorKind,
@@ -36,6 +35,7 @@ from stoker.feed.generators import (
     kind_of,
     put_back,
 )
+from stoker.feed.kept_values import KeptValues
 from stoker.feed.random_states import PreservedRandomStates, seed_states
 from stoker.feed.stretches import stretch_samples
 from stoker.feed.wire.codec import pack_value, unpack_value
@@ -58,7 +58,8 @@ Seeding = Literal["batch", "stretch", "place", "sample", "torch"]
 # In place of a sample's place: for the collate function.
 _COLLATE = _MASK
 # Beside the paths of generators, which are names.
-_COUNTS = "counts of the dataset"
+# As versions wrote it that kept whole numbers alone.
+_VALUES = "counts of the dataset"
 # How often a batch is made in which new generators appear, to seed them.
 _MAX_TIMES = 4
 _T = TypeVar("_T")
@@ -408,16 +409,16 @@ class Seeder:
         torch_worker._worker_info = info
 
 
-def states_here(roots: Mapping[str, object], *, counts: Counts | None = None) -> bytes:
+def states_here(roots: Mapping[str, object], *, values: KeptValues | None = None) -> bytes:
     """Returns the random states of this process, for `set_states`; empty: they cannot be packed.
 
     Args:
         roots: What may hold random generators.
-        counts: Numbers that the dataset keeps from epoch to epoch, for `counts_in`.
+        values: What the dataset keeps from epoch to epoch, for `values_in`.
     """
     states = {path: kind.read(value) for path, value, kind in _all(roots)}
-    if counts:
-        states[_COUNTS] = dict(counts)
+    if values:
+        states[_VALUES] = dict(values)
     try:
         return pack_value(states, allow_pickle=False)
     except ShippingError:
@@ -428,7 +429,7 @@ def states_here(roots: Mapping[str, object], *, counts: Counts | None = None) ->
 def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
     given = unpack_value(states, allow_pickle=False)
     assert isinstance(given, dict)
-    given.pop(_COUNTS, None)
+    given.pop(_VALUES, None)
     here = {path: (value, kind) for path, value, kind in _all(roots)}
     for path in given.keys() & here.keys():
         value, kind = here[path]
@@ -436,14 +437,14 @@ def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
     return given.keys() - here.keys()
 
 
-def counts_in(states: bytes) -> Counts:
-    """Returns the numbers that a dataset kept, from what `states_here` returned."""
+def values_in(states: bytes) -> KeptValues:
+    """Returns what a dataset kept, from what `states_here` returned."""
     if not states:
         return {}
     given = unpack_value(states, allow_pickle=False)
     assert isinstance(given, dict)
-    counts: Counts = given.get(_COUNTS, {})
-    return counts
+    values: KeptValues = given.get(_VALUES, {})
+    return values
 
 
 def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, GeneratorKind]]:

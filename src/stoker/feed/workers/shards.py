@@ -14,10 +14,10 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
 from stoker.errors import FeedError, ProtocolError
-from stoker.feed.counts import Counts, changed_counts, counts_of, set_counts
 from stoker.feed.data_worker import hide_worker
+from stoker.feed.kept_values import KeptValues, changed_values, set_values, values_of
 from stoker.feed.rank_streams import RankDatasets
-from stoker.feed.seeding import counts_in, set_states, states_here
+from stoker.feed.seeding import set_states, states_here, values_in
 from stoker.feed.stream_epochs import StreamEpochs
 from stoker.feed.why_unfed import Side
 from stoker.feed.wire import codec
@@ -68,7 +68,7 @@ class ShardStream:
         # Dataset, collate function and random states from before a state was loaded.
         self._spare: Spare | None = None
         self._spare_states = b""
-        self._counts_at_start: Counts = {}
+        self._values_at_start: KeptValues = {}
         self._epochs = StreamEpochs(())
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
@@ -97,7 +97,7 @@ class ShardStream:
                     self.spec.worker_init_fn(self._shard)
                 if self._hides_worker:
                     hide_worker()
-                self._counts_at_start = counts_of(self._dataset)
+                self._values_at_start = values_of(self._dataset)
                 if resumed.own_state is not None and self._loads(resumed.own_state, resumed):
                     return
                 self._set_states(resumed, index)
@@ -166,7 +166,7 @@ class ShardStream:
             if resumed.persists and loaded.is_of_dataset:
                 self._own_states.leave_unused(KEPT)
                 return False
-            set_counts(self._dataset, counts_in(resumed.state))
+            self._set_values(resumed)
             loaded.load_dataset(self._dataset)
             self._epochs.set(resumed.epochs)
             self._iterate(resumed)
@@ -225,8 +225,8 @@ class ShardStream:
         self._iterate(resumed)
 
     def states(self) -> bytes:
-        counts = changed_counts(self._dataset, since=self._counts_at_start)
-        return states_here(self._roots(), counts=counts)
+        values = changed_values(self._dataset, since=self._values_at_start)
+        return states_here(self._roots(), values=values)
 
     def _set_states(self, resumed: Stream, index: object) -> None:
         if not resumed.state:
@@ -238,7 +238,10 @@ class ShardStream:
             self._iterate(resumed)
             self._make_up_to(1, index)
             set_states(resumed.state, self._roots())
-        set_counts(self._dataset, counts_in(resumed.state))
+        self._set_values(resumed)
+
+    def _set_values(self, resumed: Stream) -> None:
+        set_values(self._dataset, values_in(resumed.state), since=self._values_at_start)
 
     def _make_up_to(self, count: int, index: object) -> None:
         """Makes an epoch's batches up to that position, for the random numbers they draw."""

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
-from stoker.feed.counts import Counts, changed_counts, set_counts
-from stoker.feed.seeding import counts_in, set_states, states_here
+from stoker.feed.kept_values import KeptValues, changed_values, set_values
+from stoker.feed.seeding import set_states, states_here, values_in
 from stoker.feed.stream_epochs import StreamEpochs
 from stoker.feed.stream_progress import StreamProgress, Turns, own_trouble_of
 from stoker.feed.wire import codec
@@ -200,10 +200,10 @@ class InlineStream:
     """
 
     def __init__(
-        self, loader: "DataLoader[object]", progress: StreamProgress, *, counts_at_first: Counts
+        self, loader: "DataLoader[object]", progress: StreamProgress, *, values_at_first: KeptValues
     ) -> None:
-        """Args: counts_at_first: The dataset's numbers before its first epoch in this process."""
-        self._counts_at_first = counts_at_first
+        """Args: values_at_first: The dataset's values before its first epoch in this process."""
+        self._values_at_first = values_at_first
         self.fetcher: WorkerFetcher | None = None
         self.progress = progress
         self.position = 0
@@ -226,8 +226,8 @@ class InlineStream:
         if not is_resumed:
             if not self.progress.own_made:
                 roots = self._roots | self._drawn_from
-                counts = changed_counts(self._dataset, since=self._counts_at_first)
-                self.progress.shards[0].random = states_here(roots, counts=counts)
+                values = changed_values(self._dataset, since=self._values_at_first)
+                self.progress.shards[0].random = states_here(roots, values=values)
             yield
             return
         here = states_here(self._drawn_from)
@@ -238,10 +238,10 @@ class InlineStream:
             set_states(here, self._drawn_from)
 
     def set_states(self) -> None:
-        """Sets the random states, and what the dataset counts, as when the epoch began."""
+        """Sets the random states, and the dataset's values, as when the epoch began."""
         states = self.progress.shards[0].random
         set_states(states, self._roots | self._drawn_from)
-        set_counts(self._dataset, counts_in(states))
+        set_values(self._dataset, values_in(states), since=self._values_at_first)
 
     def note_own(self) -> None:
         """Keeps the dataset's state, if it has one, for runs that begin this epoch again."""
